@@ -1,0 +1,68 @@
+"""The machine a stage runs on, resolved before the first key and held to afterwards. Importable without torch."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from components.errors import MachineMismatch
+from components.settings import Settings
+
+_INSTRUCTION_SETS = (("amx_bf16", "amx_bf16"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
+
+
+class Runtime(Settings):
+    """Device, number format and threads. They change the bytes of a result, so they are part of every key."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where tensors live; `auto` takes CUDA where the NVIDIA driver is loaded."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of matrix products; `auto` is bfloat16 where the hardware multiplies it fast (AMX, CUDA), else float32."""
+    threads: int = Field(0, ge=0, le=256)
+    """CPU threads; 0 takes every core this process may use."""
+    instruction_set: str = "auto"
+    """CPU instruction set that results depend on; `auto` reads it from the processor."""
+
+    def resolve(self) -> "Runtime":
+        """The same with every `auto` replaced by what this machine has."""
+        instruction_set = self.instruction_set if self.instruction_set != "auto" else cpu_instruction_set()
+        device = self.device if self.device != "auto" else ("cuda" if has_cuda() else "cpu")
+        fast = device == "cuda" or instruction_set == "amx_bf16"
+        dtype = self.dtype if self.dtype != "auto" else ("bfloat16" if fast else "float32")
+        threads = self.threads or len(os.sched_getaffinity(0))
+        return Runtime(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set)
+
+
+def has_cuda() -> bool:
+    """Whether the NVIDIA driver is loaded (read from /proc, without importing torch)."""
+    return Path("/proc/driver/nvidia/version").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
+
+
+def cpu_instruction_set() -> str:
+    """The widest instruction set that torch's kernels choose between on this processor."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return "default"
+    return next((name for flag, name in _INSTRUCTION_SETS if flag in flags), "default")
+
+
+def activate(runtime: Runtime) -> None:
+    """Set torch up as `runtime` (already resolved) says: threads, deterministic kernels.
+
+    Raises:
+        MachineMismatch: this machine has another instruction set, or no CUDA where it was asked for.
+    """
+    import torch
+
+    here = cpu_instruction_set()
+    if runtime.device == "cpu" and runtime.instruction_set != here:
+        raise MachineMismatch(
+            f"runtime.instruction_set is {runtime.instruction_set}, this machine has {here}: its results would carry "
+            f"another machine's key. Resolve the run here (leave it `auto`) or run the stage on a machine like the first."
+        )
+    if runtime.device == "cuda" and not torch.cuda.is_available():
+        raise MachineMismatch("runtime.device is cuda, and torch sees no CUDA device here. Set runtime.device=cpu.")
+    torch.set_num_threads(runtime.threads)
+    torch.use_deterministic_algorithms(True, warn_only=runtime.device == "cuda")

@@ -1,0 +1,30 @@
+"""What every config class shares: frozen, no unknown keys, a docstring per field, and what of it enters a key."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """A frozen group of options. Docstrings under the fields become their descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+def unkeyed(default: Any = ..., **kwargs: Any) -> Any:
+    """A field that doesn't change a stage's output (a path, a checkpoint interval) and so is no part of its key."""
+    return Field(default, json_schema_extra={"keyed": False}, **kwargs)
+
+
+def keyed_values(settings: BaseModel) -> dict[str, Any]:
+    """The JSON values of `settings` that can change a stage's output: all but the fields made by `unkeyed`."""
+    out: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("keyed") is False:
+            continue
+        value = getattr(settings, name)
+        out[name] = (
+            keyed_values(value) if isinstance(value, BaseModel) else settings.model_dump(mode="json", include={name})[name]
+        )
+    return out
