@@ -1,0 +1,1 @@
+"""Computing: torch, transformers and pandas; no orchestrator, tracker or data-contract library."""

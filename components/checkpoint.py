@@ -1,0 +1,177 @@
+"""A stage's resume state: flat named tensors as safetensors beside JSON. No pickle, and no half-written file counts."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+"""Checkpoints left in a folder: the newest, and one before it for when the newest turns out damaged."""
+
+_NAME = re.compile(r"^step-(\d{9})\.json$")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State after `step` steps, as it was given to `save` (tensors on the CPU)."""
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    state: dict[str, Any]
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+    """Write the state after `step` steps, then remove all but the newest `KEPT` checkpoints.
+
+    A kill at any instant leaves either the older checkpoints or this one complete: the JSON file, renamed into place
+    last, is what makes a checkpoint exist, and it holds the sha256 of the tensors file.
+
+    Args:
+        folder: created where missing.
+        step: steps done, 0 or more.
+        tensors: flat names to tensors of any device, shape and dtype.
+        state: anything JSON can hold (random states that are tensors belong in `tensors`).
+
+    Raises:
+        TypeError: `state` holds what JSON cannot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for killed in folder.glob(".step-*.tmp"):
+        killed.unlink()
+    tensors_file = folder / f"step-{step:09d}.safetensors"
+    with _replacing(tensors_file) as temporary:
+        save_file(_unshared(tensors), temporary)
+        digest = _sha256(temporary)
+    text = json.dumps({"step": step, "tensors_sha256": digest, "state": state})
+    with _replacing(_json_file(folder, step)) as temporary:
+        temporary.write_text(text)
+    _sync(folder)
+    for old in _steps(folder)[KEPT:]:
+        _json_file(folder, old).unlink()
+        (folder / f"step-{old:09d}.safetensors").unlink(missing_ok=True)
+
+
+def load_latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint in `folder` whose bytes hold; None where there is none.
+
+    A damaged one is skipped with a warning in the log, and the one before it is tried.
+    """
+    for step in _steps(folder):
+        try:
+            return _load(folder, step)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            logger.warning("ignoring the damaged checkpoint of step %d in %s: %s", step, folder, error)
+    return None
+
+
+def pack_optimizer(
+    optimizer: torch.optim.Optimizer, prefix: str = "optimizer"
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as flat tensors named `prefix.<parameter>.<moment>` and a JSON-able rest, for `save`.
+
+    Raises:
+        TypeError: a parameter group's option is a tensor (a tensor learning rate), which JSON cannot hold.
+    """
+    whole = optimizer.state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, values in whole["state"].items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{prefix}.{index}.{name}"] = value
+            else:
+                scalars.setdefault(str(index), {})[name] = value
+    for group in whole["param_groups"]:
+        for name, value in group.items():
+            if isinstance(value, torch.Tensor):
+                raise TypeError(f"the optimizer's option {name} is a tensor; give it as a number")
+    return tensors, {"prefix": prefix, "groups": whole["param_groups"], "scalars": scalars}
+
+
+def unpack_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]
+) -> None:
+    """Give `optimizer` (built over the same parameters in the same order) what `pack_optimizer` took from its twin.
+
+    Args:
+        tensors: the checkpoint's tensors; names that don't start with the packed prefix are left alone.
+        state: the JSON-able rest as it came from `pack_optimizer`.
+    """
+    by_parameter: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in state["scalars"].items()}
+    start = state["prefix"] + "."
+    for full_name, tensor in tensors.items():
+        if full_name.startswith(start):
+            index, name = full_name[len(start) :].split(".", 1)
+            by_parameter.setdefault(int(index), {})[name] = tensor
+    groups = [
+        {name: tuple(value) if name == "betas" else value for name, value in group.items()} for group in state["groups"]
+    ]
+    optimizer.load_state_dict({"state": by_parameter, "param_groups": groups})
+
+
+def _load(folder: Path, step: int) -> Checkpoint:
+    document = json.loads(_json_file(folder, step).read_text())
+    tensors_file = folder / f"step-{step:09d}.safetensors"
+    digest = _sha256(tensors_file)
+    if document["tensors_sha256"] != digest:
+        raise ValueError(f"{tensors_file.name} has sha256 {digest[:12]}, not {document['tensors_sha256'][:12]}")
+    return Checkpoint(step=document["step"], tensors=load_file(tensors_file), state=document["state"])
+
+
+def _steps(folder: Path) -> list[int]:
+    """Steps with a JSON file in `folder`, newest first."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted((int(match[1]) for name in names if (match := _NAME.match(name))), reverse=True)
+
+
+def _json_file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09d}.json"
+
+
+def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """CPU copies that safetensors accepts: contiguous, and no two names on one storage (tied weights)."""
+    out: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        storage = copy.untyped_storage().data_ptr()
+        out[name] = copy.clone() if storage in seen else copy
+        seen.add(storage)
+    return out
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`; what is written there is synced to disk and renamed to `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
