@@ -1,0 +1,39 @@
+# make demo: the whole pipeline on the built-in task. make test: every check and test. Both install first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint infra/constraints.txt
+
+.PHONY: demo test check bench serve install clean
+
+demo: $(INSTALLED)
+	$(BIN)/tether run demo
+
+test: check
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(BIN)/python tests/bench/seeds.py $(ARGS)
+
+serve: $(INSTALLED)
+	$(BIN)/tether ui
+
+install: $(INSTALLED)
+
+# torch first and alone: the slowest download, and everything else is resolved against the one chosen.
+$(INSTALLED): infra/constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Tether needs Python 3.11 or 3.12, found {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+# What can be built again; runs and models under .tether/ stay.
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
