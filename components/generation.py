@@ -1,0 +1,16 @@
+"""How responses are sampled, the same in every stage: a policy is judged under the distribution it was trained in."""
+
+from pydantic import Field
+
+from components.settings import Settings
+
+
+class GenerationConfig(Settings):
+    """Sampling of responses. There is no top-k, top-p or repetition penalty: log-probabilities are of what was sampled."""
+
+    max_prompt_tokens: int = Field(256, ge=1)
+    """Longest prompt in tokens, chat template included; longer ones lose their beginning after the first message."""
+    max_new_tokens: int = Field(64, ge=1)
+    """Cap on a response's length in tokens, EOS included."""
+    temperature: float = Field(1.0, gt=0)
+    """Softmax temperature of sampling; log-probabilities are taken at it."""

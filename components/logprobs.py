@@ -1,0 +1,57 @@
+"""Log-probabilities of given tokens, on the path that training differentiates. Natural logarithms, float32."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from components.batching import position_ids
+from components.models import autocast
+from components.runtime import Runtime
+
+
+class TokenStats(NamedTuple):
+    """Of the K tokens that count, in row-major order of (N, L)."""
+
+    logprobs: Tensor
+    """(K,) log-probability of each token given those before it, nats, at the temperature asked for."""
+    entropy: Tensor
+    """(K,) entropy of the distribution each was drawn from, nats."""
+    hidden: Tensor
+    """(K, D) last hidden state at the position that predicts the token, float32."""
+    logprobs_at_1: Tensor
+    """(K,) as `logprobs`, at temperature 1 (the same tensor where that is the temperature)."""
+
+
+def last_hidden(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """Last hidden states (N, L, D) of a causal or scalar-head model; positions count real tokens only.
+
+    Args:
+        ids: (N, L) token ids, padded on either side.
+        mask: (N, L), True where a token counts.
+    """
+    return model.base_model(
+        input_ids=ids, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False
+    ).last_hidden_state
+
+
+def token_stats(
+    model: Any, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime, temperature: float = 1.0
+) -> TokenStats:
+    """Log-probability, entropy and hidden state for the tokens where `counts` (N, L) is True.
+
+    A token at the first position has no prediction: `counts` must be False there. The output layer runs only at the
+    positions asked for, so a batch whose prompts are long costs little memory.
+    """
+    predicts = torch.zeros_like(counts)
+    predicts[:, :-1] = counts[:, 1:]
+    with autocast(runtime):
+        hidden = last_hidden(model, ids, mask)[predicts]
+        logits = model.get_output_embeddings()(hidden)
+    tokens = ids[counts].unsqueeze(-1)
+    at_1 = torch.log_softmax(logits.float(), -1)
+    at_temperature = at_1 if temperature == 1.0 else torch.log_softmax(logits.float() / temperature, -1)
+    entropy = -(at_temperature.exp() * at_temperature).sum(-1)
+    return TokenStats(
+        at_temperature.gather(-1, tokens).squeeze(-1), entropy, hidden.float(), at_1.gather(-1, tokens).squeeze(-1)
+    )

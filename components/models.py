@@ -1,0 +1,157 @@
+"""Models as Hugging Face folders: built from scratch, loaded from GGUF or safetensors, given a scalar head, saved.
+
+Weights are float32; `autocast` runs matrix products in the runtime's format. No pickle is read and no remote code run.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from components.errors import UserError
+from components.runtime import Runtime
+from components.sft.config import ScratchModel
+
+PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+
+
+def autocast(runtime: Runtime) -> contextlib.AbstractContextManager[Any]:
+    """Matrix products in bfloat16 where the runtime says so."""
+    if runtime.dtype == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(runtime.device, dtype=torch.bfloat16)
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A tokenizer for a model from scratch: whole words where `texts` hold few enough, else byte-level BPE."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    texts = list(texts)
+    special = [PAD, UNKNOWN, END, *_ROLES]
+    split = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), pre_tokenizers.Punctuation()])
+    words = {word for text in texts for word, _ in split.pre_tokenize_str(text)}
+    if len(words) + len(special) <= vocabulary:
+        tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate([*special, *sorted(words)])}, UNKNOWN))
+        tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Metaspace(prepend_scheme="never")
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        tokenizer.train_from_iterator(
+            texts,
+            trainers.BpeTrainer(
+                vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+            ),
+        )
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNKNOWN, eos_token=END,
+        additional_special_tokens=list(_ROLES), clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, seed: int) -> LlamaForCausalLM:
+    """A small Llama with weights drawn from `seed`."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=config.hidden_size, intermediate_size=4 * config.hidden_size,
+            num_hidden_layers=config.layers, num_attention_heads=config.heads, max_position_embeddings=max_positions,
+            tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )  # fmt: skip
+    )
+    return model.eval()
+
+
+def load_base(folder: Path) -> tuple[Any, Any]:
+    """A pretrained model and its tokenizer from a Hugging Face folder or one that holds a GGUF file.
+
+    Raises:
+        UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
+    """
+    gguf = sorted(folder.glob("*.gguf"))
+    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
+    try:
+        if gguf:
+            from transformers import GgufConfig
+
+            options |= {"gguf_file": gguf[0].name, "quantization_config": GgufConfig(dequantize=True)}
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf[0].name)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            options["use_safetensors"] = True
+        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    except (OSError, ValueError) as error:
+        raise UserError(f"sft.base: {folder} holds no model that transformers can load: {error}") from error
+    if tokenizer.chat_template is None or tokenizer.eos_token_id is None:
+        raise UserError(f"sft.base: the tokenizer in {folder} has no chat template or no EOS token; add them to it.")
+    return _separate_pad(model, tokenizer)
+
+
+def _separate_pad(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """Give pad an id of its own: with pad = eos a classifier reads its score before EOS."""
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        if "<|endoftext|>" in tokenizer.get_vocab() and tokenizer.eos_token != "<|endoftext|>":
+            tokenizer.pad_token = "<|endoftext|>"
+        else:
+            tokenizer.add_special_tokens({"pad_token": PAD})
+            model.resize_token_embeddings(len(tokenizer))
+    for config in (model.config, model.generation_config):
+        config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+    return model.eval(), tokenizer
+
+
+def load_causal_lm(folder: Path, runtime: Runtime) -> tuple[Any, Any]:
+    """The language model of an artifact folder (float32, eval mode, on the runtime's device) and its tokenizer."""
+    folder = folder / "model" if (folder / "model").is_dir() else folder
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    return model.to(runtime.device).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def load_reward_model(folder: Path, runtime: Runtime, seed: int | None = None) -> tuple[Any, Any]:
+    """A scalar-head model and its tokenizer. With `seed` the folder holds a language model and the head is drawn anew,
+    normal with variance 1/(d+1) (Stiennon et al. 2020)."""
+    folder = folder / "model" if (folder / "model").is_dir() else folder
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=1, dtype=torch.float32, use_safetensors=True
+    )
+    if seed is not None:
+        weight = model.score.weight
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1] + 1), generator=generator)
+    return model.to(runtime.device).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer as a Hugging Face folder (safetensors), the same bytes for the same weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("_name_or_path", None)
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def frozen(model: Any) -> Any:
+    """The same model, in eval mode, with no parameter that takes a gradient."""
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,60 @@
+"""AdamW and its schedule, as config: the same in every training stage. Importable without torch."""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from components.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import AdamW
+
+
+class OptimizerConfig(Settings):
+    """AdamW with linear warm-up, then constant or linear decay, and gradient clipping by global norm."""
+
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    """Peak learning rate."""
+    warmup: float = Field(0.05, ge=0, le=1)
+    """Share of the steps over which the rate rises linearly from 0."""
+    decay: Literal["linear", "none"] = "linear"
+    """What follows the warm-up: linear decay to 0 at the last step, or none."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay of matrices (vectors have none)."""
+    beta2: float = Field(0.99, gt=0, lt=1)
+    """Decay of AdamW's second moment."""
+    epsilon: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Global gradient norm to clip at."""
+
+
+def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
+    """AdamW over the parameters of `model` that take gradients, in their order."""
+    from torch.optim import AdamW
+
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return AdamW(
+        [g for g in groups if g["params"]], lr=config.learning_rate, betas=(0.9, config.beta2), eps=config.epsilon
+    )
+
+
+def learning_rate_at(step: int, steps: int, config: OptimizerConfig) -> float:
+    """The learning rate of optimiser step `step` (from 0) of `steps`."""
+    warmup = max(1, round(config.warmup * steps))
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    if config.decay == "none":
+        return config.learning_rate
+    return config.learning_rate * (steps - step) / max(1, steps - warmup)
+
+
+def set_learning_rate(optimizer: "AdamW", rate: float) -> None:
+    """Set the learning rate of every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

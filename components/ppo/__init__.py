@@ -1,0 +1,1 @@
+"""PPO against the reward model, tethered by KL to the SFT policy."""

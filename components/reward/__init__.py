@@ -1,0 +1,1 @@
+"""The reward model: Bradley-Terry training, calibration, the scale of scores."""

@@ -1,0 +1,40 @@
+"""Options of the reward model. Importable without torch."""
+
+from pydantic import Field
+
+from components.generation import GenerationConfig
+from components.optim import OptimizerConfig
+from components.runtime import Runtime
+from components.settings import Settings, unkeyed
+
+
+class RewardConfig(OptimizerConfig):
+    """A scalar head on the SFT checkpoint, trained with the Bradley-Terry loss."""
+
+    learning_rate: float = Field(5e-4, gt=0, le=1)
+    """Peak learning rate."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the training pairs."""
+    batch_size: int = Field(32, ge=1)
+    """Pairs an optimiser step."""
+    micro_batch_size: int = Field(32, ge=1)
+    """Pairs a forward pass (both responses of each); gradients accumulate up to `batch_size`."""
+    max_pairs: int | None = Field(None, ge=1)
+    """Train on this many pairs at most (the first ones, in data order); null for all."""
+    use_margin: bool = False
+    """Subtract a pair's `margin`, where the data has one, from its score difference (Llama 2, equation 2)."""
+    calibration_bins: int = Field(10, ge=2)
+    """Equal-mass bins of the expected calibration error."""
+    scale_responses: int = Field(512, ge=16)
+    """SFT responses, on prompts of the calibration split, that the score's shift and scale are measured on."""
+    checkpoint_every: int = unkeyed(100, ge=1)
+    """Optimiser steps between checkpoints."""
+
+
+class RewardJob(Settings):
+    """All that the stage's output depends on, beside its inputs."""
+
+    seed: int
+    runtime: Runtime
+    generation: GenerationConfig
+    reward: RewardConfig

@@ -1,0 +1,124 @@
+"""The SFT stage: cross-entropy on responses, held-out perplexity against baselines, sample generations."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.batching import encode_prompt, encode_response, length_buckets, pad
+from components.data.jsonl import read_rows, write_json, write_rows
+from components.data.task import task_scores
+from components.logprobs import token_stats
+from components.models import build_causal_lm, load_base, save_model, train_tokenizer
+from components.ppo.rollout import generate_responses
+from components.runtime import Runtime
+from components.sft.config import SftJob
+from components.training import Report, fit, seeded, torch_seed
+
+Example = tuple[list[int], list[int]]
+"""Token ids of a prompt and of its response."""
+
+
+def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
+    """Train on `inputs["data"]` from `inputs["base"]` or from nothing; publish the model, samples and metrics."""
+    train = read_rows(inputs["data"] / "demonstrations.train.jsonl")[: job.sft.max_demonstrations]
+    heldout = read_rows(inputs["data"] / "demonstrations.heldout.jsonl")[: job.sft.evaluate]
+    if "base" in inputs:
+        model, tokenizer = load_base(inputs["base"])
+    else:
+        tokenizer = train_tokenizer(_texts(train), job.sft.scratch.vocabulary)
+        longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
+        model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
+    model.to(job.runtime.device)
+    examples = encode(tokenizer, train, job)
+    heldout_examples = encode(tokenizer, heldout, job)
+    metrics = {"sft/unigram_perplexity": math.exp(unigram_loss(examples, heldout_examples, len(tokenizer)))}
+    if "base" in inputs:
+        metrics["sft/base_perplexity"] = math.exp(mean_loss(model, tokenizer, heldout_examples, job.runtime))
+
+    model.requires_grad_(True).train()
+    pad_id = tokenizer.pad_token_id
+
+    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
+        loss = _token_losses(model, pad_id, [examples[i] for i in batch], job.runtime).mean()
+        return loss, {"sft/train_loss": loss.item()}
+
+    fit(
+        model, batch_loss, [len(p) + len(r) for p, r in examples],
+        epochs=job.sft.epochs, batch_size=job.sft.batch_size, micro_batch_size=job.sft.micro_batch_size,
+        optimizer_config=job.sft, seed=job.seed, group="sft", out=out, checkpoint_every=job.sft.checkpoint_every,
+        report=report,
+    )  # fmt: skip
+    model.eval()
+    save_model(model, tokenizer, out / "artifact" / "model")
+    loss = mean_loss(model, tokenizer, heldout_examples, job.runtime)
+    metrics |= {"sft/loss": loss, "sft/perplexity": math.exp(loss)}
+    metrics["sft/perplexity_ratio"] = metrics["sft/perplexity"] / metrics[
+        "sft/base_perplexity" if "base" in inputs else "sft/unigram_perplexity"
+    ]
+    metrics |= _sample(job, inputs["data"], model, tokenizer, out)
+    write_json(out / "artifact" / "metrics.json", metrics)
+    return metrics
+
+
+def encode(tokenizer: Any, rows: Sequence[Mapping[str, Any]], job: SftJob) -> list[Example]:
+    """Token ids of demonstrations, cut to the job's lengths."""
+    generation = job.generation
+    return [
+        (
+            encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens),
+            encode_response(tokenizer, row["response"], generation.max_new_tokens),
+        )
+        for row in rows
+    ]
+
+
+def _texts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [text for row in rows for text in [*(m["content"] for m in row["prompt"]), row["response"]]]
+
+
+def _token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> Tensor:
+    """Negative log-probability (K,) of every response token of the batch, nats."""
+    ids, mask = pad([p + r for p, r in batch], pad_id)
+    counts = torch.zeros_like(mask)
+    for row, (prompt, response) in enumerate(batch):
+        counts[row, len(prompt) : len(prompt) + len(response)] = True
+    device = runtime.device
+    return -token_stats(model, ids.to(device), mask.to(device), counts.to(device), runtime).logprobs
+
+
+@torch.no_grad()
+def mean_loss(model: Any, tokenizer: Any, examples: Sequence[Example], runtime: Runtime, batch_size: int = 32) -> float:
+    """Mean negative log-probability of the response tokens of all `examples`, nats per token."""
+    batches = length_buckets([len(p) + len(r) for p, r in examples], batch_size, seeded(0), shuffle=False)
+    losses = [
+        _token_losses(model, tokenizer.pad_token_id, [examples[i] for i in b], runtime).double().cpu() for b in batches
+    ]
+    return float(torch.cat(losses).mean())
+
+
+def unigram_loss(train: Sequence[Example], heldout: Sequence[Example], vocabulary: int) -> float:
+    """Nats per response token of a unigram model with add-one smoothing, the baseline that ignores all context."""
+    counts = Counter(token for _, response in train for token in response)
+    total = sum(counts.values()) + vocabulary
+    losses = [math.log(total / (counts[token] + 1)) for _, response in heldout for token in response]
+    return sum(losses) / len(losses)
+
+
+def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path) -> dict[str, float]:
+    """Sample responses to held-out prompts; the share that ended and, on the built-in task, the gold score."""
+    prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.sft.evaluate]]
+    responses = generate_responses(
+        model, tokenizer, prompts, job.generation, torch_seed(job.seed, "sft", "samples"), job.runtime
+    )
+    scores = [task_scores(data, p, r.text) for p, r in zip(prompts, responses, strict=True)]
+    write_rows(
+        out / "artifact" / "samples.jsonl",
+        ({"prompt": p, "response": r.text, "ended": r.ended} | s for p, r, s in zip(prompts, responses, scores, strict=True)),
+    )
+    means = {f"sft/{name}": sum(s[name] for s in scores) / len(scores) for name in scores[0] if name != "echoes"}
+    return {"sft/ended": sum(r.ended for r in responses) / len(responses)} | means
