@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+
 from components import checkpoint
 
 
@@ -21,8 +22,8 @@ def _model():
 
 
 def _adamw(model):
-    decayed, plain = [model.weight], [model.bias]
-    return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}], lr=0.03)
+    groups = [{"params": [model.weight], "weight_decay": 0.1}, {"params": [model.bias], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.03)
 
 
 def test_a_resumed_optimizer_takes_the_same_steps_as_an_undisturbed_one(tmp_path):

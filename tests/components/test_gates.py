@@ -1,0 +1,146 @@
+"""A gate stops what it should stop, and says by how much."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from components.errors import TetherError, UserError
+from components.gates import GATES, GatesConfig, Waiver, check_waivers, failure, judge
+
+REWARD = {
+    "accuracy_low": 0.7,
+    "ece": 0.05,
+    "calibration_slope": (0.8, 1.25),
+    "length_gain_low": 0.0,
+    "invariance": 1e-4,
+}
+GOOD = {
+    "reward/accuracy_low": 0.72,
+    "reward/ece": 0.03,
+    "reward/ece_null_95": 0.02,
+    "reward/calibration_slope": 1.0,
+    "reward/length_gain_low": 0.1,
+    "reward/invariance": 1e-5,
+}
+
+
+def all_off():
+    off = {}
+    for gate in GATES.values():
+        off.setdefault(gate.stage, {})[gate.short] = None
+    return off
+
+
+def verdict(name, metrics, thresholds=REWARD, waivers=()):
+    return {each.name: each for each in judge("reward", metrics, thresholds, waivers)}[name]
+
+
+def test_good_metrics_pass_every_gate():
+    verdicts = judge("reward", GOOD, REWARD)
+    assert len(verdicts) == 5
+    assert all(each.passed for each in verdicts)
+    assert failure("reward", verdicts) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["accuracy_low", "ece", "calibration_slope"])
+def test_a_metric_that_is_not_finite_fails_in_either_direction(name, value):
+    found = verdict(f"reward.{name}", {**GOOD, f"reward/{name}": value})
+    assert not found.passed
+    assert found.value is None
+    assert found.stops
+
+
+def test_a_missing_metric_fails_and_says_so():
+    metrics = {name: value for name, value in GOOD.items() if name != "reward/accuracy_low"}
+    found = verdict("reward.accuracy_low", metrics)
+    assert found.stops
+    assert "missing" in found.text
+
+
+def test_the_failure_names_metric_value_and_threshold():
+    error = failure("reward", judge("reward", {**GOOD, "reward/accuracy_low": 0.6875}, REWARD))
+    assert error is not None
+    assert error.exit_code == 3
+    for part in ("reward.accuracy_low", "reward/accuracy_low", "0.6875", "0.7"):
+        assert part in str(error)
+    assert "reward.ece" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("ece", "null", "passes"), [(0.04, 0.01, True), (0.06, 0.07, True), (0.08, 0.07, False), (0.06, math.nan, False)]
+)
+def test_ece_may_be_above_its_threshold_only_within_its_null(ece, null, passes):
+    assert verdict("reward.ece", {**GOOD, "reward/ece": ece, "reward/ece_null_95": null}).passed is passes
+
+
+@pytest.mark.parametrize(("slope", "passes"), [(0.79, False), (0.8, True), (1.25, True), (1.26, False)])
+def test_between_holds_at_both_ends(slope, passes):
+    assert verdict("reward.calibration_slope", {**GOOD, "reward/calibration_slope": slope}).passed is passes
+
+
+def test_a_threshold_is_met_exactly_at_it():
+    assert verdict("reward.accuracy_low", {**GOOD, "reward/accuracy_low": 0.7}).passed
+    assert verdict("reward.invariance", {**GOOD, "reward/invariance": 1e-4}).passed
+
+
+def test_a_waiver_lets_a_failed_gate_pass_with_name_and_reason_and_touches_no_other():
+    waivers = [Waiver(gate="reward.ece", user="ada", reason="small test split")]
+    verdicts = judge("reward", {**GOOD, "reward/ece": 0.5, "reward/accuracy_low": 0.1}, REWARD, waivers)
+    by_name = {each.name: each for each in verdicts}
+    assert by_name["reward.ece"].waived
+    assert (by_name["reward.ece"].user, by_name["reward.ece"].reason) == ("ada", "small test split")
+    assert not by_name["reward.ece"].passed
+    assert by_name["reward.accuracy_low"].stops
+    assert "reward.ece" not in str(failure("reward", verdicts))
+
+
+def test_a_waiver_of_a_gate_that_passed_is_not_recorded_as_used():
+    found = verdict("reward.ece", GOOD, waivers=[Waiver(gate="reward.ece", user="ada", reason="why not")])
+    assert found.passed
+    assert not found.waived
+
+
+def test_a_gate_that_only_warns_never_stops():
+    thresholds = {**all_off()["ppo"], "kl_floor": 1.0}
+    found = {each.name: each for each in judge("ppo", {"ppo/kl": 0.01}, thresholds)}["ppo.kl_floor"]
+    assert not found.passed
+    assert not found.stops
+
+
+def test_a_gate_without_any_threshold_is_refused_rather_than_left_off():
+    with pytest.raises(TetherError, match=r"reward\.ece"):
+        judge("reward", GOOD, {name: value for name, value in REWARD.items() if name != "ece"})
+
+
+def test_a_gate_that_is_off_passes_whatever_the_metric():
+    assert verdict("reward.ece", {}, {**REWARD, "ece": None}).passed
+
+
+def test_thresholds_are_checked_against_the_registry():
+    assert GatesConfig.model_validate(all_off()).stage("ppo")["kl"] is None
+    given = GatesConfig.model_validate({**all_off(), "reward": {**REWARD, "calibration_slope": [0.8, 1.25]}})
+    assert given.stage("reward") == REWARD
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward": {**REWARD, "accuracy_lo": 0.7}}, r"gates\.reward\.accuracy_lo .*reward\.accuracy_low"),
+        ({"reward": {**REWARD, "ece": (0.0, 0.1)}}, "one number"),
+        ({"reward": {**REWARD, "calibration_slope": 1.0}}, "low, high"),
+        ({"reward": {**REWARD, "calibration_slope": (1.2, 0.8)}}, "low is above high"),
+        ({"reward": {**REWARD, "ece": math.nan}}, "finite"),
+        ({"reward": {**REWARD, "ece": True}}, "valid"),
+        ({"reward": {"ece": 0.05}}, "has no threshold"),
+    ],
+)
+def test_an_impossible_threshold_is_refused_by_name(change, message):
+    with pytest.raises(ValidationError, match=message):
+        GatesConfig.model_validate({**all_off(), **change})
+
+
+def test_a_waiver_of_an_unknown_gate_names_the_nearest():
+    with pytest.raises(UserError, match=r"ppo\.kl"):
+        check_waivers([Waiver(gate="ppo.k", user="ada", reason="x")])
