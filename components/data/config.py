@@ -1,0 +1,71 @@
+"""Options of the data and of the stage that validates them. Importable without torch or pandas."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from components.data.support_desk import SupportDeskConfig
+from components.settings import Settings, unkeyed
+
+
+class SplitConfig(Settings):
+    """Shares of the distinct prompts; a prompt and all its rows stand in one split."""
+
+    train: float = Field(0.7, gt=0, lt=1)
+    """Share of prompts that models learn from."""
+    calibration: float = Field(0.1, gt=0, lt=1)
+    """Share of prompts that the reward's temperature, shift and scale are fitted on."""
+    test: float = Field(0.2, gt=0, lt=1)
+    """Share of prompts that only evaluation sees."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        total = self.train + self.calibration + self.test
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"train, calibration and test must sum to 1, they sum to {total:g}")
+        return self
+
+
+class HubConfig(Settings):
+    """Which part of a Hugging Face dataset to take. No part of a key: the fetched copy's digest is."""
+
+    subset: str | None = unkeyed(None)
+    """The dataset's configuration (`load_dataset`'s second argument); null for its default."""
+    split: str = unkeyed("train")
+    """The dataset's own split to read; Tether splits it by prompt again. Also read from `save_to_disk` folders."""
+    revision: str | None = unkeyed(None)
+    """Branch, tag or commit; null takes the newest at the first fetch and keeps that copy."""
+
+
+class DataConfig(Settings):
+    """Where preferences and demonstrations come from, and what becomes of them."""
+
+    preferences: str | None = unkeyed(None)
+    """A path or hub name of preference pairs; null generates the support desk's."""
+    demonstrations: str | None = unkeyed(None)
+    """A path or hub name of demonstrations; null takes the chosen responses, or the support desk's demonstrations."""
+    hub: HubConfig = unkeyed(HubConfig())
+    """Which part of a hub dataset to read."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`."""
+    demonstration_columns: dict[str, str] = Field(default_factory=dict)
+    """Standard field -> column of the demonstrations where names differ."""
+    split: SplitConfig = SplitConfig()
+    """How prompts are divided."""
+    max_pairs: int | None = Field(None, ge=10)
+    """At most this many valid pairs, a seeded choice that doesn't depend on their order; null keeps all."""
+    max_characters: int = Field(20_000, ge=10)
+    """Longest prompt and response together, in characters; longer rows are quarantined."""
+    tolerated_share: float = Field(0.05, ge=0, lt=1)
+    """Share of rows that one row check may quarantine before the contract fails."""
+    generator: SupportDeskConfig = SupportDeskConfig()
+    """Size and habits of the built-in task (read where `preferences` or `demonstrations` is generated)."""
+
+
+class ValidateJob(Settings):
+    """What the validate stage's output depends on, beside its input files."""
+
+    seed: int
+    """Seed of the generator and of the choice of `max_pairs`."""
+    data: DataConfig
+    """Sources, formats, splits and limits."""

@@ -1,0 +1,86 @@
+"""Prompts in the forms people write them: Anthropic transcripts, lists of messages, plain strings."""
+
+import re
+from typing import Any
+
+from components.data.rows import BadRow, Message
+
+_TURN = re.compile(r"\n\n(Human|Assistant):")
+_LAST = "\n\nAssistant:"
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+
+def split_transcript(text: str) -> tuple[list[Message], str]:
+    """`\\n\\nHuman: ... \\n\\nAssistant: ...` as the messages before the last assistant turn, and that turn's text.
+
+    Raises:
+        BadRow: no assistant turn, nothing before it, or a human turn after it.
+    """
+    head, found, response = text.rpartition(_LAST)
+    if not found:
+        raise BadRow("turns_valid", "no assistant turn")
+    if _TURN.search(response):
+        raise BadRow("turns_valid", "the transcript ends with a human turn")
+    return transcript_messages(head), response.strip()
+
+
+def transcript_messages(text: str) -> list[Message]:
+    """The turns of a transcript as messages, outer white space stripped; text before the first turn is a system message.
+
+    Raises:
+        BadRow: there is no turn at all.
+    """
+    preamble, *turns = _TURN.split(text)
+    messages = [{"role": "system", "content": preamble.strip()}] if preamble.strip() else []
+    messages += [
+        {"role": _ROLES[who.lower()], "content": said.strip()} for who, said in zip(turns[::2], turns[1::2], strict=True)
+    ]
+    if not turns:
+        raise BadRow("turns_valid", "no turn before the response")
+    return messages
+
+
+def as_messages(value: Any, name: str) -> list[Message]:
+    """A prompt (text, transcript or list of messages, in TRL's or ShareGPT's keys) as messages.
+
+    Raises:
+        BadRow: it is none of these, or empty.
+    """
+    if isinstance(value, str):
+        if value.startswith("\n\nHuman:"):
+            return transcript_messages(value.removesuffix(_LAST) if value.endswith(_LAST) else value.rstrip())
+        return [{"role": "user", "content": value.strip()}]
+    if value is None:
+        raise BadRow("fields_present", f"`{name}` is missing")
+    if not isinstance(value, list):
+        raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected text or a list of messages")
+    if not value:
+        raise BadRow("fields_present", f"`{name}` is empty")
+    return [_message(m, f"{name}[{i}]") for i, m in enumerate(value)]
+
+
+def split_messages(value: Any, name: str) -> tuple[list[Message], str]:
+    """A list of messages as those before its last, and the text of the last, which must be the assistant's."""
+    if not isinstance(value, list):
+        raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected a list of messages")
+    *before, last = as_messages(value, name)
+    if last["role"] != "assistant":
+        raise BadRow("turns_valid", f"`{name}` doesn't end with an assistant turn")
+    return before, last["content"]
+
+
+def kind(value: Any) -> str:
+    """What JSON calls the type of `value`."""
+    names = {"NoneType": "null", "str": "text", "int": "a number", "float": "a number", "bool": "true/false"}
+    return {**names, "list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
+
+
+def _message(value: Any, name: str) -> Message:
+    if not isinstance(value, dict):
+        raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected an object with role and content")
+    role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
+    if not isinstance(role, str) or role.lower() not in _ROLES:
+        raise BadRow("fields_present", f"`{name}` has role {role!r}, expected user, assistant or system")
+    if not isinstance(content, str):
+        raise BadRow("fields_present", f"content of `{name}` is {kind(content)}, expected text")
+    return {"role": _ROLES[role.lower()], "content": content if role.lower() in ("assistant", "gpt") else content.strip()}
