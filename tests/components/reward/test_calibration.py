@@ -1,0 +1,156 @@
+import json
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from components.reward.calibration import (
+    SLOPE_CAP,
+    calibration_report,
+    chosen_shown_first,
+    equal_mass_bins,
+    expected_calibration_error,
+    fit_temperature,
+    length_baseline,
+    majority_baseline,
+    recalibration_slope,
+    temperature_at_end,
+)
+
+
+def simulated_margins(rng: np.random.Generator, n: int, temperature: float = 1.0) -> np.ndarray:
+    """Margins, chosen first, of a model whose logits are the true ones times 1 / `temperature`."""
+    true = rng.normal(scale=1.5, size=n)
+    return np.where(rng.random(n) < expit(true), true, -true) / temperature
+
+
+def test_temperature_and_slope_recover_what_the_simulation_put_in() -> None:
+    rng = np.random.default_rng(0)
+    assert fit_temperature(simulated_margins(rng, 40_000, 1.0)) == pytest.approx(1.0, abs=0.04)
+    overconfident = simulated_margins(rng, 40_000, 0.5)
+    assert fit_temperature(overconfident) == pytest.approx(2.0, abs=0.08)
+    slope = recalibration_slope(overconfident, range(40_000))
+    assert slope["slope"] == pytest.approx(0.5, abs=0.02)
+    assert slope["low"] < 0.5 < slope["high"] and slope["high"] - slope["low"] < 0.05
+    # The two are one estimate: the likelihood of sigmoid(d / T) is that of a slope 1 / T.
+    assert 1 / fit_temperature(overconfident) == pytest.approx(slope["slope"], rel=1e-5)
+
+
+def test_slope_is_the_logistic_regression_of_symmetrised_pairs() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    d = simulated_margins(np.random.default_rng(1), 500, 0.7)
+    symmetrised = np.concatenate([d, -d])[:, None]
+    labels = np.repeat([1, 0], d.size)
+    fitted = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-10).fit(symmetrised, labels).coef_[0, 0]
+    assert recalibration_slope(d, range(d.size))["slope"] == pytest.approx(fitted, rel=1e-4)
+
+
+def test_a_perfect_model_lies_within_its_null_95_percent_of_the_time() -> None:
+    rng = np.random.default_rng(2)
+    reports = [calibration_report(simulated_margins(rng, 600), range(600), 1.0, seed, draws=300) for seed in range(200)]
+    within = np.mean([r["ece"] <= r["ece_null_95"] for r in reports])
+    assert 0.91 <= within <= 0.99
+    covered = np.mean([r["slope_low"] <= 1.0 <= r["slope_high"] for r in reports])
+    assert 0.91 <= covered <= 0.99
+    # The floor is why an ECE never stands alone: here a perfect model's 95th percentile is above 0.05.
+    assert 0.05 < np.mean([r["ece_null_95"] for r in reports]) < 0.09
+
+
+def test_an_overconfident_model_is_outside_its_null_and_temperature_brings_it_back() -> None:
+    rng = np.random.default_rng(3)
+    calibration, test = simulated_margins(rng, 3000, 0.5), simulated_margins(rng, 3000, 0.5)
+    raw = calibration_report(test, range(3000), 1.0, seed=0)
+    assert raw["ece"] > 2 * raw["ece_null_95"] and raw["ece_low"] > raw["ece_null_95"]
+    assert raw["calibration_slope"] == pytest.approx(0.5, abs=0.06)
+    fixed = calibration_report(test, range(3000), fit_temperature(calibration), seed=0)
+    assert fixed["ece"] < fixed["ece_null_95"] and fixed["calibration_slope"] == pytest.approx(1.0, abs=0.12)
+    assert fixed["log_loss"] < fixed["log_loss_before"] and fixed["brier"] < fixed["brier_before"]
+    assert fixed["ece_before"] == raw["ece"] and fixed["accuracy"] == raw["accuracy"]
+
+
+def test_storing_the_chosen_response_first_does_not_make_a_perfect_model_look_bad() -> None:
+    rng = np.random.default_rng(4)
+    true = rng.normal(scale=1.5, size=4000)
+    outcome = rng.random(4000) < expit(true)  # whether the pair's first response wins, in random order
+    random_order = np.maximum(expit(true), expit(-true))
+    chosen_first = calibration_report(np.where(outcome, true, -true), range(4000), 1.0, seed=0)
+    right = np.where(true > 0, outcome, ~outcome).astype(float)
+    expected = expected_calibration_error(random_order, right, equal_mass_bins(random_order, 10))
+    assert chosen_first["ece"] == pytest.approx(expected, abs=1e-12)
+    naive = np.abs(1 - expit(np.where(outcome, true, -true))).mean()  # p against a label that is always 1
+    assert naive > 0.25 > 10 * chosen_first["ece"]
+
+
+def test_hand_computed_report() -> None:
+    # sigmoid(log 3) = 3/4: four pairs said with 0.75, three of them right; one tie, said with a half, counts a half.
+    report = calibration_report([np.log(3)] * 3 + [-np.log(3), 0.0], range(5), 1.0, seed=0, bins=2)
+    assert report["accuracy"] == pytest.approx(3.5 / 5)
+    assert report["ece"] == pytest.approx(0.0, abs=1e-12)
+    assert report["brier"] == pytest.approx((3 / 16 + 9 / 16 + 1 / 4) / 5)
+    assert report["log_loss"] == pytest.approx((3 * np.log(4 / 3) + np.log(4) + np.log(2)) / 5)
+    assert report["calibration_slope"] == pytest.approx(1.0)
+    assert [b["n"] for b in report["bins"]] == [1, 4]
+    assert report["bins"][1]["accuracy"] == pytest.approx(0.75)
+    hot = calibration_report([np.log(9)] * 4, range(4), 2.0, seed=0, bins=1)
+    assert hot["ece"] == pytest.approx(0.25) and hot["ece_before"] == pytest.approx(0.1)
+
+
+def test_all_right_all_wrong_and_all_tied_have_no_finite_slope_and_say_so() -> None:
+    right = calibration_report([1.0, 2.0, 0.5], range(3), 1.0, seed=0)
+    assert right["calibration_slope"] == SLOPE_CAP and right["slope_capped"] and right["slope_low"] is None
+    assert right["accuracy"] == 1.0 and right["accuracy_low"] < 0.5
+    wrong = calibration_report([-1.0, -2.0], range(2), 1.0, seed=0)
+    assert wrong["calibration_slope"] == -SLOPE_CAP and wrong["slope_capped"]
+    assert np.isnan(calibration_report([0.0, 0.0], range(2), 1.0, seed=0)["calibration_slope"])
+    assert temperature_at_end(fit_temperature([1.0, 2.0])) and temperature_at_end(fit_temperature([-1.0, -2.0]))
+    assert not temperature_at_end(fit_temperature([1.0, 2.0, -1.0]))
+
+
+def test_rows_of_one_prompt_widen_the_intervals() -> None:
+    d = np.repeat(simulated_margins(np.random.default_rng(5), 200), 10)
+    alone = calibration_report(d, range(2000), 1.0, seed=0)
+    together = calibration_report(d, np.repeat(np.arange(200), 10).tolist(), 1.0, seed=0)
+    for low, high in (("accuracy_low", "accuracy_high"), ("ece_low", "ece_high"), ("slope_low", "slope_high")):
+        assert together[high] - together[low] > 1.8 * (alone[high] - alone[low])
+    assert together["prompts"] == 200 and together["pairs"] == 2000
+
+
+def test_the_report_is_repeatable_ignores_row_order_and_is_json() -> None:
+    d = np.round(simulated_margins(np.random.default_rng(6), 300), 1)  # many equal confidences
+    clusters = [i % 90 for i in range(300)]
+    report = calibration_report(d, clusters, 1.3, seed=7)
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert calibration_report(d, clusters, 1.3, seed=7) == report
+    turned = calibration_report(d[::-1], clusters[::-1], 1.3, seed=7)
+    for name in ("accuracy", "accuracy_low", "ece", "calibration_slope", "slope_low", "brier", "log_loss"):
+        assert turned[name] == pytest.approx(report[name], abs=1e-9), name
+    assert turned["ece_null_95"] == pytest.approx(report["ece_null_95"], abs=0.01)
+
+
+def test_bins_hold_equal_mass_and_never_split_equal_confidences() -> None:
+    assert np.bincount(equal_mass_bins(np.random.default_rng(8).random(1000), 10)).tolist() == [100] * 10
+    assert np.unique(equal_mass_bins(np.full(100, 0.7), 10)).size == 1
+
+
+@pytest.mark.parametrize("margins", [[], [float("nan")], [float("inf"), 1.0]])
+def test_unusable_margins_are_refused(margins: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite margins"):
+        fit_temperature(margins)
+    with pytest.raises(ValueError, match="finite margins"):
+        calibration_report(margins, range(len(margins)), 1.0, seed=0)
+
+
+def test_length_rule_is_oriented_on_training_pairs_alone() -> None:
+    correct, rule = length_baseline([5, 3, -1], [-4, 2, 0])
+    assert rule == "longer" and correct.tolist() == [0.0, 1.0, 0.5]
+    correct, rule = length_baseline([-5, -3, 100], [-4, 2, 0])
+    assert rule == "shorter" and correct.tolist() == [1.0, 0.0, 0.5]
+
+
+def test_majority_rule_is_at_chance_when_the_shown_order_ignores_the_label() -> None:
+    prompts = [f"prompt {i}" for i in range(4000)]
+    first = chosen_shown_first(prompts, ["yes"] * 4000, ["no"] * 4000)
+    assert (first != chosen_shown_first(prompts, ["no"] * 4000, ["yes"] * 4000)).all()
+    assert majority_baseline(first[:2000], first[2000:]).mean() == pytest.approx(0.5, abs=0.04)
+    assert majority_baseline([0, 0, 1], [0, 1, 0]).tolist() == [1.0, 0.0, 1.0]
