@@ -145,6 +145,11 @@ class ArtifactStore:
         numbers = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         return sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
 
+    def published(self, key: str) -> list[Record]:
+        """Every record of `key` that parses, newest first; their files are not looked at."""
+        found = (self._read(key, attempt) for attempt in self.attempts(key))
+        return [record for record in found if isinstance(record, Record)]
+
     def path(self, artifact: Record | str) -> Path:
         """A readable folder of an artifact, given its record or digest.
 

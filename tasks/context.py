@@ -1,0 +1,195 @@
+"""What the stages of one pipeline run share: home, store, gates, status file, tracking, and where to print."""
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from rich.console import Console
+
+from components.artifacts import ArtifactStore
+from components.errors import UserError
+from components.fingerprint import ROOT
+from components.gates import GatesConfig, Waiver, check_waivers
+from tasks import progress
+from tasks.stages import PIPELINE
+from tasks.status import RunStatus
+
+if TYPE_CHECKING:
+    from tasks.tracking import Tracker
+
+
+@dataclass
+class RunContext:
+    """One pipeline run in this process; use as a context, so that its end is written down whatever happens."""
+
+    home: Path
+    run: str
+    gates: GatesConfig
+    status: RunStatus
+    store: ArtifactStore
+    profile: str = ""
+    project: str = "tether"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The whole run's config, for people to read; keys are made of each stage's job."""
+    waivers: Sequence[Waiver] = ()
+    refresh: frozenset[str] = frozenset()
+    """Stages (or sub-stages) to compute even where the store has them."""
+    root: Path = ROOT
+    """Where our packages are."""
+    track: bool = True
+    console: Console = field(default_factory=Console)
+    parts_cached: dict[str, bool] = field(default_factory=dict)
+    """Shown stage to whether its sub-stages so far were all hits."""
+    _tracker: "Tracker | None" = None
+
+    @classmethod
+    def start(
+        cls,
+        home: Path,
+        profile: str,
+        gates: GatesConfig,
+        *,
+        config: Mapping[str, Any] | None = None,
+        waivers: Sequence[Waiver] = (),
+        stages: Sequence[str] = PIPELINE,
+        run: str | None = None,
+        **options: Any,
+    ) -> "RunContext":
+        """Begin a run: its folder, its config and its status file. MLflow is not touched before the first stage.
+
+        Args:
+            home: the `TETHER_HOME`.
+            profile: what the run is called after.
+            gates: every gate's threshold.
+            config: the run's config as JSON, kept as `config.yaml`.
+            waivers: gates that may fail in this run.
+            stages: what the status shows, in order.
+            run: the run's id; None makes one that sorts by time.
+            options: further fields of this class.
+
+        Raises:
+            UserError: a waiver names no gate.
+        """
+        check_waivers(waivers)
+        run = run or new_run_id()
+        folder = home / "runs" / run
+        status = RunStatus.start(folder, run, profile, stages)
+        (folder / "config.yaml").write_text(yaml.safe_dump(dict(config or {}), sort_keys=False, allow_unicode=True))
+        return cls(
+            home=home,
+            run=run,
+            gates=gates,
+            status=status,
+            store=ArtifactStore(home),
+            profile=profile,
+            config=config or {},
+            waivers=waivers,
+            **options,
+        )
+
+    @classmethod
+    def resume(
+        cls, home: Path, run: str, gates: GatesConfig, *, waivers: Sequence[Waiver] = (), **options: Any
+    ) -> "RunContext":
+        """Take up a run that ended, under its id: to score people's labels.
+
+        Raises:
+            UserError: there is no such run, or a waiver names no gate.
+        """
+        check_waivers(waivers)
+        folder = home / "runs" / run
+        if not (folder / "run.json").is_file():
+            raise UserError(f"there is no run {run} in {home / 'runs'}.")
+        status = RunStatus.resume(folder)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        return cls(
+            home=home,
+            run=run,
+            gates=gates,
+            status=status,
+            store=ArtifactStore(home),
+            config=config,
+            waivers=waivers,
+            **options,
+        )
+
+    def __enter__(self) -> "RunContext":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.finish()
+
+    @property
+    def folder(self) -> Path:
+        """`runs/<run>/`."""
+        return self.home / "runs" / self.run
+
+    def metrics_file(self, stage: str) -> Path:
+        """Where a stage's points are spooled."""
+        return self.folder / "metrics" / f"{stage}.jsonl"
+
+    def say(self, text: str) -> None:
+        """Print one line for the user."""
+        progress.say(self.console, text)
+
+    def tracker(self) -> "Tracker | None":
+        """MLflow's side of this run, opened at the first call; None where tracking is off."""
+        if not self.track:
+            return None
+        if self._tracker is None:
+            from tasks.tracking import Tracker
+
+            self._tracker = Tracker(self.home, self.project, self.run)
+            parent = self._tracker.open(self.profile, self.config, self.status.mlflow_run)
+            if parent is not None:
+                self.status.set_mlflow_run(parent)
+        return self._tracker
+
+    def begin_child(self, stage: str) -> str | None:
+        """The stage's run in MLflow, begun or taken up; None where there's none."""
+        tracker = self.tracker()
+        if tracker is None:
+            return None
+        child = tracker.begin_stage(stage, self.status.stage(stage)["mlflow_run"])
+        self.status.update(stage, mlflow_run=child)
+        return child
+
+    def end_stage(self, stage: str, state: str, **fields: Any) -> None:
+        """Write a stage's end into the status and MLflow."""
+        self.status.update(stage, state=state, **fields)
+        child = self.status.stage(stage)["mlflow_run"]
+        if self._tracker is not None and child is not None:
+            self._tracker.end_stage(child, state)
+
+    def await_labels(self, stage: str = "human_eval") -> None:
+        """The run ends here until people's labels come."""
+        self.end_stage(stage, "awaiting_labels")
+
+    def finish(self) -> str:
+        """End the run. Returns its state; called twice it does nothing more."""
+        interrupted = [each for each in self.status.stages() if each["state"] == "running"]
+        for each in interrupted:
+            self.end_stage(each["name"], "interrupted")
+        state = self.status.finish()
+        if self._tracker is not None:
+            self._tracker.close(state, self.status.stages())
+            self._tracker = None
+            self.track = False
+        return state
+
+
+def new_run_id() -> str:
+    """An id that sorts by time and says when."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def refreshed(stages: Iterable[str]) -> frozenset[str]:
+    """Stages to compute again, sub-stages included (`human_eval` means its sample too)."""
+    from tasks.stages import STAGES
+
+    wanted = set(stages)
+    return frozenset(stage.name for stage in STAGES.values() if stage.shown in wanted or stage.name in wanted)

@@ -1,0 +1,97 @@
+"""Plots that people look at in MLflow. Files, never windows; imported late, since matplotlib takes a second."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.spool import curves, read_points
+
+Curve = Sequence[tuple[int, float]]
+
+REWARD_COLOUR, KL_COLOUR, GOLD_COLOUR = "#1f77b4", "#d62728", "#b8860b"
+
+
+def render(stage: str, points: Path, artifact: Path, attachments: Path) -> list[Path]:
+    """Draw what a stage has to show from its points and its artifact. Returns the files written (often none)."""
+    written = []
+    if stage == "ppo":
+        by_name = curves(read_points(points))
+        if "ppo/proxy_reward" in by_name and "ppo/kl" in by_name:
+            written.append(reward_and_kl(by_name, attachments / "reward_and_kl.png"))
+    if stage == "reward" and (artifact / "calibration.json").is_file():
+        document = json.loads((artifact / "calibration.json").read_text())
+        written.append(reliability(document, attachments / "reliability.png"))
+    return written
+
+
+def reward_and_kl(by_name: Mapping[str, Curve], target: Path) -> Path:
+    """Proxy reward (and gold, where it is known) and KL to SFT by PPO step, on one step axis.
+
+    Args:
+        by_name: metric name to (step, value) pairs; needs `ppo/proxy_reward` and `ppo/kl`, may have `ppo/gold`.
+        target: a PNG, its folder created.
+    """
+    figure, reward_axis = _figure()
+    kl_axis = reward_axis.twinx()
+    lines = _line(reward_axis, by_name["ppo/proxy_reward"], REWARD_COLOUR, "proxy reward")
+    if "ppo/gold" in by_name:
+        lines += _line(reward_axis, by_name["ppo/gold"], GOLD_COLOUR, "gold (simulated truth)", style="--")
+    lines += _line(kl_axis, by_name["ppo/kl"], KL_COLOUR, "KL(policy ‖ SFT)")
+    reward_axis.set_xlabel("PPO step")
+    reward_axis.set_ylabel("reward, score units", color=REWARD_COLOUR)
+    kl_axis.set_ylabel("KL, nats per response", color=KL_COLOUR)
+    kl_axis.set_ylim(bottom=min(0.0, *(value for _, value in by_name["ppo/kl"])))
+    reward_axis.legend(lines, [line.get_label() for line in lines], loc="upper left", frameon=False)
+    return _save(figure, target)
+
+
+def reliability(document: Mapping[str, Any], target: Path) -> Path:
+    """Confidence against accuracy in equal-mass bins of the test pairs, after temperature.
+
+    Args:
+        document: `calibration.json` of the reward artifact: `bins` of `{confidence, accuracy, low, high}`.
+        target: a PNG, its folder created.
+    """
+    figure, axis = _figure(width=5.0)
+    axis.plot([0.5, 1.0], [0.5, 1.0], color="grey", linestyle=":", label="perfect")
+    bins = document["bins"]
+    below, above = zip(
+        *((each["accuracy"] - each["low"], each["high"] - each["accuracy"]) for each in bins), strict=True
+    )
+    axis.errorbar(
+        [each["confidence"] for each in bins],
+        [each["accuracy"] for each in bins],
+        yerr=[[max(0.0, size) for size in below], [max(0.0, size) for size in above]],
+        marker="o",
+        capsize=2,
+        color=REWARD_COLOUR,
+        label="after temperature, with interval",
+    )
+    axis.set_xlabel("confidence, max(p, 1 - p)")
+    axis.set_ylabel("share of pairs ranked right")
+    axis.set_xlim(0.48, 1.02)
+    axis.legend(loc="upper left", frameon=False)
+    return _save(figure, target)
+
+
+def _figure(width: float = 7.0) -> tuple[Any, Any]:
+    # The object interface: no global state, so no backend to choose and nothing to close.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _line(axis: Any, curve: Curve, colour: str, label: str, style: str = "-") -> list[Any]:
+    steps, values = zip(*curve, strict=True)
+    return axis.plot(steps, values, color=colour, linestyle=style, label=label)
+
+
+def _save(figure: Any, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Without a time stamp: it would differ at every drawing.
+    figure.savefig(target, dpi=120, metadata={"Software": None})
+    return target

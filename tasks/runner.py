@@ -1,0 +1,285 @@
+"""The life that every stage has: key, look up, compute, publish, record, gate.
+
+Nothing here imports torch or MLflow before a stage needs them: a hit must cost milliseconds.
+"""
+
+import platform
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from components import gates
+from components.artifacts import Miss, Record
+from components.errors import GateFailed
+from components.fingerprint import stage_key
+from components.runtime import activate, cpu_instruction_set
+from components.settings import Settings
+from tasks import gate_report
+from tasks.context import RunContext
+from tasks.progress import StageProgress
+from tasks.result import Source, StageResult
+from tasks.spool import Spool, read_points
+from tasks.stages import Stage
+from tasks.status import metrics_json, verdict_json
+
+Inputs = Mapping[str, StageResult | Source]
+
+CLOSE_SECONDS = 20.0
+"""How long a stage that is done waits for its last points to reach MLflow."""
+
+
+def run_stage(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageResult:
+    """Run a stage's whole life in this process, or take its result from the store.
+
+    Args:
+        stage: from the registry.
+        job: the stage's config, its runtime resolved.
+        inputs: input name to an earlier stage's result or a source file.
+        ctx: the run.
+
+    Returns:
+        The result; its state is `passed`, `cached` or `waived` (`running` for a sub-stage that isn't the last).
+
+    Raises:
+        GateFailed: a gate stops the run; the artifact is kept.
+        UserError: the user's mistake, as the stage says it.
+    """
+    began = time.time()
+    spent = ctx.status.stage(stage.shown)["seconds"]
+    ctx.status.update(stage.shown, state="running", began=began)
+    try:
+        child = ctx.begin_child(stage.shown)
+        result, step = _obtain(stage, job, inputs, ctx, child)
+        _record(result, ctx, child, step)
+    except BaseException as error:
+        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began)
+        raise
+    _end(result, ctx, spent + time.time() - began)
+    failure = gates.failure(stage.shown, result.verdicts)
+    if failure is not None:
+        raise GateFailed(f"{failure}. The artifact is kept ({result.digest[:12]}); nothing downstream starts.")
+    return result
+
+
+def peek(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageResult | None:
+    """What `run_stage` would find in the store, judged by this run's gates; None for a miss.
+
+    Writes no status, touches no MLflow, computes nothing and raises no GateFailed.
+    """
+    started = time.monotonic()
+    key, _ = _key(stage, job, inputs, ctx)
+    found = _lookup(stage, key, ctx)
+    return _result(stage, found, inputs, ctx, True, started) if isinstance(found, Record) else None
+
+
+def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[str, dict[str, Any]]:
+    digests = {name: given.digest for name, given in inputs.items()}
+    return stage_key(stage.name, job, digests, stage.module, stage.libraries, ctx.root)
+
+
+def _lookup(stage: Stage, key: str, ctx: RunContext) -> Record | Miss:
+    if stage.name in ctx.refresh:
+        return Miss("asked to compute again")
+    return ctx.store.lookup(key)
+
+
+def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext, child: str | None) -> tuple[StageResult, int]:
+    """The stage's result and the step that its final metrics belong to."""
+    started = time.monotonic()
+    key, parts = _key(stage, job, inputs, ctx)
+    ctx.status.update(stage.shown, key=key)
+    found = _lookup(stage, key, ctx)
+    if isinstance(found, Record):
+        return _result(stage, found, inputs, ctx, True, started), 0
+    with ctx.store.lock(key, lambda: ctx.say(f"{stage.name}: another process computes the same; waiting for it")):
+        found = _lookup(stage, key, ctx)
+        if isinstance(found, Record):
+            return _result(stage, found, inputs, ctx, True, started), 0
+        ctx.say(f"{stage.name}: computing ({found.reason})")
+        record, step = _compute(stage, job, inputs, ctx, child, key, parts)
+    _say_if_different(record, ctx)
+    return _result(stage, record, inputs, ctx, False, started), step
+
+
+def _compute(
+    stage: Stage,
+    job: Settings,
+    inputs: Inputs,
+    ctx: RunContext,
+    child: str | None,
+    key: str,
+    parts: dict[str, Any],
+) -> tuple[Record, int]:
+    out = ctx.store.work_folder(key)
+    _clear(out)
+    out.mkdir(parents=True, exist_ok=True)
+    started, clock = datetime.now(UTC), time.monotonic()
+    try:
+        metrics, step = _call(stage, job, inputs, ctx, child, out)
+        _plot(stage, ctx, out)
+        record = ctx.store.publish(
+            key,
+            out / "artifact",
+            out / "attachments",
+            {
+                "stage": stage.name,
+                "inputs": parts["inputs"],
+                "job": parts["job"],
+                "parts": parts,
+                "metrics": {name: float(value) for name, value in metrics.items()},
+                "environment": _environment(),
+                "run": ctx.run,
+                "started": started.isoformat(timespec="seconds"),
+                "seconds": round(time.monotonic() - clock, 3),
+            },
+        )
+    except BaseException:
+        if not _has_checkpoint(out):
+            shutil.rmtree(out, ignore_errors=True)
+        raise
+    shutil.rmtree(out)
+    return record, step
+
+
+def _call(
+    stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext, child: str | None, out: Path
+) -> tuple[dict[str, float], int]:
+    """Call the stage's function with its points spooled and shown. Returns its metrics and the step after the last."""
+    runtime = getattr(job, "runtime", None)
+    if runtime is not None and "torch" in stage.libraries:
+        activate(runtime)
+    run = stage.load_run()
+    paths = {name: given.path for name, given in inputs.items()}
+    # The points stay beside the checkpoint too: the run that resumes a killed stage shows the curve from its start.
+    kept, spool = Spool(out / "points.jsonl"), Spool(ctx.metrics_file(stage.shown))
+    for point in read_points(kept.path):
+        spool.append(point["step"], point["metrics"], point["time"])
+    tracker = ctx.tracker()
+    if tracker is not None and child is not None:
+        spool.ship_to(tracker.shipper(child))
+    try:
+        with StageProgress(ctx.console, stage.name) as progress:
+
+            def report(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+                milliseconds = time.time_ns() // 1_000_000
+                kept.append(step, metrics, milliseconds)
+                spool.append(step, metrics, milliseconds)
+                progress.step(step, metrics, total)
+
+            metrics = run(job, paths, out, report)
+    finally:
+        kept.close()
+        behind = spool.close(CLOSE_SECONDS)
+        if behind:
+            ctx.say(f"{stage.name}: {behind} points have not reached MLflow; they are kept in {spool.path}")
+    return metrics, spool.last_step + 1 if read_points(spool.path) else 0
+
+
+def _plot(stage: Stage, ctx: RunContext, out: Path) -> None:
+    """Plots and the points themselves go beside the artifact as attachments."""
+    points = out / "points.jsonl"
+    if read_points(points):
+        (out / "attachments").mkdir(exist_ok=True)
+        shutil.copyfile(points, out / "attachments" / "points.jsonl")
+    from tasks import plots
+
+    plots.render(stage.name, points, out / "artifact", out / "attachments")
+
+
+def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cached: bool, started: float) -> StageResult:
+    """Judge a record by this run's thresholds: the verdict is never cached."""
+    thresholds = ctx.gates.stage(stage.shown)
+    verdicts = gates.judge(stage.shown, record.metrics, thresholds, ctx.waivers) if stage.final else []
+    if not stage.final:
+        state = "running"
+    elif any(verdict.stops for verdict in verdicts):
+        state = "gate_failed"
+    elif any(verdict.waived for verdict in verdicts):
+        state = "waived"
+    else:
+        state = "cached" if cached and ctx.parts_cached.get(stage.shown, True) else "passed"
+    return StageResult(
+        stage=stage,
+        key=record.key,
+        digest=record.digest,
+        path=ctx.store.path(record),
+        state=state,
+        metrics=record.metrics,
+        verdicts=verdicts,
+        cached=cached,
+        seconds=time.monotonic() - started,
+        record=record,
+        inputs=inputs,
+    )
+
+
+def _record(result: StageResult, ctx: RunContext, child: str | None, step: int) -> None:
+    tracker = ctx.tracker()
+    if tracker is None or child is None:
+        return
+    files = {}
+    if not result.cached:
+        found = {name: ctx.store.attachment(result.record, name) for name in result.record.attachments}
+        files = {name: path for name, path in found.items() if path is not None}
+    tracker.record(child, result, step, files)
+
+
+def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
+    """Write the stage's state down and say it."""
+    shown = result.name
+    cached = result.cached and ctx.parts_cached.get(shown, True)
+    ctx.parts_cached[shown] = cached
+    fields = {
+        "seconds": seconds,
+        "cached": cached,
+        "key": result.key,
+        "digest": result.digest,
+        "metrics": {**ctx.status.stage(shown)["metrics"], **metrics_json(result.metrics)},
+        "gates": verdict_json(result.verdicts),
+    }
+    if not result.stage.final:
+        ctx.status.update(shown, **fields)
+    else:
+        ctx.end_stage(shown, result.state, **fields)
+    how = f"cached, computed by {result.record.run}" if result.cached else f"computed in {result.seconds:.1f} s"
+    ctx.say(f"{result.stage.name}: {how}; artifact {result.digest[:12]}")
+    for verdict in result.verdicts:
+        word = gate_report.outcome(verdict)
+        if word not in ("PASS", "OFF"):
+            because = f", waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
+            ctx.say(f"  {word} {verdict.name}: {verdict.text}{because}")
+
+
+def _say_if_different(record: Record, ctx: RunContext) -> None:
+    others = {each.digest for each in ctx.store.published(record.key)} - {record.digest}
+    if others:
+        before = ", ".join(sorted(digest[:12] for digest in others))
+        ctx.say(f"{record.stage}: the same key gave other bytes before ({before}); something here is not determined")
+
+
+def _clear(out: Path) -> None:
+    """Leave a killed stage its checkpoint and points; half-written results would be taken for part of the artifact."""
+    if not _has_checkpoint(out):
+        shutil.rmtree(out, ignore_errors=True)
+    for name in ("artifact", "attachments"):
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def _has_checkpoint(out: Path) -> bool:
+    return (out / "checkpoint").is_dir() and any((out / "checkpoint").iterdir())
+
+
+def _environment() -> dict[str, Any]:
+    """What the record says of where it was computed (none of it is in the key beyond what the job holds)."""
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "instruction_set": cpu_instruction_set(),
+    }

@@ -1,0 +1,79 @@
+"""The stages: names, where their code and config classes are, and the libraries whose version changes their results.
+
+Everything is named by string: knowing the stages must not import torch.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from components.settings import Settings
+
+Report = Callable[..., None]
+"""`report(step, metrics, total=None)`."""
+
+TORCH = ("torch", "transformers")
+
+
+class Stage(NamedTuple):
+    """One computed, keyed and published step."""
+
+    name: str
+    """Part of the key."""
+    module: str
+    """Holds `run(job, inputs, out, report) -> metrics`."""
+    job: str
+    """`module:Class` of its config."""
+    libraries: tuple[str, ...]
+    """Distributions whose version is part of the key."""
+    shown: str
+    """The pipeline's stage under which status and MLflow show it."""
+    final: bool = True
+    """Whether it ends the shown stage; only then are gates judged."""
+
+    def load_run(self) -> Callable[[Settings, Mapping[str, Path], Path, Report], dict[str, float]]:
+        """The stage's function (imports its module, and so maybe torch)."""
+        return importlib.import_module(self.module).run
+
+    def load_job(self) -> type[Settings]:
+        """The class of its config."""
+        module, _, name = self.job.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+def _stage(name: str, module: str, job: str, libraries: tuple[str, ...], shown: str = "", final: bool = True) -> Stage:
+    return Stage(name, module, job, libraries, shown or name, final)
+
+
+STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        _stage(
+            "validate",
+            "data_contracts.validate",
+            "components.data.config:ValidateJob",
+            ("pandas", "great-expectations"),
+        ),
+        _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH),
+        _stage("reward", "components.reward.stage", "components.reward.config:RewardJob", TORCH),
+        _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", TORCH),
+        _stage(
+            "human_eval.sample",
+            "components.human_eval.sample",
+            "components.human_eval.config:SampleJob",
+            TORCH,
+            shown="human_eval",
+            final=False,
+        ),
+        _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
+    )
+}
+
+PIPELINE: tuple[str, ...] = ("validate", "sft", "reward", "ppo", "human_eval")
+"""What status and MLflow show, in order."""
+
+
+def describe(stage: Stage) -> dict[str, Any]:
+    """The stage as JSON (for `tether explain` and the MLflow tags)."""
+    return {**stage._asdict(), "libraries": list(stage.libraries)}

@@ -1,0 +1,142 @@
+"""Toy stages: real files, a real store, real MLflow on SQLite where a test asks for it."""
+
+import io
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from components.gates import GATES, GatesConfig
+from components.settings import Settings, unkeyed
+from tasks.context import RunContext
+from tasks.stages import Stage
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+TOY = '''
+"""A stage that adds numbers, resumes, and does as its job says."""
+import json
+import os
+import signal
+
+
+def run(job, inputs, out, report):
+    calls = out.parents[1] / "calls.txt"
+    with calls.open("a") as file:
+        file.write(job.name + chr(10))
+    artifact, checkpoint = out / "artifact", out / "checkpoint"
+    artifact.mkdir()
+    first = int((checkpoint / "step.json").read_text()) + 1 if checkpoint.is_dir() else 1
+    for step in range(first, job.steps + 1):
+        report(step, {"ppo/proxy_reward": step / 10, "ppo/kl": step * 2.0}, total=job.steps)
+        if job.checkpoint:
+            checkpoint.mkdir(exist_ok=True)
+            (checkpoint / "step.json").write_text(str(step))
+        if step == job.stop_at and not (out.parents[1] / "stopped").exists():
+            (out.parents[1] / "stopped").touch()
+            if job.stop == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job.stop == "interrupt":
+                raise KeyboardInterrupt
+            if job.stop == "user":
+                from components.errors import UserError
+                raise UserError("the data is empty")
+            raise RuntimeError("broken")
+    total = job.value + sum(int((path / "value.txt").read_text()) for path in inputs.values() if path.is_dir())
+    (artifact / "value.txt").write_text(str(total))
+    (artifact / "samples.jsonl").write_text(json.dumps(
+        {"step": 1, "prompt": [{"role": "user", "content": "where is it"}], "response": "here"}) + chr(10))
+    (out / "attachments").mkdir()
+    (out / "attachments" / "timings.json").write_text(str(os.getpid()))
+    return {name: float(value) for name, value in job.metrics.items()}
+'''
+
+
+class ToyJob(Settings):
+    """What a toy stage does."""
+
+    name: str = "toy"
+    value: int = 1
+    steps: int = 3
+    metrics: dict[str, str] = {"toy/loss": "0.5"}  # noqa: RUF012 (pydantic copies it)
+    stop: str = ""
+    stop_at: int = unkeyed(0)
+    checkpoint: bool = unkeyed(False)
+
+
+@pytest.fixture
+def toy_source(tmp_path, monkeypatch) -> Path:
+    """The toy stage's file; its folder is importable and is where fingerprints look."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    path = folder / "toy_stage.py"
+    path.write_text(textwrap.dedent(TOY))
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("toy_stage", None)
+    yield path
+    sys.modules.pop("toy_stage", None)
+
+
+def toy(name: str = "toy", shown: str | None = None, final: bool = True) -> Stage:
+    """A stage whose code is the toy's."""
+    return Stage(name, "toy_stage", "conftest:ToyJob", ("pydantic",), shown or name, final)
+
+
+def thresholds(**given: dict) -> GatesConfig:
+    """Every gate off but those given as `stage={gate: threshold}`."""
+    values: dict = {}
+    for gate in GATES.values():
+        values.setdefault(gate.stage, {})[gate.short] = None
+    for stage, changed in given.items():
+        values[stage].update(changed)
+    return GatesConfig.model_validate(values)
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    """A fresh TETHER_HOME."""
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def start(home, toy_source, monkeypatch) -> Callable[..., RunContext]:
+    """Begins runs in `home` over toy stages; MLflow only where `track=True`."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def begin(gates: GatesConfig | None = None, **options) -> RunContext:
+        options.setdefault("stages", ("sft", "ppo", "human_eval"))
+        options.setdefault("track", False)
+        options.setdefault("console", Console(file=io.StringIO(), width=200))
+        return RunContext.start(home, "test", gates or thresholds(), root=toy_source.parent, **options)
+
+    return begin
+
+
+@pytest.fixture
+def said() -> Callable[[RunContext], str]:
+    """What a run printed."""
+    return lambda ctx: ctx.console.file.getvalue()
+
+
+@pytest.fixture
+def calls(home) -> Callable[[], list[str]]:
+    """The names of the jobs that were really computed, in order."""
+    return lambda: (home / "calls.txt").read_text().split() if (home / "calls.txt").exists() else []
+
+
+@pytest.fixture
+def kit():
+    """The helpers above, for tests (conftest can't be imported by name in importlib mode)."""
+
+    class Kit:
+        ToyJob = ToyJob
+        toy = staticmethod(toy)
+        thresholds = staticmethod(thresholds)
+        json = json
+
+    return Kit
