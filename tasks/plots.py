@@ -56,13 +56,12 @@ def reliability(document: Mapping[str, Any], target: Path) -> Path:
     figure, axis = _figure(width=5.0)
     axis.plot([0.5, 1.0], [0.5, 1.0], color="grey", linestyle=":", label="perfect")
     bins = document["bins"]
-    below, above = zip(
-        *((each["accuracy"] - each["low"], each["high"] - each["accuracy"]) for each in bins), strict=True
-    )
+    below = [max(0.0, each["accuracy"] - each["low"]) for each in bins]
+    above = [max(0.0, each["high"] - each["accuracy"]) for each in bins]
     axis.errorbar(
         [each["confidence"] for each in bins],
         [each["accuracy"] for each in bins],
-        yerr=[[max(0.0, size) for size in below], [max(0.0, size) for size in above]],
+        yerr=[below, above],
         marker="o",
         capsize=2,
         color=REWARD_COLOUR,

@@ -13,7 +13,8 @@ from tasks.lineage import Lineage, log_attachments
 from tasks.mlflow_client import connect, experiment
 from tasks.process import is_alive, this_process
 from tasks.result import StageResult
-from tasks.spool import Point, Ship
+from tasks.spool import Point, Ship, ship_file
+from tasks.status import list_runs, load_status
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Tracker:
         self._experiment = experiment(self._client, self.home, self.project)
         self._lineage = Lineage(self._client, self._experiment, self.project)
         self._mend()
+        self._replay()
         if existing is not None:
             self._client.update_run(existing, status="RUNNING")
             self.parent = existing
@@ -177,6 +179,17 @@ class Tracker:
             if process and not is_alive(json.loads(process)):
                 self._client.set_terminated(run.info.run_id, "KILLED")
 
+    def _replay(self) -> None:
+        """Ship the points that earlier runs, done or dead, left in their spools while MLflow was away."""
+        for run in list_runs(self.home):
+            status = load_status(self.home, run)
+            if run == self.run or status["state"] == "running":
+                continue
+            for stage in status["stages"]:
+                path = self.home / "runs" / run / "metrics" / f"{stage['name']}.jsonl"
+                if stage["mlflow_run"] and ship_file(path, self.shipper(stage["mlflow_run"])):
+                    logger.info("points of %s of run %s have reached MLflow now", stage["name"], run)
+
     def _computing_run(self, result: StageResult) -> str | None:
         found = self._client.search_runs(
             [self._experiment],
@@ -214,13 +227,18 @@ class Tracker:
         self._client.log_text(child, gate_report.markdown(result.verdicts), "gates.md")
 
     def _tables(self, child: str, result: StageResult) -> None:
+        """What `log_table` writes, without the pandas it goes through."""
+        shown = []
         for name in TABLES:
             path = result.path / name
             if path.is_file():
                 rows = [json.loads(line) for line in path.read_text().splitlines()[:TABLE_ROWS]]
                 columns = list(dict.fromkeys(key for row in rows for key in row))
-                table = {column: [_cell(row.get(column)) for row in rows] for column in columns}
-                self._client.log_table(child, table, f"{path.stem}.json")
+                table = {"columns": columns, "data": [[_cell(row.get(column)) for column in columns] for row in rows]}
+                shown.append({"path": f"{path.stem}.json", "type": "table"})
+                self._client.log_text(child, json.dumps(table), f"{path.stem}.json")
+        if shown:
+            self._client.set_tag(child, "mlflow.loggedArtifacts", json.dumps(shown))
 
     def _tags(self, child: str, result: StageResult, note: str, computed_by: str | None) -> None:
         tags = {

@@ -255,9 +255,8 @@ def test_a_half_written_artifact_of_a_killed_attempt_is_not_published(start, kit
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_two_processes_compute_one_key_once(start, kit, home, calls, toy_source):
-    toy_source.write_text(
-        toy_source.read_text().replace("    artifact.mkdir()", "    import time; time.sleep(0.5); artifact.mkdir()")
-    )
+    slow = "    import time; time.sleep(0.5); artifact.mkdir()"
+    toy_source.write_text(toy_source.read_text().replace("    artifact.mkdir()", slow))
     context = multiprocessing.get_context("fork")
     both = [context.Process(target=_run_and_die, args=(start, kit, kit.ToyJob())) for _ in range(2)]
     for process in both:

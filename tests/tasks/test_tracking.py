@@ -1,0 +1,234 @@
+"""What MLflow shows is what ran; what MLflow can't take fails nothing."""
+
+import json
+import time
+import warnings
+
+import pytest
+
+from components.errors import GateFailed
+from components.gates import Waiver
+from tasks.result import Source
+from tasks.runner import run_stage
+from tasks.spool import read_points
+from tasks.status import load_status
+
+
+@pytest.fixture
+def client(home):
+    """A client of the home's own MLflow, after runs have been tracked there."""
+
+    def connect():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from tasks.mlflow_client import connect
+
+            return connect(home)
+
+    return connect
+
+
+@pytest.fixture
+def pipeline(start, kit, tmp_path):
+    """Runs sft -> ppo -> human_eval on toy stages, tracked."""
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("{}\n")
+
+    def run(gates=None, metrics="6", **options):
+        ctx = start(
+            gates or kit.thresholds(ppo={"kl": 8.0}), track=True, config={"seed": 1, "ppo": {"x": 2}}, **options
+        )
+        with ctx:
+            validated = run_stage(kit.toy("validate"), kit.ToyJob(steps=0), {"preferences": Source.of(data)}, ctx)
+            sft = run_stage(kit.toy("sft"), kit.ToyJob(), {"data": validated}, ctx)
+            job = kit.ToyJob(metrics={"ppo/kl_high": metrics, "ppo/kl": "5.5"}, steps=5)
+            ppo = run_stage(kit.toy("ppo"), job, {"data": validated, "sft": sft}, ctx)
+            human = run_stage(kit.toy("human_eval"), kit.ToyJob(steps=0), {"ppo": ppo, "sft": sft}, ctx)
+        return ctx, {"validate": validated, "sft": sft, "ppo": ppo, "human_eval": human}
+
+    return lambda *args, **kwargs: run(*args, stages=("validate", "sft", "ppo", "human_eval"), **kwargs)
+
+
+def children(home, run):
+    return {stage["name"]: stage["mlflow_run"] for stage in load_status(home, run)["stages"]}
+
+
+def outputs(client, run):
+    return [each.model_id for each in client.get_run(run).outputs.model_outputs]
+
+
+def inputs(client, run):
+    found = client.get_run(run).inputs
+    return [each.model_id for each in found.model_inputs], [each.dataset.name for each in found.dataset_inputs]
+
+
+def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, client, home, caplog):
+    ctx, results = pipeline()
+    began = time.monotonic()
+    again, _ = pipeline()
+    rerun_seconds = time.monotonic() - began
+    mlflow = client()
+    first, second = children(home, ctx.run), children(home, again.run)
+    assert "MLflow" not in caplog.text
+
+    # A parent a pipeline run, a child a stage.
+    for run, own in ((ctx.run, first), (again.run, second)):
+        for name, child in own.items():
+            found = mlflow.get_run(child)
+            assert found.info.status == "FINISHED"
+            assert found.data.tags["tether.run"] == run
+            assert found.data.tags["tether.stage"] == name
+            parent = mlflow.get_run(found.data.tags["mlflow.parentRunId"])
+            assert parent.data.tags["tether.run"] == run
+            assert parent.data.params["ppo.x"] == "2"
+            assert parent.info.status == "FINISHED"
+
+    # Curves in order, no doubles, the final value after the last step; on the hit the final value alone.
+    kl = [(each.step, each.value) for each in mlflow.get_metric_history(first["ppo"], "ppo/kl")]
+    assert kl == [(1, 2.0), (2, 4.0), (3, 6.0), (4, 8.0), (5, 10.0), (6, 5.5)]
+    assert mlflow.get_run(first["ppo"]).data.metrics["ppo/kl"] == 5.5
+    assert [each.value for each in mlflow.get_metric_history(second["ppo"], "ppo/kl")] == [5.5]
+    assert mlflow.get_metric_history(second["ppo"], "ppo/proxy_reward") == []
+
+    # The hit says where it came from and gives the very same model.
+    tags = mlflow.get_run(second["ppo"]).data.tags
+    assert (tags["cache_hit"], tags["cached_from"], tags["cached_from_run"]) == ("true", ctx.run, first["ppo"])
+    assert mlflow.get_run(first["ppo"]).data.tags["cache_hit"] == "false"
+    assert outputs(mlflow, second["ppo"]) == outputs(mlflow, first["ppo"])
+    assert first["ppo"] in tags["mlflow.note.content"]
+
+    # Edges: sft's output is ppo's input, data is a dataset with the artifact's digest.
+    models, datasets = inputs(mlflow, first["ppo"])
+    assert models == outputs(mlflow, first["sft"])
+    assert datasets == ["data"]
+    dataset = mlflow.get_run(first["ppo"]).inputs.dataset_inputs[0].dataset
+    assert dataset.digest == results["validate"].digest[:32]
+    assert inputs(mlflow, first["validate"])[1] == ["preferences", "data"]
+    assert models[0] in mlflow.get_run(first["ppo"]).data.tags["mlflow.note.content"]
+
+    # Downstream of a data digest is one query.
+    policy = mlflow.get_logged_model(outputs(mlflow, first["ppo"])[0])
+    query = f"tags.`lineage.data_digest`='{results['validate'].digest}'"
+    found = mlflow.search_logged_models([policy.experiment_id], query)
+    assert {each.name for each in found} == {"tether-sft", "tether-policy"}
+    assert policy.tags["lineage.preferences_digest"] == results["validate"].record.inputs["preferences"]
+    assert policy.params["artifact_digest"] == results["ppo"].digest
+
+    # One version a model, however many hits; the policy is champion after human_eval's gates.
+    assert len(mlflow.search_model_versions("name='tether-policy'")) == 1
+    assert len(mlflow.search_model_versions("name='tether-sft'")) == 1
+    for alias in ("candidate", "champion"):
+        version = mlflow.get_model_version_by_alias("tether-policy", alias)
+        assert version.tags["lineage.digest"] == results["ppo"].digest
+        assert version.run_id == first["ppo"]
+
+    # Artifacts: gates, the table of samples, plots and what else is attached.
+    names = {each.path for each in mlflow.list_artifacts(first["ppo"])}
+    assert {"gates.json", "gates.md", "samples.json", "attachments"} <= names
+    attached = {each.path for each in mlflow.list_artifacts(first["ppo"], "attachments")}
+    assert attached == {f"attachments/{name}" for name in ("points.jsonl", "reward_and_kl.png", "timings.json")}
+    assert {each.path for each in mlflow.list_artifacts(second["ppo"])} == {"gates.json", "gates.md"}
+    table = mlflow.load_table(mlflow.get_run(first["ppo"]).info.experiment_id, "samples.json", [first["ppo"]])
+    assert table["prompt"][0] == "user: where is it"
+    assert rerun_seconds < 10
+
+
+def test_a_failed_gate_ends_its_run_as_failed_and_registers_nothing(pipeline, client, home):
+    with pytest.raises(GateFailed):
+        pipeline(metrics="9")
+    mlflow = client()
+    status = load_status(home)
+    child = mlflow.get_run(children(home, status["run"])["ppo"])
+    assert (child.info.status, child.data.tags["tether.state"]) == ("FAILED", "gate_failed")
+    assert len(outputs(mlflow, child.info.run_id)) == 1
+    assert mlflow.search_registered_models("name='tether-policy'") == []
+    verdicts = json.loads(mlflow_text(mlflow, child.info.run_id, "gates.json"))
+    assert [each["name"] for each in verdicts if not each["passed"]] == ["ppo.kl"]
+
+
+def mlflow_text(mlflow, run, name):
+    from mlflow.artifacts import load_text
+
+    return load_text(f"{mlflow.get_run(run).info.artifact_uri}/{name}")
+
+
+def test_a_waiver_is_recorded_with_user_and_reason_and_waived_labels_promote_nobody(pipeline, kit, client, home):
+    gates = kit.thresholds(ppo={"kl": 8.0}, human_eval={"items": 10.0})
+    waivers = [
+        Waiver(gate="ppo.kl", user="ada", reason="why"),
+        Waiver(gate="human_eval.items", user="bo", reason="few"),
+    ]
+    ctx, results = pipeline(gates, metrics="9", waivers=waivers)
+    mlflow = client()
+    tags = mlflow.get_run(children(home, ctx.run)["ppo"]).data.tags
+    assert json.loads(tags["tether.waivers"]) == {"ppo.kl": {"user": "ada", "reason": "why"}}
+    version = mlflow.get_model_version_by_alias("tether-policy", "candidate")
+    assert version.tags["tether.waived"] == "ppo.kl"
+    assert "champion" not in mlflow.get_registered_model("tether-policy").aliases
+    assert results["human_eval"].state == "waived"
+
+
+@pytest.mark.parametrize("broken", ["open", "later"])
+def test_a_broken_mlflow_is_said_and_fails_no_stage_and_keeps_the_points(pipeline, home, monkeypatch, caplog, broken):
+    if broken == "open":
+        monkeypatch.setattr("tasks.tracking.connect", _raise)
+    else:
+        monkeypatch.setattr("tasks.lineage.Lineage.output_model", _raise)
+    ctx, results = pipeline()
+    assert results["human_eval"].state == "passed"
+    assert load_status(home)["state"] == "passed"
+    assert "the tracking store is away" in caplog.text
+    assert [point["step"] for point in read_points(ctx.metrics_file("ppo"))] == [1, 2, 3, 4, 5]
+
+
+def _raise(*args, **kwargs):
+    raise ConnectionError("the tracking store is away")
+
+
+def test_points_left_behind_by_an_outage_reach_mlflow_with_the_next_run(start, kit, client, home, monkeypatch):
+    from tasks.tracking import Tracker
+
+    def away(self, child):
+        return lambda points: _raise()
+
+    with monkeypatch.context() as patch, start(track=True) as ctx:
+        patch.setattr(Tracker, "shipper", away)
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    child = children(home, ctx.run)["sft"]
+    mlflow = client()
+    assert mlflow.get_metric_history(child, "ppo/kl") == []
+    for _ in range(2):
+        with start(track=True) as again:
+            run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
+    assert [each.step for each in mlflow.get_metric_history(child, "ppo/kl")] == [1, 2, 3]
+
+
+def test_a_stage_of_a_dead_process_is_ended_as_killed_by_the_next_run(start, kit, client, home):
+    with start(track=True) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    mlflow = client()
+    child = children(home, ctx.run)["sft"]
+    mlflow.update_run(child, status="RUNNING")
+    process = json.loads(mlflow.get_run(child).data.tags["tether.process"])
+    mlflow.set_tag(child, "tether.process", json.dumps({**process, "started": "1"}))
+    with start(track=True) as again:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
+    assert mlflow.get_run(child).info.status == "KILLED"
+
+
+def test_a_scored_sheet_takes_up_the_same_mlflow_runs(start, kit, client, home, toy_source):
+    sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
+    with start(track=True) as ctx:
+        sampled = run_stage(sample, kit.ToyJob(), {}, ctx)
+        ctx.await_labels()
+    child = children(home, ctx.run)["human_eval"]
+    mlflow = client()
+    assert mlflow.get_run(child).data.tags["tether.state"] == "awaiting_labels"
+    later = type(ctx).resume(home, ctx.run, kit.thresholds(), root=toy_source.parent, console=ctx.console)
+    with later:
+        run_stage(score, kit.ToyJob(value=2), {"sample": sampled}, later)
+    assert children(home, ctx.run)["human_eval"] == child
+    found = mlflow.get_run(child)
+    assert (found.info.status, found.data.tags["tether.state"]) == ("FINISHED", "passed")
+    runs = mlflow.search_runs([found.info.experiment_id], "tags.`tether.stage`='human_eval'")
+    assert len(runs) == 1
