@@ -73,9 +73,13 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
         problems.append(Problem("responses_differ", "identical responses"))
     named = {f"prompt turn {i}": m["content"] for i, m in enumerate(prompt, 1)} | responses
     problems += [
-        Problem("text_clean", f"control character {char} in {name}") for name, text in named.items() if (char := unclean(text))
+        Problem("text_clean", f"control character {char} in {name}")
+        for name, text in named.items()
+        if (char := unclean(text))
     ]
     length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()))
     if length > max_characters:
-        problems.append(Problem("length_within", f"{length} characters, more than data.max_characters ({max_characters})"))
+        problems.append(
+            Problem("length_within", f"{length} characters, more than data.max_characters ({max_characters})")
+        )
     return problems

@@ -25,7 +25,7 @@ def split_transcript(text: str) -> tuple[list[Message], str]:
 
 
 def transcript_messages(text: str) -> list[Message]:
-    """The turns of a transcript as messages, outer white space stripped; text before the first turn is a system message.
+    """The turns of a transcript as messages, stripped of outer white space; text before the first is a system message.
 
     Raises:
         BadRow: there is no turn at all.
@@ -33,7 +33,8 @@ def transcript_messages(text: str) -> list[Message]:
     preamble, *turns = _TURN.split(text)
     messages = [{"role": "system", "content": preamble.strip()}] if preamble.strip() else []
     messages += [
-        {"role": _ROLES[who.lower()], "content": said.strip()} for who, said in zip(turns[::2], turns[1::2], strict=True)
+        {"role": _ROLES[who.lower()], "content": said.strip()}
+        for who, said in zip(turns[::2], turns[1::2], strict=True)
     ]
     if not turns:
         raise BadRow("turns_valid", "no turn before the response")
@@ -83,4 +84,7 @@ def _message(value: Any, name: str) -> Message:
         raise BadRow("fields_present", f"`{name}` has role {role!r}, expected user, assistant or system")
     if not isinstance(content, str):
         raise BadRow("fields_present", f"content of `{name}` is {kind(content)}, expected text")
-    return {"role": _ROLES[role.lower()], "content": content if role.lower() in ("assistant", "gpt") else content.strip()}
+    return {
+        "role": _ROLES[role.lower()],
+        "content": content if role.lower() in ("assistant", "gpt") else content.strip(),
+    }

@@ -1,0 +1,212 @@
+"""Formats of preference pairs: each turns a source's row into the canonical pair, or says why it can't.
+
+transcripts     `chosen`, `rejected`: whole conversations with "\\n\\nHuman:" and "\\n\\nAssistant:" turns
+strings         `prompt`, `chosen`, `rejected`: texts
+conversational  `chosen`, `rejected`: lists of messages, with the prompt inside or as `prompt` beside them (TRL's)
+votes           `prompt`, `a`, `b` and `votes` (labels or counts) or `label`; the most frequent answer decides
+
+Every format also takes `category`, `margin` (or `score_chosen`, `score_rejected`); the first three take vote counts as
+`votes_chosen`, `votes`. A vote or label is a (or a1), b (or a2), equal or tie; `votes_a`, `votes_b`, `votes_equal` hold
+counts too. A `stance` beside a prompt with `a` and `b` becomes the prompt's last line.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from components.data.rows import BadRow, Ballot, Item, Message, Problem, RawRow, Row, text_problems
+from components.data.transcripts import as_messages, kind, split_messages, split_transcript
+from components.errors import UserError
+
+# No numbers: 0 and 1 in one dataset are 1 and 2 in the next.
+_SIDES = {"a": "first", "a1": "first", "b": "second", "a2": "second", "equal": "equal", "tie": "equal"}
+
+
+class Parsed(NamedTuple):
+    """A pair as its format reads it; `first_wins` and `ballot` where the format has an order and votes."""
+
+    prompt: list[Message]
+    chosen: str
+    rejected: str
+    ballot: Ballot | None = None
+    first_wins: bool | None = None
+    tie: bool = False
+
+
+def detect(rows: Sequence[RawRow], path: object) -> str:
+    """The name of the format that most of the first rows have by their fields.
+
+    Raises:
+        UserError: they have none; it names the fields found and those expected.
+    """
+    found = Counter(name for row in rows if row.problem is None and (name := _format_of(row.data)))
+    if found:
+        return found.most_common(1)[0][0]
+    fields = sorted({str(name) for row in rows if row.problem is None for name in row.data})
+    sides = [side for side in ("chosen", "rejected") if side in fields]
+    missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None
+    what = f"every pair lacks `{missing}`" if missing else "its rows are no preference pairs"
+    raise UserError(
+        f"{path}: {what}. The first {len(rows)} rows have the fields {', '.join(fields) or 'none'}; expected are "
+        "`chosen` and `rejected` (transcripts or lists of messages), with `prompt` (texts), or `prompt`, `a`, `b` and "
+        "`votes` or `label`. Add what is missing, or map your names with data.columns."
+    )
+
+
+def _format_of(data: Mapping[str, Any]) -> str | None:
+    if "chosen" in data and "rejected" in data:
+        if isinstance(data["chosen"], list) or isinstance(data["rejected"], list):
+            return "conversational"
+        return "strings" if data.get("prompt") is not None else "transcripts"
+    if {"prompt", "a", "b"} <= data.keys() and data.keys() & {"votes", "label", "votes_a"}:
+        return "votes"
+    return None
+
+
+def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
+    """Row `raw` of `source` in the format called `name`, with everything that is wrong with it."""
+    row = Row(source, raw.number)
+    try:
+        if raw.problem:
+            raise BadRow(*raw.problem)
+        pair = _PARSERS[name](raw.data)
+        ballot = pair.ballot or _counted_ballot(raw.data, name)
+        row.item = _item(raw, source, pair, ballot)
+        row.ballot, row.first_wins = ballot, pair.first_wins
+        row.problems = text_problems(pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, max_characters)
+        if pair.tie or (ballot and pair.first_wins is None and ballot.first == ballot.second):
+            row.problems.append(Problem("decided", "tie"))
+    except BadRow as bad:
+        row.problems = [bad.problem]
+    if row.problems:
+        row.data = raw.data
+    return row
+
+
+def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> Item:
+    chosen_votes = None if ballot is None else (ballot.second if pair.first_wins is False else ballot.first)
+    return {
+        "prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected, "margin": _margin(raw.data),
+        "votes_chosen": chosen_votes, "votes": None if ballot is None else sum(ballot),
+        "category": raw.data.get("category"), "source": source, "row": raw.number,
+    }  # fmt: skip
+
+
+def _transcripts(data: Mapping[str, Any]) -> Parsed:
+    prompt, chosen = split_transcript(text_field(data, "chosen"))
+    other, rejected = split_transcript(text_field(data, "rejected"))
+    return Parsed(_agreed(prompt, other), chosen, rejected)
+
+
+def _strings(data: Mapping[str, Any]) -> Parsed:
+    return Parsed(as_messages(data.get("prompt"), "prompt"), text_field(data, "chosen"), text_field(data, "rejected"))
+
+
+def _conversational(data: Mapping[str, Any]) -> Parsed:
+    (before, chosen), (other, rejected) = (split_messages(data.get(side), side) for side in ("chosen", "rejected"))
+    prompt = _agreed(before, other)
+    if data.get("prompt") is not None:
+        given = as_messages(data["prompt"], "prompt")
+        prompt = prompt if prompt[: len(given)] == given or prompt[-1:] == given else [*given, *prompt]
+    if not prompt:
+        raise BadRow("turns_valid", "no turn before the response")
+    return Parsed(prompt, chosen, rejected)
+
+
+def _votes(data: Mapping[str, Any]) -> Parsed:
+    prompt = as_messages(data.get("prompt"), "prompt")
+    if isinstance(data.get("stance"), str) and prompt[-1]["role"] == "user":
+        prompt[-1] = {"role": "user", "content": f"{prompt[-1]['content']}\n{data['stance'].strip()}"}
+    first, second = text_field(data, "a"), text_field(data, "b")
+    ballot = _ballot(data)
+    answers = ballot or Ballot(*(int(side == _side(data["label"])) for side in Ballot._fields))
+    most = max(answers)
+    winners = [side for side, n in zip(Ballot._fields, answers, strict=True) if n == most]
+    second_wins = winners == ["second"]
+    chosen, rejected = (second, first) if second_wins else (first, second)
+    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie=len(winners) > 1 or winners == ["equal"])
+
+
+def _ballot(data: Mapping[str, Any]) -> Ballot | None:
+    """The votes of a row with `a` and `b`; None if it has a label only."""
+    votes = data.get("votes")
+    if isinstance(votes, list) and votes:
+        sides = Counter(_side(v.get("label", v.get("vote")) if isinstance(v, dict) else v) for v in votes)
+    elif isinstance(votes, dict) and any(votes.values()):
+        sides = Counter()
+        for name, n in votes.items():
+            sides[_side(name)] += _count(0 if n is None else n, f"votes.{name}")
+    elif "votes_a" in data:
+        names = {"first": "votes_a", "second": "votes_b", "equal": "votes_equal"}
+        sides = Counter({side: _count(data.get(name, 0), name) for side, name in names.items()})
+    elif data.get("label") is not None:
+        return None
+    else:
+        raise BadRow("votes_valid", f"`votes` is {kind(votes)} without votes")
+    if not sum(sides.values()):
+        raise BadRow("votes_valid", "no votes")
+    return Ballot(sides["first"], sides["second"], sides["equal"])
+
+
+def _side(label: Any) -> str:
+    side = _SIDES.get(str(label).strip().lower())
+    if side is None:
+        raise BadRow("votes_valid", f"vote {label!r}, expected a, b (also a1, a2) or equal")
+    return side
+
+
+def _counted_ballot(data: Mapping[str, Any], name: str) -> Ballot | None:
+    """The votes of a row with `chosen`: `votes_chosen` of `votes` (a count)."""
+    if name == "votes" or (data.get("votes_chosen") is None and data.get("votes") is None):
+        return None
+    chosen, votes = _count(data.get("votes_chosen"), "votes_chosen"), _count(data.get("votes"), "votes")
+    if votes < 1 or chosen > votes:
+        raise BadRow("votes_valid", f"votes_chosen is {chosen} of {votes} votes")
+    if 2 * chosen < votes:
+        raise BadRow("votes_valid", f"the chosen response has only {chosen} of {votes} votes")
+    return Ballot(chosen, votes - chosen, 0)
+
+
+def _count(value: Any, name: str) -> int:
+    text = str(value).strip().removesuffix(".0")
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
+        raise BadRow("votes_valid", f"`{name}` is {value!r}, expected a count of votes")
+    return int(text)
+
+
+def _margin(data: Mapping[str, Any]) -> float | None:
+    if data.get("margin") is not None:
+        return _number(data["margin"], "margin")
+    if data.get("score_chosen") is None or data.get("score_rejected") is None:
+        return None
+    return _number(data["score_chosen"], "score_chosen") - _number(data["score_rejected"], "score_rejected")
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if isinstance(value, bool) or abs(number) == float("inf") or number != number:
+        raise BadRow("fields_present", f"`{name}` is {value!r}, expected a finite number")
+    return number
+
+
+def text_field(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name)
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise BadRow("fields_present", f"`{name}` is missing")
+    raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected text")
+
+
+def _agreed(prompt: list[Message], other: list[Message]) -> list[Message]:
+    if prompt != other:
+        raise BadRow("prompts_agree", "prompts differ")
+    return prompt
+
+
+_PARSERS: dict[str, Callable[[Mapping[str, Any]], Parsed]] = {
+    "transcripts": _transcripts, "strings": _strings, "conversational": _conversational, "votes": _votes,
+}  # fmt: skip

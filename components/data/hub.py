@@ -1,0 +1,68 @@
+"""Hugging Face datasets: a hub name becomes a local file, whose digest then is an input like any other file's."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from components.data.config import HubConfig
+from components.data.jsonl import write_rows
+from components.data.rows import RawRow
+from components.errors import UserError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_DATA_SUFFIX = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|pq|gz)$", re.IGNORECASE)
+
+
+def resolve_source(value: str, hub: HubConfig, cache: Path, field: str) -> Path:
+    """The file (or saved folder) that `value` of config field `field` names; a hub dataset is fetched to `cache` once.
+
+    Raises:
+        UserError: there is no such file, or the hub can't be reached or has no such dataset.
+    """
+    path = Path(value).expanduser()
+    if path.exists():
+        return path
+    if _NAME.fullmatch(value) and not _DATA_SUFFIX.search(value):
+        return fetch(value, hub, cache, field)
+    raise UserError(
+        f"{field}: there is no file {path.absolute()}. Give the path of a data file, or a hub name (owner/name)."
+    )
+
+
+def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences") -> Path:
+    """Dataset `name` as a JSON Lines file in `cache`; a copy that is there is taken as it is, without the network."""
+    part = "--".join(x for x in (name.replace("/", "--"), hub.subset, hub.split, hub.revision) if x)
+    target = cache / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', part)}.jsonl"
+    if target.exists():
+        return target
+    try:
+        import datasets
+
+        dataset = datasets.load_dataset(name, hub.subset, split=hub.split, revision=hub.revision)
+    except Exception as error:  # datasets raises whatever its network, file system and parser raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{field}: {name!r} is no file here, and as a hub dataset (split {hub.split!r}) it can't be loaded: "
+            f"{reason}. Check the name and the network (or HF_TOKEN for a private one), or give a local file."
+        ) from error
+    partial = target.with_suffix(".part")
+    write_rows(partial, dataset)
+    partial.replace(target)
+    return target
+
+
+def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
+    """The rows of a folder written by `datasets`' `save_to_disk`, numbered from 1."""
+    import datasets
+
+    try:
+        saved: Any = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} is a folder, and none written by datasets' save_to_disk. Give a file.") from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise UserError(f"{folder} has no split {split!r}, only {', '.join(sorted(saved))}. Set data.hub.split.")
+        saved = saved[split]
+    for number, data in enumerate(saved, 1):
+        yield RawRow(number, dict(data))

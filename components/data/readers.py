@@ -1,0 +1,197 @@
+"""Sources of rows: JSON Lines and arrays, CSV, Parquet (the first two also gzipped), folders saved by `datasets`.
+
+Rows are read one by one and numbered from 1 as their reader shows them: JSON Lines by line (blank lines count), CSV as
+a spreadsheet does (the header is row 1), everything else by row. A row that can't be read comes out with its problem;
+a source that can't be read raises `UserError`.
+"""
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from components.data.rows import Problem, RawRow
+from components.errors import UserError
+
+KINDS = ".jsonl, .json, .csv, .tsv (each also .gz), .parquet"
+_SUFFIXES = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv",
+    ".parquet": "parquet", ".pq": "parquet",
+}  # fmt: skip
+_SHOWN = 500
+_LARGEST_CELL = 16 * 2**20
+
+
+def read_source(path: Path, split: str = "train") -> Iterator[RawRow]:
+    """The rows of a file, or of a folder written by `datasets`' `save_to_disk` (then its `split`).
+
+    Raises:
+        UserError: no such file, an empty or damaged one, or a kind that isn't read.
+    """
+    if not path.exists():
+        raise UserError(f"There is no file {path}. Give the path of a data file ({KINDS}) or a hub name (owner/name).")
+    if path.is_dir():
+        from components.data.hub import read_saved
+
+        rows: Iterable[RawRow] = read_saved(path, split)
+    elif path.stat().st_size == 0:
+        raise UserError(f"{path} is empty (0 bytes). Give a file with rows in it.")
+    else:
+        rows = _READERS[_kind(path)](path)
+    empty = True
+    for row in rows:
+        empty = False
+        yield row
+    if empty:
+        raise UserError(f"{path} holds no row. Give a file with rows in it.")
+
+
+def _kind(path: Path) -> str:
+    suffixes = [s.lower() for s in path.suffixes if s.lower() != ".gz"]
+    if suffixes and suffixes[-1] in _SUFFIXES:
+        return _SUFFIXES[suffixes[-1]]
+    try:
+        with _open(path) as file:
+            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except (EOFError, zlib.error, OSError) as error:
+        _broken(path, 0, error)
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if start.startswith((b"{", b"[")):
+        return "jsonl" if start.startswith(b"{") else "json"
+    raise UserError(f"{path} is of no kind that Tether reads. Name it by its kind: {KINDS}.")
+
+
+def _open(path: Path) -> IO[bytes]:
+    """The file's bytes, unpacked where it is gzipped by name or by its first bytes."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if packed or path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _broken(path: Path, row: int, error: Exception) -> NoReturn:
+    where = f"breaks off after row {row}" if row else "can't be read from its first row on"
+    raise UserError(
+        f"{path} {where}: {str(error).rstrip('.')}. The file is cut short or damaged; fetch or write it again."
+    ) from error
+
+
+def _read_jsonl(path: Path) -> Iterator[RawRow]:
+    number, readable, first = 0, 0, None
+    try:
+        with _open(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    row = _parse(number, line)
+                    readable += row.problem is None
+                    first = first or row
+                    yield row
+    except (EOFError, zlib.error, OSError) as error:
+        _broken(path, number, error)
+    if first is not None and first.problem and not readable:
+        raise UserError(
+            f"Not one line of {path} is a JSON object; line {first.number}: {first.problem.text}. "
+            "JSON Lines holds one object a line; name a file of another kind by its kind (" + KINDS + ")."
+        )
+
+
+def _parse(number: int, line: bytes) -> RawRow:
+    try:
+        return _as_row(number, json.loads(line.decode("utf-8"), parse_constant=_no_constant))
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 at byte {error.start + 1}"
+    except json.JSONDecodeError as error:
+        reason = f"bad JSON: {error.msg} at character {error.pos + 1}"
+    except (ValueError, RecursionError) as error:
+        reason = f"bad JSON: {error}"
+    return RawRow(
+        number, {"raw": line[:_SHOWN].decode("utf-8", "backslashreplace").rstrip()}, Problem("readable", reason)
+    )
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _as_row(number: int, value: Any) -> RawRow:
+    if isinstance(value, dict):
+        return RawRow(number, value)
+    raw = json.dumps(value)[:_SHOWN]
+    return RawRow(number, {"raw": raw}, Problem("readable", f"the row is {raw[:40]!r}, expected an object"))
+
+
+def _read_json(path: Path) -> Iterator[RawRow]:
+    try:
+        with _open(path) as file:
+            value = json.loads(file.read().decode("utf-8-sig"), parse_constant=_no_constant)
+    except (EOFError, zlib.error, OSError) as error:
+        _broken(path, 0, error)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            yield from _read_jsonl(path)
+            return
+        raise UserError(f"{path} is not JSON: {error.msg} at line {error.lineno}. Mend it there.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}.") from error
+    rows = value if isinstance(value, list) else [value]
+    yield from (_as_row(number, row) for number, row in enumerate(rows, 1))
+
+
+def _read_csv(path: Path) -> Iterator[RawRow]:
+    csv.field_size_limit(_LARGEST_CELL)
+    number = 0
+    tab = any(s.lower() == ".tsv" for s in path.suffixes)
+    try:
+        # Bytes that are no UTF-8 become lone surrogates, which a row check refuses by row.
+        with io.TextIOWrapper(_open(path), "utf-8-sig", errors="surrogateescape", newline="") as text:
+            reader = csv.reader(text, delimiter="\t" if tab else ",")
+            header = next(reader, [])
+            if len(set(header)) < len(header):
+                raise UserError(f"The header of {path} names a column twice: {', '.join(header)}. Rename one.")
+            for number, cells in enumerate(reader, 2):
+                if cells:
+                    yield _csv_row(number, header, cells)
+    except csv.Error as error:
+        raise UserError(f"{path} is no CSV at row {max(number, 1) + 1} (the header is row 1): {error}.") from error
+    except (EOFError, zlib.error, OSError) as error:
+        _broken(path, number, error)
+
+
+def _csv_row(number: int, header: list[str], cells: list[str]) -> RawRow:
+    if len(cells) != len(header):
+        reason = f"{len(cells)} cells, the header has {len(header)}"
+        return RawRow(number, {"raw": ",".join(cells)[:_SHOWN]}, Problem("readable", reason))
+    return RawRow(number, {name: _cell(cell) for name, cell in zip(header, cells, strict=True)})
+
+
+def _cell(cell: str) -> Any:
+    """A cell's text; None if it is empty; messages or votes, which CSV holds as JSON, as themselves."""
+    if cell[:2] in ("[{", '["', '{"'):
+        try:
+            return json.loads(cell)
+        except ValueError:
+            return cell
+    return cell or None
+
+
+def _read_parquet(path: Path) -> Iterator[RawRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1000):
+                for number, data in enumerate(batch.to_pylist(), number + 1):  # noqa: B020 (counts on over batches)
+                    yield RawRow(number, data)
+    except (pa.ArrowException, OSError) as error:
+        _broken(path, number, ValueError(str(error).splitlines()[0]))
+
+
+_READERS = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "parquet": _read_parquet}

@@ -1,0 +1,51 @@
+"""Splits by prompt: where a prompt goes depends on its own words, never on other rows, their order or the seed."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from components.canonical import canonical_json
+from components.data.config import SplitConfig
+from components.data.rows import Item, Message
+
+SPLITS = ("train", "calibration", "test")
+
+
+def prompt_key(prompt: Sequence[Message]) -> str:
+    """Canonical JSON of a prompt's messages: what makes two prompts the same prompt."""
+    return canonical_json(prompt)
+
+
+def split_of(prompt: Sequence[Message], shares: SplitConfig) -> str:
+    """The split of a prompt: u = the first 8 bytes of sha256("split" + its key) / 2^64, cut at the shares."""
+    digest = hashlib.sha256(("split" + prompt_key(prompt)).encode()).digest()
+    u = int.from_bytes(digest[:8], "big") / 2**64
+    if u < shares.train:
+        return "train"
+    return "calibration" if u < shares.train + shares.calibration else "test"
+
+
+def leaked_prompts(splits: Mapping[str, Iterable[Item]]) -> set[str]:
+    """Keys of the prompts that stand in more than one of the named groups of rows."""
+    seen: dict[str, str] = {}
+    leaked = set()
+    for name, items in splits.items():
+        for item in items:
+            key = prompt_key(item["prompt"])
+            if seen.setdefault(key, name) != name:
+                leaked.add(key)
+    return leaked
+
+
+def loose_key(prompt: Sequence[Message]) -> str:
+    """A prompt's words and digits alone, folded: near-duplicates (case, punctuation, white space) share it."""
+    return "\n".join(" ".join(re.findall(r"\w+", m["content"].casefold())) for m in prompt)
+
+
+def choose(items: Sequence[Any], keys: Sequence[str], most: int | None, seed: int) -> list[Any]:
+    """At most `most` of `items` in their order: those whose hashed key (unique, unlike the position) is smallest."""
+    if most is None or len(items) <= most:
+        return list(items)
+    rank = sorted(range(len(items)), key=lambda i: hashlib.sha256(f"{seed} {keys[i]}".encode()).digest())
+    return [items[i] for i in sorted(rank[:most])]

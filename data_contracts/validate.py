@@ -1,0 +1,234 @@
+"""The validate stage: read, judge, quarantine, split.
+
+Rows are judged one by one (bad ones go to `quarantine.jsonl` with their number and reasons), the good ones are split by
+prompt, and the whole is judged again. The stage ends well on bad data: the gates decide whether the rest may go on.
+"""
+
+import logging
+import math
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.data.config import DataConfig, ValidateJob
+from components.data.jsonl import write_json, write_rows
+from components.data.readers import read_source
+from components.data.rows import Item, RawRow, Row
+from components.data.splits import SPLITS, choose, leaked_prompts, prompt_key, split_of
+from components.data.support_desk import generate
+from components.errors import CheckFailed, UserError
+from components.stats import fleiss_kappa
+from data_contracts.frames import length_preference, pair_frame, quarantine_reasons, row_frame
+from data_contracts.gather import Source, gather_demonstrations, gather_pairs
+from data_contracts.schemas import QuarantinedRow
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[..., None]
+
+
+def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
+    """Validate the data of `job`.
+
+    Args:
+        inputs: `preferences` and `demonstrations`, each a file or saved folder, where `job.data` names one.
+        out: gets `artifact/` (pairs, demonstrations and prompts by split, quarantine, report) and `attachments/`.
+
+    Raises:
+        UserError: a source can't be read, or holds not one valid row; nothing is written then.
+    """
+    data = job.data
+    pair_rows, demonstration_rows = _read(job, inputs, report)
+    kept = [row for row in pair_rows if not row.problems and row.item]
+    chosen = choose(kept, [_pair_key(row.item) for row in kept], data.max_pairs, job.seed)
+    pairs = _by_split([row.item for row in chosen if row.item], data)
+    demonstrations = _by_split(
+        [row.item for row in demonstration_rows if not row.problems and row.item]
+        if demonstration_rows
+        else _chosen_responses(pairs),
+        data,
+    )
+    if not pairs["train"] or not demonstrations["train"]:
+        missing = "pair" if not pairs["train"] else "demonstration"
+        raise UserError(
+            f"After quarantine and splitting no {missing} is left to train on ({len(kept)} valid pairs of "
+            f"{len(pair_rows)} rows). Give more data, or a larger data.split.train."
+        )
+    checks, context = _judge(data, pair_rows, demonstration_rows, pairs, demonstrations, chosen)
+    quarantined = [row for row in [*pair_rows, *demonstration_rows] if row.problems]
+    _write(out / "artifact", pairs, demonstrations, quarantined, checks, data)
+    metrics = _metrics(pairs, demonstrations, quarantined, checks, pair_rows)
+    from data_contracts.data_docs import write_data_docs
+
+    summary = {
+        "preferences": _shown(inputs, "preferences"), "demonstrations": _shown(inputs, "demonstrations"),
+        "pairs kept": f"{metrics['data/pairs']:.0f}", "rows quarantined": f"{metrics['data/quarantined']:.0f}",
+    }  # fmt: skip
+    write_data_docs(context, out / "attachments" / "data_docs", checks, summary)
+    report(len(pair_rows) + len(demonstration_rows), metrics)
+    logger.info("kept %d pairs; quarantined %s", metrics["data/pairs"], quarantine_reasons(quarantined) or "nothing")
+    return metrics
+
+
+def _read(job: ValidateJob, inputs: Mapping[str, Path], report: Report) -> tuple[list[Row], list[Row]]:
+    """The rows of both sources; no demonstrations where the chosen responses serve."""
+    data = job.data
+    for name, value in (("preferences", data.preferences), ("demonstrations", data.demonstrations)):
+        if value is not None and name not in inputs:
+            raise CheckFailed(f"data.{name} is {value!r}, but the stage was given no input of that name")
+    generated: tuple[list[Item], list[Item]] = ([], [])
+    if "preferences" not in inputs:
+        generated = generate(job.seed, data.generator)
+
+    def source(name: str, rows: Sequence[Item], columns: Mapping[str, str], field: str) -> Source:
+        if name not in inputs:
+            return Source("support-desk", "the support desk's generator", _numbered(rows), {}, field)
+        return Source(name, str(inputs[name]), read_source(inputs[name], data.hub.split), columns, field)
+
+    def progress(rows: int) -> None:
+        report(rows, {"data/rows": float(rows)})
+
+    pairs = gather_pairs(
+        source("preferences", generated[1], data.columns, "data.columns"), data.max_characters, progress
+    )
+    if "demonstrations" not in inputs and not generated[0]:
+        return pairs, []
+    taught = source("demonstrations", generated[0], data.demonstration_columns, "data.demonstration_columns")
+    return pairs, gather_demonstrations(taught, data.max_characters, lambda rows: progress(len(pairs) + rows))
+
+
+def _numbered(rows: Sequence[Item]) -> Iterable[RawRow]:
+    return (RawRow(number, row) for number, row in enumerate(rows, 1))
+
+
+def _pair_key(item: Item | None) -> str:
+    return "" if item is None else f"{prompt_key(item['prompt'])} {item['chosen']} {item['rejected']}"
+
+
+def _by_split(items: Iterable[Item], data: DataConfig) -> dict[str, list[Item]]:
+    out: dict[str, list[Item]] = {name: [] for name in SPLITS}
+    for item in items:
+        out[split_of(item["prompt"], data.split)].append(item)
+    return out
+
+
+def _chosen_responses(pairs: Mapping[str, Sequence[Item]]) -> list[Item]:
+    """The chosen responses as demonstrations, each once."""
+    out: dict[str, Item] = {}
+    for name in SPLITS:
+        for pair in pairs[name]:
+            item = {"prompt": pair["prompt"], "response": pair["chosen"], "source": pair["source"], "row": pair["row"]}
+            out.setdefault(f"{prompt_key(pair['prompt'])} {pair['chosen']}", item)
+    return list(out.values())
+
+
+def _judge(
+    data: DataConfig,
+    pair_rows: Sequence[Row],
+    demonstration_rows: Sequence[Row],
+    pairs: Mapping[str, Sequence[Item]],
+    demonstrations: Mapping[str, Sequence[Item]],
+    chosen: Sequence[Row],
+) -> tuple[list[dict[str, Any]], Any]:
+    """Every check's outcome, and the context that knows them."""
+    from data_contracts import suites
+
+    groups = {name: [*pairs[name], *demonstrations[name]] for name in SPLITS}
+    first_wins = {row.number: row.first_wins for row in chosen if row.first_wins is not None}
+    contract = [suites.Suite("pair_rows", row_frame(pair_rows), suites.row_checks(data.tolerated_share, pairs=True))]
+    if demonstration_rows:
+        checks = suites.row_checks(data.tolerated_share, pairs=False)
+        contract.append(suites.Suite("demonstration_rows", row_frame(demonstration_rows), checks))
+    frame = pair_frame(pairs, groups, first_wins)
+    contract.append(suites.Suite("kept_pairs", frame, suites.pair_checks(ordered=bool(first_wins))))
+    context = suites.context()
+    return [outcome for suite in contract for outcome in suites.judge(context, suite)], context
+
+
+def _write(
+    artifact: Path,
+    pairs: Mapping[str, Sequence[Item]],
+    demonstrations: Mapping[str, Sequence[Item]],
+    quarantined: Sequence[Row],
+    checks: Sequence[Mapping[str, Any]],
+    data: DataConfig,
+) -> None:
+    shutil.rmtree(artifact, ignore_errors=True)
+    heldout = sorted([*demonstrations["calibration"], *demonstrations["test"]], key=lambda item: item["row"])
+    write_rows(artifact / "demonstrations.train.jsonl", demonstrations["train"])
+    write_rows(artifact / "demonstrations.heldout.jsonl", heldout)
+    for name in SPLITS:
+        write_rows(artifact / f"pairs.{name}.jsonl", pairs[name])
+        prompts = {
+            prompt_key(p["prompt"]): {"prompt": p["prompt"], "category": p["category"]} for p in reversed(pairs[name])
+        }
+        write_rows(artifact / f"prompts.{name}.jsonl", reversed(prompts.values()))
+    write_quarantine(artifact / "quarantine.jsonl", quarantined)
+    write_json(artifact / "report.json", checks)
+    write_json(artifact / "task.json", {"name": "none" if data.preferences else "support-desk"})
+
+
+def write_quarantine(path: Path, rows: Sequence[Row]) -> None:
+    """The rows that were kept out, one JSON object a line, in ASCII: they may hold what UTF-8 can't."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="ascii") as out:
+        for row in rows:
+            reasons = [problem.text.encode("ascii", "backslashreplace").decode() for problem in row.problems]
+            kept_out = QuarantinedRow(file=row.source, row=row.number, reasons=reasons, data=row.data)
+            out.write(to_json(kept_out) + "\n")
+
+
+def to_json(row: QuarantinedRow) -> str:
+    """`row` as a line; what JSON doesn't know (dates and bytes of a Parquet file) as text."""
+    import json
+
+    return json.dumps({name: getattr(row, name) for name in type(row).model_fields}, sort_keys=True, default=str)
+
+
+def _metrics(
+    pairs: Mapping[str, Sequence[Item]],
+    demonstrations: Mapping[str, Sequence[Item]],
+    quarantined: Sequence[Row],
+    checks: Sequence[Mapping[str, Any]],
+    pair_rows: Sequence[Row],
+) -> dict[str, float]:
+    everything = {name: [*pairs[name], *demonstrations[name]] for name in SPLITS}
+    metrics = {
+        "data/pairs": sum(map(len, pairs.values())),
+        "data/quarantined": len(quarantined),
+        "data/demonstrations": sum(map(len, demonstrations.values())),
+        "data/leaked_prompts": len(leaked_prompts(everything)),
+        "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
+    }
+    metrics |= {f"data/pairs_{name}": len(pairs[name]) for name in SPLITS}
+    metrics |= {f"data/prompts_{name}": len({prompt_key(p["prompt"]) for p in pairs[name]}) for name in SPLITS}
+    found = {
+        "data/length_preference": length_preference([item for name in SPLITS for item in pairs[name]]),
+        "data/annotator_agreement": annotator_agreement(pair_rows),
+    }
+    return {
+        name: float(value) for name, value in (metrics | found).items() if value is not None and not math.isnan(value)
+    }
+
+
+def annotator_agreement(rows: Sequence[Row]) -> float | None:
+    """Fleiss' kappa of the votes, ties and no-preferences among them; None without votes.
+
+    Each pair counts in both orders: which response stands first means nothing, and with the winner always first chance
+    agreement would be overstated.
+    """
+    ballots = [row.ballot for row in rows if row.ballot and all(p.check == "decided" for p in row.problems)]
+    if not ballots:
+        return None
+    return fleiss_kappa([*ballots, *((second, first, equal) for first, second, equal in ballots)])
+
+
+def _shown(inputs: Mapping[str, Path], name: str) -> str:
+    return (
+        str(inputs[name])
+        if name in inputs
+        else "simulated support desk"
+        if "preferences" not in inputs
+        else "chosen responses"
+    )
