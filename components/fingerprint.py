@@ -127,7 +127,7 @@ def _dump(node: object) -> str:
             if field in ("kind", "type_comment", "ctx", "type_ignores"):
                 continue
             text = _dump(value)
-            if text not in ("None", "[]") or isinstance(node, ast.Constant):
+            if text not in ("None", "[]"):
                 fields.append(f"{field}={text}")
         return f"{type(node).__name__}({', '.join(fields)})"
     if isinstance(node, list):

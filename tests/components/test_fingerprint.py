@@ -36,7 +36,10 @@ def repo(tmp_path):
         "components/toy/stage.py": STAGE,
         "components/toy/maths.py": "from . import helper\n\n\ndef double(x):\n    return helper.twice * x\n",
         "components/toy/helper.py": "twice = 2\n",
-        "components/late.py": "value = 1\n",
+        "components/late.py": "from components.deep.inner.leaf import value\n",
+        "components/deep/__init__.py": "",
+        "components/deep/inner/__init__.py": "",
+        "components/deep/inner/leaf.py": "value = 1\n",
         "components/other.py": "unrelated = 1\n",
     }
     for name, text in files.items():
@@ -60,6 +63,9 @@ def fingerprint(repo):
 def test_imports_are_followed_transitively_and_inside_functions_and_by_relative_name(repo):
     assert list(source_modules("components.toy.stage", repo)) == [
         "components",
+        "components.deep",
+        "components.deep.inner",
+        "components.deep.inner.leaf",
         "components.late",
         "components.toy",
         "components.toy.helper",
@@ -89,9 +95,10 @@ def test_comments_docstrings_layout_and_unrelated_modules_keep_the_fingerprint(r
     [
         ("components/toy/stage.py", "2.0", "2.5"),
         ("components/toy/helper.py", "2", "3"),
-        ("components/late.py", "1", "None"),
-        ("components/late.py", "1", "0"),
-        ("components/toy/__init__.py", "", "import os\n"),
+        ("components/deep/inner/leaf.py", "1", "None"),
+        ("components/deep/inner/leaf.py", "1", "0"),
+        ("components/deep/inner/leaf.py", "1", "[]"),
+        ("components/deep/__init__.py", "", "import os\n"),
         ("components/toy/maths.py", "*", "+"),
     ],
 )

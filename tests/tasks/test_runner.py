@@ -298,6 +298,16 @@ def test_a_cached_sample_with_new_labels_is_not_shown_as_cached(start, kit, home
     assert entry(home, "human_eval")["cached"] is False
 
 
+def test_a_sample_that_was_computed_again_is_not_shown_as_cached(start, kit, home):
+    sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
+    for refresh in (frozenset(), frozenset({"human_eval.sample"})):
+        with start(refresh=refresh) as ctx:
+            sampled = run_stage(sample, kit.ToyJob(), {}, ctx)
+            result = run_stage(score, kit.ToyJob(), {"sample": sampled}, ctx)
+    assert result.cached
+    assert (entry(home, "human_eval")["state"], entry(home, "human_eval")["cached"]) == ("passed", False)
+
+
 def test_a_run_awaits_labels_and_is_finished_later_under_its_id(start, kit, home, toy_source):
     sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
     with start() as ctx:
