@@ -47,7 +47,7 @@ class StageProgress:
     def step(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
         """Show that `step` steps (of `total`, where known) are done."""
         self._total = total if total is not None else self._total
-        text = "  ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[:SHOWN])
+        text = "  ".join(f"{name} {value:.5g}" for name, value in list(metrics.items())[:SHOWN])
         if self._bar is not None:
             self._bar.update(self._task, completed=step, total=self._total, metrics=escape(text))
             return

@@ -72,8 +72,3 @@ STAGES: dict[str, Stage] = {
 
 PIPELINE: tuple[str, ...] = ("validate", "sft", "reward", "ppo", "human_eval")
 """What status and MLflow show, in order."""
-
-
-def describe(stage: Stage) -> dict[str, Any]:
-    """The stage as JSON (for `tether explain` and the MLflow tags)."""
-    return {**stage._asdict(), "libraries": list(stage.libraries)}

@@ -66,7 +66,7 @@ def test_progress_without_a_terminal_is_a_few_plain_lines_ending_with_the_last_s
             progress.step(step, {"ppo/kl": step / 3, "[b]": 1.0}, total=100)
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 2
-    assert lines[0] == "  ppo 1/100  ppo/kl 0.3333  [b] 1"
+    assert lines[0] == "  ppo 1/100  ppo/kl 0.33333  [b] 1"
     assert lines[1].startswith("  ppo 100/100")
 
 
