@@ -6,7 +6,7 @@ Everything is named by string: knowing the stages must not import torch.
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from components.settings import Settings
 
