@@ -1,0 +1,113 @@
+"""The first half of human_eval: what is judged, blinded, as a sheet to fill in, and the key under seal."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.canonical import digest_file
+from components.data.jsonl import read_rows, write_json, write_rows
+from components.data.task import task_name
+from components.errors import UserError
+from components.human_eval.blinding import Item, blind, sealed_key, sheet_item
+from components.human_eval.config import HumanEvalConfig, SampleJob
+from components.human_eval.respond import respond
+from components.human_eval.selection import choose
+from components.human_eval.sheet import SIMULATED, TEXTS, SheetRow, as_record, rating_columns, write_csv
+
+
+def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, report: Any) -> dict[str, float]:
+    """Sample prompts of `inputs["data"]`, have the models of `inputs["sft"]` and `inputs["ppo"]` respond; write a sheet.
+
+    `artifact/` holds `sheet.csv`, `sheet.jsonl` and `sheet.json` (instructions) for the raters; `key.json` and
+    `responses.jsonl` (which tell the sides) for nobody else; and `ratings.simulated.csv` if the judges are simulated.
+
+    Raises:
+        UserError: no held-out prompts; simulated judges on people's data, or more of them than there are.
+    """
+    config, artifact = job.human_eval, out / "artifact"
+    check_judges(config, inputs["data"])
+    rows = read_rows(inputs["data"] / "prompts.test.jsonl")
+    if not rows:
+        raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
+    chosen = choose(rows, config, job.seed)
+    responses = respond(job, inputs, [c.prompt for c in chosen], out, report)
+    texts = {side: [r["text"] for r in responses[side]] for side in ("sft", "policy")}
+    items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed)
+    write_json(artifact / "key.json", sealed_key(items, salt))
+    write_rows(
+        artifact / "responses.jsonl",
+        ({"item": i.item, "stratum": i.chosen.stratum, "category": i.chosen.category, "prompt": i.chosen.prompt,
+          "sft": i.sft, "policy": i.policy} for i in items),
+    )  # fmt: skip
+    sheet = write_sheet(artifact, items, config)
+    if config.judges == "simulated":
+        write_csv(artifact / SIMULATED, _columns(config), map(as_record, simulate(sheet, items, config, job.seed)))
+    return {
+        "human_eval/sampled": float(len(items)),
+        "human_eval/strata": float(len({c.stratum for c in chosen})),
+        "human_eval/identical": sum(i.sft == i.policy for i in items) / len(items),
+        "human_eval/sft_ended": sum(r["ended"] for r in responses["sft"]) / len(items),
+        "human_eval/policy_ended": sum(r["ended"] for r in responses["policy"]) / len(items),
+    }
+
+
+def check_judges(config: HumanEvalConfig, data: Path) -> None:
+    """Refuse simulated judges where there are none, before anything is generated."""
+    if config.judges != "simulated":
+        return
+    if task_name(data) != "support-desk":
+        raise UserError(
+            "human_eval.judges is `simulated`, but these are not the built-in task's data, and judges can be "
+            "simulated only where the truth is known. Set human_eval.judges=people and fill in the sheet."
+        )
+    from components.data.support_desk import JUDGES
+
+    if config.raters > JUDGES:
+        raise UserError(f"human_eval.raters is {config.raters}, and there are {JUDGES} simulated judges. Lower it.")
+
+
+def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) -> list[SheetRow]:
+    """Write `sheet.csv`, `sheet.jsonl` and `sheet.json`. `key.json` must be there: the sheet commits to its sha256."""
+    commitment = digest_file(artifact / "key.json")
+    empty = ("",) * config.raters
+    sheet = []
+    for number, item in enumerate(items, 2):
+        a, b = (item.policy, item.sft) if item.policy_side == "a" else (item.sft, item.policy)
+        sheet.append(SheetRow(number, sheet_item(item.item, commitment), as_text(item.chosen.prompt), a, b, empty))
+    write_csv(artifact / "sheet.csv", _columns(config), map(as_record, sheet))
+    write_rows(artifact / "sheet.jsonl", map(as_record, sheet))
+    write_json(
+        artifact / "sheet.json",
+        {
+            "instructions": config.instructions,
+            "columns": _columns(config),
+            "ratings": list(config.ratings),
+            "raters": config.raters,
+            "items": len(sheet),
+            "key_sha256": commitment,
+            "for_raters": ["sheet.csv", "sheet.jsonl", "sheet.json"],
+            "text_cells": "In the CSV a cell that starts with an apostrophe is the text after it.",
+        },
+    )
+    return sheet
+
+
+def simulate(sheet: Sequence[SheetRow], items: Sequence[Item], config: HumanEvalConfig, seed: int) -> list[SheetRow]:
+    """The sheet as the built-in task's careful judges fill it in: they see what a rater sees."""
+    from components.data.support_desk import simulated_judges
+
+    return [
+        row._replace(
+            ratings=tuple(simulated_judges(item.chosen.prompt, row.response_a, row.response_b, seed)[: config.raters])
+        )
+        for row, item in zip(sheet, items, strict=True)
+    ]
+
+
+def as_text(prompt: Sequence[Mapping[str, str]]) -> str:
+    """A conversation as a rater reads it."""
+    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
+
+
+def _columns(config: HumanEvalConfig) -> list[str]:
+    return [*TEXTS, *rating_columns(config.raters)]

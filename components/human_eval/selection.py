@@ -1,0 +1,64 @@
+"""Which held-out prompts are judged: a stratified sample that depends on the seed and the set of prompts alone."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from components.canonical import canonical_json
+from components.human_eval.config import HumanEvalConfig
+
+
+class Chosen(NamedTuple):
+    """A sampled prompt (messages) and the stratum it stands for."""
+
+    prompt: list[dict[str, str]]
+    category: str | None
+    stratum: str
+
+
+def choose(rows: Sequence[Mapping[str, Any]], config: HumanEvalConfig, seed: int) -> list[Chosen]:
+    """At most `config.items` of `rows` ({prompt, category}), each stratum in proportion to its size.
+
+    A prompt's place in its stratum is a hash of seed and prompt, so the order of `rows` changes nothing.
+    """
+    names = strata(rows, config)
+    members: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        members.setdefault(name, []).append(index)
+    sizes = {name: len(members[name]) for name in sorted(members)}
+    chosen = []
+    for name, count in allocate(sizes, min(config.items, len(rows))).items():
+        ranked = sorted(members[name], key=lambda index: _rank(seed, rows[index]["prompt"]))
+        chosen += [Chosen(rows[i]["prompt"], rows[i].get("category"), name) for i in ranked[:count]]
+    return chosen
+
+
+def strata(rows: Sequence[Mapping[str, Any]], config: HumanEvalConfig) -> list[str]:
+    """The name of each row's stratum; a row without a category is in stratum `none` where categories are asked for."""
+    kind = config.strata
+    if kind == "auto":
+        kind = "category" if all(row.get("category") for row in rows) else "length"
+    if kind == "category":
+        return [row.get("category") or "none" for row in rows]
+    if kind == "none":
+        return ["all"] * len(rows)
+    lengths = [sum(len(m["content"]) for m in row["prompt"]) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (lengths[i], canonical_json(rows[i]["prompt"])))
+    names = [""] * len(rows)
+    for place, index in enumerate(order):
+        names[index] = f"length {place * config.length_strata // len(rows) + 1} of {config.length_strata}"
+    return names
+
+
+def allocate(sizes: Mapping[str, int], items: int) -> dict[str, int]:
+    """Split `items` over strata in proportion to their sizes, by largest remainder; never more than a stratum holds."""
+    total = sum(sizes.values())
+    counts = {name: items * size // total for name, size in sizes.items()}
+    remainders = sorted(sizes, key=lambda name: (-(items * sizes[name] % total), name))
+    for name in remainders[: items - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+def _rank(seed: int, prompt: Any) -> bytes:
+    return hashlib.sha256(f"human_eval {seed} {canonical_json(prompt)}".encode()).digest()
