@@ -59,7 +59,8 @@ def index_page(checks: Sequence[Mapping[str, Any]], summary: Mapping[str, str], 
     pages = "".join(f'<li><a href="{html.escape(link)}">{html.escape(link.split("/")[1])}</a></li>' for link in links)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Data contract</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Data contract</h1><ul>{facts}</ul><table><thead><tr><th>Status</th><th>Check</th>"
+        f"<style>{_STYLE}</style></head><body><h1>Data contract</h1><ul>{facts}</ul>"
+        "<table><thead><tr><th>Status</th><th>Check</th>"
         "<th>What it asks</th><th>Severity</th><th>Rows</th><th>First rows, or value</th></tr></thead><tbody>"
         f"{''.join(map(_table_row, checks))}</tbody></table><h2>Great Expectations' Data Docs</h2><ul>{pages}</ul>"
         "</body></html>\n"

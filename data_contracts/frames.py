@@ -1,5 +1,6 @@
 """The narrow frames that the contract judges: row numbers, booleans and lengths, never a text."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -23,27 +24,23 @@ def row_frame(rows: Sequence[Row]) -> "pd.DataFrame":
 
 
 def pair_frame(
-    pairs: Mapping[str, Sequence[Item]], groups: Mapping[str, Sequence[Item]], first_wins: Mapping[int, bool]
+    pairs: Mapping[str, Sequence[Item]], stands_in: Mapping[str, set[str]], first_wins: Mapping[int, bool]
 ) -> "pd.DataFrame":
     """A line a kept pair.
 
     Args:
         pairs: the pairs of each split.
-        groups: every group of rows (pairs and demonstrations) by the split it belongs to.
+        stands_in: the key of each prompt -> the splits that it stands in, demonstrations counted too.
         first_wins: source row number -> whether the response shown first is preferred, where there is an order.
     """
     import pandas as pd
 
-    stands_in: dict[str, set[str]] = {}
-    for split, items in groups.items():
-        for item in items:
-            stands_in.setdefault(prompt_key(item["prompt"]), set()).add(split)
-    known = {loose_key(item["prompt"]): prompt_key(item["prompt"]) for item in groups["train"]}
+    learned = {loose_key(json.loads(key)): key for key, splits in stands_in.items() if "train" in splits}
     lines = []
     for split in SPLITS:
         for item in pairs[split]:
             key = prompt_key(item["prompt"])
-            near = split == "test" and known.get(loose_key(item["prompt"]), key) != key
+            near = split == "test" and learned.get(loose_key(item["prompt"]), key) != key
             lines.append(
                 {
                     "row_id": item["row"], "split": split, "splits_of_prompt": len(stands_in[key]),

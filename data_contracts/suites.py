@@ -7,6 +7,7 @@ analytics are switched off before the import.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.data.splits import SPLITS
@@ -162,6 +163,6 @@ def _outcome(suite: str, check: Check, result: Any) -> dict[str, Any]:
     return {
         "check": check.name, "suite": suite, "description": check.description, "severity": check.severity,
         "rows": int(found.get("unexpected_count", 0)), "first_rows": bad[:FIRST_ROWS],
-        "observed": round(float(observed), 6) if isinstance(observed, int | float) else None,
+        "observed": round(float(observed), 6) if isinstance(observed, Real) else None,
         "passed": bool(result.success),
     }  # fmt: skip

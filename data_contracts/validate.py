@@ -4,24 +4,28 @@ Rows are judged one by one (bad ones go to `quarantine.jsonl` with their number 
 prompt, and the whole is judged again. The stage ends well on bad data: the gates decide whether the rest may go on.
 """
 
+import json
 import logging
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.data.config import DataConfig, ValidateJob
 from components.data.jsonl import write_json, write_rows
 from components.data.readers import read_source
 from components.data.rows import Item, RawRow, Row
-from components.data.splits import SPLITS, choose, leaked_prompts, prompt_key, split_of
+from components.data.splits import SPLITS, choose, prompt_key, split_of, standing
 from components.data.support_desk import generate
 from components.errors import CheckFailed, UserError
 from components.stats import fleiss_kappa
 from data_contracts.frames import length_preference, pair_frame, quarantine_reasons, row_frame
 from data_contracts.gather import Source, gather_demonstrations, gather_pairs
 from data_contracts.schemas import QuarantinedRow
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 logger = logging.getLogger(__name__)
 
@@ -40,35 +44,46 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
     """
     data = job.data
     pair_rows, demonstration_rows = _read(job, inputs, report)
-    kept = [row for row in pair_rows if not row.problems and row.item]
-    chosen = choose(kept, [_pair_key(row.item) for row in kept], data.max_pairs, job.seed)
-    pairs = _by_split([row.item for row in chosen if row.item], data)
-    demonstrations = _by_split(
-        [row.item for row in demonstration_rows if not row.problems and row.item]
-        if demonstration_rows
-        else _chosen_responses(pairs),
-        data,
-    )
+    kept = choose([row for row in pair_rows if not row.problems], _pair_key, data.max_pairs, job.seed)
+    pairs = _by_split(kept, data)
+    taught = [row for row in demonstration_rows if not row.problems]
+    demonstrations = _by_split(taught, data) if demonstration_rows else _chosen_responses(pairs)
     if not pairs["train"] or not demonstrations["train"]:
         missing = "pair" if not pairs["train"] else "demonstration"
         raise UserError(
             f"After quarantine and splitting no {missing} is left to train on ({len(kept)} valid pairs of "
             f"{len(pair_rows)} rows). Give more data, or a larger data.split.train."
         )
-    checks, context = _judge(data, pair_rows, demonstration_rows, pairs, demonstrations, chosen)
-    quarantined = [row for row in [*pair_rows, *demonstration_rows] if row.problems]
-    _write(out / "artifact", pairs, demonstrations, quarantined, checks, data)
-    metrics = _metrics(pairs, demonstrations, quarantined, checks, pair_rows)
-    from data_contracts.data_docs import write_data_docs
+    stands_in = standing({name: [*pairs[name], *demonstrations[name]] for name in SPLITS})
+    first_wins = {row.number: row.first_wins for row in kept if row.first_wins is not None}
+    frame = pair_frame(pairs, stands_in, first_wins)
+    checks, context = _judge(data, pair_rows, demonstration_rows, frame, ordered=bool(first_wins))
 
-    summary = {
-        "preferences": _shown(inputs, "preferences"), "demonstrations": _shown(inputs, "demonstrations"),
-        "pairs kept": f"{metrics['data/pairs']:.0f}", "rows quarantined": f"{metrics['data/quarantined']:.0f}",
-    }  # fmt: skip
-    write_data_docs(context, out / "attachments" / "data_docs", checks, summary)
-    report(len(pair_rows) + len(demonstration_rows), metrics)
-    logger.info("kept %d pairs; quarantined %s", metrics["data/pairs"], quarantine_reasons(quarantined) or "nothing")
-    return metrics
+    quarantined = [row for row in [*pair_rows, *demonstration_rows] if row.problems]
+    prompts = {name: distinct_prompts(pairs[name]) for name in SPLITS}
+    shutil.rmtree(out / "artifact", ignore_errors=True)
+    _write(out / "artifact", pairs, demonstrations, prompts)
+    write_quarantine(out / "artifact" / "quarantine.jsonl", quarantined)
+    write_json(out / "artifact" / "report.json", checks)
+    write_json(out / "artifact" / "task.json", {"name": "none" if "preferences" in inputs else "support-desk"})
+
+    sizes = {f"data/pairs_{name}": len(pairs[name]) for name in SPLITS}
+    metrics = {
+        "data/pairs": sum(sizes.values()),
+        "data/quarantined": len(quarantined),
+        "data/demonstrations": sum(map(len, demonstrations.values())),
+        "data/leaked_prompts": sum(len(splits) > 1 for splits in stands_in.values()),
+        "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
+        "data/length_preference": length_preference([item for name in SPLITS for item in pairs[name]]),
+        "data/annotator_agreement": annotator_agreement(pair_rows),
+        **sizes,
+        **{f"data/prompts_{name}": len(prompts[name]) for name in SPLITS},
+    }
+    final = {name: float(value) for name, value in metrics.items() if value is not None}
+    _show(context, out / "attachments" / "data_docs", checks, inputs, final)
+    report(len(pair_rows) + len(demonstration_rows), final)
+    logger.info("kept %d pairs; quarantined %s", len(kept), quarantine_reasons(quarantined) or "nothing")
+    return final
 
 
 def _read(job: ValidateJob, inputs: Mapping[str, Path], report: Report) -> tuple[list[Row], list[Row]]:
@@ -102,46 +117,50 @@ def _numbered(rows: Sequence[Item]) -> Iterable[RawRow]:
     return (RawRow(number, row) for number, row in enumerate(rows, 1))
 
 
-def _pair_key(item: Item | None) -> str:
-    return "" if item is None else f"{prompt_key(item['prompt'])} {item['chosen']} {item['rejected']}"
+def _pair_key(row: Row) -> str:
+    item = row.item or {}
+    return f"{prompt_key(item['prompt'])} {item['chosen']} {item['rejected']}"
 
 
-def _by_split(items: Iterable[Item], data: DataConfig) -> dict[str, list[Item]]:
+def _by_split(rows: Iterable[Row], data: DataConfig) -> dict[str, list[Item]]:
     out: dict[str, list[Item]] = {name: [] for name in SPLITS}
-    for item in items:
-        out[split_of(item["prompt"], data.split)].append(item)
+    for row in rows:
+        if row.item:
+            out[split_of(row.item["prompt"], data.split)].append(row.item)
     return out
 
 
-def _chosen_responses(pairs: Mapping[str, Sequence[Item]]) -> list[Item]:
-    """The chosen responses as demonstrations, each once."""
-    out: dict[str, Item] = {}
+def _chosen_responses(pairs: Mapping[str, Sequence[Item]]) -> dict[str, list[Item]]:
+    """The chosen responses of each split as demonstrations, each once."""
+    out: dict[str, list[Item]] = {}
     for name in SPLITS:
+        once: dict[str, Item] = {}
         for pair in pairs[name]:
             item = {"prompt": pair["prompt"], "response": pair["chosen"], "source": pair["source"], "row": pair["row"]}
-            out.setdefault(f"{prompt_key(pair['prompt'])} {pair['chosen']}", item)
+            once.setdefault(f"{prompt_key(pair['prompt'])} {pair['chosen']}", item)
+        out[name] = list(once.values())
+    return out
+
+
+def distinct_prompts(pairs: Iterable[Item]) -> list[Item]:
+    """The prompts of `pairs`, each once, in the order of their first pair, with its category."""
+    out: dict[str, Item] = {}
+    for pair in pairs:
+        out.setdefault(prompt_key(pair["prompt"]), {"prompt": pair["prompt"], "category": pair["category"]})
     return list(out.values())
 
 
 def _judge(
-    data: DataConfig,
-    pair_rows: Sequence[Row],
-    demonstration_rows: Sequence[Row],
-    pairs: Mapping[str, Sequence[Item]],
-    demonstrations: Mapping[str, Sequence[Item]],
-    chosen: Sequence[Row],
+    data: DataConfig, pair_rows: Sequence[Row], demonstration_rows: Sequence[Row], kept: "pd.DataFrame", ordered: bool
 ) -> tuple[list[dict[str, Any]], Any]:
     """Every check's outcome, and the context that knows them."""
     from data_contracts import suites
 
-    groups = {name: [*pairs[name], *demonstrations[name]] for name in SPLITS}
-    first_wins = {row.number: row.first_wins for row in chosen if row.first_wins is not None}
     contract = [suites.Suite("pair_rows", row_frame(pair_rows), suites.row_checks(data.tolerated_share, pairs=True))]
     if demonstration_rows:
         checks = suites.row_checks(data.tolerated_share, pairs=False)
         contract.append(suites.Suite("demonstration_rows", row_frame(demonstration_rows), checks))
-    frame = pair_frame(pairs, groups, first_wins)
-    contract.append(suites.Suite("kept_pairs", frame, suites.pair_checks(ordered=bool(first_wins))))
+    contract.append(suites.Suite("kept_pairs", kept, suites.pair_checks(ordered)))
     context = suites.context()
     return [outcome for suite in contract for outcome in suites.judge(context, suite)], context
 
@@ -150,23 +169,14 @@ def _write(
     artifact: Path,
     pairs: Mapping[str, Sequence[Item]],
     demonstrations: Mapping[str, Sequence[Item]],
-    quarantined: Sequence[Row],
-    checks: Sequence[Mapping[str, Any]],
-    data: DataConfig,
+    prompts: Mapping[str, Sequence[Item]],
 ) -> None:
-    shutil.rmtree(artifact, ignore_errors=True)
     heldout = sorted([*demonstrations["calibration"], *demonstrations["test"]], key=lambda item: item["row"])
     write_rows(artifact / "demonstrations.train.jsonl", demonstrations["train"])
     write_rows(artifact / "demonstrations.heldout.jsonl", heldout)
     for name in SPLITS:
         write_rows(artifact / f"pairs.{name}.jsonl", pairs[name])
-        prompts = {
-            prompt_key(p["prompt"]): {"prompt": p["prompt"], "category": p["category"]} for p in reversed(pairs[name])
-        }
-        write_rows(artifact / f"prompts.{name}.jsonl", reversed(prompts.values()))
-    write_quarantine(artifact / "quarantine.jsonl", quarantined)
-    write_json(artifact / "report.json", checks)
-    write_json(artifact / "task.json", {"name": "none" if data.preferences else "support-desk"})
+        write_rows(artifact / f"prompts.{name}.jsonl", prompts[name])
 
 
 def write_quarantine(path: Path, rows: Sequence[Row]) -> None:
@@ -176,59 +186,39 @@ def write_quarantine(path: Path, rows: Sequence[Row]) -> None:
         for row in rows:
             reasons = [problem.text.encode("ascii", "backslashreplace").decode() for problem in row.problems]
             kept_out = QuarantinedRow(file=row.source, row=row.number, reasons=reasons, data=row.data)
-            out.write(to_json(kept_out) + "\n")
+            out.write(_line(kept_out) + "\n")
 
 
-def to_json(row: QuarantinedRow) -> str:
-    """`row` as a line; what JSON doesn't know (dates and bytes of a Parquet file) as text."""
-    import json
-
+def _line(row: QuarantinedRow) -> str:
+    """`row` as JSON; what JSON doesn't know (dates and bytes of a Parquet file) as text."""
     return json.dumps({name: getattr(row, name) for name in type(row).model_fields}, sort_keys=True, default=str)
 
 
-def _metrics(
-    pairs: Mapping[str, Sequence[Item]],
-    demonstrations: Mapping[str, Sequence[Item]],
-    quarantined: Sequence[Row],
-    checks: Sequence[Mapping[str, Any]],
-    pair_rows: Sequence[Row],
-) -> dict[str, float]:
-    everything = {name: [*pairs[name], *demonstrations[name]] for name in SPLITS}
-    metrics = {
-        "data/pairs": sum(map(len, pairs.values())),
-        "data/quarantined": len(quarantined),
-        "data/demonstrations": sum(map(len, demonstrations.values())),
-        "data/leaked_prompts": len(leaked_prompts(everything)),
-        "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
-    }
-    metrics |= {f"data/pairs_{name}": len(pairs[name]) for name in SPLITS}
-    metrics |= {f"data/prompts_{name}": len({prompt_key(p["prompt"]) for p in pairs[name]}) for name in SPLITS}
-    found = {
-        "data/length_preference": length_preference([item for name in SPLITS for item in pairs[name]]),
-        "data/annotator_agreement": annotator_agreement(pair_rows),
-    }
-    return {
-        name: float(value) for name, value in (metrics | found).items() if value is not None and not math.isnan(value)
-    }
-
-
 def annotator_agreement(rows: Sequence[Row]) -> float | None:
-    """Fleiss' kappa of the votes, ties and no-preferences among them; None without votes.
+    """Fleiss' kappa of all readable votes, also those on ties and on pairs quarantined for their texts; None without.
 
     Each pair counts in both orders: which response stands first means nothing, and with the winner always first chance
     agreement would be overstated.
     """
-    ballots = [row.ballot for row in rows if row.ballot and all(p.check == "decided" for p in row.problems)]
-    if not ballots:
-        return None
-    return fleiss_kappa([*ballots, *((second, first, equal) for first, second, equal in ballots)])
+    ballots = [row.ballot for row in rows if row.ballot]
+    kappa = fleiss_kappa([*ballots, *((second, first, equal) for first, second, equal in ballots)] or [[0, 0, 0]])
+    return None if math.isnan(kappa) else kappa
 
 
-def _shown(inputs: Mapping[str, Path], name: str) -> str:
-    return (
-        str(inputs[name])
-        if name in inputs
-        else "simulated support desk"
-        if "preferences" not in inputs
-        else "chosen responses"
-    )
+def _show(
+    context: Any,
+    folder: Path,
+    checks: Sequence[Mapping[str, Any]],
+    inputs: Mapping[str, Path],
+    metrics: Mapping[str, float],
+) -> None:
+    from data_contracts.data_docs import write_data_docs
+
+    simulated = "the support desk's generator (simulated)"
+    otherwise = {
+        "preferences": simulated,
+        "demonstrations": "chosen responses" if "preferences" in inputs else simulated,
+    }
+    sources = {name: str(inputs.get(name, instead)) for name, instead in otherwise.items()}
+    counts = {"pairs kept": f"{metrics['data/pairs']:.0f}", "rows quarantined": f"{metrics['data/quarantined']:.0f}"}
+    write_data_docs(context, folder, checks, sources | counts)

@@ -1,5 +1,6 @@
 """Hugging Face datasets: a hub name becomes a local file, whose digest then is an input like any other file's."""
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,8 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
     try:
         import datasets
 
+        for chatty in ("datasets", "huggingface_hub"):  # each retry is a warning; the error below says it once
+            logging.getLogger(chatty).setLevel(logging.ERROR)
         dataset = datasets.load_dataset(name, hub.subset, split=hub.split, revision=hub.revision)
     except Exception as error:  # datasets raises whatever its network, file system and parser raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

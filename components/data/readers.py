@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 from components.data.rows import Problem, RawRow
 from components.errors import UserError
@@ -70,7 +70,9 @@ def _open(path: Path) -> IO[bytes]:
     """The file's bytes, unpacked where it is gzipped by name or by its first bytes."""
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed or path.suffix.lower() == ".gz" else path.open("rb")
+    if packed or path.suffix.lower() == ".gz":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    return path.open("rb")
 
 
 def _broken(path: Path, row: int, error: Exception) -> NoReturn:

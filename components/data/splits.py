@@ -2,12 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from components.canonical import canonical_json
 from components.data.config import SplitConfig
 from components.data.rows import Item, Message
+
+T = TypeVar("T")
 
 SPLITS = ("train", "calibration", "test")
 
@@ -26,16 +28,13 @@ def split_of(prompt: Sequence[Message], shares: SplitConfig) -> str:
     return "calibration" if u < shares.train + shares.calibration else "test"
 
 
-def leaked_prompts(splits: Mapping[str, Iterable[Item]]) -> set[str]:
-    """Keys of the prompts that stand in more than one of the named groups of rows."""
-    seen: dict[str, str] = {}
-    leaked = set()
-    for name, items in splits.items():
+def standing(groups: Mapping[str, Iterable[Item]]) -> dict[str, set[str]]:
+    """For each prompt's key the names of the groups (of rows) that it stands in; more than one split is a leak."""
+    out: dict[str, set[str]] = {}
+    for name, items in groups.items():
         for item in items:
-            key = prompt_key(item["prompt"])
-            if seen.setdefault(key, name) != name:
-                leaked.add(key)
-    return leaked
+            out.setdefault(prompt_key(item["prompt"]), set()).add(name)
+    return out
 
 
 def loose_key(prompt: Sequence[Message]) -> str:
@@ -43,9 +42,9 @@ def loose_key(prompt: Sequence[Message]) -> str:
     return "\n".join(" ".join(re.findall(r"\w+", m["content"].casefold())) for m in prompt)
 
 
-def choose(items: Sequence[Any], keys: Sequence[str], most: int | None, seed: int) -> list[Any]:
-    """At most `most` of `items` in their order: those whose hashed key (unique, unlike the position) is smallest."""
+def choose(items: Sequence[T], key: Callable[[T], str], most: int | None, seed: int) -> list[T]:
+    """At most `most` of `items`, in their order: those whose `key` hashes lowest, whatever their positions."""
     if most is None or len(items) <= most:
         return list(items)
-    rank = sorted(range(len(items)), key=lambda i: hashlib.sha256(f"{seed} {keys[i]}".encode()).digest())
+    rank = sorted(range(len(items)), key=lambda i: hashlib.sha256(f"{seed} {key(items[i])}".encode()).digest())
     return [items[i] for i in sorted(rank[:most])]
