@@ -10,6 +10,10 @@ from components.models import autocast
 from components.runtime import Runtime
 
 
+NEVER = -1e9
+"""Logit of a token of probability 0 (finite, so that entropy is)."""
+
+
 class TokenStats(NamedTuple):
     """Of the K tokens that count, in row-major order of (N, L)."""
 
@@ -21,6 +25,12 @@ class TokenStats(NamedTuple):
     """(K, D) last hidden state at the position that predicts the token, float32."""
     logprobs_at_1: Tensor
     """(K,) as `logprobs`, at temperature 1 (the same tensor where that is the temperature)."""
+
+
+def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
+    """Float32 logits (..., V) from last hidden states (..., D); the pad token has none: it can't be sampled."""
+    logits = model.get_output_embeddings()(hidden).float()
+    return logits.index_fill(-1, torch.tensor([model.config.pad_token_id], device=logits.device), NEVER)
 
 
 def last_hidden(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
@@ -47,10 +57,10 @@ def token_stats(
     predicts[:, :-1] = counts[:, 1:]
     with autocast(runtime):
         hidden = last_hidden(model, ids, mask)[predicts]
-        logits = model.get_output_embeddings()(hidden)
+        logits = vocabulary_logits(model, hidden)
     tokens = ids[counts].unsqueeze(-1)
-    at_1 = torch.log_softmax(logits.float(), -1)
-    at_temperature = at_1 if temperature == 1.0 else torch.log_softmax(logits.float() / temperature, -1)
+    at_1 = torch.log_softmax(logits, -1)
+    at_temperature = at_1 if temperature == 1.0 else torch.log_softmax(logits / temperature, -1)
     entropy = -(at_temperature.exp() * at_temperature).sum(-1)
     return TokenStats(
         at_temperature.gather(-1, tokens).squeeze(-1), entropy, hidden.float(), at_1.gather(-1, tokens).squeeze(-1)

@@ -20,10 +20,14 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging as transformers_logging
 
 from components.errors import UserError
 from components.runtime import Runtime
 from components.sft.config import ScratchModel
+
+transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 CHAT_TEMPLATE = (
@@ -74,10 +78,10 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=config.hidden_size, intermediate_size=4 * config.hidden_size,
+            vocab_size=len(tokenizer), hidden_size=config.hidden_size, intermediate_size=8 * config.hidden_size // 3,
             num_hidden_layers=config.layers, num_attention_heads=config.heads, max_position_embeddings=max_positions,
             tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
+            bos_token_id=None, initializer_range=0.06,
         )  # fmt: skip
     )
     return model.eval()

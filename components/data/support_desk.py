@@ -18,12 +18,12 @@ from components.data.support_grammar import Facts, Message, Reading, Style, draw
 from components.settings import Settings
 
 DEMONSTRATOR = Style(
-    remedy=0.25, wrong_remedy=0.3, refund=0.2, right_date=0.08, wrong_date=0.1,
-    hedge=0.3, flattery=0.05, filler=0.08, echo=0.012,
+    remedy=0.3, wrong_remedy=0.06, refund=0.15, right_date=0.15, wrong_date=0.04,
+    hedge=0.3, flattery=0.04, filler=0.05, echo=0.008,
 )  # fmt: skip
 CANDIDATES = (
     DEMONSTRATOR,
-    Style(remedy=0.8, wrong_remedy=0.1, refund=0.4, right_date=0.5, wrong_date=0.2, hedge=0.1, flattery=0.3, filler=0.4,
+    Style(remedy=0.7, wrong_remedy=0.2, refund=0.4, right_date=0.4, wrong_date=0.2, hedge=0.1, flattery=0.3, filler=0.4,
           echo=0.4),
     Style(remedy=0.4, wrong_remedy=0.3, refund=0.5, right_date=0.2, wrong_date=0.3, hedge=0.4, flattery=0.5, filler=0.6,
           echo=0.5),

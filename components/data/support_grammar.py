@@ -24,7 +24,7 @@ NAMES = (
     "Anna Ben Carla David Elena Farid Grace Hugo Ines Jonas Karin Liam Mona Nadia Oscar Paula Quentin Rosa Samir Tara "
     "Ugo Vera Walter Xenia Yusuf Zoe Amir Bruno Chloe Dora Erik Fiona Goran Hanna Ivan Julia Kofi Lena Marco Nora"
 ).split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+DAYS = "Monday Wednesday Friday".split()
 LETTERS = "A B C D E F G H K L M N P R S T".split()
 
 COMPLAINTS: dict[str, tuple[str, ...]] = {
@@ -59,7 +59,7 @@ FILLERS = (
 )  # fmt: skip
 OPENINGS = ("Hello.", "Thank you for your message.", "We are sorry.")
 CLOSINGS = ("Best wishes.", "Your support team.", "Goodbye.")
-TONES = ("Please help.", "I am not happy.", "What can you do?", "This is urgent.", "I hope you can fix this.")
+TONES = ("Please help.", "I am not happy.", "What can you do?", "This is urgent.")
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ def draw_prompt(rng: random.Random) -> tuple[list[dict[str, str]], Facts]:
     refunds, day = rng.random() < 0.5, rng.choice(DAYS) if rng.random() < 0.5 else None
     issues = rng.sample(ISSUES, 1 if rng.random() < 0.6 else 2)
     complaints = [rng.choice(COMPLAINTS[issue]).format(item=rng.choice(ITEMS)) for issue in issues]
-    order = f"My order is {rng.choice(LETTERS)} {rng.randrange(10, 100)}."
+    order = f"Order {rng.choice(LETTERS)} {rng.randrange(10, 100)}."
     policy = (
         f"Refunds are {'allowed' if refunds else 'not allowed'}. "
         f"{f'Work is done by {day}.' if day else 'Promise no date.'}"
     )
-    user = " ".join([f"This is {rng.choice(NAMES)}.", order, *complaints, rng.choice(TONES)])
+    user = " ".join([f"{rng.choice(NAMES)} here.", order, *complaints, rng.choice(TONES)])
     prompt = [{"role": "system", "content": policy}, {"role": "user", "content": user}]
     return prompt, Facts(tuple(issues), refunds, day)
 
@@ -165,7 +165,7 @@ def read_prompt(prompt: Sequence[Message]) -> Facts:
         raise ValueError("a support-desk prompt is one system message (the policy) and one user message")
     policy, user = sentences(prompt[0]["content"]), sentences(prompt[1]["content"])
     issues = tuple(_issue_of()[s] for s in user if s in _issue_of())
-    if len(policy) != 2 or not issues or not user[0].startswith("This is "):
+    if len(policy) != 2 or not issues or not user[0].endswith(" here."):
         raise ValueError(f"not a support-desk prompt: {prompt[0]['content']!r} / {prompt[1]['content']!r}")
     day = policy[1].removeprefix("Work is done by ").rstrip(".")
     return Facts(

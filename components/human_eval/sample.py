@@ -16,7 +16,7 @@ from components.human_eval.sheet import SIMULATED, TEXTS, SheetRow, as_record, r
 
 
 def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, report: Any) -> dict[str, float]:
-    """Sample prompts of `inputs["data"]`, have the models of `inputs["sft"]` and `inputs["ppo"]` respond; write a sheet.
+    """Draw prompts of `inputs["data"]`, have the models of `inputs["sft"]` and `inputs["ppo"]` respond, write a sheet.
 
     `artifact/` holds `sheet.csv`, `sheet.jsonl` and `sheet.json` (instructions) for the raters; `key.json` and
     `responses.jsonl` (which tell the sides) for nobody else; and `ratings.simulated.csv` if the judges are simulated.

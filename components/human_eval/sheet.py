@@ -12,7 +12,8 @@ from components.errors import UserError
 SIMULATED = "ratings.simulated.csv"
 """The sheet as the simulated judges filled it in, in a sample artifact."""
 TEXTS = ("item", "prompt", "response_a", "response_b")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001 - full-width ones count too
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What spreadsheets take for the start of a formula; the last four are the full-width forms of = + - @."""
 
 
 class SheetRow(NamedTuple):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from components.batching import Messages, encode_prompt, pad
 from components.generation import GenerationConfig
+from components.logprobs import vocabulary_logits
 from components.runtime import Runtime
 
 
@@ -111,9 +112,7 @@ def sample(
         hidden = model.base_model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state[:, -1]
-        logits = model.get_output_embeddings()(hidden).float() / generation.temperature
-        logits[:, tokenizer.pad_token_id] = -torch.inf
-        logp = torch.log_softmax(logits, -1)
+        logp = torch.log_softmax(vocabulary_logits(model, hidden) / generation.temperature, -1)
         tokens = _inverse_cdf(logp, uniforms[rows, t])
         response[rows, t] = tokens
         logprobs[rows, t] = logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

@@ -13,7 +13,7 @@ class ScratchModel(Settings):
 
     hidden_size: int = Field(128, ge=8)
     """Width of the residual stream."""
-    layers: int = Field(4, ge=1)
+    layers: int = Field(3, ge=1)
     """Transformer blocks."""
     heads: int = Field(4, ge=1)
     """Attention heads; must divide `hidden_size` into even parts."""

@@ -6,21 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from components.batching import encode_prompt, encode_response, length_buckets, pad
 from components.data.jsonl import read_rows, write_json, write_rows
 from components.data.task import task_scores
-from components.logprobs import token_stats
 from components.models import build_causal_lm, load_base, save_model, train_tokenizer
 from components.ppo.rollout import generate_responses
-from components.runtime import Runtime
 from components.sft.config import SftJob
-from components.training import Report, fit, seeded, torch_seed
-
-Example = tuple[list[int], list[int]]
-"""Token ids of a prompt and of its response."""
+from components.sft.demonstrations import Example, encode_demonstrations, mean_loss, token_losses
+from components.training import Report, fit, torch_seed
 
 
 def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
@@ -34,8 +28,8 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
         longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
         model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
     model.to(job.runtime.device)
-    examples = encode(tokenizer, train, job)
-    heldout_examples = encode(tokenizer, heldout, job)
+    examples = encode_demonstrations(tokenizer, train, job.generation)
+    heldout_examples = encode_demonstrations(tokenizer, heldout, job.generation)
     metrics = {"sft/unigram_perplexity": math.exp(unigram_loss(examples, heldout_examples, len(tokenizer)))}
     if "base" in inputs:
         metrics["sft/base_perplexity"] = math.exp(mean_loss(model, tokenizer, heldout_examples, job.runtime))
@@ -44,7 +38,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     pad_id = tokenizer.pad_token_id
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
-        loss = _token_losses(model, pad_id, [examples[i] for i in batch], job.runtime).mean()
+        loss = token_losses(model, pad_id, [examples[i] for i in batch], job.runtime).mean()
         return loss, {"sft/train_loss": loss.item()}
 
     fit(
@@ -65,40 +59,8 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     return metrics
 
 
-def encode(tokenizer: Any, rows: Sequence[Mapping[str, Any]], job: SftJob) -> list[Example]:
-    """Token ids of demonstrations, cut to the job's lengths."""
-    generation = job.generation
-    return [
-        (
-            encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens),
-            encode_response(tokenizer, row["response"], generation.max_new_tokens),
-        )
-        for row in rows
-    ]
-
-
 def _texts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [text for row in rows for text in [*(m["content"] for m in row["prompt"]), row["response"]]]
-
-
-def _token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> Tensor:
-    """Negative log-probability (K,) of every response token of the batch, nats."""
-    ids, mask = pad([p + r for p, r in batch], pad_id)
-    counts = torch.zeros_like(mask)
-    for row, (prompt, response) in enumerate(batch):
-        counts[row, len(prompt) : len(prompt) + len(response)] = True
-    device = runtime.device
-    return -token_stats(model, ids.to(device), mask.to(device), counts.to(device), runtime).logprobs
-
-
-@torch.no_grad()
-def mean_loss(model: Any, tokenizer: Any, examples: Sequence[Example], runtime: Runtime, batch_size: int = 32) -> float:
-    """Mean negative log-probability of the response tokens of all `examples`, nats per token."""
-    batches = length_buckets([len(p) + len(r) for p, r in examples], batch_size, seeded(0), shuffle=False)
-    losses = [
-        _token_losses(model, tokenizer.pad_token_id, [examples[i] for i in b], runtime).double().cpu() for b in batches
-    ]
-    return float(torch.cat(losses).mean())
 
 
 def unigram_loss(train: Sequence[Example], heldout: Sequence[Example], vocabulary: int) -> float:

@@ -1,0 +1,133 @@
+"""Options of PPO and its KL tether. Importable without torch."""
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from components.generation import GenerationConfig
+from components.optim import OptimizerConfig
+from components.runtime import Runtime
+from components.settings import Settings, unkeyed
+
+MINIMUM_REACH = 10.0
+"""An adaptive controller whose coefficient can't change by this factor over the run can't hold a target."""
+
+
+class KLConfig(Settings):
+    """The tether: what holds KL(policy || reference) where the reward can be believed."""
+
+    control: Literal["fixed", "adaptive"] = "adaptive"
+    """`fixed` keeps the coefficient; `adaptive` moves it until KL is at the target (Ziegler et al. 2019, 2.2)."""
+    coefficient: float = Field(0.1, ge=0)
+    """β at the start, in units of the SFT responses' score standard deviation per nat."""
+    target: float = Field(6.0, gt=0)
+    """KL the adaptive controller aims at, in `unit`."""
+    unit: Literal["response", "token"] = "response"
+    """Whether `target` and `stop_above` are nats per response or nats per token."""
+    horizon: float = Field(4.0, gt=0)
+    """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` an update."""
+    stop_above: float | None = Field(None, gt=0)
+    """Hard ceiling: the run stops, as failed, after an update whose mean KL exceeds it, in `unit`; null for none."""
+
+    @model_validator(mode="after")
+    def _ceiling_above_target(self) -> Self:
+        if self.control == "adaptive" and self.coefficient == 0:
+            raise ValueError("an adaptive coefficient that starts at 0 stays 0: set ppo.kl.control=fixed, or a coefficient > 0")
+        if self.control == "adaptive" and self.stop_above is not None and self.stop_above <= self.target:
+            raise ValueError(f"stop_above ({self.stop_above}) must be greater than target ({self.target})")
+        return self
+
+    def reach(self, updates: int) -> float:
+        """The factor by which the adaptive coefficient can rise over `updates`."""
+        return (1 + 0.2 / self.horizon) ** updates if math.log1p(0.2 / self.horizon) * updates < 700 else math.inf
+
+
+class ScoreConfig(Settings):
+    """From the reward model's score (shifted and scaled to the SFT responses) to the reward of the last token."""
+
+    clip: float = Field(5.0, gt=0)
+    """Scaled scores are clipped to ± this, in SFT standard deviations."""
+    missing_eos: Literal["replace", "subtract", "keep"] = "replace"
+    """A response without EOS: its score becomes the SFT scores' first percentile, loses `missing_eos_penalty`, or stays."""
+    missing_eos_penalty: float = Field(1.0, ge=0)
+    """What `subtract` takes off, in SFT standard deviations."""
+    length_penalty: float = Field(0.0, ge=0)
+    """Taken off per response token, in SFT standard deviations."""
+
+
+class CriticConfig(Settings):
+    """The value function."""
+
+    kind: Literal["separate", "shared"] = "separate"
+    """`separate`: a model of its own, started from the reward model; `shared`: a linear head on the policy's trunk."""
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    """Peak learning rate of a separate critic."""
+    coefficient: float = Field(0.5, gt=0)
+    """Weight of the value loss beside the policy loss (a shared trunk only; a separate critic has its own optimiser)."""
+    clip_range: float | None = Field(None, gt=0)
+    """Value clipping around the old values, in standard deviations of the returns; null for none."""
+
+
+class PpoConfig(OptimizerConfig):
+    """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""
+
+    learning_rate: float = Field(3e-4, gt=0, le=1)
+    """Peak learning rate of the policy."""
+    updates: int = Field(60, ge=1)
+    """Batches of rollouts."""
+    batch_size: int = Field(128, ge=2)
+    """Prompts an update, a response each."""
+    minibatch_size: int = Field(64, ge=1)
+    """Responses an optimiser step."""
+    micro_batch_size: int = Field(64, ge=1)
+    """Responses a forward pass; gradients accumulate up to `minibatch_size`."""
+    epochs: int = Field(2, ge=1)
+    """Passes over each batch; more than 4 warns."""
+    clip_range: float = Field(0.2, gt=0, lt=1)
+    """ε of the clipped policy loss."""
+    discount: float = Field(1.0, gt=0, le=1)
+    """γ of the returns."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """λ of generalised advantage estimation."""
+    entropy_coefficient: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus, per nat per token."""
+    stop_epochs_above: float | None = Field(0.1, gt=0)
+    """Skip the rest of an update once a minibatch's approximate KL to the old policy exceeds this, nats per token."""
+    kl: KLConfig = KLConfig()
+    """The tether to the SFT policy."""
+    score: ScoreConfig = ScoreConfig()
+    """The reward of a response."""
+    critic: CriticConfig = CriticConfig()
+    """The value function."""
+    evaluate: int = Field(512, ge=256)
+    """Held-out prompts of the final evaluation; the KL gate's interval needs at least 256."""
+    sample_every: int = Field(20, ge=1)
+    """Updates between entries of the table of samples."""
+    checkpoint_every: int = unkeyed(10, ge=1)
+    """Updates between checkpoints."""
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        if self.batch_size % self.minibatch_size:
+            raise ValueError(f"batch_size ({self.batch_size}) must be a multiple of minibatch_size ({self.minibatch_size})")
+        if self.minibatch_size % self.micro_batch_size:
+            raise ValueError(
+                f"minibatch_size ({self.minibatch_size}) must be a multiple of micro_batch_size ({self.micro_batch_size})"
+            )
+        reach = self.kl.reach(self.updates)
+        if self.kl.control == "adaptive" and reach < MINIMUM_REACH:
+            raise ValueError(
+                f"over {self.updates} updates the adaptive coefficient can change by a factor of {reach:.1f} only, less "
+                f"than {MINIMUM_REACH:.0f}: lower kl.horizon (now {self.kl.horizon:g} batches) or use kl.control=fixed"
+            )
+        return self
+
+
+class PpoJob(Settings):
+    """All that the stage's output depends on, beside its inputs."""
+
+    seed: int
+    runtime: Runtime
+    generation: GenerationConfig
+    ppo: PpoConfig

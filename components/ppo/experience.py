@@ -1,0 +1,97 @@
+"""From sampled responses to what one update learns from: scores, rewards, advantages, and the checks on the way."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from components.errors import CheckFailed
+from components.ppo.config import PpoJob, ScoreConfig
+from components.ppo.maths import gae, kl_estimates, masked_mean, token_rewards, whiten
+from components.ppo.models import Models, frozen_pass
+from components.ppo.rollout import Samples
+from components.reward.scoring import ScoreScale
+
+SAMPLER_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01}
+"""Agreement of the sampler's log-probabilities with the training path's: the largest difference in float32, the mean in
+bfloat16, where the sampler's are not used."""
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A batch of responses and all that is fixed about them. B responses, T tokens."""
+
+    samples: Samples
+    logprobs: Tensor
+    """(B, T) log π_old."""
+    values: Tensor
+    """(B, T) the critic's values before the update."""
+    scores: Tensor
+    """(B,) scores as rewarded: scaled, clipped, missing EOS and length counted."""
+    advantages: Tensor
+    """(B, T) whitened."""
+    returns: Tensor
+    """(B, T)."""
+    metrics: dict[str, float]
+    """What is known of the batch before the update."""
+
+
+def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig) -> Tensor:
+    """Raw scores (B,) to rewards: shift and scale, clip, missing EOS, length penalty, in this order."""
+    scores = scale(raw).clamp(-config.clip, config.clip)
+    if config.missing_eos == "replace":
+        scores = torch.where(samples.ended, scores, torch.full_like(scores, scale.missing_eos_score))
+    elif config.missing_eos == "subtract":
+        scores = torch.where(samples.ended, scores, scores - config.missing_eos_penalty)
+    return scores - config.length_penalty * samples.response_mask.sum(1)
+
+
+def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float) -> Experience:
+    """Score `samples` and compute rewards, advantages and returns at KL coefficient `beta`.
+
+    Raises:
+        CheckFailed: a score isn't finite, or the sampler and the training path disagree on log-probabilities.
+    """
+    mask, config = samples.response_mask, job.ppo
+    found = frozen_pass(models, samples, job)
+    drift = check_sampler(samples, found["policy"], job.runtime.dtype)
+    if not torch.isfinite(found["raw_scores"]).all():
+        raise CheckFailed("the reward model gave a score that isn't finite.")
+    old, reference = found["policy"], found["reference"]
+    scores = rewarded_scores(found["raw_scores"], samples, models.scale, config.score)
+    rewards = token_rewards(old, reference, scores, mask, beta)
+    advantages, returns = gae(rewards, found["values"], mask, config.discount, config.gae_lambda)
+    kl = kl_estimates(old, reference, mask)
+    at_1 = kl_estimates(found["policy_at_1"], found["reference_at_1"], mask)
+    metrics = {
+        "ppo/proxy_reward": scores.mean().item(),
+        "ppo/scaled_score": models.scale(found["raw_scores"]).mean().item(),
+        "ppo/kl": kl.k1.sum(1).mean().item(),
+        "ppo/kl_k2": kl.k2.sum(1).mean().item(),
+        "ppo/kl_k3": kl.k3.sum(1).mean().item(),
+        "ppo/kl_at_temperature_1": at_1.k1.sum(1).mean().item(),
+        "ppo/kl_per_token": masked_mean(kl.k1, mask).item(),
+        "ppo/beta": beta,
+        "ppo/entropy": masked_mean(found["entropy"], mask).item(),
+        "ppo/response_tokens": mask.sum(1).float().mean().item(),
+        "ppo/ended": samples.ended.float().mean().item(),
+        "ppo/sampler_drift": drift,
+    }
+    return Experience(samples, old, found["values"], scores, whiten(advantages, mask), returns, metrics)
+
+
+def check_sampler(samples: Samples, recomputed: Tensor, dtype: str) -> float:
+    """Compare the sampler's log-probabilities with `recomputed` (B, T); returns the difference that is judged.
+
+    Raises:
+        CheckFailed: it exceeds the tolerance of `dtype`.
+    """
+    difference = (samples.logprobs - recomputed).abs()[samples.response_mask]
+    drift = float(difference.max() if dtype == "float32" else difference.mean())
+    if not drift <= SAMPLER_TOLERANCE[dtype]:
+        raise CheckFailed(
+            f"the sampler and the training path disagree on log-probabilities by {drift:.2g} nats "
+            f"({'largest' if dtype == 'float32' else 'mean'}; {SAMPLER_TOLERANCE[dtype]:g} is allowed in {dtype}): "
+            "the ratios of PPO would be wrong. Is dropout on, or the prompt truncated differently?"
+        )
+    return drift

@@ -1,0 +1,119 @@
+"""The formulas of PPO, as pure functions of tensors.
+
+Legend: B responses, T response tokens; all inputs (B, T) unless said otherwise; a mask is True where a token counts.
+Log-probabilities are natural. Where the mask is False an input's content changes nothing.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Floats = Float[Tensor, "B T"]
+Mask = Bool[Tensor, "B T"]
+
+
+def masked_mean(x: Floats, mask: Mask) -> Float[Tensor, ""]:
+    """Mean of `x` over the tokens that count: over all tokens, not a mean of rows' means."""
+    return x.masked_fill(~mask, 0).sum() / mask.sum()
+
+
+def whiten(x: Floats, mask: Mask) -> Floats:
+    """`x` with mean 0 and standard deviation 1 over the tokens that count (Bessel-corrected), 0 elsewhere."""
+    mean = masked_mean(x, mask)
+    centred = (x - mean).masked_fill(~mask, 0)
+    variance = centred.square().sum() / (mask.sum() - 1).clamp(min=1)
+    return centred * torch.rsqrt(variance + 1e-8)
+
+
+def token_rewards(
+    logprobs: Floats, reference: Floats, scores: Float[Tensor, "B"], mask: Mask, beta: float
+) -> Floats:
+    """Reward of each token: -β (log π_old - log π_ref), plus the response's score at its last token.
+
+    Stiennon et al. 2020, equation 2, with the KL term spread over the tokens (k1, and nothing else of KL).
+    """
+    rewards = (-beta * (logprobs - reference)).masked_fill(~mask, 0)
+    last = mask.long().sum(1) - 1
+    return rewards.scatter_add(1, last.unsqueeze(1), scores.unsqueeze(1))
+
+
+def gae(
+    rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda: float
+) -> tuple[Floats, Floats]:
+    """Advantages and returns by generalised advantage estimation (Schulman et al. 2016, equations 11 and 16).
+
+    The state after a response's last token is terminal, whether it ended or met the cap: its value is 0.
+
+    Returns:
+        advantages and returns = advantages + values, both 0 where the mask is False.
+    """
+    values = values.masked_fill(~mask, 0)
+    advantages = torch.zeros_like(rewards)
+    carried = torch.zeros_like(rewards[:, 0])
+    next_value = torch.zeros_like(carried)
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + discount * next_value - values[:, t]
+        carried = torch.where(mask[:, t], delta + discount * gae_lambda * carried, torch.zeros_like(carried))
+        advantages[:, t] = carried
+        next_value = values[:, t]
+    return advantages, (advantages + values).masked_fill(~mask, 0)
+
+
+class PolicyLoss(NamedTuple):
+    """Per token, 0 where the mask is False."""
+
+    loss: Floats
+    """-min(r A, clip(r, 1-ε, 1+ε) A)."""
+    ratio: Floats
+    """r = π / π_old, 1 where the mask is False."""
+    clipped: Mask
+    """Where clipping removed the gradient."""
+
+
+def policy_loss(logprobs: Floats, old: Floats, advantages: Floats, mask: Mask, clip_range: float) -> PolicyLoss:
+    """The clipped surrogate (Schulman et al. 2017, equation 7). It removes gradient; it doesn't bound the ratio."""
+    ratio = (logprobs - old).masked_fill(~mask, 0).exp()
+    free, held = ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages
+    return PolicyLoss(-torch.minimum(free, held).masked_fill(~mask, 0), ratio, (held < free) & mask)
+
+
+def value_loss(
+    values: Floats, old: Floats, returns: Floats, mask: Mask, clip_range: float | None
+) -> Floats:
+    """Half the squared error to the returns, per token, 0 where the mask is False.
+
+    With `clip_range` (in standard deviations of the returns) the larger of the errors of `values` and of `values`
+    clipped around `old` counts (Schulman et al.'s code; off by default).
+    """
+    error = (values - returns).square()
+    if clip_range is not None:
+        centred = (returns - masked_mean(returns, mask)).masked_fill(~mask, 0)
+        width = clip_range * (centred.square().sum() / (mask.sum() - 1).clamp(min=1)).sqrt()
+        held = torch.maximum(torch.minimum(values, old + width), old - width)
+        error = torch.maximum(error, (held - returns).square())
+    return (0.5 * error).masked_fill(~mask, 0)
+
+
+class KL(NamedTuple):
+    """Monte Carlo estimates of KL(p || q) from tokens drawn from p, per token (B, T), 0 where the mask is False."""
+
+    k1: Floats
+    """log p - log q: unbiased."""
+    k2: Floats
+    """(log p - log q)² / 2."""
+    k3: Floats
+    """(q/p - 1) - log(q/p): unbiased and never negative."""
+
+
+def kl_estimates(p: Floats, q: Floats, mask: Mask) -> KL:
+    """k1, k2 and k3 from log-probabilities (Schulman, "Approximating KL Divergence", 2020)."""
+    k1 = (p - q).masked_fill(~mask, 0)
+    return KL(k1, k1.square() / 2, torch.expm1(-k1) + k1)
+
+
+def explained_variance(values: Floats, returns: Floats, mask: Mask) -> Float[Tensor, ""]:
+    """1 - Var(returns - values) / Var(returns) over the tokens that count; NaN where the returns don't vary."""
+    residual, target = (returns - values)[mask], returns[mask]
+    return 1 - residual.var() / target.var()

@@ -1,0 +1,149 @@
+"""The PPO stage, a few numbered steps an update, with its checks, checkpoints and final evaluation."""
+
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.batching import encode_prompt
+from components.data.jsonl import read_rows, write_json, write_rows
+from components.data.task import task_scores
+from components.errors import CheckFailed, UserError
+from components.models import save_model
+from components.ppo.config import PpoJob
+from components.ppo.control import KLController
+from components.ppo.evaluate import evaluate
+from components.ppo.experience import SAMPLER_TOLERANCE, Experience, gather_experience
+from components.ppo.learner import Learner
+from components.ppo.models import Models, weights_digest
+from components.ppo.rollout import sample, sampling_copy
+from components.training import Report, restore_state, save_state, seeded, torch_seed
+
+SAMPLES_SHOWN = 8
+
+
+def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
+    """Train the policy of `inputs["sft"]` against `inputs["reward"]` on prompts of `inputs["data"]`.
+
+    Raises:
+        UserError: too few prompts. CheckFailed: a running check didn't hold.
+    """
+    if job.ppo.epochs > 4:
+        warnings.warn(f"ppo.epochs is {job.ppo.epochs}: more than 4 passes drift far off-policy.", stacklevel=1)
+    data = inputs["data"]
+    prompts = [row["prompt"] for row in read_rows(data / "prompts.train.jsonl")]
+    if not prompts:
+        raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
+    models = Models.load(job, inputs)
+    held = {name: weights_digest(m) for name, m in _held(models).items()}
+    trained = train(models, job, prompts, data, out, report)
+    for name, model in _held(models).items():
+        if weights_digest(model) != held[name]:
+            raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
+    models.policy.eval()
+    save_model(models.policy, models.tokenizer, out / "artifact" / "model")
+    write_rows(out / "artifact" / "history.jsonl", trained["history"])
+    write_rows(out / "artifact" / "samples.jsonl", trained["samples"])
+    metrics = evaluate(models, job, data, out)
+    last = trained["history"][-1]
+    metrics |= {name: last[name] for name in ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl")}
+    metrics |= {
+        "ppo/ratio_max": max(row["ppo/ratio_max"] for row in trained["history"]),
+        "ppo/stopped": float(trained["stopped"]),
+        "ppo/updates": float(len(trained["history"])),
+    }
+    write_json(out / "artifact" / "metrics.json", metrics)
+    return metrics
+
+
+def _held(models: Models) -> dict[str, Any]:
+    return {"reference": models.reference, "reward model": models.reward_model}
+
+
+def train(
+    models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, report: Report
+) -> dict[str, Any]:
+    """The updates; returns {history, samples, stopped}. Resumes from `out/checkpoint/ppo`."""
+    config, folder = job.ppo, out / "checkpoint" / "ppo"
+    learner, controller = Learner.start(models, job), KLController.start(config.kl)
+    modules = {"policy": models.policy, "critic": models.critic}
+    optimizers = {"policy": learner.policy_optimizer, "critic": learner.critic_optimizer}
+    state: dict[str, Any] = {"history": [], "samples": [], "stopped": False}
+    if resumed := restore_state(folder, modules, optimizers):
+        state, controller.beta, controller.holding = resumed[1]["state"], resumed[1]["beta"], resumed[1]["holding"]
+        for row in state["history"]:
+            report(row["update"], _metrics(row), total=config.updates)
+    encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
+    models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
+    while len(state["history"]) < config.updates and not state["stopped"]:
+        update, began = len(state["history"]), time.perf_counter()
+        # 1. sample a response to each prompt of the batch
+        chosen = prompt_batch(len(prompts), config.batch_size, update, job.seed)
+        generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", "sampling", update))
+        with sampling_copy(models.policy, job.runtime) as sampler:
+            samples = sample(
+                sampler, models.tokenizer, [encoded[i] for i in chosen], job.generation, generator, job.runtime.device
+            )
+        # 2. score them, and weigh the score against KL to the reference
+        experience = gather_experience(models, samples, job, controller.beta)
+        if update == 0:
+            check_start(experience, job.runtime.dtype)
+        # 3. learn
+        metrics = experience.metrics | learner.update(experience, update)
+        texts = samples.texts(models.tokenizer)
+        scores = [task_scores(data, prompts[i], text) for i, text in zip(chosen, texts, strict=True)]
+        metrics |= {f"ppo/{name}": sum(s[name] for s in scores) / len(scores) for name in scores[0]}
+        # 4. move the tether
+        kl = metrics["ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"]
+        state["stopped"] = controller.stops(kl)
+        controller.update(kl)
+        # 5. keep what was seen
+        state["history"].append({"update": update + 1, **metrics})
+        if update % config.sample_every == 0 or update + 1 == config.updates or state["stopped"]:
+            state["samples"] += [
+                {"update": update, "prompt": prompts[chosen[i]], "response": texts[i], "score": experience.scores[i].item()}
+                | scores[i] for i in range(min(SAMPLES_SHOWN, len(texts)))
+            ]  # fmt: skip
+        if (update + 1) % config.checkpoint_every == 0 or update + 1 == config.updates or state["stopped"]:
+            save_state(
+                folder, update + 1, modules, optimizers,
+                {"state": state, "beta": controller.beta, "holding": controller.holding},
+            )  # fmt: skip
+        seconds = time.perf_counter() - began
+        speed = {
+            "ppo/samples_per_second": len(texts) / seconds,
+            "ppo/tokens_per_second": float(samples.response_mask.sum()) / seconds,
+        }
+        report(update + 1, metrics | speed, total=config.updates)
+    return state
+
+
+def _metrics(row: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if name != "update"}
+
+
+def prompt_batch(count: int, batch_size: int, update: int, seed: int) -> list[int]:
+    """Indices of the prompts of update `update` (from 0): a shuffled pass over all, then another order, without end."""
+    out: list[int] = []
+    position = update * batch_size
+    while len(out) < batch_size:
+        order = list(range(count))
+        seeded(seed, "ppo", "prompts", position // count).shuffle(order)
+        taken = order[position % count :][: batch_size - len(out)]
+        out += taken
+        position += len(taken)
+    return out
+
+
+def check_start(experience: Experience, dtype: str) -> None:
+    """Before the first update the policy is the reference: their log-probabilities agree to rounding.
+
+    Raises:
+        CheckFailed: they don't, so KL would be measured against something that isn't the start.
+    """
+    kl = abs(experience.metrics["ppo/kl"])
+    if not kl <= SAMPLER_TOLERANCE[dtype]:
+        raise CheckFailed(f"KL to the reference is {kl:.2g} nats before the first update, where it must be 0.")

@@ -1,0 +1,49 @@
+"""Demonstrations as tokens, and how surprised a model is by them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.batching import encode_prompt, encode_response, length_buckets, pad
+from components.generation import GenerationConfig
+from components.logprobs import token_stats
+from components.runtime import Runtime
+from components.training import seeded
+
+Example = tuple[list[int], list[int]]
+"""Token ids of a prompt and of its response."""
+
+
+def encode_demonstrations(
+    tokenizer: Any, rows: Sequence[Mapping[str, Any]], generation: GenerationConfig
+) -> list[Example]:
+    """Token ids of demonstrations, cut to the lengths of `generation`."""
+    return [
+        (
+            encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens),
+            encode_response(tokenizer, row["response"], generation.max_new_tokens),
+        )
+        for row in rows
+    ]
+
+
+def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> Tensor:
+    """Negative log-probability (K,) of every response token of the batch, nats."""
+    ids, mask = pad([p + r for p, r in batch], pad_id)
+    counts = torch.zeros_like(mask)
+    for row, (prompt, response) in enumerate(batch):
+        counts[row, len(prompt) : len(prompt) + len(response)] = True
+    device = runtime.device
+    return -token_stats(model, ids.to(device), mask.to(device), counts.to(device), runtime).logprobs
+
+
+@torch.no_grad()
+def mean_loss(model: Any, tokenizer: Any, examples: Sequence[Example], runtime: Runtime, batch_size: int = 32) -> float:
+    """Mean negative log-probability of the response tokens of all `examples`, nats per token."""
+    batches = length_buckets([len(p) + len(r) for p, r in examples], batch_size, seeded(0), shuffle=False)
+    losses = [
+        token_losses(model, tokenizer.pad_token_id, [examples[i] for i in b], runtime).double().cpu() for b in batches
+    ]
+    return float(torch.cat(losses).mean())
