@@ -1,0 +1,64 @@
+"""The whole comparison with two real (untrained) models on the built-in task."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.data.jsonl import write_rows
+from components.data.support_desk import SupportDeskConfig, generate
+from components.generation import GenerationConfig
+from components.human_eval import sample, score
+from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
+from components.human_eval.respond import SIDES
+from components.runtime import Runtime
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    from components.models import build_causal_lm, save_model, train_tokenizer
+    from components.sft.config import ScratchModel
+
+    root = tmp_path_factory.mktemp("inputs")
+    demonstrations, pairs = generate(0, SupportDeskConfig(demonstrations=50, pairs=50))
+    data = root / "data"
+    write_rows(data / "prompts.test.jsonl", ({"prompt": p["prompt"], "category": p["category"]} for p in pairs))
+    (data / "task.json").write_text('{"name": "support-desk"}')
+    texts = [d["response"] for d in demonstrations] + [m["content"] for d in demonstrations for m in d["prompt"]]
+    tokenizer = train_tokenizer(texts, 600)
+    for seed, source in enumerate(SIDES.values()):
+        model = build_causal_lm(ScratchModel(hidden_size=16, layers=1, heads=2), tokenizer, 512, seed)
+        save_model(model, tokenizer, root / source / "model")
+    return {"data": data, **{source: root / source for source in SIDES.values()}}
+
+
+@pytest.fixture(scope="module")
+def run_sample(inputs: dict[str, Path]) -> Callable[[Path], dict[str, float]]:
+    config = HumanEvalConfig(items=10, judges="simulated", batch_size=4)
+    runtime = Runtime(device="cpu", dtype="float32", threads=1)
+    generation = GenerationConfig(max_new_tokens=12)
+    job = SampleJob(seed=0, runtime=runtime, generation=generation, human_eval=config)
+    return lambda out: sample.run(job, inputs, out, lambda *a, **k: None)
+
+
+def test_two_runs_write_the_same_bytes_and_the_judges_sheet_is_scored(
+    tmp_path: Path, run_sample: Callable[[Path], dict[str, float]]
+) -> None:
+    assert run_sample(tmp_path / "one") == run_sample(tmp_path / "two")
+    one, two = (sorted((tmp_path / name / "artifact").iterdir()) for name in ("one", "two"))
+    assert [(p.name, p.read_bytes()) for p in one] == [(p.name, p.read_bytes()) for p in two]
+    folder = tmp_path / "one" / "artifact"
+    job = ScoreJob(seed=0, human_eval=HumanEvalConfig(items=10, judges="simulated"))
+    files = {"sample": folder, "sheet": folder / "ratings.simulated.csv"}
+    metrics = score.run(job, files, tmp_path / "scored", lambda *a, **k: None)
+    assert metrics["human_eval/items"] == 10 and metrics["human_eval/labels_complete"] == 1.0
+    assert 0 <= metrics["human_eval/win_rate_low"] <= metrics["human_eval/win_rate"] <= 1
+    assert json.loads((tmp_path / "scored" / "artifact" / "result.json").read_text())["judges"] == "simulated"
+
+
+def test_each_model_writes_its_own_responses(tmp_path: Path, run_sample: Callable[[Path], dict[str, float]]) -> None:
+    metrics = run_sample(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "artifact" / "responses.jsonl").read_text().splitlines()]
+    assert len(rows) == 10 and all(row["sft"].strip() and row["policy"].strip() for row in rows)
+    assert metrics["human_eval/identical"] == 0.0 and metrics["human_eval/policy_ended"] < 0.5
