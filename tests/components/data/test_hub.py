@@ -1,0 +1,66 @@
+import pytest
+
+from components.data.config import HubConfig
+from components.data.hub import resolve_source
+from components.data.readers import read_source
+from components.errors import UserError
+
+datasets = pytest.importorskip("datasets")
+ROWS = [{"prompt": "a", "chosen": "x", "rejected": "y"}, {"prompt": "b", "chosen": "x", "rejected": "y"}]
+
+
+def test_a_path_that_exists_is_itself(tmp_path):
+    path = tmp_path / "owner" / "name"
+    path.parent.mkdir()
+    path.write_text("{}")
+    assert resolve_source(str(path), HubConfig(), tmp_path / "cache", "data.preferences") == path
+
+
+@pytest.mark.parametrize("value", ["data/pairs.jsonl", "/no/such/file", "pairs", "data/deep/pairs"])
+def test_a_missing_path_is_refused_without_asking_the_hub(tmp_path, monkeypatch, value):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("asked the hub"))
+    with pytest.raises(UserError, match=r"data\.preferences: there is no file"):
+        resolve_source(value, HubConfig(), tmp_path, "data.preferences")
+
+
+def test_a_hub_that_cannot_be_reached_is_said_in_one_paragraph(tmp_path, monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("Couldn't reach the Hub\nand much more")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(
+        UserError, match=r"'owner/name' is no file here.*can't be loaded: Couldn't reach the Hub\."
+    ) as error:
+        resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hub_dataset_is_fetched_once_and_then_read_as_a_file(tmp_path, monkeypatch):
+    asked = []
+
+    def load(name, subset, split, revision):
+        asked.append((name, subset, split, revision))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    hub = HubConfig(subset="helpful", split="test", revision="v1")
+    first, again = (resolve_source("owner/name", hub, tmp_path, "data.preferences") for _ in range(2))
+    assert first == again and asked == [("owner/name", "helpful", "test", "v1")]
+    assert [row.data for row in read_source(first)] == ROWS
+    other = resolve_source("owner/name", HubConfig(split="train"), tmp_path, "data.preferences")
+    assert other != first
+
+
+def test_a_folder_saved_by_datasets_is_read(tmp_path):
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"dev": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "several"))
+    assert [(row.number, row.data) for row in read_source(tmp_path / "one")] == [(1, ROWS[0]), (2, ROWS[1])]
+    assert len(list(read_source(tmp_path / "several", split="dev"))) == 2
+    with pytest.raises(UserError, match="no split 'train', only dev"):
+        list(read_source(tmp_path / "several"))
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    with pytest.raises(UserError, match="none written by datasets' save_to_disk"):
+        list(read_source(tmp_path))

@@ -1,0 +1,167 @@
+import gzip
+import json
+from itertools import islice
+
+import pytest
+
+from components.data.readers import read_source
+from components.errors import UserError
+
+ROWS = [{"prompt": f"p{i}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(3)]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def contents(path):
+    return [(row.number, row.data) for row in read_source(path)]
+
+
+def test_the_same_rows_come_from_every_kind_of_file(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ROWS)
+    (tmp_path / "a.jsonl").write_text(LINES)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    frame.to_parquet(tmp_path / "a.parquet")
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_csv(tmp_path / "a.tsv", index=False, sep="\t")
+    for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"):
+        assert contents(tmp_path / name) == list(enumerate(ROWS, 1)), name
+    for name in ("a.csv", "a.tsv"):
+        assert contents(tmp_path / name) == list(enumerate(ROWS, 2)), name
+
+
+def test_a_file_without_a_suffix_is_known_by_its_first_bytes(tmp_path):
+    (tmp_path / "object").write_bytes(gzip.compress(LINES.encode()))
+    assert len(contents(tmp_path / "object")) == 3
+
+
+def test_a_csv_cell_may_hold_line_breaks_and_messages(tmp_path):
+    (tmp_path / "a.csv").write_text(
+        'prompt,chosen\r\n"two\nlines","[{""role"": ""user"", ""content"": ""x""}]"\r\nb,[1]\r\n'
+    )
+    assert contents(tmp_path / "a.csv") == [
+        (2, {"prompt": "two\nlines", "chosen": [{"role": "user", "content": "x"}]}),
+        (3, {"prompt": "b", "chosen": "[1]"}),
+    ]
+
+
+def test_a_csv_row_with_too_few_cells_is_a_bad_row_with_its_number(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,chosen\na,b\nc\n")
+    rows = list(read_source(tmp_path / "a.csv"))
+    assert [(row.number, row.problem and row.problem.text) for row in rows] == [
+        (2, None),
+        (3, "1 cells, the header has 2"),
+    ]
+
+
+def test_blank_lines_count_as_lines_and_give_no_rows(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n" + LINES)
+    assert [row.number for row in read_source(tmp_path / "a.jsonl")] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"a": 1', "bad JSON"),
+        (b"[1]", "expected an object"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": NaN}', "NaN"),
+        (b"[" * 100_000, "bad JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "bad JSON"),
+    ],
+)
+def test_a_bad_line_among_good_ones_comes_out_with_its_problem(tmp_path, line, reason):
+    (tmp_path / "a.jsonl").write_bytes(LINES.encode() + line + b"\n" + LINES.encode())
+    rows = list(read_source(tmp_path / "a.jsonl"))
+    assert [row.number for row in rows if row.problem] == [4]
+    assert rows[3].problem.check == "readable" and reason in rows[3].problem.text
+    assert len(rows) == 7
+
+
+def test_a_byte_order_mark_spoils_no_row(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + LINES.encode())
+    assert contents(tmp_path / "a.jsonl")[0][1] == ROWS[0]
+
+
+def test_a_truncated_gzip_says_after_which_row_it_broke_off(tmp_path):
+    many = "".join(json.dumps({"n": i, "noise": str(hash((i, "x")))}) + "\n" for i in range(5000))
+    packed = gzip.compress(many.encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    rows = []
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz breaks off after row \d+:") as error:
+        for row in read_source(tmp_path / "a.jsonl.gz"):
+            rows.append(row.number)
+    said = int(str(error.value).split("after row ")[1].split(":")[0])
+    assert 1000 < said < 5000 and rows == list(range(1, said + 1))
+
+
+def test_a_plain_file_called_gz_is_refused(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_text(LINES)
+    with pytest.raises(UserError, match="can't be read from its first row on"):
+        list(read_source(tmp_path / "a.jsonl.gz"))
+
+
+def test_a_damaged_byte_inside_a_gzip_is_the_users_error(tmp_path):
+    packed = bytearray(gzip.compress(LINES.encode() * 200))
+    packed[len(packed) // 2] ^= 0xFF
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    with pytest.raises(UserError, match="cut short or damaged"):
+        list(read_source(tmp_path / "a.jsonl.gz"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.jsonl.gz", "a"])
+def test_an_empty_file_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError, match=rf"{name} is empty"):
+        list(read_source(tmp_path / name))
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl", "\n \n"), ("a.csv", "prompt,chosen\n"), ("a.json", "[]")])
+def test_a_file_without_rows_is_refused_by_name(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=f"{name} holds no row"):
+        list(read_source(tmp_path / name))
+
+
+def test_a_gzip_of_nothing_is_refused(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(UserError, match="holds no row"):
+        list(read_source(tmp_path / "a.jsonl.gz"))
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"no file .*nowhere\.jsonl"):
+        list(read_source(tmp_path / "nowhere.jsonl"))
+
+
+@pytest.mark.parametrize("content", ["hello\nworld\n", "not,json\n", "[1]\n[2]\n"])
+def test_json_lines_without_one_object_are_refused(tmp_path, content):
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"Not one line of .*a\.jsonl is a JSON object; line 1"):
+        list(read_source(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.parquet", b"PAR1 no"), ("a.json", b'[{"a": 1}'), ("a.txt", b"hello")]
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=name):
+        list(read_source(tmp_path / name))
+
+
+def test_json_lines_called_json_are_read(tmp_path):
+    (tmp_path / "a.json").write_text(LINES)
+    assert contents(tmp_path / "a.json") == list(enumerate(ROWS, 1))
+
+
+def test_reading_the_first_rows_reads_no_further(tmp_path):
+    packed = gzip.compress((LINES * 50_000).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(packed[: len(packed) - 20])
+    assert len(list(islice(read_source(tmp_path / "a.jsonl.gz"), 5))) == 5
+
+
+def test_a_column_that_stands_twice_in_a_csv_header_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,prompt\na,b\n")
+    with pytest.raises(UserError, match="names a column twice"):
+        list(read_source(tmp_path / "a.csv"))

@@ -1,0 +1,89 @@
+import hashlib
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from components.data.config import DataConfig, SplitConfig
+from components.data.splits import choose, loose_key, prompt_key, split_of, standing
+
+SHARES = SplitConfig(train=0.7, calibration=0.1, test=0.2)
+roles = st.sampled_from(["system", "user", "assistant"])
+texts = st.text(st.characters(blacklist_categories=("Cs",)))
+prompts = st.lists(st.fixed_dictionaries({"role": roles, "content": texts}), min_size=1, max_size=3)
+
+
+@given(st.lists(prompts, max_size=20), st.randoms(use_true_random=False))
+def test_no_prompt_stands_in_two_splits_whatever_the_order_of_rows(found, rng):
+    rows = [{"prompt": p} for p in found + found]
+    by_split = {}
+    for row in rows:
+        by_split.setdefault(split_of(row["prompt"], SHARES), []).append(row)
+    assert all(len(splits) == 1 for splits in standing(by_split).values())
+    shuffled = rng.sample(rows, len(rows))
+    assert {prompt_key(r["prompt"]): split_of(r["prompt"], SHARES) for r in shuffled} == {
+        key: next(iter(splits)) for key, splits in standing(by_split).items()
+    }
+
+
+def test_a_prompt_in_two_splits_is_seen():
+    row = {"prompt": [{"role": "user", "content": "a"}]}
+    assert standing({"train": [row], "test": [row]}) == {prompt_key(row["prompt"]): {"train", "test"}}
+
+
+def test_the_order_of_a_messages_keys_is_no_part_of_a_prompt():
+    assert prompt_key([{"role": "user", "content": "é"}]) == prompt_key([{"content": "é", "role": "user"}])
+
+
+def test_the_split_is_the_documented_hash_of_the_prompt():
+    prompt = [{"role": "user", "content": "Where is my kettle?"}]
+    text = 'split[{"content":"Where is my kettle?","role":"user"}]'
+    u = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+    assert split_of(prompt, SplitConfig(train=u + 0.001, calibration=0.001, test=0.998 - u)) == "train"
+    assert split_of(prompt, SplitConfig(train=u - 0.001, calibration=0.002, test=0.999 - u)) == "calibration"
+    assert split_of(prompt, SplitConfig(train=u - 0.002, calibration=0.001, test=1.001 - u)) == "test"
+
+
+def test_the_shares_are_those_asked_for():
+    found = [split_of([{"role": "user", "content": str(i)}], SHARES) for i in range(20_000)]
+    for name, share in SHARES.model_dump().items():
+        assert found.count(name) / 20_000 == pytest.approx(share, abs=4 * (share * (1 - share) / 20_000) ** 0.5)
+
+
+@given(st.sets(st.text(max_size=5), min_size=1, max_size=30), st.integers(1, 30), st.randoms(use_true_random=False))
+def test_the_choice_of_pairs_does_not_depend_on_their_order(found, most, rng):
+    items = sorted(found)
+    chosen = choose(items, str, most, seed=3)
+    assert len(chosen) == min(most, len(items)) and chosen == sorted(chosen)
+    assert set(choose(rng.sample(items, len(items)), str, most, seed=3)) == set(chosen)
+
+
+def test_another_seed_chooses_other_pairs():
+    items = [str(random.Random(i).random()) for i in range(200)]
+    assert set(choose(items, str, 50, seed=0)) != set(choose(items, str, 50, seed=1))
+
+
+def test_near_duplicates_share_a_loose_key_and_other_numbers_do_not():
+    def key(text):
+        return loose_key([{"role": "user", "content": text}])
+
+    assert key("Where  is my ORDER 12?") == key("where is my order 12")
+    assert key("order 12") != key("order 13")
+
+
+@pytest.mark.parametrize(
+    "shares", [{"train": 0.5}, {"train": 0.9, "calibration": 0.2, "test": -0.1}, {"train": 0.8, "test": 0.3}]
+)
+def test_shares_that_are_no_division_of_the_whole_are_refused(shares):
+    with pytest.raises(ValidationError):
+        SplitConfig(**shares)
+
+
+def test_a_path_is_no_part_of_a_key():
+    from components.settings import keyed_values
+
+    here, there = (DataConfig(preferences=f"/{where}/a.jsonl", demonstrations=where) for where in ("here", "there"))
+    assert keyed_values(here) == keyed_values(there)
+    assert "max_pairs" in keyed_values(here) and "preferences" not in keyed_values(here)

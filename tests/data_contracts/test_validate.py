@@ -1,0 +1,199 @@
+import gzip
+import json
+
+import pytest
+
+from components.data import support_desk
+from components.data.config import DataConfig, ValidateJob
+from components.data.splits import prompt_key, split_of
+from components.errors import CheckFailed, UserError
+from data_contracts.validate import annotator_agreement, run
+
+
+def pairs(n=60):
+    return [{"prompt": f"question {i}", "chosen": f"good {i} indeed", "rejected": f"bad {i}"} for i in range(n)]
+
+
+def write(path, rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def validate(out, inputs=None, seed=0, **data):
+    inputs = inputs or {}
+    given = {name: str(path) for name, path in inputs.items()}
+    return run(
+        ValidateJob(seed=seed, data=DataConfig(**given | data)), inputs, out, lambda step, metrics, total=None: None
+    )
+
+
+def lines(out, name):
+    return [json.loads(line) for line in (out / "artifact" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def contents(out):
+    return {path.name: path.read_bytes() for path in (out / "artifact").iterdir()}
+
+
+def small(**changes):
+    return {"generator": support_desk.SupportDeskConfig(demonstrations=50, pairs=120, **changes)}
+
+
+def test_the_support_desk_is_split_by_prompt_into_the_files_that_later_stages_read(tmp_path):
+    metrics = validate(tmp_path, **small())
+    shares = DataConfig().split
+    for name in ("train", "calibration", "test"):
+        found = lines(tmp_path, f"pairs.{name}")
+        assert len(found) == metrics[f"data/pairs_{name}"] > 0
+        assert all(split_of(row["prompt"], shares) == name for row in found)
+        prompts = lines(tmp_path, f"prompts.{name}")
+        assert {prompt_key(p["prompt"]) for p in prompts} == {prompt_key(p["prompt"]) for p in found}
+        assert len(prompts) == metrics[f"data/prompts_{name}"]
+        assert set(found[0]) == {
+            "prompt", "chosen", "rejected", "margin", "votes_chosen", "votes", "category", "source", "row",
+        }  # fmt: skip
+    assert all(split_of(d["prompt"], shares) == "train" for d in lines(tmp_path, "demonstrations.train"))
+    assert all(split_of(d["prompt"], shares) != "train" for d in lines(tmp_path, "demonstrations.heldout"))
+    assert json.loads((tmp_path / "artifact/task.json").read_text()) == {"name": "support-desk"}
+    assert metrics["data/pairs"] == 120 and metrics["data/demonstrations"] == 50
+    assert metrics["data/contract"] == 1 and metrics["data/leaked_prompts"] == 0 and metrics["data/quarantined"] == 0
+    assert 0.3 < metrics["data/annotator_agreement"] < 1
+
+
+def test_the_same_job_gives_the_same_bytes_and_another_seed_others(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        validate(tmp_path / name, seed=seed, **small())
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert contents(tmp_path / "a")["pairs.train.jsonl"] != contents(tmp_path / "c")["pairs.train.jsonl"]
+
+
+def test_the_name_of_a_file_changes_no_byte(tmp_path):
+    for name in ("a", "b"):
+        source = write(tmp_path / f"{name}.jsonl", [*pairs(), "not json"])
+        validate(tmp_path / name, {"preferences": source})
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_one_bad_row_among_good_ones_is_quarantined_with_its_number(tmp_path):
+    rows = [*pairs()[:3], {"prompt": "q", "chosen": "x"}, *pairs()[3:]]
+    metrics = validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
+    assert lines(tmp_path / "out", "quarantine") == [
+        {"file": "preferences", "row": 4, "reasons": ["`rejected` is missing"], "data": {"prompt": "q", "chosen": "x"}}
+    ]
+    assert (metrics["data/pairs"], metrics["data/quarantined"], metrics["data/contract"]) == (60, 1, 1)
+    assert "data/annotator_agreement" not in metrics
+    report = json.loads((tmp_path / "out/artifact/report.json").read_text())
+    found = next(check for check in report if check["check"] == "fields_present")
+    assert (found["rows"], found["first_rows"], found["passed"]) == (1, [4], True)
+    assert (tmp_path / "out/attachments/data_docs/index.html").exists()
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"artifact", "attachments"}
+
+
+def test_many_bad_rows_fail_the_contract_and_the_good_ones_are_kept_for_the_gate(tmp_path):
+    rows = pairs() + [{"prompt": f"q{i}", "chosen": "x", "rejected": "x"} for i in range(10)]
+    metrics = validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
+    assert (metrics["data/contract"], metrics["data/pairs"], metrics["data/quarantined"]) == (0, 60, 10)
+
+
+def test_what_utf8_cannot_hold_is_quarantined_and_written_down(tmp_path):
+    source = write(tmp_path / "p.jsonl", [*pairs(), '{"prompt": "q", "chosen": "\\ud800", "rejected": "x"}'])
+    validate(tmp_path / "out", {"preferences": source})
+    assert lines(tmp_path / "out", "quarantine")[0]["data"]["chosen"] == "\ud800"
+
+
+def test_without_demonstrations_the_chosen_responses_are_taught_in_their_own_split(tmp_path):
+    validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", pairs())})
+    train = [(prompt_key(d["prompt"]), d["response"]) for d in lines(tmp_path / "out", "demonstrations.train")]
+    assert train == [(prompt_key(p["prompt"]), p["chosen"]) for p in lines(tmp_path / "out", "pairs.train")]
+    heldout = {d["response"] for d in lines(tmp_path / "out", "demonstrations.heldout")}
+    assert heldout == {
+        p["chosen"] for name in ("calibration", "test") for p in lines(tmp_path / "out", f"pairs.{name}")
+    }
+    assert json.loads((tmp_path / "out/artifact/task.json").read_text()) == {"name": "none"}
+
+
+def test_given_demonstrations_are_judged_and_taught(tmp_path):
+    taught = [{"instruction": f"do {i}", "output": f"done {i}"} for i in range(40)] + [
+        {"instruction": "x", "output": ""}
+    ]
+    inputs = {
+        "preferences": write(tmp_path / "p.jsonl", pairs()),
+        "demonstrations": write(tmp_path / "d.jsonl", taught),
+    }
+    metrics = validate(tmp_path / "out", inputs)
+    assert metrics["data/demonstrations"] == 40 and metrics["data/quarantined"] == 1
+    assert lines(tmp_path / "out", "quarantine")[0]["file"] == "demonstrations"
+    assert all(d["source"] == "demonstrations" for d in lines(tmp_path / "out", "demonstrations.train"))
+
+
+def test_max_pairs_keeps_that_many_by_seed(tmp_path):
+    inputs = {"preferences": write(tmp_path / "p.jsonl", pairs(200))}
+    kept = {}
+    for seed in (0, 1):
+        metrics = validate(tmp_path / str(seed), inputs, seed=seed, max_pairs=100)
+        assert metrics["data/pairs"] == 100
+        kept[seed] = {
+            p["row"] for name in ("train", "calibration", "test") for p in lines(tmp_path / str(seed), f"pairs.{name}")
+        }
+    assert kept[0] != kept[1]
+
+
+def test_the_rows_order_changes_no_prompts_split(tmp_path):
+    for name, rows in (("a", pairs()), ("b", pairs()[::-1])):
+        validate(tmp_path / name, {"preferences": write(tmp_path / f"{name}.jsonl", rows)})
+    for split in ("train", "calibration", "test"):
+        a, b = ({prompt_key(p["prompt"]) for p in lines(tmp_path / name, f"pairs.{split}")} for name in "ab")
+        assert a == b
+
+
+def packed(tmp_path):
+    source = tmp_path / "cut.jsonl.gz"
+    whole = gzip.compress("".join(json.dumps(row) + "\n" for row in pairs(2000)).encode())
+    source.write_bytes(whole[: len(whole) // 2])
+    return source
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda d: d / "missing.jsonl", "no file .*missing.jsonl"),
+        (lambda d: write(d / "empty.jsonl", []), "empty.jsonl is empty"),
+        (packed, r"cut.jsonl.gz breaks off after row \d+"),
+        (
+            lambda d: write(d / "half.jsonl", [{"prompt": "a", "chosen": "b"}] * 5),
+            "half.jsonl: every pair lacks `rejected`",
+        ),
+        (lambda d: write(d / "null.jsonl", [{"prompt": "a", "chosen": "b", "rejected": None}] * 5), "not one valid"),
+        (lambda d: write(d / "bad.jsonl", ["what"] * 5), "Not one line of .*bad.jsonl"),
+    ],
+    ids=["missing", "empty", "truncated", "no rejected", "null rejected", "no json"],
+)
+def test_a_source_that_gives_nothing_is_the_users_error_in_one_paragraph_and_leaves_nothing(tmp_path, make, said):
+    with pytest.raises(UserError, match=said) as error:
+        validate(tmp_path / "out", {"preferences": make(tmp_path)})
+    assert "\n" not in str(error.value) and error.value.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_split_without_training_pairs_is_the_users_error(tmp_path):
+    rows = [p for p in pairs() if split_of([{"role": "user", "content": p["prompt"]}], DataConfig().split) != "train"]
+    with pytest.raises(UserError, match="no pair is left to train on"):
+        validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
+
+
+def test_a_source_that_the_config_names_and_nobody_passed_is_no_silent_default(tmp_path):
+    job = ValidateJob(seed=0, data=DataConfig(preferences="owner/name"))
+    with pytest.raises(CheckFailed, match=r"data\.preferences is 'owner/name'"):
+        run(job, {}, tmp_path, lambda *args: None)
+
+
+def test_agreement_counts_ties_and_says_nothing_without_votes(tmp_path):
+    from components.data.formats import parse_pair
+    from components.data.rows import RawRow
+
+    def row(votes):
+        return parse_pair(RawRow(1, {"prompt": "q", "a": "x", "b": "y", "votes": votes}), "votes", "p", 100)
+
+    assert annotator_agreement([]) is None
+    assert annotator_agreement([row(["a", "a"]), row(["b", "b"])]) == pytest.approx(1.0)
+    assert annotator_agreement([row(["a", "b"]), row(["a", "b"])]) == pytest.approx(-1.0)
