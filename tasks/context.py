@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from components.artifacts import ArtifactStore
+from components.artifacts import ArtifactStore, Record
 from components.errors import UserError
 from components.fingerprint import ROOT
 from components.gates import GatesConfig, Waiver, check_waivers
@@ -38,6 +38,8 @@ class RunContext:
     waivers: Sequence[Waiver] = ()
     refresh: frozenset[str] = frozenset()
     """Stages (or sub-stages) to compute even where the store has them."""
+    pinned: Mapping[str, Record] = field(default_factory=dict)
+    """Records to take for (sub-)stages whose config and inputs are still the same, though our code may have changed."""
     root: Path = ROOT
     """Where our packages are."""
     track: bool = True

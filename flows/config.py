@@ -1,0 +1,82 @@
+"""A run's whole config: the stages' config classes side by side, and how a profile and `--set` become one."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+
+from components.data.config import DataConfig
+from components.errors import UserError
+from components.gates import GATES, GatesConfig
+from components.generation import GenerationConfig
+from components.human_eval.config import HumanEvalConfig
+from components.ppo.config import PpoConfig
+from components.reward.config import RewardConfig
+from components.runtime import Runtime
+from components.settings import Settings
+from components.sft.config import SftConfig
+from flows.explain import explain
+from flows.profile import Override, apply_overrides, read_profile
+
+Job = TypeVar("Job", bound=Settings)
+
+
+class RunConfig(Settings):
+    """Everything a run is asked to do. Each group's defaults stand in its stage's class, thresholds in the profiles."""
+
+    project: str = Field("tether", min_length=1, pattern=r"^[\w.-]+$")
+    """Name of the MLflow experiment that the run is recorded in."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of everything random; the same seed on the same kind of machine gives the same bytes."""
+    runtime: Runtime = Runtime()
+    """Device, number format and threads, resolved for this machine before the first key."""
+    generation: GenerationConfig = GenerationConfig()
+    """How responses are sampled, in every stage."""
+    data: DataConfig = DataConfig()
+    """Where the data come from, how they are split."""
+    sft: SftConfig = SftConfig()
+    """Supervised fine-tuning."""
+    reward: RewardConfig = RewardConfig()
+    """The reward model."""
+    ppo: PpoConfig = PpoConfig()
+    """The policy and its tether."""
+    human_eval: HumanEvalConfig = HumanEvalConfig()
+    """The blind comparison with SFT."""
+    gates: GatesConfig
+    """Thresholds by stage and gate; null leaves a gate off."""
+
+    def job(self, kind: type[Job]) -> Job:
+        """The part of this config that a stage's job class names: all that enters the stage's key."""
+        return kind(**{name: getattr(self, name) for name in kind.model_fields})
+
+    def resolved(self) -> "RunConfig":
+        """The same for this machine: no `auto` is left in the runtime."""
+        return self.model_copy(update={"runtime": self.runtime.resolve()})
+
+
+def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunConfig:
+    """A built-in profile or a YAML file with `--set` overrides on top, checked.
+
+    Raises:
+        UserError: no such profile, or a key or value that is none; the message names key, value and nearest key.
+    """
+    return check_config(apply_overrides(read_profile(profile), overrides), source=str(profile))
+
+
+def check_config(values: dict[str, Any], source: str) -> RunConfig:
+    """`values` as a config; `source` is where they come from, for the error.
+
+    Raises:
+        UserError: as `load_config`.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        gates = [f"gates.{name}" for name in GATES]
+        raise UserError(explain(error, values, RunConfig, source, extra_keys=gates)) from error
+
+
+def to_values(config: RunConfig) -> dict[str, Any]:
+    """`config` as plain values that `check_config` reads back to the same config."""
+    return config.model_dump(mode="json")

@@ -1,0 +1,154 @@
+"""Is this machine fit to run Tether? One finding a line, each with what to do."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from components.runtime import Runtime, has_cuda
+from flows.environment import package_folders
+from flows.fetch import MODELS, model_folder
+
+CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
+DISK_GB = 5.0
+
+Level = Literal["ok", "note", "fail"]
+
+
+class Finding(NamedTuple):
+    """One thing looked at."""
+
+    level: Level
+    what: str
+    text: str
+
+
+def diagnose(home: Path) -> list[Finding]:
+    """Everything `tether doctor` looks at."""
+    return [*_python(), *_torch(), _runtime(), *_disk(home), *_versions(), *_servers(), *_packages(), *_models(home)]
+
+
+def print_findings(findings: Iterable[Finding]) -> bool:
+    """Print them; returns whether none failed."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    fine = True
+    for level, what, text in findings:
+        fine = fine and level != "fail"
+        style = {"ok": "green", "note": "yellow", "fail": "red"}[level]
+        table.add_row(Text(level, style), what, Text(text))
+    Console().print(table)
+    return fine
+
+
+def _python() -> list[Finding]:
+    version = platform.python_version()
+    fine = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    return [Finding("ok" if fine else "fail", "Python", version if fine else f"{version}; Tether needs 3.11 or 3.12")]
+
+
+def _torch() -> list[Finding]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return [Finding("fail", "torch", f"does not import: {error}. Run `make install`.")]
+    found = [Finding("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} threads by default")]
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        found.append(Finding("ok", "GPU", names))
+    elif has_cuda():
+        found.append(Finding("fail", "GPU", "the NVIDIA driver is loaded, but this torch can't use it: runtime.device=cpu"))
+    else:
+        found.append(Finding("note", "GPU", "none; everything runs on the CPU"))
+    return found
+
+
+def _runtime() -> Finding:
+    here = Runtime().resolve()
+    text = f"device {here.device}, {here.dtype}, {here.threads} threads, {here.instruction_set}"
+    return Finding("ok", "a run here", f"{text} (part of every key)")
+
+
+def _disk(home: Path) -> list[Finding]:
+    folder = home
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / 1e9
+    writable = os.access(folder, os.W_OK)
+    return [
+        Finding("ok" if free >= DISK_GB else "note", "disk", f"{free:.0f} GB free for {home}"),
+        Finding("ok" if writable else "fail", "home", f"{home}" if writable else f"{folder} can't be written to"),
+    ]
+
+
+def _versions() -> list[Finding]:
+    if not CONSTRAINTS.is_file():
+        return [Finding("note", "versions", f"no {CONSTRAINTS} to compare with")]
+    wanted = dict(
+        line.split("==", 1) for line in CONSTRAINTS.read_text().splitlines() if "==" in line and not line.startswith("#")
+    )
+    different, absent = [], []
+    for name, version in wanted.items():
+        try:
+            installed = importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            absent.append(name)
+            continue
+        if installed != version.partition("+")[0]:
+            different.append(f"{name} {installed} (tested: {version})")
+    if not different and not absent:
+        return [Finding("ok", "versions", f"all {len(wanted)} as in infra/constraints.txt")]
+    lacking = f"; not installed: {', '.join(absent[:8])}" if absent else ""
+    return [Finding("note", "versions", f"{', '.join(different[:8]) or 'none differs'}{lacking}")]
+
+
+def _servers() -> list[Finding]:
+    found = []
+    for name, variable, path, without in (
+        ("MLflow", "MLFLOW_TRACKING_URI", "health", "SQLite and a folder in the home"),
+        ("Prefect", "PREFECT_API_URL", "health", "embedded in each run"),
+    ):
+        url = os.environ.get(variable, "")
+        if not url.startswith("http"):
+            found.append(Finding("ok", name, url or without))
+        elif answers(f"{url.rstrip('/')}/{path}"):
+            found.append(Finding("ok", name, f"{url} answers"))
+        else:
+            found.append(Finding("fail", name, f"{url} does not answer; start it, or unset {variable}"))
+    return found
+
+
+def answers(url: str, timeout: float = 3.0) -> bool:
+    """Whether an HTTP server answers there, whatever it says."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def _packages() -> list[Finding]:
+    ours = Path(__file__).resolve().parent.parent
+    strangers = [f"{name} comes from {folder}" for name, folder in package_folders().items() if folder != ours / name]
+    text = "; ".join(strangers) + ": run from another directory, without PYTHONPATH" if strangers else f"all four from {ours}"
+    return [Finding("fail" if strangers else "ok", "packages", text)]
+
+
+def _models(home: Path) -> list[Finding]:
+    return [
+        Finding("ok", name, str(model_folder(name, home)))
+        if (model_folder(name, home) / model.file).is_file()
+        else Finding("note", name, f"not fetched (`tether fetch {name}`); only the hh-smollm2 profile needs it")
+        for name, model in MODELS.items()
+    ]

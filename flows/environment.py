@@ -1,0 +1,70 @@
+"""What has to hold before anything heavy is imported: where state lives, that nothing phones home, whose code runs."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+from components.errors import TetherError
+
+PACKAGES = ("flows", "tasks", "components", "data_contracts")
+
+
+def tether_home() -> Path:
+    """`TETHER_HOME`, else `.tether` in the current directory (absolute; not created)."""
+    return Path(os.environ.get("TETHER_HOME") or ".tether").expanduser().absolute()
+
+
+def prepare_environment(home: Path) -> None:
+    """Set, where the user has not, what Prefect, MLflow, Great Expectations and Hugging Face read at import."""
+    for name, value in _defaults(home).items():
+        os.environ.setdefault(name, value)
+
+
+def _defaults(home: Path) -> dict[str, str]:
+    return {
+        "PREFECT_HOME": str(home / "prefect"),
+        # Nothing phones home.
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "GX_ANALYTICS_ENABLED": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        # Our own lines are the output; theirs only where something breaks.
+        "PREFECT_LOGGING_LEVEL": "ERROR",
+        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "TRANSFORMERS_VERBOSITY": "error",
+        # Its profiles file and the ephemeral server: several may start at once on a busy machine.
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "3",
+        # Forking after tokenizers used threads only warns; deterministic cuBLAS needs its workspace fixed.
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+
+
+def package_folders() -> dict[str, Path | None]:
+    """The folder that each of our packages would be imported from; None where there is none."""
+    found: dict[str, Path | None] = {}
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        found[name] = Path(spec.origin).resolve().parent if spec is not None and spec.origin else None
+    return found
+
+
+def check_packages() -> None:
+    """Refuse to run with another project's `tasks` or `components` in the place of ours.
+
+    Raises:
+        TetherError: the four packages do not come from one folder.
+    """
+    folders = package_folders()
+    home = Path(__file__).resolve().parent.parent
+    strangers = [f"{name} from {folder}" for name, folder in folders.items() if folder != home / name]
+    if strangers:
+        raise TetherError(
+            f"another package stands in the place of Tether's: {', '.join(strangers)}; expected below {home}. Run Tether "
+            f"from its own environment, without PYTHONPATH, or from another directory."
+        )

@@ -1,0 +1,104 @@
+"""RLHF from top to bottom: five stages, each with its gates.
+
+`run` is whoever runs a stage: this process, a Prefect task, a look into the store, or (one day) a worker with a GPU.
+It gives the stage its whole life (key, look up, compute, publish, record, gate) and raises GateFailed where a gate
+stops the pipeline, so nothing below a failed gate starts.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from components.human_eval.sheet import SIMULATED
+from components.settings import Settings
+from flows.config import RunConfig
+from flows.sources import Sources
+from tasks.context import RunContext
+from tasks.result import Source, StageResult
+from tasks.stages import STAGES, Stage
+
+
+class StageRunner(Protocol):
+    """Runs one stage, and judges it by its gates."""
+
+    def __call__(self, stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult: ...
+
+
+def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResult | None:
+    """Run the five stages.
+
+    Args:
+        config: resolved for the machine that computes.
+        sources: what no stage made.
+        run: runs a stage.
+
+    Returns:
+        The result of human_eval; None where the run now waits for people's labels.
+
+    Raises:
+        GateFailed: a gate stops it. UserError: the user's mistake. And whatever else a stage raises.
+    """
+
+    def stage(name: str, **inputs: StageResult | Source) -> StageResult:
+        return run(STAGES[name], config.job(STAGES[name].load_job()), inputs)
+
+    # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt.
+    #    Gates: contract, pairs, leaked_prompts, annotator_agreement.
+    data = stage("validate", **sources.data)
+
+    # 2. SFT: imitate the demonstrations. What comes out is the start, the reference and the baseline of all below.
+    #    Gates: loss, perplexity_ratio, ended.
+    sft = stage("sft", data=data, **sources.base)
+
+    # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
+    #    Gates: accuracy_low, ece, calibration_slope, length_gain_low, invariance.
+    reward = stage("reward", data=data, sft=sft)
+
+    # 4. PPO: raise the reward, tethered to SFT by KL.
+    #    Gates: kl, kl_floor (warns), stopped, reward_gain_low, demonstration_perplexity_ratio, repetition, echo,
+    #    distinct, length_ratio, ended, violations_excess.
+    policy = stage("ppo", data=data, sft=sft, reward=reward)
+
+    # 5. Human evaluation: policy against SFT, blind. Only a policy that passes here is promoted.
+    #    Gates: labels_complete, items, fleiss_kappa, win_rate_low.
+    sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy)
+    sheet = ratings(config, sources, sample)
+    if sheet is None:
+        return None
+    return stage("human_eval", sample=sample, sheet=sheet)
+
+
+def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Source | None:
+    """The filled sheet: people's if there is one, the simulated judges' if they judge, else none yet."""
+    if sources.sheet is not None:
+        return sources.sheet
+    if config.human_eval.judges == "simulated":
+        return Source.of(sample.path / SIMULATED)
+    return None
+
+
+def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | None:
+    """The same pipeline as a Prefect flow: a run on its pages, each stage a task there. Raises what `pipeline` raises."""
+    # Imported here: a run whose every stage is stored never comes here, and shouldn't pay seconds for it.
+    from prefect import flow
+    from prefect.client.schemas.objects import State
+    from prefect.context import get_run_context
+
+    from tasks.prefect_server import note_embedded_servers
+    from tasks.prefect_stages import Outcome, prefect_runner, wait_until_told
+
+    outcome: Outcome[StageResult | None] = Outcome()
+    flow_run_ids = []
+
+    @flow(name="rlhf", flow_run_name="{profile} {run}", retries=0, persist_result=False)
+    def rlhf_flow(run: str, profile: str) -> State[Any]:
+        flow_run_ids.append(get_run_context().flow_run.id)
+        note_embedded_servers(ctx.home / "prefect" / "embedded")
+        return outcome.capture(
+            lambda: pipeline(config, sources, prefect_runner(ctx)),
+            name=lambda result: "AwaitingLabels" if result is None else "Completed",
+        )
+
+    state = rlhf_flow(run=ctx.run, profile=ctx.profile, return_state=True)
+    for flow_run_id in flow_run_ids:
+        wait_until_told(flow_run_id)
+    return outcome.get(state)

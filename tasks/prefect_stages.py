@@ -1,0 +1,89 @@
+"""Stages as Prefect tasks. The store is the only cache, so a task looks up, records and gates on hits too.
+
+A task never raises what is expected to go wrong (Prefect would print a stack trace): it ends in a state that says it,
+and the error goes on from there.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from components.errors import TetherError
+from components.settings import Settings
+from tasks.context import RunContext
+from tasks.result import Source, StageResult
+from tasks.runner import run_stage
+from tasks.stages import Stage
+
+T = TypeVar("T")
+
+_NAMES = {"cached": "Cached", "waived": "GateWaived"}
+
+
+class Outcome(Generic[T]):
+    """What a call gave or raised, carried around Prefect, which is told only a state."""
+
+    def __init__(self) -> None:
+        self._value: list[T] = []
+        self._error: Exception | None = None
+
+    def capture(self, call: Callable[[], T], name: Callable[[T], str]) -> State[Any]:
+        """Make the call; the state it ends in is called `name(result)`, or after the error."""
+        try:
+            value = call()
+        except TetherError as error:
+            self._error = error
+            return Failed(name=type(error).__name__, message=str(error))
+        except Exception as error:  # ours to mend: raised again by `get`, with its trace
+            self._error = error
+            return Failed(message=f"{type(error).__name__}: {error}")
+        self._value.append(value)
+        return Completed(name=name(value))
+
+    def get(self, state: State[Any]) -> T:
+        """What the call gave; raises what it raised.
+
+        Raises:
+            TetherError: Prefect did not let it run (cancelled, or its server refused).
+        """
+        if self._error is not None:
+            raise self._error
+        if not self._value:
+            raise TetherError(f"Prefect ended it as {state.name}: {state.message}")
+        return self._value[0]
+
+
+def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
+    """Runs each stage as a task of the surrounding flow run."""
+
+    def run(stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult:
+        outcome: Outcome[StageResult] = Outcome()
+
+        # What goes in and out stays in this process: Prefect would walk through it, and has no use for it.
+        @task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, retries=0, persist_result=False)
+        def run_one_stage() -> State[Any]:
+            return outcome.capture(lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed"))
+
+        return outcome.get(run_one_stage(return_state=True))
+
+    return run
+
+
+def wait_until_told(flow_run_id: Any, seconds: float = 5.0) -> bool:
+    """Wait until the server knows every task of the flow run as ended: what a process doesn't wait for can be lost."""
+    deadline = time.monotonic() + seconds
+    with get_client(sync_client=True) as client:
+        while True:
+            runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])))
+            if all(run.state is not None and run.state.is_final() for run in runs):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
