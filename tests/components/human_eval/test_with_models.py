@@ -34,16 +34,16 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def run_sample(inputs: dict[str, Path]) -> Callable[[Path], dict[str, float]]:
+def run_sample(inputs: dict[str, Path]) -> Callable[..., dict[str, float]]:
     config = HumanEvalConfig(items=10, judges="simulated", batch_size=4)
     runtime = Runtime(device="cpu", dtype="float32", threads=1)
     generation = GenerationConfig(max_new_tokens=12)
     job = SampleJob(seed=0, runtime=runtime, generation=generation, human_eval=config)
-    return lambda out: sample.run(job, inputs, out, lambda *a, **k: None)
+    return lambda out, **other: sample.run(job, inputs | other, out, lambda *a, **k: None)
 
 
 def test_two_runs_write_the_same_bytes_and_the_judges_sheet_is_scored(
-    tmp_path: Path, run_sample: Callable[[Path], dict[str, float]]
+    tmp_path: Path, run_sample: Callable[..., dict[str, float]]
 ) -> None:
     assert run_sample(tmp_path / "one") == run_sample(tmp_path / "two")
     one, two = (sorted((tmp_path / name / "artifact").iterdir()) for name in ("one", "two"))
@@ -57,8 +57,14 @@ def test_two_runs_write_the_same_bytes_and_the_judges_sheet_is_scored(
     assert json.loads((tmp_path / "scored" / "artifact" / "result.json").read_text())["judges"] == "simulated"
 
 
-def test_each_model_writes_its_own_responses(tmp_path: Path, run_sample: Callable[[Path], dict[str, float]]) -> None:
+def test_each_model_writes_its_own_responses(tmp_path: Path, run_sample: Callable[..., dict[str, float]]) -> None:
     metrics = run_sample(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "artifact" / "responses.jsonl").read_text().splitlines()]
     assert len(rows) == 10 and all(row["sft"].strip() and row["policy"].strip() for row in rows)
     assert metrics["human_eval/identical"] == 0.0 and metrics["human_eval/policy_ended"] < 0.5
+
+
+def test_a_model_against_itself_draws_other_responses(
+    tmp_path: Path, inputs: dict[str, Path], run_sample: Callable[..., dict[str, float]]
+) -> None:
+    assert run_sample(tmp_path, ppo=inputs["sft"])["human_eval/identical"] == 0.0
