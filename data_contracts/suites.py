@@ -12,6 +12,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.data.splits import SPLITS
+from components.errors import CheckFailed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,8 +69,8 @@ def row_checks(tolerated_share: float, pairs: bool) -> list[Check]:
     ]
 
 
-def pair_checks(ordered: bool) -> list[Check]:
-    """The checks of the pairs that are kept and split; `ordered`: their source puts one response first."""
+def pair_checks(frame: "pd.DataFrame") -> list[Check]:
+    """The checks of the pairs that are kept and split; those of a mean only where `frame` has values for it."""
     checks = [
         Check("no_leak", "splits_of_prompt", "No prompt stands in two splits", "error",
               "ExpectColumnValuesToBeInSet", {"value_set": [1]}),
@@ -84,13 +85,10 @@ def pair_checks(ordered: bool) -> list[Check]:
         Check("length_preference", "longer_wins",
               "The longer response (in words) wins in 20 to 80 % of pairs, else length alone explains much", "warning",
               "ExpectColumnMeanToBeBetween", {"min_value": 0.2, "max_value": 0.8}),
+        Check("label_position", "first_wins", "The response shown first wins in 40 to 60 % of pairs", "warning",
+              "ExpectColumnMeanToBeBetween", {"min_value": 0.4, "max_value": 0.6}),
     ]  # fmt: skip
-    if ordered:
-        checks.append(
-            Check("label_position", "first_wins", "The response shown first wins in 40 to 60 % of pairs", "warning",
-                  "ExpectColumnMeanToBeBetween", {"min_value": 0.4, "max_value": 0.6})
-        )  # fmt: skip
-    return checks
+    return [check for check in checks if frame[check.column].notna().any()]
 
 
 @dataclass(frozen=True)
@@ -156,10 +154,10 @@ def judge(made: Any, suite: Suite) -> list[dict[str, Any]]:
 
 
 def _outcome(suite: str, check: Check, result: Any) -> dict[str, Any]:
-    if result.exception_info and result.exception_info.get("raised_exception"):
-        raise RuntimeError(
-            f"Great Expectations could not judge {check.name}: {result.exception_info['exception_message']}"
-        )
+    info = result.exception_info or {}
+    for raised in [info] if "raised_exception" in info else info.values():  # one, or one for each metric that failed
+        if raised["raised_exception"]:
+            raise CheckFailed(f"Great Expectations could not judge {check.name}: {raised['exception_message']}")
     found = result.result
     bad = [int(n) for group in found.get("unexpected_index_list") or () for n in group["row_id"]]
     observed = found.get("observed_value")

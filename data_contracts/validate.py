@@ -57,7 +57,7 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
     stands_in = standing({name: [*pairs[name], *demonstrations[name]] for name in SPLITS})
     first_wins = {row.number: row.first_wins for row in kept if row.first_wins is not None}
     frame = pair_frame(pairs, stands_in, first_wins)
-    checks, context = _judge(data, pair_rows, demonstration_rows, frame, ordered=bool(first_wins))
+    checks, context = _judge(data, pair_rows, demonstration_rows, frame)
 
     quarantined = [row for row in [*pair_rows, *demonstration_rows] if row.problems]
     prompts = {name: distinct_prompts(pairs[name]) for name in SPLITS}
@@ -151,7 +151,7 @@ def distinct_prompts(pairs: Iterable[Item]) -> list[Item]:
 
 
 def _judge(
-    data: DataConfig, pair_rows: Sequence[Row], demonstration_rows: Sequence[Row], kept: "pd.DataFrame", ordered: bool
+    data: DataConfig, pair_rows: Sequence[Row], demonstration_rows: Sequence[Row], kept: "pd.DataFrame"
 ) -> tuple[list[dict[str, Any]], Any]:
     """Every check's outcome, and the context that knows them."""
     from data_contracts import suites
@@ -160,7 +160,7 @@ def _judge(
     if demonstration_rows:
         checks = suites.row_checks(data.tolerated_share, pairs=False)
         contract.append(suites.Suite("demonstration_rows", row_frame(demonstration_rows), checks))
-    contract.append(suites.Suite("kept_pairs", kept, suites.pair_checks(ordered)))
+    contract.append(suites.Suite("kept_pairs", kept, suites.pair_checks(kept)))
     context = suites.context()
     return [outcome for suite in contract for outcome in suites.judge(context, suite)], context
 

@@ -1,11 +1,15 @@
 import json
 import os
+import socket
+import threading
 
 import pytest
 
 from components.data.rows import Problem, Row
 from components.data.splits import prompt_key
+from components.errors import CheckFailed
 from data_contracts import suites
+from data_contracts.data_docs import write_data_docs
 from data_contracts.frames import length_preference, pair_frame, row_frame
 
 
@@ -66,7 +70,7 @@ def outcomes_of(context, pairs, first_wins=None, stands_in=None):
     if stands_in is None:
         stands_in = {prompt_key(p["prompt"]): {name} for name, found in pairs.items() for p in found}
     frame = pair_frame(pairs, stands_in, first_wins or {})
-    return {n: o["passed"] for n, o in judged(context, frame, suites.pair_checks(ordered=bool(first_wins))).items()}
+    return {n: o["passed"] for n, o in judged(context, frame, suites.pair_checks(frame)).items()}
 
 
 def test_clean_pairs_pass_every_check(context):
@@ -118,12 +122,25 @@ def test_a_response_shown_first_that_always_wins_warns(context):
 
 def test_a_check_that_great_expectations_cannot_judge_is_no_pass(context):
     check = suites.Check("lost", "no_such_column", "x", "error", "ExpectColumnValuesToBeInSet", {"value_set": [True]})
-    with pytest.raises(RuntimeError, match="could not judge lost"):
+    with pytest.raises(CheckFailed, match="could not judge lost"):
         judged(context, row_frame(rows(0)), [check])
 
 
-def test_great_expectations_reports_to_nobody(context):
-    from great_expectations.analytics.config import ENV_CONFIG
+def test_responses_of_equal_length_everywhere_are_no_fault(context):
+    pairs = {
+        name: [pair(p["prompt"][0]["content"], p["row"], "x", "y") for p in found] for name, found in clean().items()
+    }
+    assert failing(context, pairs) == []
 
+
+def test_judging_and_its_pages_ask_nobody_for_anything(monkeypatch, tmp_path):
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"the network was asked: {args}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    fresh = suites.context()
+    checks = suites.judge(fresh, suites.Suite("alone", row_frame(rows(1)), suites.row_checks(0.05, pairs=True)))
+    write_data_docs(fresh, tmp_path / "docs", checks, {})
     assert os.environ["GX_ANALYTICS_ENABLED"] == "False"
-    assert ENV_CONFIG.gx_analytics_enabled is False
