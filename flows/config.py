@@ -16,7 +16,7 @@ from components.reward.config import RewardConfig
 from components.runtime import Runtime
 from components.settings import Settings
 from components.sft.config import SftConfig
-from flows.explain import explain
+from flows.explain import explain, nearest, unknown
 from flows.profile import Override, apply_overrides, read_profile
 
 Job = TypeVar("Job", bound=Settings)
@@ -70,11 +70,20 @@ def check_config(values: dict[str, Any], source: str) -> RunConfig:
     Raises:
         UserError: as `load_config`.
     """
+    gates = [f"gates.{name}" for name in GATES]
+    for stage, thresholds in _groups(values.get("gates")):
+        for short, threshold in _groups(thresholds):
+            if (key := f"gates.{stage}.{short}") not in gates:
+                raise UserError(f"{source}: {unknown(key, threshold, nearest(key, gates))}")
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        gates = [f"gates.{name}" for name in GATES]
         raise UserError(explain(error, values, RunConfig, source, extra_keys=gates)) from error
+
+
+def _groups(values: Any) -> list[tuple[str, Any]]:
+    """Key and value of a group; nothing of what isn't one."""
+    return list(values.items()) if isinstance(values, dict) else []
 
 
 def to_values(config: RunConfig) -> dict[str, Any]:

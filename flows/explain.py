@@ -19,7 +19,8 @@ def explain(
     keys = [*valid_keys(model), *extra_keys]
     problems = list(dict.fromkeys(_problem(item, values, keys) for item in error.errors(include_url=False)))
     more = f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else ""
-    return f"{source}: {'; '.join(problems[:_MOST])}{more}."
+    text = f"{source}: {'; '.join(problems[:_MOST])}{more}"
+    return text if text.endswith("?") else f"{text}."
 
 
 def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -40,8 +41,14 @@ def nearest(key: str, keys: list[str]) -> str | None:
     if near:
         return f"{group}.{near[0]}" if group else near[0]
     same_name = [k for k in keys if k.rpartition(".")[2] == name]
-    near = difflib.get_close_matches(key, same_name or keys, n=1, cutoff=0.0 if same_name else 0.6)
+    others = [k for k in keys if not key.startswith(f"{k}.")]
+    near = difflib.get_close_matches(key, same_name or others, n=1, cutoff=0.0 if same_name else 0.6)
     return near[0] if near else None
+
+
+def unknown(key: str, value: Any, near: str | None) -> str:
+    """That `key` is none, and which one it may have been meant for."""
+    return f"{key} = {_show(value)}: no such key" + (f"; did you mean {near}?" if near else "")
 
 
 def _problem(item: Any, values: dict[str, Any], keys: list[str]) -> str:
@@ -52,11 +59,11 @@ def _problem(item: Any, values: dict[str, Any], keys: list[str]) -> str:
         path, value = _only_leaf(path, value)
         key = ".".join(path)
         near = nearest(key, keys)
-        return f"{key} = {_show(value)}: no such key" + (f"; did you mean {near}?" if near else "")
+        return unknown(key, value, near)
     if kind == "missing":
         return f"{'.'.join(map(str, item['loc']))}: is required"
     rule = _rule(kind, item["msg"])
-    if isinstance(value, dict):  # a rule over several keys: the message says which
+    if isinstance(value, dict) and kind in ("value_error", "assertion_error"):  # a rule over several keys: the message says which
         return rule if rule.startswith(f"{key}.") else f"{key}: {rule}"
     return f"{key} = {_show(value)}: {rule}"
 
