@@ -191,10 +191,11 @@ def _go(launch: Any) -> None:
     if failed is not None:
         raise failed
     if result is None:
-        sheet = launch.ctx.store.path(launch.ctx.status.stage("human_eval")["digest"]) / "sheet.csv"
+        sheet = launch.ctx.folder / "sheet.csv"
+        sheet.write_bytes((launch.ctx.store.path(launch.ctx.status.stage("human_eval")["digest"]) / "sheet.csv").read_bytes())
         typer.echo(
-            f"Waiting for people's labels. Give each rater a copy of {sheet}, then: "
-            f"tether human-eval score SHEET --run {launch.ctx.run}"
+            f"Waiting for people's labels: let raters fill in the rating columns of {sheet}, then run "
+            f"`tether human-eval score {sheet} --run {launch.ctx.run}`."
         )
 
 

@@ -1,6 +1,7 @@
 """What has to hold before anything heavy is imported: where state lives, that nothing phones home, whose code runs."""
 
 import importlib.util
+import logging
 import os
 from pathlib import Path
 
@@ -18,6 +19,12 @@ def prepare_environment(home: Path) -> None:
     """Set, where the user has not, what Prefect, MLflow, Great Expectations and Hugging Face read at import."""
     for name, value in _defaults(home).items():
         os.environ.setdefault(name, value)
+    # It sets its level to INFO when imported, and tells of every temporary folder; a filter stays.
+    logging.getLogger("great_expectations.data_context.types.base").addFilter(_warnings_only)
+
+
+def _warnings_only(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING
 
 
 def _defaults(home: Path) -> dict[str, str]:
@@ -30,7 +37,8 @@ def _defaults(home: Path) -> dict[str, str]:
         "GX_ANALYTICS_ENABLED": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         # Our own lines are the output; theirs only where something breaks.
-        "PREFECT_LOGGING_LEVEL": "ERROR",
+        # (Prefect logs each failed task as an error, and a failed gate is said once already.)
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "TRANSFORMERS_VERBOSITY": "error",

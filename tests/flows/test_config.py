@@ -1,0 +1,114 @@
+"""The composed config: profiles are valid, jobs hold what they name, and errors name key, value and nearest key."""
+
+from pathlib import Path
+
+import pytest
+
+from components.errors import UserError
+from components.gates import GATES
+from components.settings import keyed_values
+from flows import yaml_text
+from flows.config import RunConfig, check_config, load_config, to_values
+from flows.explain import nearest, valid_keys
+from flows.profile import parse_override, profile_names
+from tasks.stages import STAGES
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_is_valid_and_names_every_gate(name: str) -> None:
+    config = load_config(name)
+    named = {f"{stage}.{short}" for stage, thresholds in config.gates.root.items() for short in thresholds}
+    assert named == set(GATES)
+
+
+def test_the_four_profiles_are_there() -> None:
+    assert profile_names() == ["demo", "gpu", "hh-smollm2", "tiny"]
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_what_show_config_prints_is_the_same_config(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    path = tmp_path / "shown.yaml"
+    path.write_text(yaml_text.dump(to_values(config)))
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("ppo.clip_range=-0.2", "tiny: ppo.clip_range = -0.2: must be greater than 0."),
+        ("ppo.clip_rnage=0.2", "ppo.clip_rnage = 0.2: no such key; did you mean ppo.clip_range?"),
+        ("poo.kl.target=5", "poo.kl.target = 5: no such key; did you mean ppo.kl.target?"),
+        ("kl.target=5", "kl.target = 5: no such key; did you mean ppo.kl.target?"),
+        ("seeed=5", "seeed = 5: no such key; did you mean seed?"),
+        ("gates.ppo.kll=8", "gates.ppo.kll = 8: no such key; did you mean gates.ppo.kl?"),
+        ("gates.poo.kl=8", "gates.poo.kl = 8: no such key; did you mean gates.ppo.kl?"),
+        ("gates.ppo.kl=[1, 2]", "gates.ppo.kl is [1, 2]"),
+        ("seed=x", "seed = x: must be a valid integer"),
+        ("seed=-1", "seed = -1: must be greater than or equal to 0"),
+        ("sft.scratch=5", "sft.scratch = 5: must be a group of keys"),
+        ("ppo.kl.control=adaptve", "ppo.kl.control = adaptve: must be 'fixed' or 'adaptive'"),
+        ("data.split.train=0.9", "data.split: train, calibration and test must sum to 1"),
+        ("generation.top_p=0.9", "generation.top_p = 0.9: no such key"),
+        ("sft.learning_rate=fast", "sft.learning_rate = fast: must be a valid number"),
+    ],
+)
+def test_a_mistake_is_named_with_key_value_and_what_would_do(override: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("tiny", [parse_override(override)])
+    assert said in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_mistakes_stand_in_one_paragraph() -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("tiny", [parse_override("ppo.clip_range=-1"), parse_override("sft.epochs=0")])
+    assert "sft.epochs = 0" in str(caught.value)
+    assert "ppo.clip_range = -1" in str(caught.value)
+
+
+def test_a_config_without_gates_is_refused() -> None:
+    with pytest.raises(UserError, match="gates: is required"):
+        check_config({"seed": 1}, "mine.yaml")
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=lambda stage: stage.name)
+def test_a_stages_job_is_made_of_the_runs_own_groups(stage) -> None:
+    config = load_config("tiny", [parse_override("seed=77")]).resolved()
+    job = config.job(stage.load_job())
+    assert job.seed == 77
+    for name in type(job).model_fields:
+        assert getattr(job, name) == getattr(config, name)
+
+
+def test_no_threshold_is_in_any_key() -> None:
+    config = load_config("tiny")
+    for stage in STAGES.values():
+        assert "gates" not in keyed_values(config.job(stage.load_job()))
+
+
+def test_a_resolved_config_says_auto_nowhere() -> None:
+    config = load_config("tiny").resolved()
+    assert "auto" not in config.runtime.model_dump().values()
+    assert config.runtime.threads > 0
+    assert config.resolved() == config
+
+
+def test_nearest_prefers_the_same_group() -> None:
+    keys = list(valid_keys(RunConfig))
+    assert nearest("reward.learning_rat", keys) == "reward.learning_rate"
+    assert nearest("ppo.critic.learning_rat", keys) == "ppo.critic.learning_rate"
+    assert nearest("xyzzy", keys) is None
+
+
+def test_every_option_has_a_docstring() -> None:
+    def undocumented(model, prefix=""):
+        for name, field in model.model_fields.items():
+            inner = field.annotation
+            if isinstance(inner, type) and hasattr(inner, "model_fields") and inner.__name__ != "GatesConfig":
+                yield from undocumented(inner, f"{prefix}{name}.")
+            if not field.description:
+                yield prefix + name
+
+    assert list(undocumented(RunConfig)) == []
