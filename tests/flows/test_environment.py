@@ -1,0 +1,97 @@
+"""Nothing phones home, state stays in one folder, and no stranger's package is run for ours."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from components.errors import TetherError
+from flows import environment
+from flows.doctor import answers, diagnose
+from flows.ui import free_port
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment._defaults(Path("/x")):
+        monkeypatch.setenv(name, "kept")  # so that what the test sets is undone
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_telemetry_is_off_and_prefect_lives_in_our_home(bare: None, tmp_path: Path) -> None:
+    environment.prepare_environment(tmp_path)
+    expected = {
+        "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true", "GX_ANALYTICS_ENABLED": "false", "HF_HUB_DISABLE_TELEMETRY": "1",
+    }  # fmt: skip
+    assert {name: os.environ[name] for name in expected} == expected
+    assert "HF_HUB_OFFLINE" not in os.environ
+
+
+def test_what_the_user_has_set_stays(bare: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", "/elsewhere")
+    environment.prepare_environment(tmp_path)
+    assert os.environ["PREFECT_HOME"] == "/elsewhere"
+
+
+def test_the_home_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TETHER_HOME", raising=False)
+    assert environment.tether_home() == tmp_path / ".tether"
+    monkeypatch.setenv("TETHER_HOME", "state")
+    assert environment.tether_home() == tmp_path / "state"
+
+
+def test_a_strangers_package_in_the_place_of_ours_is_refused(tmp_path: Path, tether) -> None:
+    (tmp_path / "data_contracts").mkdir()
+    (tmp_path / "data_contracts" / "__init__.py").write_text("")
+    done = tether("status", home=tmp_path / "home", cwd=tmp_path)  # -m puts the current directory first
+    assert done.returncode == 1
+    assert f"data_contracts from {tmp_path / 'data_contracts'}" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_our_own_packages_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment.check_packages()
+    monkeypatch.setattr(environment, "package_folders", lambda: {"tasks": None})
+    with pytest.raises(TetherError, match="tasks from None"):
+        environment.check_packages()
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path, tether) -> None:
+    done = tether("--help", home=tmp_path / "home", cwd=tmp_path, python=("-X", "importtime"))
+    assert done.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not imported & {"torch", "transformers", "pandas", "prefect", "mlflow", "great_expectations", "pydantic"}
+
+
+def test_doctor_says_what_it_found_and_fails_on_a_silent_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listening: int
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port(0)}/api")
+    findings = {finding.what: finding for finding in diagnose(tmp_path / "home")}
+    assert {"Python", "torch", "GPU", "a run here", "disk", "versions", "MLflow", "Prefect", "packages"} <= set(findings)
+    assert findings["Prefect"].level == "fail"
+    assert [name for name, finding in findings.items() if finding.level == "fail"] == ["Prefect"]
+
+
+def test_a_port_that_is_taken_is_not_offered(listening: int) -> None:
+    assert free_port(listening) != listening
+    free = free_port(0)
+    assert free_port(free) == free
+
+
+def test_a_server_that_never_answers_is_no_server(listening: int) -> None:
+    assert not answers(f"http://127.0.0.1:{listening}/health", timeout=0.3)
+    assert not answers("no url")

@@ -1,0 +1,98 @@
+"""The pipeline's order, what each stage is given, and where it stops."""
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from components.errors import GateFailed
+from components.gates import GATES
+from flows import rlhf
+from flows.config import load_config
+from flows.profile import parse_override
+from flows.sources import Sources
+from tasks.result import Source
+
+
+class Recorder:
+    """A runner that computes nothing and remembers what it was asked for."""
+
+    def __init__(self, folder: Path, stop_at: str = "") -> None:
+        self.folder = folder
+        self.stop_at = stop_at
+        self.calls: list[tuple[str, dict[str, object]]] = []
+        (folder / "ratings.simulated.csv").write_text("item\n")
+
+    def __call__(self, stage, job, inputs):
+        assert type(job) is stage.load_job()
+        self.calls.append((stage.name, {name: getattr(given, "name", given) for name, given in inputs.items()}))
+        if stage.name == self.stop_at:
+            raise GateFailed(stage.name)
+        return SimpleNamespace(name=stage.name, path=self.folder)
+
+
+def config(**changes: str):
+    return load_config("tiny", [parse_override(f"{key}={value}") for key, value in changes.items()]).resolved()
+
+
+def test_stages_run_in_order_on_each_others_results(tmp_path: Path) -> None:
+    runner = Recorder(tmp_path)
+    result = rlhf.pipeline(config(), Sources(), runner)
+    assert result is not None
+    sheet = runner.calls[-1][1].pop("sheet")
+    assert sheet == Source.of(tmp_path / "ratings.simulated.csv")
+    assert runner.calls == [
+        ("validate", {}),
+        ("sft", {"data": "validate"}),
+        ("reward", {"data": "validate", "sft": "sft"}),
+        ("ppo", {"data": "validate", "sft": "sft", "reward": "reward"}),
+        ("human_eval.sample", {"data": "validate", "sft": "sft", "ppo": "ppo"}),
+        ("human_eval", {"sample": "human_eval.sample"}),
+    ]
+
+
+@pytest.mark.parametrize("stage", ["validate", "sft", "reward", "ppo"])
+def test_nothing_downstream_of_a_failed_gate_starts(tmp_path: Path, stage: str) -> None:
+    runner = Recorder(tmp_path, stop_at=stage)
+    with pytest.raises(GateFailed):
+        rlhf.pipeline(config(), Sources(), runner)
+    assert runner.calls[-1][0] == stage
+
+
+def test_with_people_as_judges_the_pipeline_ends_at_the_sample(tmp_path: Path) -> None:
+    runner = Recorder(tmp_path)
+    people = config().model_copy(
+        update={"human_eval": config().human_eval.model_copy(update={"judges": "people"})}
+    )
+    assert rlhf.pipeline(people, Sources(), runner) is None
+    assert runner.calls[-1][0] == "human_eval.sample"
+
+
+def test_peoples_sheet_is_scored_even_where_judges_are_simulated(tmp_path: Path) -> None:
+    runner = Recorder(tmp_path)
+    (tmp_path / "filled.csv").write_text("item,rating_1\n")
+    sheet = Source.of(tmp_path / "filled.csv")
+    rlhf.pipeline(config(), Sources(sheet=sheet), runner)
+    assert runner.calls[-1][1]["sheet"] == sheet
+
+
+def test_data_files_and_a_base_model_reach_their_stages(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text("{}\n")
+    given = Source.of(tmp_path / "pairs.jsonl")
+    runner = Recorder(tmp_path)
+    rlhf.pipeline(config(), Sources(data={"preferences": given}, base={"base": given}), runner)
+    assert runner.calls[0] == ("validate", {"preferences": given})
+    assert runner.calls[1] == ("sft", {"data": "validate", "base": given})
+
+
+def test_the_comments_name_the_gates_that_there_are() -> None:
+    source = inspect.getsource(rlhf.pipeline)
+    blocks = source.split("Gates:")[1:]
+    shown = [
+        {word.split(" ")[0] for word in block.split(".\n")[0].replace("#", "").replace("\n", " ").split(",")
+         for word in [word.strip()]}
+        for block in blocks
+    ]  # fmt: skip
+    stages = ["validate", "sft", "reward", "ppo", "human_eval"]
+    assert shown == [{gate.short for gate in GATES.values() if gate.stage == stage} for stage in stages]
