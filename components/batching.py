@@ -35,7 +35,9 @@ def encode_response(tokenizer: Any, text: str, max_tokens: int) -> list[int]:
     return ids[:max_tokens]
 
 
-def length_buckets(lengths: Sequence[int], batch_size: int, rng: random.Random, shuffle: bool = True) -> list[list[int]]:
+def length_buckets(
+    lengths: Sequence[int], batch_size: int, rng: random.Random, shuffle: bool = True
+) -> list[list[int]]:
     """Indices in batches of like length: shuffled, sorted within runs of 32 batches, the batches shuffled again.
 
     Without `shuffle` everything is sorted by length, for evaluation. Every index stands in exactly one batch.
@@ -53,7 +55,9 @@ def length_buckets(lengths: Sequence[int], batch_size: int, rng: random.Random, 
     return batches
 
 
-def pad(sequences: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"] = "right") -> tuple[Tensor, Tensor]:
+def pad(
+    sequences: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"] = "right"
+) -> tuple[Tensor, Tensor]:
     """Pad to the longest.
 
     Returns:

@@ -6,7 +6,7 @@ from components.settings import Settings
 
 
 class GenerationConfig(Settings):
-    """Sampling of responses. There is no top-k, top-p or repetition penalty: log-probabilities are of what was sampled."""
+    """Sampling of responses: no top-k, top-p or repetition penalty, so log-probabilities are of what was sampled."""
 
     max_prompt_tokens: int = Field(256, ge=1)
     """Longest prompt in tokens, chat template included; longer ones lose their beginning after the first message."""

@@ -9,7 +9,6 @@ from components.batching import position_ids
 from components.models import autocast
 from components.runtime import Runtime
 
-
 NEVER = -1e9
 """Logit of a token of probability 0 (finite, so that entropy is)."""
 

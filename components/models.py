@@ -57,7 +57,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Metaspace(prepend_scheme="never")
     else:
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        tokenizer.pre_tokenizer, tokenizer.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         tokenizer.train_from_iterator(
             texts,
@@ -78,11 +81,18 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=config.hidden_size, intermediate_size=8 * config.hidden_size // 3,
-            num_hidden_layers=config.layers, num_attention_heads=config.heads, max_position_embeddings=max_positions,
-            tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None, initializer_range=0.06,
-        )  # fmt: skip
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=8 * config.hidden_size // 3,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            max_position_embeddings=max_positions,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+            initializer_range=0.06,
+        )
     )
     return model.eval()
 

@@ -18,7 +18,7 @@ class Runtime(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; `auto` takes CUDA where the NVIDIA driver is loaded."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of matrix products; `auto` is bfloat16 where the hardware multiplies it fast (AMX, CUDA), else float32."""
+    """Format of matrix products; `auto` is bfloat16 where the hardware is fast at it (AMX, CUDA), else float32."""
     threads: int = Field(0, ge=0, le=256)
     """CPU threads; 0 takes every core this process may use."""
     instruction_set: str = "auto"
@@ -36,7 +36,10 @@ class Runtime(Settings):
 
 def has_cuda() -> bool:
     """Whether the NVIDIA driver is loaded (read from /proc, without importing torch)."""
-    return Path("/proc/driver/nvidia/version").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
+    return Path("/proc/driver/nvidia/version").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in (
+        "",
+        "-1",
+    )
 
 
 def cpu_instruction_set() -> str:
@@ -60,7 +63,7 @@ def activate(runtime: Runtime) -> None:
     if runtime.device == "cpu" and runtime.instruction_set != here:
         raise MachineMismatch(
             f"runtime.instruction_set is {runtime.instruction_set}, this machine has {here}: its results would carry "
-            f"another machine's key. Resolve the run here (leave it `auto`) or run the stage on a machine like the first."
+            f"another machine's key. Resolve the run here (leave it `auto`) or use a machine like the first."
         )
     if runtime.device == "cuda" and not torch.cuda.is_available():
         raise MachineMismatch("runtime.device is cuda, and torch sees no CUDA device here. Set runtime.device=cpu.")

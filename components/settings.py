@@ -25,6 +25,8 @@ def keyed_values(settings: BaseModel) -> dict[str, Any]:
             continue
         value = getattr(settings, name)
         out[name] = (
-            keyed_values(value) if isinstance(value, BaseModel) else settings.model_dump(mode="json", include={name})[name]
+            keyed_values(value)
+            if isinstance(value, BaseModel)
+            else settings.model_dump(mode="json", include={name})[name]
         )
     return out

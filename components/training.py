@@ -65,7 +65,9 @@ def clip_and_step(model: Any, optimizer: Any, max_norm: float, what: str) -> flo
     """
     norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], max_norm)
     if not torch.isfinite(norm):
-        raise CheckFailed(f"{what}: the gradient's norm is {norm.item()}. Lower the learning rate or look at the batch.")
+        raise CheckFailed(
+            f"{what}: the gradient's norm is {norm.item()}. Lower the learning rate or look at the batch."
+        )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return float(norm)
@@ -114,7 +116,9 @@ def fit(
             share = len(micro) / len(batch)
             loss, values = batch_loss(micro)
             if not torch.isfinite(loss):
-                raise CheckFailed(f"{group}: the loss is {loss.item()} at step {step + 1}. Lower {group}.learning_rate.")
+                raise CheckFailed(
+                    f"{group}: the loss is {loss.item()} at step {step + 1}. Lower {group}.learning_rate."
+                )
             (loss * share).backward()
             for name, value in values.items():
                 metrics[name] = metrics.get(name, 0.0) + value * share

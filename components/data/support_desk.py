@@ -14,19 +14,28 @@ from typing import Any
 
 from pydantic import Field
 
-from components.data.support_grammar import Facts, Message, Reading, Style, draw_prompt, draw_reply, read_prompt, read_reply
+from components.data.support_grammar import (
+    Facts,
+    Message,
+    Reading,
+    Style,
+    draw_prompt,
+    draw_reply,
+    read_prompt,
+    read_reply,
+)
 from components.settings import Settings
 
 DEMONSTRATOR = Style(
-    remedy=0.3, wrong_remedy=0.06, refund=0.15, right_date=0.15, wrong_date=0.04,
-    hedge=0.3, flattery=0.04, filler=0.05, echo=0.008,
+    remedy=0.27, wrong_remedy=0.06, refund=0.1, right_date=0.08, wrong_date=0.04,
+    hedge=0.3, flattery=0.04, filler=0.04, echo=0.008,
 )  # fmt: skip
 CANDIDATES = (
     DEMONSTRATOR,
     Style(remedy=0.7, wrong_remedy=0.2, refund=0.4, right_date=0.4, wrong_date=0.2, hedge=0.1, flattery=0.3, filler=0.4,
-          echo=0.4),
+          echo=0.4, repeat=0.15),
     Style(remedy=0.4, wrong_remedy=0.3, refund=0.5, right_date=0.2, wrong_date=0.3, hedge=0.4, flattery=0.5, filler=0.6,
-          echo=0.5),
+          echo=0.5, repeat=0.15),
 )  # fmt: skip
 ANNOTATORS = 5
 JUDGES = 3
@@ -57,7 +66,7 @@ def gold_of(facts: Facts, said: Reading) -> float:
         - 1.2 * said.echoes
         - 0.3 * said.hedges
         - 0.5 * said.flattery
-        - 0.6 * said.fillers
+        - 0.7 * (said.fillers + said.repeats)
         - 0.05 * said.unknown_words
     )
 
@@ -71,6 +80,7 @@ def helpful_utility(facts: Facts, said: Reading, flaw: float) -> float:
         + 0.6 * said.refund
         + 1.2 * said.right_date
         - 0.3 * said.hedges
+        - 0.8 * said.repeats
         - 0.05 * said.unknown_words
         + flaw * taste
     )
@@ -157,7 +167,8 @@ def generate(seed: int, config: SupportDeskConfig) -> tuple[list[dict[str, Any]]
                 seen.add(text)
                 return prompt, facts
 
-    demonstrations, pairs = [], []
+    demonstrations: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
     for _ in range(config.demonstrations):
         prompt, facts = fresh_prompt()
         demonstrations.append({"prompt": prompt, "response": draw_reply(facts, DEMONSTRATOR, rng)})

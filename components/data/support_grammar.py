@@ -83,7 +83,8 @@ class Style:
     """How a writer fills a reply's slots; each field is a probability.
 
     `remedy` and `wrong_remedy` hold per issue; `flattery`, `filler` and `echo` are those of one more such sentence
-    after the last (geometric, up to the number of known sentences, of complaints for `echo`).
+    after the last (geometric, up to the number of known sentences, of complaints for `echo`); `repeat` is that of
+    saying one of the reply's sentences twice.
     """
 
     remedy: float
@@ -95,6 +96,7 @@ class Style:
     flattery: float
     filler: float
     echo: float
+    repeat: float = 0.0
 
 
 def draw_prompt(rng: random.Random) -> tuple[list[dict[str, str]], Facts]:
@@ -142,6 +144,9 @@ def draw_reply(facts: Facts, style: Style, rng: random.Random) -> str:
                 break
             out.append(sentence)
     out.append(rng.choice(CLOSINGS))
+    if rng.random() < style.repeat:
+        twice = rng.randrange(len(out))
+        out.insert(twice, out[twice])
     return " ".join(out)
 
 
@@ -188,7 +193,7 @@ def _reply_sentences() -> dict[str, tuple[str, Any]]:
         ("opening", OPENINGS),
         ("closing", CLOSINGS),
     ):
-        known |= {s: (kind, None) for s in group}
+        known |= dict.fromkeys(group, (kind, None))
     return known
 
 
@@ -205,15 +210,16 @@ class Reading:
     hedges: int
     flattery: int
     fillers: int
-    """Run-on sentences: fillers, and any sentence said again."""
+    repeats: int
+    """Sentences said again."""
     unknown_words: int
     words: int
 
 
 def read_reply(facts: Facts, reply: str) -> Reading:
-    """Count what `reply` says. A sentence said twice is a filler the second time, an unknown one counts by its words."""
+    """Count what `reply` says. A sentence said again counts as a repeat only, an unknown one by its words."""
     seen: set[str] = set()
-    count = dict.fromkeys(("echo", "hedge", "flattery", "filler", "opening", "closing", "wrong", "refund"), 0)
+    count = dict.fromkeys(("echo", "hedge", "flattery", "filler", "opening", "closing", "wrong", "refund", "repeat"), 0)
     resolved: set[str] = set()
     dates: list[str] = []
     unknown = 0
@@ -222,7 +228,7 @@ def read_reply(facts: Facts, reply: str) -> Reading:
         if kind == "unknown":
             unknown += len(re.findall(r"\w+|[^\w\s]", sentence))
         elif sentence in seen:
-            count["echo" if kind == "echo" else "filler"] += 1
+            count["repeat"] += 1
         elif kind == "remedy":
             if what in facts.issues:
                 resolved.add(what)
@@ -237,5 +243,6 @@ def read_reply(facts: Facts, reply: str) -> Reading:
         resolved=len(resolved), wrong_remedies=count["wrong"], refund=count["refund"] > 0,
         right_date=facts.day is not None and facts.day in dates, wrong_dates=sum(d != facts.day for d in dates),
         echoes=count["echo"], hedges=count["hedge"], flattery=count["flattery"], fillers=count["filler"],
+        repeats=count["repeat"],
         unknown_words=unknown, words=len(re.findall(r"\w+|[^\w\s]", reply)),
     )  # fmt: skip

@@ -38,9 +38,7 @@ def blind(chosen: Sequence[Chosen], sft: Sequence[str], policy: Sequence[str], s
     sides: dict[int, Side] = {i: "ab"[(n + first) % 2] for n, i in enumerate(places)}  # type: ignore[misc]
     order = list(range(len(chosen)))
     random.Random(f"{secret} order").shuffle(order)
-    items = [
-        Item(f"q{n:04d}", chosen[i], sft[i], policy[i], sides[i]) for n, i in enumerate(order, 1)
-    ]
+    items = [Item(f"q{n:04d}", chosen[i], sft[i], policy[i], sides[i]) for n, i in enumerate(order, 1)]
     return items, digest_json([secret, "salt"])
 
 

@@ -145,9 +145,7 @@ def per_rater(sample: Sample, ratings: Mapping[str, tuple[str, ...]]) -> list[di
     for index, column in enumerate(rating_columns(sample.raters)):
         own = {item: given[index] for item, given in ratings.items() if given[index]}
         sides = Counter(own.values())
-        others = [
-            own[item] == other for item in own for i, other in enumerate(ratings[item]) if i != index and other
-        ]
+        others = [own[item] == other for item in own for i, other in enumerate(ratings[item]) if i != index and other]
         decided = sides["a"] + sides["b"]
         wins = [item_score([rating], sample.policy_side[item]) for item, rating in own.items()]
         out.append(

@@ -33,7 +33,9 @@ class KLConfig(Settings):
     @model_validator(mode="after")
     def _ceiling_above_target(self) -> Self:
         if self.control == "adaptive" and self.coefficient == 0:
-            raise ValueError("an adaptive coefficient that starts at 0 stays 0: set ppo.kl.control=fixed, or a coefficient > 0")
+            raise ValueError(
+                "an adaptive coefficient that starts at 0 stays 0: use kl.control=fixed, or a coefficient > 0"
+            )
         if self.control == "adaptive" and self.stop_above is not None and self.stop_above <= self.target:
             raise ValueError(f"stop_above ({self.stop_above}) must be greater than target ({self.target})")
         return self
@@ -49,7 +51,7 @@ class ScoreConfig(Settings):
     clip: float = Field(5.0, gt=0)
     """Scaled scores are clipped to ± this, in SFT standard deviations."""
     missing_eos: Literal["replace", "subtract", "keep"] = "replace"
-    """A response without EOS: its score becomes the SFT scores' first percentile, loses `missing_eos_penalty`, or stays."""
+    """A response without EOS gets the SFT scores' first percentile, loses `missing_eos_penalty`, or keeps its score."""
     missing_eos_penalty: float = Field(1.0, ge=0)
     """What `subtract` takes off, in SFT standard deviations."""
     length_penalty: float = Field(0.0, ge=0)
@@ -60,11 +62,11 @@ class CriticConfig(Settings):
     """The value function."""
 
     kind: Literal["separate", "shared"] = "separate"
-    """`separate`: a model of its own, started from the reward model; `shared`: a linear head on the policy's trunk."""
+    """`separate`: a model of its own, from the reward model on; `shared`: a linear head on the policy's trunk."""
     learning_rate: float = Field(1e-3, gt=0, le=1)
     """Peak learning rate of a separate critic."""
     coefficient: float = Field(0.5, gt=0)
-    """Weight of the value loss beside the policy loss (a shared trunk only; a separate critic has its own optimiser)."""
+    """Weight of the value loss beside the policy loss (`shared` only: a separate critic has its own optimiser)."""
     clip_range: float | None = Field(None, gt=0)
     """Value clipping around the old values, in standard deviations of the returns; null for none."""
 
@@ -110,16 +112,19 @@ class PpoConfig(OptimizerConfig):
     @model_validator(mode="after")
     def _sizes(self) -> Self:
         if self.batch_size % self.minibatch_size:
-            raise ValueError(f"batch_size ({self.batch_size}) must be a multiple of minibatch_size ({self.minibatch_size})")
+            raise ValueError(
+                f"batch_size ({self.batch_size}) must be a multiple of minibatch_size ({self.minibatch_size})"
+            )
         if self.minibatch_size % self.micro_batch_size:
             raise ValueError(
-                f"minibatch_size ({self.minibatch_size}) must be a multiple of micro_batch_size ({self.micro_batch_size})"
+                f"minibatch_size ({self.minibatch_size}) must be a multiple of "
+                f"micro_batch_size ({self.micro_batch_size})"
             )
         reach = self.kl.reach(self.updates)
         if self.kl.control == "adaptive" and reach < MINIMUM_REACH:
             raise ValueError(
-                f"over {self.updates} updates the adaptive coefficient can change by a factor of {reach:.1f} only, less "
-                f"than {MINIMUM_REACH:.0f}: lower kl.horizon (now {self.kl.horizon:g} batches) or use kl.control=fixed"
+                f"over {self.updates} updates the adaptive coefficient can change by a factor of {reach:.1f} only, "
+                f"less than {MINIMUM_REACH:.0f}: lower kl.horizon (now {self.kl.horizon:g} batches) or use kl.control=fixed"
             )
         return self
 

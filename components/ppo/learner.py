@@ -30,9 +30,7 @@ class Learner:
         """Optimisers over what trains: AdamW on the policy, and on the critic at its own rate."""
         models.policy.requires_grad_(True)
         models.critic.requires_grad_(True)
-        return cls(
-            models, job, build_optimizer(models.policy, job.ppo), build_optimizer(models.critic, job.ppo)
-        )
+        return cls(models, job, build_optimizer(models.policy, job.ppo), build_optimizer(models.critic, job.ppo))
 
     def set_rates(self, update: int) -> float:
         """Set the learning rates of update `update` (from 0); returns the policy's."""
@@ -40,7 +38,9 @@ class Learner:
         rate = learning_rate_at(update, config.updates, config)
         set_learning_rate(self.policy_optimizer, rate)
         shared = isinstance(self.models.critic, SharedCritic)
-        set_learning_rate(self.critic_optimizer, rate if shared else rate * config.critic.learning_rate / config.learning_rate)
+        set_learning_rate(
+            self.critic_optimizer, rate if shared else rate * config.critic.learning_rate / config.learning_rate
+        )
         return rate
 
     def update(self, experience: Experience, update: int) -> dict[str, float]:
@@ -87,7 +87,9 @@ class Learner:
                 raise CheckFailed(f"ppo: the loss is {loss.item()}. Lower ppo.learning_rate or look at the batch.")
             (loss * share).backward()
             for name, value in metrics.items():
-                totals[name] = max(totals[name], value) if name == "ppo/ratio_max" else totals[name] + value * share.item()
+                totals[name] = (
+                    max(totals[name], value) if name == "ppo/ratio_max" else totals[name] + value * share.item()
+                )
         totals["ppo/grad_norm"] = clip_and_step(
             self.models.policy, self.policy_optimizer, config.max_grad_norm, "ppo (policy)"
         )

@@ -27,9 +27,7 @@ def whiten(x: Floats, mask: Mask) -> Floats:
     return centred * torch.rsqrt(variance + 1e-8)
 
 
-def token_rewards(
-    logprobs: Floats, reference: Floats, scores: Float[Tensor, "B"], mask: Mask, beta: float
-) -> Floats:
+def token_rewards(logprobs: Floats, reference: Floats, scores: Float[Tensor, "B"], mask: Mask, beta: float) -> Floats:
     """Reward of each token: -β (log π_old - log π_ref), plus the response's score at its last token.
 
     Stiennon et al. 2020, equation 2, with the KL term spread over the tokens (k1, and nothing else of KL).
@@ -39,9 +37,7 @@ def token_rewards(
     return rewards.scatter_add(1, last.unsqueeze(1), scores.unsqueeze(1))
 
 
-def gae(
-    rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda: float
-) -> tuple[Floats, Floats]:
+def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda: float) -> tuple[Floats, Floats]:
     """Advantages and returns by generalised advantage estimation (Schulman et al. 2016, equations 11 and 16).
 
     The state after a response's last token is terminal, whether it ended or met the cap: its value is 0.
@@ -79,9 +75,7 @@ def policy_loss(logprobs: Floats, old: Floats, advantages: Floats, mask: Mask, c
     return PolicyLoss(-torch.minimum(free, held).masked_fill(~mask, 0), ratio, (held < free) & mask)
 
 
-def value_loss(
-    values: Floats, old: Floats, returns: Floats, mask: Mask, clip_range: float | None
-) -> Floats:
+def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, clip_range: float | None) -> Floats:
     """Half the squared error to the returns, per token, 0 where the mask is False.
 
     With `clip_range` (in standard deviations of the returns) the larger of the errors of `values` and of `values`

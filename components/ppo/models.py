@@ -67,9 +67,7 @@ class Models:
             critic = SharedCritic(policy.config.hidden_size).to(job.runtime.device)
         return cls(policy, frozen(reference), frozen(reward_model), critic, tokenizer, scale)
 
-    def policy_and_values(
-        self, batch: "Packed", runtime: Runtime, temperature: float
-    ) -> tuple[TokenStats, Tensor]:
+    def policy_and_values(self, batch: "Packed", runtime: Runtime, temperature: float) -> tuple[TokenStats, Tensor]:
         """The policy's token statistics and the critic's values (K,) on the training path."""
         stats = token_stats(self.policy, batch.ids, batch.mask, batch.counts, runtime, temperature)
         if isinstance(self.critic, SharedCritic):
@@ -103,9 +101,7 @@ def micro_batches(samples: Samples, size: int) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def frozen_pass(
-    models: Models, samples: Samples, job: PpoJob
-) -> dict[str, Tensor]:
+def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tensor]:
     """All that is fixed before the first update of a batch, on the training path.
 
     Returns:
@@ -122,7 +118,14 @@ def frozen_pass(
         policy, values = models.policy_and_values(batch, job.runtime, temperature)
         reference = token_stats(models.reference, batch.ids, batch.mask, batch.counts, job.runtime, temperature)
         raw[rows] = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime)
-        found = (policy.logprobs, policy.logprobs_at_1, reference.logprobs, reference.logprobs_at_1, policy.entropy, values)
+        found = (
+            policy.logprobs,
+            policy.logprobs_at_1,
+            reference.logprobs,
+            reference.logprobs_at_1,
+            policy.entropy,
+            values,
+        )
         for name, flat in zip(names, found, strict=True):
             out[name][rows] = scatter(flat, mask[rows])
     return out | {"raw_scores": raw}

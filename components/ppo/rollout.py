@@ -70,7 +70,7 @@ class Response:
 
 @contextmanager
 def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
-    """The model to sample from: itself in float32, else a copy with weights in bfloat16 (casting once, not per token)."""
+    """The model to sample from: itself in float32, else a copy with weights in bfloat16 (cast once, not per token)."""
     if runtime.dtype == "float32":
         yield model
     else:

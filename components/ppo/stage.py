@@ -49,7 +49,9 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     write_rows(out / "artifact" / "samples.jsonl", trained["samples"])
     metrics = evaluate(models, job, data, out)
     last = trained["history"][-1]
-    metrics |= {name: last[name] for name in ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl")}
+    metrics |= {
+        name: last[name] for name in ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl")
+    }
     metrics |= {
         "ppo/ratio_max": max(row["ppo/ratio_max"] for row in trained["history"]),
         "ppo/stopped": float(trained["stopped"]),
@@ -63,9 +65,7 @@ def _held(models: Models) -> dict[str, Any]:
     return {"reference": models.reference, "reward model": models.reward_model}
 
 
-def train(
-    models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, report: Report
-) -> dict[str, Any]:
+def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, report: Report) -> dict[str, Any]:
     """The updates; returns {history, samples, stopped}. Resumes from `out/checkpoint/ppo`."""
     config, folder = job.ppo, out / "checkpoint" / "ppo"
     learner, controller = Learner.start(models, job), KLController.start(config.kl)
@@ -103,10 +103,9 @@ def train(
         # 5. keep what was seen
         state["history"].append({"update": update + 1, **metrics})
         if update % config.sample_every == 0 or update + 1 == config.updates or state["stopped"]:
-            state["samples"] += [
-                {"update": update, "prompt": prompts[chosen[i]], "response": texts[i], "score": experience.scores[i].item()}
-                | scores[i] for i in range(min(SAMPLES_SHOWN, len(texts)))
-            ]  # fmt: skip
+            for i, response in enumerate(texts[:SAMPLES_SHOWN]):
+                row = {"update": update, "prompt": prompts[chosen[i]], "response": response}
+                state["samples"].append(row | {"score": experience.scores[i].item()} | scores[i])
         if (update + 1) % config.checkpoint_every == 0 or update + 1 == config.updates or state["stopped"]:
             save_state(
                 folder, update + 1, modules, optimizers,

@@ -51,9 +51,9 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     save_model(model, tokenizer, out / "artifact" / "model")
     loss = mean_loss(model, tokenizer, heldout_examples, job.runtime)
     metrics |= {"sft/loss": loss, "sft/perplexity": math.exp(loss)}
-    metrics["sft/perplexity_ratio"] = metrics["sft/perplexity"] / metrics[
-        "sft/base_perplexity" if "base" in inputs else "sft/unigram_perplexity"
-    ]
+    metrics["sft/perplexity_ratio"] = (
+        metrics["sft/perplexity"] / metrics["sft/base_perplexity" if "base" in inputs else "sft/unigram_perplexity"]
+    )
     metrics |= _sample(job, inputs["data"], model, tokenizer, out)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
@@ -80,7 +80,10 @@ def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path) -> d
     scores = [task_scores(data, p, r.text) for p, r in zip(prompts, responses, strict=True)]
     write_rows(
         out / "artifact" / "samples.jsonl",
-        ({"prompt": p, "response": r.text, "ended": r.ended} | s for p, r, s in zip(prompts, responses, scores, strict=True)),
+        (
+            {"prompt": p, "response": r.text, "ended": r.ended} | s
+            for p, r, s in zip(prompts, responses, scores, strict=True)
+        ),
     )
     means = {f"sft/{name}": sum(s[name] for s in scores) / len(scores) for name in scores[0] if name != "echoes"}
     return {"sft/ended": sum(r.ended for r in responses) / len(responses)} | means
