@@ -124,7 +124,8 @@ class PpoConfig(OptimizerConfig):
         if self.kl.control == "adaptive" and reach < MINIMUM_REACH:
             raise ValueError(
                 f"over {self.updates} updates the adaptive coefficient can change by a factor of {reach:.1f} only, "
-                f"less than {MINIMUM_REACH:.0f}: lower kl.horizon (now {self.kl.horizon:g} batches) or use kl.control=fixed"
+                f"less than {MINIMUM_REACH:.0f}: lower kl.horizon (now {self.kl.horizon:g} batches) or use "
+                "kl.control=fixed"
             )
         return self
 

@@ -19,7 +19,7 @@ from components.ppo.evaluate import evaluate
 from components.ppo.experience import SAMPLER_TOLERANCE, Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
-from components.ppo.rollout import sample, sampling_copy
+from components.ppo.rollout import Samples, sample, sampling_copy
 from components.training import Report, restore_state, save_state, seeded, torch_seed
 
 SAMPLES_SHOWN = 8
@@ -73,55 +73,60 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
     optimizers = {"policy": learner.policy_optimizer, "critic": learner.critic_optimizer}
     state: dict[str, Any] = {"history": [], "samples": [], "stopped": False}
     if resumed := restore_state(folder, modules, optimizers):
-        state, controller.beta, controller.holding = resumed[1]["state"], resumed[1]["beta"], resumed[1]["holding"]
+        state, controller.beta, controller.holding = (resumed[1][name] for name in ("state", "beta", "holding"))
         for row in state["history"]:
-            report(row["update"], _metrics(row), total=config.updates)
+            report(row["update"], {k: v for k, v in row.items() if k != "update"}, total=config.updates)
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
     while len(state["history"]) < config.updates and not state["stopped"]:
         update, began = len(state["history"]), time.perf_counter()
         # 1. sample a response to each prompt of the batch
         chosen = prompt_batch(len(prompts), config.batch_size, update, job.seed)
-        generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", "sampling", update))
-        with sampling_copy(models.policy, job.runtime) as sampler:
-            samples = sample(
-                sampler, models.tokenizer, [encoded[i] for i in chosen], job.generation, generator, job.runtime.device
-            )
+        samples = _sample(models, [encoded[i] for i in chosen], job, update)
         # 2. score them, and weigh the score against KL to the reference
         experience = gather_experience(models, samples, job, controller.beta)
         if update == 0:
             check_start(experience, job.runtime.dtype)
         # 3. learn
         metrics = experience.metrics | learner.update(experience, update)
-        texts = samples.texts(models.tokenizer)
-        scores = [task_scores(data, prompts[i], text) for i, text in zip(chosen, texts, strict=True)]
-        metrics |= {f"ppo/{name}": sum(s[name] for s in scores) / len(scores) for name in scores[0]}
         # 4. move the tether
         kl = metrics["ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"]
         state["stopped"] = controller.stops(kl)
         controller.update(kl)
         # 5. keep what was seen
+        rows = _describe(models, experience, [prompts[i] for i in chosen], data)
+        metrics |= {f"ppo/{name}": _mean(rows, name) for name in ("gold", "violations", "echoes") if name in rows[0]}
         state["history"].append({"update": update + 1, **metrics})
-        if update % config.sample_every == 0 or update + 1 == config.updates or state["stopped"]:
-            for i, response in enumerate(texts[:SAMPLES_SHOWN]):
-                row = {"update": update, "prompt": prompts[chosen[i]], "response": response}
-                state["samples"].append(row | {"score": experience.scores[i].item()} | scores[i])
-        if (update + 1) % config.checkpoint_every == 0 or update + 1 == config.updates or state["stopped"]:
-            save_state(
-                folder, update + 1, modules, optimizers,
-                {"state": state, "beta": controller.beta, "holding": controller.holding},
-            )  # fmt: skip
-        seconds = time.perf_counter() - began
-        speed = {
-            "ppo/samples_per_second": len(texts) / seconds,
-            "ppo/tokens_per_second": float(samples.response_mask.sum()) / seconds,
-        }
+        last = update + 1 == config.updates or state["stopped"]
+        if update % config.sample_every == 0 or last:
+            state["samples"] += [{"update": update} | row for row in rows[:SAMPLES_SHOWN]]
+        if (update + 1) % config.checkpoint_every == 0 or last:
+            kept = {"state": state, "beta": controller.beta, "holding": controller.holding}
+            save_state(folder, update + 1, modules, optimizers, kept)
+        seconds, tokens = time.perf_counter() - began, float(samples.response_mask.sum())
+        speed = {"ppo/samples_per_second": len(rows) / seconds, "ppo/tokens_per_second": tokens / seconds}
         report(update + 1, metrics | speed, total=config.updates)
     return state
 
 
-def _metrics(row: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if name != "update"}
+def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int) -> Samples:
+    """A response of the policy to each prompt; the randomness is the update's own, so resuming needs no state."""
+    generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", "sampling", update))
+    with sampling_copy(models.policy, job.runtime) as sampler:
+        return sample(sampler, models.tokenizer, prompts, job.generation, generator, job.runtime.device)
+
+
+def _describe(models: Models, experience: Experience, prompts: list[Any], data: Path) -> list[dict[str, Any]]:
+    """Each response as text with its score and, on the built-in task, the truth about it."""
+    texts = experience.samples.texts(models.tokenizer)
+    return [
+        {"prompt": prompt, "response": text, "score": score} | task_scores(data, prompt, text)
+        for prompt, text, score in zip(prompts, texts, experience.scores.tolist(), strict=True)
+    ]
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
 
 
 def prompt_batch(count: int, batch_size: int, update: int, seed: int) -> list[int]:

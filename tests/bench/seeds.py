@@ -1,0 +1,166 @@
+"""The demo over fresh seeds, with the tether, without it and with ten times of it: the table and the README's figure.
+
+    python tests/bench/seeds.py --seeds 10 --variants 5 --jobs 2 --threads 1 --home .tether-bench
+
+Each seed has a TETHER_HOME of its own and starts from nothing; the variants of a seed share its data, SFT and reward
+model from that home's store. Finished runs are not run again, so an interrupted bench goes on where it was.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+BETA = 0.2
+"""The demo's ppo.kl.coefficient."""
+VARIANTS = {
+    "tethered": [],
+    "cut (β = 0)": ["ppo.kl.control=fixed", "ppo.kl.coefficient=0"],
+    "tight (10 β)": ["ppo.kl.control=fixed", f"ppo.kl.coefficient={10 * BETA:g}"],
+}
+SHOWN = (
+    ("reward", "reward/accuracy_low", "RM acc. low"),
+    ("reward", "reward/ece", "ECE"),
+    ("ppo", "ppo/kl_high", "KL high"),
+    ("ppo", "ppo/proxy_reward", "proxy"),
+    ("ppo", "ppo/gold", "gold"),
+    ("ppo", "ppo/sft_gold", "SFT gold"),
+    ("ppo", "ppo/violations_excess", "violations − SFT's"),
+    ("human_eval", "human_eval/win_rate_low", "win rate low"),
+)
+
+
+def tether(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the console script of this interpreter's environment."""
+    script = Path(sys.executable).with_name("tether")
+    environment = os.environ | {"TETHER_HOME": str(home)}
+    return subprocess.run([str(script), *arguments], capture_output=True, text=True, env=environment)
+
+
+def run(home: Path, seed: int, variant: str, threads: int) -> dict[str, Any]:
+    """One run of the demo; its status with the exit code, taken from `home` if it is there already."""
+    kept = home / f"{list(VARIANTS).index(variant)}.json"
+    if not kept.exists():
+        settings = [f"seed={seed}", f"runtime.threads={threads}", *VARIANTS[variant]]
+        done = tether(home, "run", "demo", *(x for s in settings for x in ("--set", s)))
+        if done.returncode not in (0, 3):
+            raise SystemExit(f"seed {seed}, {variant}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+        status = json.loads(tether(home, "status", "--json").stdout)
+        kept.write_text(json.dumps(status | {"exit_code": done.returncode, "seed": seed, "variant": variant}))
+    return json.loads(kept.read_text())
+
+
+def metric(status: dict[str, Any], stage: str, name: str) -> float:
+    """A stage's final metric, NaN where the stage didn't run."""
+    return next((s["metrics"].get(name, math.nan) for s in status["stages"] if s["name"] == stage), math.nan)
+
+
+def failed_gates(status: dict[str, Any]) -> list[str]:
+    """Names of the gates that did not pass."""
+    return [
+        gate["name"]
+        for s in status["stages"]
+        for gate in s["gates"]
+        if not gate["passed"] and gate["name"] != "ppo.kl_floor"
+    ]
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """A Markdown table, a run a line."""
+    lines = ["| seed | " + " | ".join(title for *_, title in SHOWN) + " | seconds | exit | failed gates |"]
+    lines.append("|" + "---|" * (len(SHOWN) + 4))
+    for row in rows:
+        values = " | ".join(f"{metric(row, stage, name):.3f}" for stage, name, _ in SHOWN)
+        lines.append(
+            f"| {row['seed']} | {values} | {row['seconds']:.0f} | {row['exit_code']} | {', '.join(failed_gates(row))} |"
+        )
+    return "\n".join(lines)
+
+
+def contrast(tethered: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
+    """Paired over seeds with a 95 % t interval: proxy against the tethered run's, gold against SFT's own."""
+    from scipy import stats
+
+    def interval(differences: list[float]) -> str:
+        mean = sum(differences) / len(differences)
+        spread = stats.tstd(differences) / math.sqrt(len(differences))
+        half = float(stats.t.ppf(0.975, len(differences) - 1)) * spread
+        return f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
+
+    proxy = [
+        metric(b, "ppo", "ppo/proxy_reward") - metric(a, "ppo", "ppo/proxy_reward")
+        for a, b in zip(tethered, other, strict=True)
+    ]
+    gold = [metric(b, "ppo", "ppo/gold") - metric(b, "ppo", "ppo/sft_gold") for b in other]
+    return f"proxy − tethered proxy {interval(proxy)}; gold − SFT gold {interval(gold)} ({len(other)} seeds)"
+
+
+def figure(home: Path, seed: int, path: Path) -> None:
+    """Reward (proxy and gold) and KL by update for the three variants of one seed, on one pair of axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, reward = plt.subplots(figsize=(9, 5), layout="constrained")
+    kl = reward.twinx()
+    for (variant, colour), index in zip(
+        {"tethered": "C0", "cut (β = 0)": "C3", "tight (10 β)": "C2"}.items(), range(3), strict=True
+    ):
+        run_id = json.loads((home / f"{index}.json").read_text())["run"]
+        points = [json.loads(line) for line in (home / "runs" / run_id / "metrics" / "ppo.jsonl").open()]
+        series: dict[str, list[tuple[int, float]]] = {}
+        for point in points:
+            for name, value in point["metrics"].items():
+                series.setdefault(name, []).append((point["step"], value))
+        for axes, name, style, label in (
+            (reward, "ppo/proxy_reward", "-", "proxy reward"), (reward, "ppo/gold", "--", "gold score (simulated)"),
+            (kl, "ppo/kl", ":", "KL"),
+        ):  # fmt: skip
+            axes.plot(*zip(*series[name], strict=True), style, color=colour, label=f"{label}, {variant}")
+    reward.set(xlabel="PPO update", ylabel="reward (solid: proxy, dashed: gold; proxy in SFT standard deviations)")
+    kl.set(ylabel="KL to SFT, nats per response (dotted, log scale)", yscale="log", ylim=(0.05, None))
+    handles = [h for axes in (reward, kl) for h in axes.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8)
+    reward.set_title(f"The built-in task, seed {seed}: the tether held, cut, and ten times as tight")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Run what is missing, print the table and the contrasts, draw the figure."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--seeds", type=int, default=10, help="pipeline seeds 0 .. N-1")
+    options.add_argument("--variants", type=int, default=5, help="seeds that also run cut and ten times as tight")
+    options.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    options.add_argument("--threads", type=int, default=0, help="runtime.threads of each run; 0 is every core")
+    options.add_argument("--home", type=Path, default=Path(".tether/bench"))
+    options.add_argument("--figure", type=Path, default=None, help="write the figure of seed 0 here")
+    given = options.parse_args()
+
+    def runs_of(seed: int) -> dict[str, dict[str, Any]]:
+        home = (given.home / f"seed-{seed}").resolve()
+        home.mkdir(parents=True, exist_ok=True)
+        wanted = list(VARIANTS) if seed < given.variants else ["tethered"]
+        return {variant: run(home, seed, variant, given.threads) for variant in wanted}
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        seeds = list(pool.map(runs_of, range(given.seeds)))
+    print(f"tethered: {sum(r['tethered']['exit_code'] == 0 for r in seeds)} of {len(seeds)} seeds pass every gate\n")
+    for variant in VARIANTS:
+        rows = [r[variant] for r in seeds if variant in r]
+        if rows:
+            print(f"{variant}\n\n{table(rows)}\n")
+        if variant != "tethered" and len(rows) > 1:
+            print(contrast([r["tethered"] for r in seeds if variant in r], rows) + "\n")
+    if given.figure and given.variants:
+        figure(given.home.resolve() / "seed-0", 0, given.figure)
+
+
+if __name__ == "__main__":
+    main()
