@@ -3,7 +3,6 @@
 import functools
 import getpass
 import json
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +24,14 @@ app = typer.Typer(
 human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
 app.add_typer(human_eval, name="human-eval")
 
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")
+]
 Waive = Annotated[list[str] | None, typer.Option("--waive", metavar="GATE", help="Let this gate fail, in this run.")]
 Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why it is waived; recorded with your name.")]
-FromRun = Annotated[str | None, typer.Option("--from", metavar="RUN", help="The run to start from (default: the newest).")]
+FromRun = Annotated[
+    str | None, typer.Option("--from", metavar="RUN", help="The run to start from (default: the newest).")
+]
 INTERRUPTED = 130
 
 
@@ -100,7 +103,9 @@ def rerun(
 @command(human_eval, "score")
 def score(
     sheet: Annotated[Path, typer.Argument(help="The sheet with people's ratings (CSV or JSONL).")],
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The run it is of (default: the newest).")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="The run it is of (default: the newest).")
+    ] = None,
     waive: Waive = None,
     because: Because = "",
 ) -> None:
@@ -192,7 +197,9 @@ def _go(launch: Any) -> None:
         raise failed
     if result is None:
         sheet = launch.ctx.folder / "sheet.csv"
-        sheet.write_bytes((launch.ctx.store.path(launch.ctx.status.stage("human_eval")["digest"]) / "sheet.csv").read_bytes())
+        sheet.write_bytes(
+            (launch.ctx.store.path(launch.ctx.status.stage("human_eval")["digest"]) / "sheet.csv").read_bytes()
+        )
         typer.echo(
             f"Waiting for people's labels: let raters fill in the rating columns of {sheet}, then run "
             f"`tether human-eval score {sheet} --run {launch.ctx.run}`."
@@ -219,4 +226,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

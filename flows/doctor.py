@@ -66,7 +66,9 @@ def _torch() -> list[Finding]:
         names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         found.append(Finding("ok", "GPU", names))
     elif has_cuda():
-        found.append(Finding("fail", "GPU", "the NVIDIA driver is loaded, but this torch can't use it: runtime.device=cpu"))
+        found.append(
+            Finding("fail", "GPU", "the NVIDIA driver is loaded, but this torch can't use it: runtime.device=cpu")
+        )
     else:
         found.append(Finding("note", "GPU", "none; everything runs on the CPU"))
     return found
@@ -94,7 +96,9 @@ def _versions() -> list[Finding]:
     if not CONSTRAINTS.is_file():
         return [Finding("note", "versions", f"no {CONSTRAINTS} to compare with")]
     wanted = dict(
-        line.split("==", 1) for line in CONSTRAINTS.read_text().splitlines() if "==" in line and not line.startswith("#")
+        line.split("==", 1)
+        for line in CONSTRAINTS.read_text().splitlines()
+        if "==" in line and not line.startswith("#")
     )
     different, absent = [], []
     for name, version in wanted.items():
@@ -141,7 +145,11 @@ def answers(url: str, timeout: float = 3.0) -> bool:
 def _packages() -> list[Finding]:
     ours = Path(__file__).resolve().parent.parent
     strangers = [f"{name} comes from {folder}" for name, folder in package_folders().items() if folder != ours / name]
-    text = "; ".join(strangers) + ": run from another directory, without PYTHONPATH" if strangers else f"all four from {ours}"
+    text = (
+        "; ".join(strangers) + ": run from another directory, without PYTHONPATH"
+        if strangers
+        else f"all four from {ours}"
+    )
     return [Finding("fail" if strangers else "ok", "packages", text)]
 
 

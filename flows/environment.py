@@ -73,6 +73,6 @@ def check_packages() -> None:
     strangers = [f"{name} from {folder}" for name, folder in folders.items() if folder != home / name]
     if strangers:
         raise TetherError(
-            f"another package stands in the place of Tether's: {', '.join(strangers)}; expected below {home}. Run Tether "
-            f"from its own environment, without PYTHONPATH, or from another directory."
+            f"another package stands in the place of Tether's: {', '.join(strangers)}; expected below {home}. Run "
+            f"Tether from its own environment, without PYTHONPATH, or from another directory."
         )

@@ -63,7 +63,10 @@ def _problem(item: Any, values: dict[str, Any], keys: list[str]) -> str:
     if kind == "missing":
         return f"{'.'.join(map(str, item['loc']))}: is required"
     rule = _rule(kind, item["msg"])
-    if isinstance(value, dict) and kind in ("value_error", "assertion_error"):  # a rule over several keys: the message says which
+    if isinstance(value, dict) and kind in (
+        "value_error",
+        "assertion_error",
+    ):  # a rule over several keys: the message says which
         return rule if rule.startswith(f"{key}.") else f"{key}: {rule}"
     return f"{key} = {_show(value)}: {rule}"
 
@@ -80,9 +83,9 @@ def _locate(loc: tuple[Any, ...], values: Any) -> tuple[list[str], Any]:
     """The part of pydantic's location that is in the data (it also names members of unions), and the value there."""
     path: list[str] = []
     for part in loc:
-        if isinstance(values, dict) and part in values:
-            values = values[part]
-        elif isinstance(values, list) and isinstance(part, int) and part < len(values):
+        if (isinstance(values, dict) and part in values) or (
+            isinstance(values, list) and isinstance(part, int) and part < len(values)
+        ):
             values = values[part]
         else:
             continue

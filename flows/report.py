@@ -23,8 +23,10 @@ MAIN_METRICS = {
 
 SIMULATED = "Votes, judges, gold scores and violations are the built-in task's: all of them are simulated."
 
-_STYLES = {"failed": "red", "gate_failed": "red", "interrupted": "yellow", "waived": "yellow", "awaiting_labels": "yellow",
-           "running": "cyan", "passed": "green", "cached": "green", "not_run": "dim"}  # fmt: skip
+_STYLES = {
+    "failed": "red", "gate_failed": "red", "interrupted": "yellow", "waived": "yellow", "awaiting_labels": "yellow",
+    "running": "cyan", "passed": "green", "cached": "green", "not_run": "dim",
+}  # fmt: skip
 _OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "PASS": "green", "OFF": "dim"}
 
 
@@ -98,7 +100,9 @@ def number(value: float | None) -> str:
 
 
 def _stage_table(status: Status) -> Table:
-    table = Table(title=f"{status['profile']}, {status['seconds']:.0f} s", title_justify="left", pad_edge=False, box=None)
+    table = Table(
+        title=f"{status['profile']}, {status['seconds']:.0f} s", title_justify="left", pad_edge=False, box=None
+    )
     for name in ("stage", "state"):
         table.add_column(name, no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
@@ -106,7 +110,9 @@ def _stage_table(status: Status) -> Table:
     table.add_column("main metrics", overflow="fold")
     for stage in status["stages"]:
         shown = MAIN_METRICS.get(stage["name"], ())
-        metrics = "  ".join(f"{n.partition('/')[2]} {number(stage['metrics'][n])}" for n in shown if n in stage["metrics"])
+        metrics = "  ".join(
+            f"{n.partition('/')[2]} {number(stage['metrics'][n])}" for n in shown if n in stage["metrics"]
+        )
         state = Text(stage["state"], _STYLES[stage["state"]])
         table.add_row(stage["name"], state, f"{stage['seconds']:.1f}", _cached(stage), metrics)
     return table

@@ -77,21 +77,21 @@ def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Source 
 
 
 def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | None:
-    """The same pipeline as a Prefect flow: a run on its pages, each stage a task there. Raises what `pipeline` raises."""
+    """The same as a Prefect flow: a run on its pages, each stage a task there. Raises what `pipeline` raises."""
     # Imported here: a run whose every stage is stored never comes here, and shouldn't pay seconds for it.
     from prefect import flow
     from prefect.client.schemas.objects import State
-    from prefect.context import get_run_context
+    from prefect.runtime import flow_run
 
     from tasks.prefect_server import note_embedded_servers
     from tasks.prefect_stages import Outcome, prefect_runner, wait_until_told
 
     outcome: Outcome[StageResult | None] = Outcome()
-    flow_run_ids = []
+    flow_run_ids: list[str] = []
 
     @flow(name="rlhf", flow_run_name="{profile} {run}", retries=0, persist_result=False)
     def rlhf_flow(run: str, profile: str) -> State[Any]:
-        flow_run_ids.append(get_run_context().flow_run.id)
+        flow_run_ids.append(flow_run.id)
         note_embedded_servers(ctx.home / "prefect" / "embedded")
         return outcome.capture(
             lambda: pipeline(config, sources, prefect_runner(ctx)),

@@ -49,6 +49,6 @@ def _base_folder(base: str, home: Path) -> Path:
             return fetched
         raise UserError(f"sft.base = {base}: it is not here yet. Run `tether fetch {base}` first.")
     raise UserError(
-        f"sft.base = {base}: there is no such folder (looked for {folder.absolute()}). Give the folder of a Hugging Face "
-        f"or GGUF model, or the name of a fetched one ({', '.join(MODELS)})."
+        f"sft.base = {base}: there is no such folder (looked for {folder.absolute()}). Give the folder of a Hugging "
+        f"Face or GGUF model, or the name of a fetched one ({', '.join(MODELS)})."
     )

@@ -90,7 +90,11 @@ def _log(page: Page, home: Path) -> Path:
 
 @contextmanager
 def _running(pages: list[Page], home: Path) -> Iterator[list[subprocess.Popen[bytes] | None]]:
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PREFECT_UI_SHOW_PROMOTIONAL_CONTENT": "0"}
+    environment = {
+        **os.environ,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "PREFECT_UI_SHOW_PROMOTIONAL_CONTENT": "0",
+    }
     processes: list[subprocess.Popen[bytes] | None] = []
     try:
         for page in pages:
@@ -101,9 +105,13 @@ def _running(pages: list[Page], home: Path) -> Iterator[list[subprocess.Popen[by
                 # A session of its own: both servers have children, and Ctrl-C is ours to pass on.
                 processes.append(
                     subprocess.Popen(
-                        page.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
+                        page.command,
+                        stdout=log,
+                        stderr=log,
+                        stdin=subprocess.DEVNULL,
+                        env=environment,
                         start_new_session=True,
-                    )  # fmt: skip
+                    )
                 )
         yield processes
     finally:

@@ -7,6 +7,7 @@ and the error goes on from there.
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -69,19 +70,21 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
         # What goes in and out stays in this process: Prefect would walk through it, and has no use for it.
         @task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, retries=0, persist_result=False)
         def run_one_stage() -> State[Any]:
-            return outcome.capture(lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed"))
+            return outcome.capture(
+                lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
+            )
 
         return outcome.get(run_one_stage(return_state=True))
 
     return run
 
 
-def wait_until_told(flow_run_id: Any, seconds: float = 5.0) -> bool:
+def wait_until_told(flow_run_id: str, seconds: float = 5.0) -> bool:
     """Wait until the server knows every task of the flow run as ended: what a process doesn't wait for can be lost."""
     deadline = time.monotonic() + seconds
     with get_client(sync_client=True) as client:
         while True:
-            runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])))
+            runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)])))
             if all(run.state is not None and run.state.is_final() for run in runs):
                 return True
             if time.monotonic() > deadline:

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROWS = [
-    {"prompt": f"question {i}", "chosen": f"a good answer {i}", "rejected": f"a bad one {i}"} for i in range(120)
-]
+ROWS = [{"prompt": f"question {i}", "chosen": f"a good answer {i}", "rejected": f"a bad one {i}"} for i in range(120)]
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> Path:

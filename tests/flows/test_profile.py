@@ -69,7 +69,9 @@ def test_infinity_and_not_a_number_keep_their_names() -> None:
     assert math.isnan(parse_override("a=.nan").value)
 
 
-@pytest.mark.parametrize("text", ["ppo", "=3", "ppo..kl=3", ".a=1", "a.=1", "a=[1", "a={b: 1, b: 2}", "a=!!python/name:os"])
+@pytest.mark.parametrize(
+    "text", ["ppo", "=3", "ppo..kl=3", ".a=1", "a.=1", "a=[1", "a={b: 1, b: 2}", "a=!!python/name:os"]
+)
 def test_what_is_no_key_and_value_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--set"):
         parse_override(text)
@@ -108,7 +110,12 @@ def test_profiles_that_extend_each_other_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"- 1\n", "a mapping"), (b"\xff\xfe", "UTF-8"), (b"a: [\n", "not readable as YAML"), (b"extends: 3\n", "extends = 3")],
+    [
+        (b"- 1\n", "a mapping"),
+        (b"\xff\xfe", "UTF-8"),
+        (b"a: [\n", "not readable as YAML"),
+        (b"extends: 3\n", "extends = 3"),
+    ],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "p.yaml").write_bytes(content)

@@ -8,7 +8,8 @@ from rich.console import Console
 from flows.report import SIMULATED, markdown, number, outcome, print_run, rule
 
 GATE = {
-    "name": "ppo.kl", "metric": "ppo/kl_high", "value": 9.5, "op": "<=", "threshold": 8.0, "passed": False, "waived": False
+    "name": "ppo.kl", "metric": "ppo/kl_high", "value": 9.5, "op": "<=", "threshold": 8.0, "passed": False,
+    "waived": False,
 }  # fmt: skip
 STATUS = {
     "run": "r1", "profile": "demo", "state": "gate_failed", "seconds": 61.2,

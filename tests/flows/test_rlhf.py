@@ -62,9 +62,7 @@ def test_nothing_downstream_of_a_failed_gate_starts(tmp_path: Path, stage: str) 
 
 def test_with_people_as_judges_the_pipeline_ends_at_the_sample(tmp_path: Path) -> None:
     runner = Recorder(tmp_path)
-    people = config().model_copy(
-        update={"human_eval": config().human_eval.model_copy(update={"judges": "people"})}
-    )
+    people = config().model_copy(update={"human_eval": config().human_eval.model_copy(update={"judges": "people"})})
     assert rlhf.pipeline(people, Sources(), runner) is None
     assert runner.calls[-1][0] == "human_eval.sample"
 

@@ -101,7 +101,7 @@ def test_a_process_that_only_has_an_old_servers_number_is_left_alone(
 
 def test_a_prefect_server_that_is_named_but_silent_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    with pytest.raises(UserError, match="PREFECT_API_URL = http://127.0.0.1:9/api"):
+    with pytest.raises(UserError, match=r"PREFECT_API_URL = http://127\.0\.0\.1:9/api"):
         check_server(timeout=1)
     monkeypatch.delenv("PREFECT_API_URL")
     check_server()
