@@ -116,7 +116,9 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
     for rows in micro_batches(samples, job.ppo.micro_batch_size):
         batch = Packed.of(samples, rows)
         policy, values = models.policy_and_values(batch, job.runtime, temperature)
-        reference = token_stats(models.reference, batch.ids, batch.mask, batch.counts, job.runtime, temperature)
+        reference = policy  # where SFT is judged beside the policy, they are one model
+        if models.policy is not models.reference:
+            reference = token_stats(models.reference, batch.ids, batch.mask, batch.counts, job.runtime, temperature)
         raw[rows] = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime)
         found = (
             policy.logprobs,
