@@ -161,9 +161,13 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("_name_or_path", None)
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    for name, whence in (
+        ("config.json", ("_name_or_path",)),
+        ("tokenizer_config.json", ("name_or_path", "is_local", "local_files_only")),
+    ):
+        config = json.loads((folder / name).read_text())
+        kept = {key: value for key, value in config.items() if key not in whence}
+        (folder / name).write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
 
 
 def frozen(model: Any) -> Any:

@@ -1,0 +1,147 @@
+"""What the tests of the learning share: a small validate artifact, and tiny models trained on it by the real stages."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jaxtyping
+import pytest
+from hypothesis import HealthCheck, settings
+
+from components.data.jsonl import write_json, write_rows
+from components.data.support_desk import SupportDeskConfig, generate
+from components.generation import GenerationConfig
+from components.ppo.config import PpoConfig, PpoJob
+from components.reward.config import RewardConfig, RewardJob
+from components.runtime import Runtime
+from components.sft.config import ScratchModel, SftConfig, SftJob
+
+# The shapes that components/ppo/maths.py states are checked at every call, under pytest only.
+jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__enter__()
+
+# The same examples every time, and no clock: these machines are shared.
+settings.register_profile("learning", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("learning")
+
+TINY = ScratchModel(hidden_size=16, layers=1, heads=2)
+GENERATION = GenerationConfig(max_prompt_tokens=64, max_new_tokens=10)
+RUNTIME = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
+
+
+def silent(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+    """A `report` that nobody reads."""
+
+
+class Language(NamedTuple):
+    """A language model (random weights) and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    prompts: list[list[int]]
+    """Token ids of twelve prompts of different lengths."""
+
+
+class Stages(NamedTuple):
+    """The three training stages with tiny options, and the artifacts that they read."""
+
+    inputs: dict[str, Path]
+
+    def run(self, stage: str, out: Path, report: Callable[..., None] = silent, **options: Any) -> dict[str, float]:
+        """Run `sft`, `reward` or `ppo` with `options` over the tiny ones; the artifact is `out/artifact`."""
+        import importlib
+
+        inputs = {"sft": ("data",), "reward": ("data", "sft"), "ppo": ("data", "sft", "reward")}[stage]
+        module = importlib.import_module(f"components.{stage}.stage")
+        return module.run(self.job(stage, **options), {name: self.inputs[name] for name in inputs}, out, report)
+
+    def job(self, stage: str, *, seed: int = 0, **options: Any) -> Any:
+        """The job of a stage with `options` over the tiny ones."""
+        common: dict[str, Any] = {"seed": seed, "runtime": RUNTIME, "generation": options.pop("generation", GENERATION)}
+        if stage == "sft":
+            tiny: dict[str, Any] = {"scratch": TINY, "learning_rate": 1e-2, "evaluate": 8, "checkpoint_every": 2}
+            return SftJob(**common, sft=SftConfig(**tiny | {"batch_size": 32, "micro_batch_size": 16} | options))
+        if stage == "reward":
+            tiny = {"scale_responses": 16, "checkpoint_every": 2, "batch_size": 16, "micro_batch_size": 8}
+            return RewardJob(**common, reward=RewardConfig(**tiny | options))
+        tiny = {"updates": 5, "batch_size": 8, "minibatch_size": 4, "micro_batch_size": 2, "checkpoint_every": 2}
+        tiny |= {"kl": {"control": "fixed", "coefficient": 0.1}, "sample_every": 2, "learning_rate": 1e-3}
+        return PpoJob(**common, ppo=PpoConfig(**tiny | options))
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Runtime:
+    """One thread, float32: what the bytes of these tests depend on."""
+    import torch
+
+    torch.set_num_threads(1)
+    return RUNTIME
+
+
+@pytest.fixture(scope="session")
+def desk_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small validate artifact of the support desk, cut without hashing (the splits have tests of their own)."""
+    data = tmp_path_factory.mktemp("data")
+    demonstrations, pairs = generate(0, SupportDeskConfig(demonstrations=220, pairs=160))
+    write_rows(data / "demonstrations.train.jsonl", demonstrations[:200])
+    write_rows(data / "demonstrations.heldout.jsonl", demonstrations[200:])
+    for split, rows in (("train", pairs[:100]), ("calibration", pairs[100:130]), ("test", pairs[130:])):
+        write_rows(data / f"pairs.{split}.jsonl", ({"margin": None} | row for row in rows))
+        write_rows(data / f"prompts.{split}.jsonl", ({"prompt": r["prompt"], "category": r["category"]} for r in rows))
+    write_json(data / "task.json", {"name": "support-desk"})
+    return data
+
+
+@pytest.fixture(scope="session")
+def stages(desk_data: Path, runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    """The stages with their inputs: SFT and reward artifacts that the stages themselves made, once."""
+    made = Stages({"data": desk_data})
+    for stage in ("sft", "reward"):
+        out = tmp_path_factory.mktemp(stage)
+        made.run(stage, out)
+        made.inputs[stage] = out / "artifact"
+    return made
+
+
+@pytest.fixture(scope="session")
+def language(runtime: Runtime) -> Language:
+    """A Llama with two random layers over the support desk's words. Don't train it: others use it too."""
+    from components.batching import encode_prompt
+    from components.models import build_causal_lm, frozen, train_tokenizer
+
+    demonstrations, _ = generate(1, SupportDeskConfig(demonstrations=200, pairs=50))
+    texts = [d["response"] for d in demonstrations] + [m["content"] for d in demonstrations for m in d["prompt"]]
+    tokenizer = train_tokenizer(texts, 600)
+    model = frozen(build_causal_lm(ScratchModel(hidden_size=24, layers=2, heads=2), tokenizer, 512, seed=3))
+    prompts = [encode_prompt(tokenizer, d["prompt"], 64) for d in demonstrations[:12]]
+    return Language(model, tokenizer, prompts)
+
+
+def folder_digests(folder: Path) -> dict[str, str]:
+    """sha256 of every file below `folder`, by relative path."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+@pytest.fixture(scope="session")
+def digests() -> Callable[[Path], dict[str, str]]:
+    """`digests(folder)`: sha256 of every file in it."""
+    return folder_digests
+
+
+class Interrupting:
+    """A `report` that interrupts the stage, as Ctrl-C would, when it hears of step `at`."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.steps = at, list[int]()
+
+    def __call__(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+        self.steps.append(step)
+        if step == self.at:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="session")
+def interrupting() -> type[Interrupting]:
+    """The class of reports that interrupt."""
+    return Interrupting
