@@ -1,0 +1,28 @@
+"""Models as PPO loads them, and a batch of responses sampled from them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from components.batching import encode_prompt
+from components.data.jsonl import read_rows
+from components.ppo.config import PpoJob
+from components.ppo.models import Models
+from components.ppo.rollout import Samples, sample
+
+
+@pytest.fixture
+def load(stages: Any) -> Callable[..., tuple[PpoJob, Models, Samples]]:
+    """`load(**options)`: the job, fresh models and eight sampled responses."""
+
+    def make(**options: Any) -> tuple[PpoJob, Models, Samples]:
+        job = stages.job("ppo", **options)
+        models = Models.load(job, stages.inputs)
+        rows = read_rows(stages.inputs["data"] / "prompts.train.jsonl")[:8]
+        prompts = [encode_prompt(models.tokenizer, r["prompt"], 64) for r in rows]
+        generator = torch.Generator().manual_seed(0)
+        return job, models, sample(models.policy, models.tokenizer, prompts, job.generation, generator)
+
+    return make

@@ -1,0 +1,135 @@
+"""What one update learns from, and the checks that stop a run whose numbers can't be trusted."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from components.errors import CheckFailed
+from components.generation import GenerationConfig
+from components.ppo.config import ScoreConfig
+from components.ppo.experience import check_sampler, gather_experience, rewarded_scores
+from components.ppo.rollout import Samples
+from components.ppo.stage import check_start
+from components.reward.scoring import ScoreScale
+
+Load = Callable[..., Any]
+
+SCALE = ScoreScale(shift=1.0, scale=2.0, missing_eos_score=-2.3, temperature=1.0, responses=16)
+
+
+def ended(*lengths: int, eos: tuple[bool, ...]) -> Samples:
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    empty = torch.zeros(mask.shape, dtype=torch.long)
+    return Samples(empty, mask, empty, mask, empty.float(), torch.tensor(eos))
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, [1.0, -2.3, 5.0]),
+        ({"missing_eos": "subtract", "missing_eos_penalty": 0.7}, [1.0, 0.3, 5.0]),
+        ({"missing_eos": "keep"}, [1.0, 1.0, 5.0]),
+        ({"clip": 0.5}, [0.5, -2.3, 0.5]),
+        ({"length_penalty": 0.1}, [0.8, -2.7, 4.7]),
+    ],
+)
+def test_scores_are_scaled_clipped_then_missing_eos_then_length(config: dict[str, Any], expected: list[float]) -> None:
+    samples = ended(2, 4, 3, eos=(True, False, True))
+    scores = rewarded_scores(torch.tensor([3.0, 3.0, 99.0]), samples, SCALE, ScoreConfig(**config))
+    assert torch.allclose(scores, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_at_the_start_kl_is_0_and_the_sampler_agrees(load: Load, temperature: float) -> None:
+    job, models, samples = load(generation=GenerationConfig(max_new_tokens=10, temperature=temperature))
+    experience = gather_experience(models, samples, job, beta=0.1)
+    assert experience.metrics["ppo/kl"] == 0 and experience.metrics["ppo/kl_at_temperature_1"] == 0
+    assert experience.metrics["ppo/sampler_drift"] <= 1e-4
+    check_start(experience, "float32")
+    mask = samples.response_mask
+    assert experience.advantages[mask].std().item() == pytest.approx(1, abs=1e-3)
+    assert not experience.advantages[~mask].any() and not experience.returns[~mask].any()
+
+
+def test_the_metrics_are_of_the_batch_both_units_of_kl_among_them(load: Load) -> None:
+    job, models, samples = load()
+    with torch.no_grad():
+        models.policy.model.norm.weight.add_(0.2)
+    drifted = dataclasses.replace(samples, logprobs=relogprobs(models, samples, job))
+    metrics = gather_experience(models, drifted, job, beta=0.25).metrics
+    tokens = samples.response_mask.sum().item()
+    assert metrics["ppo/kl"] != 0 and metrics["ppo/beta"] == 0.25
+    assert metrics["ppo/kl"] * len(samples.ended) / tokens == pytest.approx(metrics["ppo/kl_per_token"], rel=1e-4)
+    assert metrics["ppo/response_tokens"] == pytest.approx(tokens / len(samples.ended))
+    assert metrics["ppo/kl_k3"] > 0 and metrics["ppo/kl_k2"] > 0
+
+
+def relogprobs(models: Any, samples: Samples, job: Any) -> torch.Tensor:
+    from components.ppo.models import frozen_pass
+
+    return frozen_pass(models, samples, job)["policy"]
+
+
+def test_a_sampler_that_drifts_from_the_training_path_stops_the_run(load: Load) -> None:
+    job, models, samples = load()
+    with torch.no_grad():
+        models.policy.model.norm.weight.add_(0.2)  # trained on after sampling
+    with pytest.raises(CheckFailed, match="sampler and the training path disagree"):
+        gather_experience(models, samples, job, beta=0.1)
+
+
+def test_drift_is_judged_by_the_largest_in_float32_by_the_mean_in_bfloat16_and_never_under_the_mask() -> None:
+    samples = ended(2, 4, eos=(True, True))
+    off = torch.zeros(2, 4)
+    off[0, 3] = 9.0
+    assert check_sampler(samples, off, "float32") == 0
+    off[1, 2] = 2e-4
+    with pytest.raises(CheckFailed, match="largest"):
+        check_sampler(samples, off, "float32")
+    assert check_sampler(samples, off, "bfloat16") == pytest.approx(2e-4 / 6)
+    off[1, 2] = 0.1
+    with pytest.raises(CheckFailed, match="mean"):
+        check_sampler(samples, off, "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logprobs_that_are_not_numbers_never_pass_as_agreement(dtype: str) -> None:
+    samples = ended(2, 4, eos=(True, True))
+    with pytest.raises(CheckFailed):
+        check_sampler(samples, torch.full((2, 4), float("nan")), dtype)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_that_is_not_finite_stops_the_run(load: Load, value: float) -> None:
+    job, models, samples = load(critic={"kind": "shared"})
+    models.reward_model.score.weight.fill_(value)
+    with pytest.raises(CheckFailed, match="score that isn't finite"):
+        gather_experience(models, samples, job, beta=0.1)
+
+
+def test_a_reference_that_is_not_the_start_stops_the_run(load: Load) -> None:
+    job, models, samples = load()
+    models.reference.model.norm.weight.add_(0.2)
+    experience = gather_experience(models, samples, job, beta=0.1)
+    with pytest.raises(CheckFailed, match="before the first update, where it must be 0"):
+        check_start(experience, "float32")
+    experience.metrics["ppo/kl"] = float("nan")
+    with pytest.raises(CheckFailed):
+        check_start(experience, "bfloat16")
+
+
+def test_the_critic_starts_from_the_reward_model_in_the_unit_of_scaled_scores(load: Load) -> None:
+    from components.ppo.models import frozen_pass
+
+    job, models, samples = load()
+    found = frozen_pass(models, samples, job)
+    first = samples.prompt_ids[0][samples.prompt_mask[0]].unsqueeze(0)
+    with torch.no_grad():
+        raw = models.reward_model(first).logits.squeeze()
+    assert found["values"][0, 0].item() == pytest.approx(models.scale(raw).item(), abs=1e-4)
+    assert not found["values"][~samples.response_mask].any()
+    shared = frozen_pass(*load(critic={"kind": "shared"})[1:], job)
+    assert not shared["values"].any(), "a shared head starts at 0, the mean of SFT's scaled scores"

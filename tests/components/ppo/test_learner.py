@@ -1,0 +1,129 @@
+"""An update moves the policy where the advantages point, the same whatever the micro-batch, and never into NaN."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from components.errors import CheckFailed
+from components.ppo.experience import Experience, gather_experience
+from components.ppo.learner import Learner
+from components.ppo.models import weights_digest
+
+Load = Callable[..., Any]
+
+
+def ready(load: Load, **options: Any) -> tuple[Learner, Experience]:
+    job, models, samples = load(**{"warmup": 0.0, "decay": "none"} | options)
+    experience = gather_experience(models, samples, job, beta=0.1)
+    return Learner.start(models, job), experience
+
+
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_the_first_step_has_ratio_1_and_clips_nothing(load: Load, kind: str) -> None:
+    learner, experience = ready(load, epochs=1, minibatch_size=8, micro_batch_size=4, critic={"kind": kind})
+    metrics = learner.update(experience, 0)
+    assert metrics["ppo/ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert metrics["ppo/clip_fraction"] == 0 and abs(metrics["ppo/approx_kl"]) < 1e-6
+    assert metrics["ppo/optimizer_steps"] == 1
+    assert metrics["ppo/grad_norm"] > 0 and metrics["ppo/critic_grad_norm"] > 0
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_tokens_of_positive_advantage_become_likelier_and_of_negative_less(load: Load, sign: float) -> None:
+    learner, experience = ready(load, epochs=2, learning_rate=1e-3)
+    mask = experience.samples.response_mask
+    push = sign * torch.ones_like(experience.advantages).masked_fill(~mask, 0)
+    learner.update(dataclasses.replace(experience, advantages=push), 0)
+    found = gather(learner, experience)
+    assert ((found - experience.logprobs)[mask].mean() * sign).item() > 1e-3
+
+
+def gather(learner: Learner, experience: Experience) -> torch.Tensor:
+    from components.ppo.models import frozen_pass
+
+    return frozen_pass(learner.models, experience.samples, learner.job)["policy"]
+
+
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_micro_batches_change_nothing_but_memory(load: Load, kind: str) -> None:
+    weights = []
+    for micro in (8, 1):
+        learner, experience = ready(load, epochs=1, minibatch_size=8, micro_batch_size=micro, critic={"kind": kind},
+                                    epsilon=1e-3)  # fmt: skip
+        learner.update(experience, 0)
+        weights.append(torch.cat([p.detach().flatten() for p in learner.models.policy.parameters()]))
+    assert torch.allclose(*weights, atol=1e-6)
+
+
+def test_an_update_leaves_reference_and_reward_model_alone(load: Load) -> None:
+    learner, experience = ready(load)
+    models = learner.models
+    before = [weights_digest(m) for m in (models.reference, models.reward_model, models.policy, models.critic)]
+    learner.update(experience, 0)
+    after = [weights_digest(m) for m in (models.reference, models.reward_model, models.policy, models.critic)]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, False]
+
+
+def test_epochs_stop_once_the_policy_has_left_the_old_one(load: Load) -> None:
+    learner, experience = ready(load, epochs=4, minibatch_size=4, learning_rate=0.05, stop_epochs_above=0.01)
+    stopped = learner.update(experience, 0)["ppo/optimizer_steps"]
+    free, again = ready(load, epochs=4, minibatch_size=4, learning_rate=0.05, stop_epochs_above=None)
+    assert stopped < free.update(again, 0)["ppo/optimizer_steps"] == 8
+
+
+@pytest.mark.parametrize("what", ["advantages", "returns"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_the_run(load: Load, what: str, value: float) -> None:
+    learner, experience = ready(load)
+    broken = dataclasses.replace(experience, **{what: torch.full_like(experience.advantages, value)})
+    with pytest.raises(CheckFailed, match="the loss is"):
+        learner.update(broken, 0)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(load: Load) -> None:
+    learner, experience = ready(load)
+    before = weights_digest(learner.models.policy)
+    parameter = next(learner.models.policy.parameters())
+    parameter.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(CheckFailed, match=r"policy.*gradient's norm"):
+        learner.update(experience, 0)
+    assert weights_digest(learner.models.policy) == before
+
+
+def test_the_critic_fits_the_returns_at_its_own_rate(load: Load) -> None:
+    learner, experience = ready(load, critic={"learning_rate": 1e-2}, learning_rate=1e-4, stop_epochs_above=None)
+    losses = [learner.update(experience, 0)["ppo/value_loss"] for _ in range(15)]
+    assert losses[-1] < losses[0] / 2
+    rates = [o.param_groups[0]["lr"] for o in (learner.policy_optimizer, learner.critic_optimizer)]
+    assert rates == pytest.approx([1e-4, 1e-2])
+
+
+def test_the_entropy_bonus_widens_the_policy(load: Load) -> None:
+    entropies = []
+    for coefficient in (0.0, 1.0):
+        learner, experience = ready(load, entropy_coefficient=coefficient, learning_rate=3e-3, stop_epochs_above=None)
+        still = dataclasses.replace(experience, advantages=torch.zeros_like(experience.advantages))
+        for _ in range(4):
+            learner.update(still, 0)
+        from components.ppo.models import frozen_pass
+
+        found = frozen_pass(learner.models, experience.samples, learner.job)["entropy"]
+        entropies.append(found[experience.samples.response_mask].mean().item())
+    assert entropies[1] > entropies[0] + 0.01
+
+
+def test_the_rate_warms_up_and_decays(load: Load) -> None:
+    learner, _ = ready(load, updates=10, warmup=0.2, decay="linear", learning_rate=1e-3)
+    rates = [learner.set_rates(u) for u in range(10)]
+    assert rates[:3] == pytest.approx([5e-4, 1e-3, 1e-3]) and rates[-1] == pytest.approx(1e-3 / 8)
+    assert all(a > b for a, b in zip(rates[2:], rates[3:], strict=False))
+
+
+def test_explained_variance_is_of_the_values_before_the_update(load: Load) -> None:
+    learner, experience = ready(load)
+    perfect = dataclasses.replace(experience, values=copy.deepcopy(experience.returns))
+    assert learner.update(perfect, 0)["ppo/explained_variance"] == pytest.approx(1)

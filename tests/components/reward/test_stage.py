@@ -1,0 +1,145 @@
+"""The reward stage: the Bradley-Terry loss, what of a pair is trained on, and the unit of the scores."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.data.jsonl import read_rows
+from components.errors import CheckFailed
+from components.generation import GenerationConfig
+from components.models import load_causal_lm, load_reward_model
+from components.ppo.rollout import generate_responses
+from components.reward import stage
+from components.reward.scoring import ScoreScale
+from components.reward.stage import bradley_terry_loss, encode_pairs
+from components.runtime import Runtime
+
+
+def test_bradley_terry_of_scores_1_and_1_and_a_half() -> None:
+    first, second = torch.tensor([1.0]), torch.tensor([1.5])
+    assert torch.sigmoid(first - second).item() == pytest.approx(0.3775, abs=5e-5)
+    assert bradley_terry_loss(first, second).item() == pytest.approx(0.9741, abs=5e-5)
+    assert bradley_terry_loss(second, first).item() == pytest.approx(0.4741, abs=5e-5)
+
+
+def test_a_margin_is_taken_off_the_difference() -> None:
+    scores = torch.tensor([1.0, 3.0]), torch.tensor([1.5, 1.0])
+    with_margin = bradley_terry_loss(*scores, torch.tensor([0.5, 2.0]))
+    assert with_margin.item() == pytest.approx((bradley_terry_loss(torch.tensor([0.0]), torch.tensor([1.0])).item()
+                                                + 0.6931472) / 2)  # fmt: skip
+
+
+def test_a_hopeless_pair_has_a_finite_loss_and_gradient() -> None:
+    chosen = torch.tensor([-1e4], requires_grad=True)
+    loss = bradley_terry_loss(chosen, torch.tensor([1e4]))
+    loss.backward()
+    assert loss.item() == pytest.approx(2e4) and chosen.grad.item() == pytest.approx(-1)
+
+
+def test_both_sides_of_a_pair_share_the_prompt_and_end_in_eos(language: Any) -> None:
+    row = {"prompt": [{"role": "user", "content": "Anna here."}], "chosen": "Goodbye.", "rejected": "Best wishes."}
+    (pair,) = encode_pairs(language.tokenizer, [row | {"margin": None}], GenerationConfig())
+    decode = language.tokenizer.decode
+    assert decode(pair.chosen) == "<|user|>Anna here.<|end|><|assistant|>Goodbye.<|end|>"
+    assert decode(pair.rejected) == "<|user|>Anna here.<|end|><|assistant|>Best wishes.<|end|>"
+    assert pair.margin == 0
+    (cut,) = encode_pairs(language.tokenizer, [row | {"margin": 0.7}], GenerationConfig(max_new_tokens=2))
+    assert decode(cut.rejected).endswith("<|assistant|>Best wishes") and cut.margin == 0.7
+
+
+@pytest.fixture(scope="module")
+def trained(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    out = tmp_path_factory.mktemp("reward")
+    return out, stages.run("reward", out)
+
+
+def test_every_metric_is_there_and_finite(trained: tuple[Path, dict[str, float]]) -> None:
+    out, metrics = trained
+    names = (
+        "accuracy accuracy_low accuracy_high ece ece_null_95 calibration_slope brier log_loss temperature "
+        "length_accuracy length_gain_low majority_accuracy invariance shift scale test_pairs"
+    )
+    assert {f"reward/{name}" for name in names.split()} <= metrics.keys()
+    assert all(torch.isfinite(torch.tensor(v)) for v in metrics.values())
+    assert metrics["reward/invariance"] <= 1e-4
+    assert metrics["reward/test_pairs"] == 30
+    assert json.loads((out / "artifact" / "metrics.json").read_text()) == metrics
+
+
+def test_sft_responses_score_0_on_average_with_deviation_1(
+    stages: Any, trained: tuple[Path, dict[str, float]], runtime: Runtime
+) -> None:
+    from components.batching import encode_prompt
+    from components.reward.scoring import score_sequences
+    from components.training import torch_seed
+
+    job = stages.job("reward")
+    model, tokenizer = load_reward_model(trained[0] / "artifact", runtime)
+    scale = ScoreScale.read(trained[0] / "artifact")
+    sft, _ = load_causal_lm(stages.inputs["sft"], runtime)
+    rows = read_rows(stages.inputs["data"] / "prompts.calibration.jsonl")[: job.reward.scale_responses]
+    prompts = [row["prompt"] for row in rows]
+    seed = torch_seed(job.seed, "reward", "scale")
+    responses = generate_responses(sft, tokenizer, prompts, job.generation, seed, runtime)
+    texts = [
+        encode_prompt(tokenizer, p, job.generation.max_prompt_tokens) + r.token_ids
+        for p, r in zip(prompts, responses, strict=True)
+    ]
+    scores = scale(score_sequences(model, tokenizer.pad_token_id, texts, runtime))
+    assert scores.mean().item() == pytest.approx(0, abs=1e-4) and scores.std().item() == pytest.approx(1, abs=1e-4)
+    assert scale.responses == len(prompts) == 16
+    assert scores.min().item() - 1e-4 <= scale.missing_eos_score < 0, "a missing EOS scores with SFT's worst"
+
+
+def test_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
+    seen: list[dict[str, float]] = []
+    stages.run("reward", tmp_path, lambda step, metrics, total=None: seen.append(dict(metrics)),
+               epochs=12, learning_rate=1e-2, max_pairs=32, checkpoint_every=100)  # fmt: skip
+    assert len(seen) == 24, "two batches of 16 of the first 32 pairs, twelve times"
+    assert seen[-1]["reward/train_accuracy"] > 0.9 and seen[-1]["reward/train_loss"] < 0.4 < seen[0]["reward/train_loss"]
+
+
+def test_a_reward_model_that_tells_nothing_apart_is_refused(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = stage.score_sequences
+    monkeypatch.setattr(stage, "score_sequences", lambda *a, **k: whole(*a, **k) * 0 + 3)
+    monkeypatch.setattr(stage, "_calibrate", lambda *a: {"temperature": 1.0})
+    with pytest.raises(CheckFailed, match="same score"):
+        stages.run("reward", tmp_path)
+
+
+def test_margins_count_only_where_they_are_asked_for(stages: Any, tmp_path: Path) -> None:
+    rows = read_rows(stages.inputs["data"] / "pairs.train.jsonl")
+    data = tmp_path / "data"
+    data.mkdir()
+    for file in stages.inputs["data"].iterdir():
+        (data / file.name).write_bytes(file.read_bytes())
+    (data / "pairs.train.jsonl").write_text("".join(json.dumps(row | {"margin": 1.5}) + "\n" for row in rows))
+    losses: dict[tuple[bool, bool], float] = {}
+    for marked in (False, True):
+        other = type(stages)(stages.inputs | ({"data": data} if marked else {}))
+        for use in (False, True):
+            seen: list[float] = []
+            other.run("reward", tmp_path / f"{marked}{use}",
+                      lambda step, metrics, total=None, seen=seen: seen.append(metrics["reward/train_loss"]),
+                      use_margin=use, max_pairs=16)  # fmt: skip
+            losses[marked, use] = seen[0]
+    assert losses[False, False] == losses[False, True] == losses[True, False] < losses[True, True] - 0.5
+
+
+@pytest.mark.parametrize("at", [1, 4, 7])
+def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
+    stages: Any, trained: tuple[Path, Any], tmp_path: Path, at: int, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    report = interrupting(at)  # 7 steps, a checkpoint every 2: before the first, after the second, after the last
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("reward", tmp_path, report)
+    again = interrupting(-1)
+    assert stages.run("reward", tmp_path, again) == trained[1]
+    assert again.steps == list(range(at // 2 * 2 + 1 if at < 7 else 8, 8)), "it goes on from its last checkpoint"
+    assert digests(tmp_path / "artifact") == digests(trained[0] / "artifact")
