@@ -99,6 +99,8 @@ def test_nearest_prefers_the_same_group() -> None:
     keys = list(valid_keys(RunConfig))
     assert nearest("reward.learning_rat", keys) == "reward.learning_rate"
     assert nearest("ppo.critic.learning_rat", keys) == "ppo.critic.learning_rate"
+    assert nearest("ppo.kll.targt", keys) == "ppo.kl.target"
+    assert nearest("generation.xyzzy", keys) != "generation"
     assert nearest("xyzzy", keys) is None
 
 
