@@ -1,0 +1,219 @@
+"""The PPO stage as a whole: its checks, its files, and that an interruption leaves no trace in them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.data.jsonl import read_rows, write_rows
+from components.errors import CheckFailed, UserError
+from components.ppo import stage
+from components.ppo.learner import Learner
+from components.ppo.stage import prompt_batch
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    out = tmp_path_factory.mktemp("ppo")
+    return out, stages.run("ppo", out)
+
+
+def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[str, float]], stages: Any) -> None:
+    out, metrics = undisturbed
+    artifact = out / "artifact"
+    files = {"model", "history.jsonl", "samples.jsonl", "evaluation.jsonl", "metrics.json"}
+    assert {p.name for p in artifact.iterdir()} == files
+    history = read_rows(artifact / "history.jsonl")
+    assert [row["update"] for row in history] == [1, 2, 3, 4, 5]
+    assert not any("second" in name for row in history for name in row), "timings have no place in a digest"
+    assert history[0]["ppo/kl"] == 0 and any(row["ppo/kl"] != 0 for row in history[1:])
+    assert {row["update"] for row in read_rows(artifact / "samples.jsonl")} == {0, 2, 4}
+    evaluation = read_rows(artifact / "evaluation.jsonl")
+    assert len(evaluation) == 30 and evaluation[0].keys() == {"prompt", "policy", "sft"}
+    assert json.loads((artifact / "metrics.json").read_text()) == metrics
+    names = (
+        "kl kl_high kl_per_token proxy_reward reward_gain reward_gain_low demonstration_perplexity_ratio repetition "
+        "distinct length_ratio ended echo gold violations violations_excess stopped entropy response_tokens beta "
+        "clip_fraction approx_kl explained_variance ratio_max"
+    )
+    assert {f"ppo/{name}" for name in names.split()} <= metrics.keys()
+    assert all(torch.isfinite(torch.tensor(v)) for v in metrics.values())
+
+
+def test_final_numbers_are_those_of_the_held_out_responses(undisturbed: tuple[Path, dict[str, float]]) -> None:
+    out, metrics = undisturbed
+    rows = read_rows(out / "artifact" / "evaluation.jsonl")
+    kl = [row["policy"]["kl"] for row in rows]
+    assert metrics["ppo/kl"] == pytest.approx(sum(kl) / len(kl)) and metrics["ppo/kl_high"] > metrics["ppo/kl"]
+    tokens = sum(row["policy"]["tokens"] for row in rows)
+    assert metrics["ppo/kl_per_token"] == pytest.approx(sum(kl) / tokens)
+    gain = [row["policy"]["score"] - row["sft"]["score"] for row in rows]
+    assert metrics["ppo/reward_gain"] == pytest.approx(sum(gain) / len(gain))
+    assert all(row["sft"]["kl"] == 0 for row in rows), "the SFT policy is the reference"
+
+
+@pytest.mark.parametrize("at", [1, 4, 5])
+def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
+    stages: Any, undisturbed: Any, tmp_path: Path, at: int, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("ppo", tmp_path, interrupting(at))  # a checkpoint every 2 updates, and after the last
+    again = interrupting(-1)
+    assert stages.run("ppo", tmp_path, again) == undisturbed[1]
+    assert again.steps == [1, 2, 3, 4, 5], "the curve is whole: what the checkpoint holds is reported again"
+    assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
+
+
+def test_an_adaptive_tethers_state_survives_an_interruption(
+    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    options = {"updates": 13, "learning_rate": 1e-2, "checkpoint_every": 4,
+               "kl": {"control": "adaptive", "coefficient": 0.1, "target": 0.2, "horizon": 1}}  # fmt: skip
+    stages.run("ppo", tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("ppo", tmp_path / "cut", interrupting(6), **options)
+    stages.run("ppo", tmp_path / "cut", **options)
+    betas = [row["ppo/beta"] for row in read_rows(tmp_path / "whole" / "artifact" / "history.jsonl")]
+    assert len(set(betas)) > 4, "the coefficient must move for this to test anything"
+    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from pathlib import Path
+from components.ppo import stage
+from components.ppo.config import PpoJob
+
+torch.set_num_threads(1)
+def report(step, metrics, total=None):
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+inputs = dict(pair.split("=") for pair in sys.argv[4].split(","))
+job = PpoJob.model_validate_json(sys.argv[2])
+stage.run(job, {name: Path(folder) for name, folder in inputs.items()}, Path(sys.argv[3]), report)
+"""
+
+
+def test_killed_by_the_system_and_started_again_it_ends_with_the_same_bytes(
+    stages: Any, undisturbed: Any, tmp_path: Path, digests: Callable[[Path], Any]
+) -> None:
+    job = stages.job("ppo").model_dump_json()
+    inputs = ",".join(f"{name}={folder}" for name, folder in stages.inputs.items())
+
+    command = [sys.executable, "-c", KILLED, str(ROOT), job, str(tmp_path), inputs]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run(command, env=environment, cwd=tmp_path, timeout=200, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list((tmp_path / "checkpoint").rglob("*.safetensors")), "it was killed after a checkpoint"
+    assert not (tmp_path / "artifact").exists()
+    assert stages.run("ppo", tmp_path) == undisturbed[1]
+    assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
+
+
+def test_a_run_stops_above_its_ceiling_and_says_so(stages: Any, tmp_path: Path) -> None:
+    metrics = stages.run("ppo", tmp_path, updates=8, learning_rate=0.02, stop_epochs_above=None,
+                         kl={"control": "fixed", "coefficient": 0.0, "stop_above": 0.05})  # fmt: skip
+    history = read_rows(tmp_path / "artifact" / "history.jsonl")
+    assert metrics["ppo/stopped"] == 1 and metrics["ppo/updates"] == len(history) < 8
+    assert history[-1]["ppo/kl"] > 0.05 and all(row["ppo/kl"] <= 0.05 for row in history[:-1])
+
+
+@pytest.mark.parametrize("which", ["reference", "reward_model"])
+def test_a_held_model_that_changes_stops_the_run(
+    stages: Any, tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Learner.update
+
+    def update(self: Learner, experience: Any, number: int) -> dict[str, float]:
+        if number == 1:
+            with torch.no_grad():
+                next(getattr(self.models, which).parameters()).view(-1)[-1].add_(1e-4)
+        return whole(self, experience, number)
+
+    monkeypatch.setattr(Learner, "update", update)
+    with pytest.raises(CheckFailed, match=f"the {which.replace('_', ' ')} changed during PPO"):
+        stages.run("ppo", tmp_path, updates=2)
+    assert not (tmp_path / "artifact" / "metrics.json").exists()
+
+
+def test_dropout_that_the_sft_model_was_trained_with_is_off(stages: Any, tmp_path: Path) -> None:
+    sft = tmp_path / "sft" / "model"
+    sft.mkdir(parents=True)
+    for file in (stages.inputs["sft"] / "model").iterdir():
+        (sft / file.name).write_bytes(file.read_bytes())
+    config = json.loads((sft / "config.json").read_text())
+    (sft / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    other = type(stages)(stages.inputs | {"sft": sft.parent})
+    other.run("ppo", tmp_path, updates=2)
+    drift = [row["ppo/sampler_drift"] for row in read_rows(tmp_path / "artifact" / "history.jsonl")]
+    assert len(drift) == 2 and max(drift) <= 1e-4
+
+
+def test_more_than_4_epochs_warn_and_no_prompts_are_the_users_mistake(stages: Any, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    write_rows(data / "prompts.train.jsonl", [])
+    other = type(stages)(stages.inputs | {"data": data})
+    with pytest.warns(UserWarning, match=r"epochs is 5"), pytest.raises(UserError, match="no training prompt"):
+        other.run("ppo", tmp_path / "out", epochs=5)
+
+
+def test_every_prompt_is_met_once_a_pass_whatever_the_batch() -> None:
+    for count, size in ((10, 4), (3, 8), (7, 7)):
+        met = [i for update in range(count * 2) for i in prompt_batch(count, size, update, seed=1)]
+        for start in range(0, len(met) - count + 1, count):
+            assert sorted(met[start : start + count]) == list(range(count))
+    assert prompt_batch(50, 8, 0, seed=1) != prompt_batch(50, 8, 0, seed=2)
+
+
+def test_reports_tell_metrics_by_step_with_speed_and_the_total(stages: Any, tmp_path: Path) -> None:
+    seen: list[tuple[int, Mapping[str, float], int | None]] = []
+    began = time.perf_counter()
+    stages.run("ppo", tmp_path, lambda step, metrics, total=None: seen.append((step, metrics, total)), updates=2)
+    names = (
+        "proxy_reward kl kl_per_token beta entropy response_tokens clip_fraction approx_kl explained_variance ratio_max "
+        "learning_rate samples_per_second tokens_per_second gold violations"
+    )
+    assert [(step, total) for step, _, total in seen] == [(1, 2), (2, 2)]
+    assert all({f"ppo/{name}" for name in names.split()} <= metrics.keys() for _, metrics, _ in seen)
+    assert all(8 / (time.perf_counter() - began) < m["ppo/samples_per_second"] < 1e5 for _, m, _ in seen)
+
+
+def test_people_s_data_have_no_gold_and_the_run_needs_none(stages: Any, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for file in stages.inputs["data"].iterdir():
+        (data / file.name).write_bytes(file.read_bytes())
+    (data / "task.json").write_text('{"name": "none"}')
+    metrics = type(stages)(stages.inputs | {"data": data}).run("ppo", tmp_path / "out", updates=1)
+    assert not {"ppo/gold", "ppo/violations"} & metrics.keys() and "ppo/reward_gain" in metrics
+
+
+def test_a_shared_critic_trains_and_resumes(
+    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    options = {"critic": {"kind": "shared"}, "updates": 4}
+    stages.run("ppo", tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("ppo", tmp_path / "cut", interrupting(3), **options)
+    stages.run("ppo", tmp_path / "cut", **options)
+    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+def test_the_stage_is_given_seeds_of_its_own(stages: Any, tmp_path: Path, undisturbed: Any) -> None:
+    torch.manual_seed(12345)  # the global stream is nobody's source
+    assert stages.run("ppo", tmp_path / "same") == undisturbed[1]
+    assert stages.run("ppo", tmp_path / "other", seed=1) != undisturbed[1]
+    assert stage.SAMPLES_SHOWN == 8

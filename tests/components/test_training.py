@@ -1,0 +1,133 @@
+"""The supervised loop: accumulation is exact, broken numbers stop it, and an interruption leaves no trace."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from components.errors import CheckFailed
+from components.optim import OptimizerConfig, build_optimizer, learning_rate_at
+from components.training import fit, restore_state, save_state, seeded, torch_seed
+
+LENGTHS = [3, 9, 4, 1, 7, 7, 2, 8, 5, 6]
+
+
+class Line(nn.Module):
+    """Fits y = 2x + 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(1, 1)), nn.Parameter(torch.zeros(1))
+
+
+def train(out: Path, report: Any = lambda step, metrics, total=None: None, **options: Any) -> tuple[Line, int]:
+    model = Line()
+    spoil = options.pop("spoil", lambda loss: loss)
+
+    def loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
+        x = torch.tensor([float(LENGTHS[i]) for i in batch])
+        value = (x * model.weight.squeeze() + model.bias - 2 * x - 1).square().mean() * 0.01
+        return spoil(value), {"sft/train_loss": value.item()}
+
+    settings: dict[str, Any] = {
+        "epochs": 3, "batch_size": 4, "micro_batch_size": 4, "seed": 1, "group": "sft", "checkpoint_every": 2,
+        "optimizer_config": OptimizerConfig(learning_rate=0.05, epsilon=1e-3),
+    }  # fmt: skip
+    steps = fit(model, loss, LENGTHS, out=out, report=report, **settings | options)
+    return model, steps
+
+
+def test_accumulated_micro_batches_take_the_step_of_the_whole_batch(tmp_path: Path) -> None:
+    whole, steps = train(tmp_path / "whole")
+    assert steps == 9  # three batches (4, 4, 2) an epoch
+    for micro in (1, 3):
+        parts, _ = train(tmp_path / str(micro), micro_batch_size=micro)
+        assert torch.allclose(whole.weight, parts.weight, atol=1e-5) and torch.allclose(whole.bias, parts.bias, atol=1e-5)
+
+
+@pytest.mark.parametrize("at", [1, 2, 5, 9])
+def test_interrupted_anywhere_and_started_again_it_ends_with_the_same_weights(
+    tmp_path: Path, at: int, interrupting: Any
+) -> None:
+    whole, _ = train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", interrupting(at))
+    again = interrupting(-1)
+    resumed, _ = train(tmp_path / "cut", again)
+    assert torch.equal(whole.weight, resumed.weight) and torch.equal(whole.bias, resumed.bias)
+    assert len(again.steps) == 9 - (at // 2 * 2 if at < 9 else 9), "what a checkpoint holds isn't done again"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, value: float) -> None:
+    with pytest.raises(CheckFailed, match=r"sft: the loss is .* at step 1\. Lower sft\.learning_rate"):
+        train(tmp_path, spoil=lambda loss: loss * value)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    class Spoiled(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient * float("nan")
+
+    with pytest.raises(CheckFailed, match="gradient's norm is nan"):
+        train(tmp_path, spoil=Spoiled.apply)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_the_gradient_norm_is_clipped_and_reported_as_it_was(tmp_path: Path) -> None:
+    norms: list[float] = []
+    options = OptimizerConfig(learning_rate=0.05, max_grad_norm=1e-6, epsilon=1.0)
+    model, _ = train(tmp_path, lambda step, metrics, total=None: norms.append(metrics["sft/grad_norm"]),
+                     optimizer_config=options)  # fmt: skip
+    assert norms[0] > 0.1
+    assert model.weight.abs().item() < 1e-4, "a gradient clipped to a millionth hardly moves it"
+
+
+def test_it_reports_every_step_with_rate_and_total(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    train(tmp_path, lambda step, metrics, total=None: seen.append((step, total, metrics)))
+    assert [(step, total) for step, total, _ in seen] == [(i, 9) for i in range(1, 10)]
+    assert all({"sft/train_loss", "sft/grad_norm", "sft/learning_rate"} <= metrics.keys() for *_, metrics in seen)
+    assert seen[-1][2]["sft/train_loss"] < seen[0][2]["sft/train_loss"]
+
+
+def test_the_rate_rises_over_the_warm_up_and_decays_linearly_or_stays() -> None:
+    config = OptimizerConfig(learning_rate=1.0, warmup=0.2)
+    assert [learning_rate_at(i, 10, config) for i in range(4)] == pytest.approx([0.5, 1.0, 1.0, 0.875])
+    assert learning_rate_at(9, 10, config) == pytest.approx(0.125)
+    flat = OptimizerConfig(learning_rate=1.0, warmup=0.0, decay="none")
+    assert {learning_rate_at(i, 10, flat) for i in range(10)} == {1.0}
+    assert all(0 < learning_rate_at(i, n, config) <= 1 for n in range(1, 30) for i in range(n))
+
+
+def test_only_matrices_decay_and_frozen_parameters_are_left_out() -> None:
+    model = Line()
+    matrices, vectors = build_optimizer(model, OptimizerConfig(weight_decay=0.1)).param_groups
+    assert [g["weight_decay"] for g in (matrices, vectors)] == [0.1, 0.0]
+    assert matrices["params"][0] is model.weight and vectors["params"][0] is model.bias
+    model.bias.requires_grad_(False)
+    assert len(build_optimizer(model, OptimizerConfig()).param_groups) == 1
+
+
+def test_each_use_of_the_seed_has_a_stream_of_its_own() -> None:
+    assert torch_seed(0, "a") == torch_seed(0, "a")
+    uses = [torch_seed(0, "a"), torch_seed(0, "b"), torch_seed(1, "a"), torch_seed(0, "a", 1)]
+    assert len(set(uses)) == 4
+    assert seeded(0, "a", 1).random() != seeded(0, "a", 11).random()
+
+
+def test_state_comes_back_as_it_was_saved_and_none_where_nothing_was(tmp_path: Path) -> None:
+    assert restore_state(tmp_path / "none", {}, {}) is None
+    one, other = Line(), Line()
+    with torch.no_grad():
+        one.weight.fill_(3.0)
+    save_state(tmp_path, 4, {"model": one}, {}, {"beta": 0.1 + 0.2})
+    assert restore_state(tmp_path, {"model": other}, {}) == (4, {"beta": 0.1 + 0.2})
+    assert other.weight.item() == 3.0
