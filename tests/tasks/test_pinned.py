@@ -1,4 +1,4 @@
-"""Going on from an earlier run's artifacts: they are taken though our code has changed, but not for another question."""
+"""Going on from an earlier run's artifacts: taken though our code has changed, but not for another question."""
 
 from components.artifacts import Record
 from tasks.runner import peek, run_stage
