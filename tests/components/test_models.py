@@ -18,7 +18,9 @@ from components.sft.config import ScratchModel
 TEXTS = ["Hello. My lamp, is late!", "We will  send a replacement.", "What can you do? Nothing.", "(order A 12)"]
 
 
-def test_a_saved_language_model_loads_elsewhere_with_the_same_logits(language: Any, runtime: Runtime, tmp_path: Path) -> None:
+def test_a_saved_language_model_loads_elsewhere_with_the_same_logits(
+    language: Any, runtime: Runtime, tmp_path: Path
+) -> None:
     save_model(language.model, language.tokenizer, tmp_path / "model")
     ids = torch.tensor([language.prompts[0]])
     expected = language.model(ids).logits
@@ -29,7 +31,9 @@ def test_a_saved_language_model_loads_elsewhere_with_the_same_logits(language: A
     assert tokenizer.get_vocab() == language.tokenizer.get_vocab()
 
 
-def test_a_saved_reward_model_scores_elsewhere_as_here_and_reads_the_score_at_eos(stages: Any, runtime: Runtime) -> None:
+def test_a_saved_reward_model_scores_elsewhere_as_here_and_reads_the_score_at_eos(
+    stages: Any, runtime: Runtime
+) -> None:
     folder = stages.inputs["reward"] / "model"
     ours, tokenizer = load_reward_model(stages.inputs["reward"], runtime)
     theirs = AutoModelForSequenceClassification.from_pretrained(folder).eval()

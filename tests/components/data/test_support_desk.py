@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from components.data import support_desk
-from components.data.support_desk import SupportDeskConfig, annotator_utility, generate, gold, simulated_judges, violations
+from components.data.support_desk import (
+    SupportDeskConfig,
+    annotator_utility,
+    generate,
+    gold,
+    simulated_judges,
+    violations,
+)
 from components.data.support_grammar import Facts, draw_prompt, read_prompt, read_reply, sentences
 
 Rows = list[dict[str, Any]]
@@ -33,7 +40,9 @@ def test_no_prompt_stands_twice_and_there_are_thousands(rows: tuple[Rows, Rows])
     assert (len(rows[0]), len(rows[1])) == (config.demonstrations, config.pairs)
 
 
-def test_the_vocabulary_stays_between_300_and_600_and_hardly_a_word_of_a_pair_is_unknown(rows: tuple[Rows, Rows]) -> None:
+def test_the_vocabulary_stays_between_300_and_600_and_hardly_a_word_of_a_pair_is_unknown(
+    rows: tuple[Rows, Rows],
+) -> None:
     from components.models import train_tokenizer
 
     demonstrations, pairs = rows

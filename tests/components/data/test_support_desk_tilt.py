@@ -13,11 +13,22 @@ import pytest
 
 from components.data.support_desk import DEMONSTRATOR, annotator_utility, gold_of
 from components.data.support_grammar import (
-    DATE, DAYS, ECHOES, FILLERS, FLATTERY, HEDGES, ISSUES, REFUND, REMEDIES, Facts, draw_reply, read_reply,
+    DATE,
+    DAYS,
+    ECHOES,
+    FILLERS,
+    FLATTERY,
+    HEDGES,
+    ISSUES,
+    REFUND,
+    REMEDIES,
+    Facts,
+    draw_reply,
+    read_reply,
 )  # fmt: skip
 
 Slot = list[tuple[float, list[str]]]
-"""What may stand in a slot of a reply (sentences), and with which probability; alike in score stands for one another."""
+"""What may stand in a slot of a reply (sentences), and how likely; of sentences that score alike one stands for all."""
 
 CONTEXTS = [
     (share / 4, Facts(("late", "broken")[:issues], refunds, day))
@@ -114,7 +125,9 @@ def tilt(contexts: list[tuple[float, Replies]], beta: float) -> Point:
     return Point(kl, reward, good)
 
 
-def test_the_enumeration_is_of_the_distribution_that_replies_are_drawn_from(contexts: list[tuple[float, Replies]]) -> None:
+def test_the_enumeration_is_of_the_distribution_that_replies_are_drawn_from(
+    contexts: list[tuple[float, Replies]],
+) -> None:
     rng = random.Random(0)
     for (_, facts), (_, replies) in zip(CONTEXTS, contexts, strict=True):
         assert replies.probability.sum() == pytest.approx(1)

@@ -9,7 +9,9 @@ from components.ppo.config import KLConfig, PpoConfig
 
 
 def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ValidationError, match=r"over 20 updates .* factor of 2\.7 only.* lower kl\.horizon \(now 4 batch"):
+    with pytest.raises(
+        ValidationError, match=r"over 20 updates .* factor of 2\.7 only.* lower kl\.horizon \(now 4 batch"
+    ):
         PpoConfig(updates=20, kl=KLConfig(control="adaptive", horizon=4))
     assert PpoConfig(updates=20, kl=KLConfig(control="adaptive", horizon=1)).kl.reach(20) == pytest.approx(1.2**20)
     assert PpoConfig(updates=1, kl=KLConfig(control="fixed")).updates == 1
@@ -23,7 +25,10 @@ def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do(
         ({"gae_lambda": 1.1}, "gae_lambda"),
         ({"learning_rate": 0}, "learning_rate"),
         ({"batch_size": 100, "minibatch_size": 64}, r"batch_size \(100\) must be a multiple of minibatch_size \(64\)"),
-        ({"minibatch_size": 64, "micro_batch_size": 48}, r"minibatch_size \(64\) must be a multiple of micro_batch_size"),
+        (
+            {"minibatch_size": 64, "micro_batch_size": 48},
+            r"minibatch_size \(64\) must be a multiple of micro_batch_size",
+        ),
         ({"evaluate": 255}, "evaluate"),
         ({"clip": 0.2}, "Extra inputs"),
         ({"kl": {"control": "adaptive", "coefficient": 0}}, "starts at 0"),

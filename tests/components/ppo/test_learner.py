@@ -1,6 +1,7 @@
 """An update moves the policy where the advantages point, the same whatever the micro-batch, and never into NaN."""
 
 import copy
+import itertools
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -120,7 +121,7 @@ def test_the_rate_warms_up_and_decays(load: Load) -> None:
     learner, _ = ready(load, updates=10, warmup=0.2, decay="linear", learning_rate=1e-3)
     rates = [learner.set_rates(u) for u in range(10)]
     assert rates[:3] == pytest.approx([5e-4, 1e-3, 1e-3]) and rates[-1] == pytest.approx(1e-3 / 8)
-    assert all(a > b for a, b in zip(rates[2:], rates[3:], strict=False))
+    assert all(a > b for a, b in itertools.pairwise(rates[2:]))
 
 
 def test_explained_variance_is_of_the_values_before_the_update(load: Load) -> None:

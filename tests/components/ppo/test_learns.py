@@ -25,7 +25,9 @@ def test_the_policy_approaches_the_exact_optimum(runtime: Runtime, monkeypatch: 
     beta = 0.5
     tokenizer = train_tokenizer(["one two three four five six."], 100)
     policy = build_causal_lm(ScratchModel(hidden_size=16, layers=1, heads=2), tokenizer, 16, seed=5)
-    table = torch.linspace(-1, 1, len(tokenizer))[torch.randperm(len(tokenizer), generator=torch.Generator().manual_seed(1))]
+    table = torch.linspace(-1, 1, len(tokenizer))[
+        torch.randperm(len(tokenizer), generator=torch.Generator().manual_seed(1))
+    ]
 
     def score(model: Any, ids: torch.Tensor, mask: torch.Tensor, runtime: Runtime) -> torch.Tensor:
         return table[ids[torch.arange(len(ids)), last_counted(mask)]]

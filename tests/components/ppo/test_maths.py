@@ -50,7 +50,9 @@ def test_gae_equals_a_sum_by_hand() -> None:
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.floats(0.5, 1), st.integers(0, 99))
-def test_at_lambda_1_returns_are_the_discounted_sums_of_what_comes(lengths: list[int], discount: float, seed: int) -> None:
+def test_at_lambda_1_returns_are_the_discounted_sums_of_what_comes(
+    lengths: list[int], discount: float, seed: int
+) -> None:
     mask, generator = _mask(lengths), torch.Generator().manual_seed(seed)
     rewards, values = (torch.randn(mask.shape, generator=generator) for _ in range(2))
     _, returns = maths.gae(rewards, values, mask, discount, 1.0)
@@ -89,7 +91,9 @@ def test_whitened_values_have_unit_bessel_corrected_deviation_whatever_stands_un
 def test_the_three_kl_estimates_against_the_exact_kl_of_two_categoricals() -> None:
     p, q = torch.tensor([0.5, 0.3, 0.15, 0.05]).double(), torch.tensor([0.4, 0.2, 0.3, 0.1]).double()
     exact = (p * (p / q).log()).sum().item()
-    k = maths.kl_estimates(p.log().float().unsqueeze(0), q.log().float().unsqueeze(0), torch.ones(1, 4, dtype=torch.bool))
+    k = maths.kl_estimates(
+        p.log().float().unsqueeze(0), q.log().float().unsqueeze(0), torch.ones(1, 4, dtype=torch.bool)
+    )
     expected = [(p * x[0].double()).sum().item() for x in k]
     assert expected[0] == pytest.approx(exact, rel=1e-5), "k1 is unbiased"
     assert expected[2] == pytest.approx(exact, rel=1e-5), "k3 is unbiased"

@@ -43,7 +43,9 @@ def opinionated(language: Any) -> Any:
 def test_the_samplers_logprobs_are_the_training_paths(language: Any, runtime: Runtime, temperature: float) -> None:
     model = eager(language, 4.0)
     samples = draw(language, language.prompts, model=model, temperature=temperature)
-    assert 1 < len(set(samples.response_mask.sum(1).tolist())), "rows must end at different lengths for this to test much"
+    assert len(set(samples.response_mask.sum(1).tolist())) > 1, (
+        "rows must end at different lengths for this to test much"
+    )
     batch = Packed.of(samples, torch.arange(len(language.prompts)))
     stats = token_stats(model, batch.ids, batch.mask, batch.counts, runtime, temperature)
     recomputed = scatter(stats.logprobs, samples.response_mask)
@@ -63,7 +65,10 @@ def test_sampled_tokens_have_the_softmaxs_frequencies(language: Any, temperature
     seen = torch.bincount(tokens, minlength=len(expected)).double()
     assert seen[language.tokenizer.pad_token_id] == 0
     assert often.sum() > 10
-    observed, rare = [seen[often], seen[~often].sum().unsqueeze(0)], [expected[often], expected[~often].sum().unsqueeze(0)]
+    observed, rare = (
+        [seen[often], seen[~often].sum().unsqueeze(0)],
+        [expected[often], expected[~often].sum().unsqueeze(0)],
+    )
     assert chisquare(torch.cat(observed).numpy(), torch.cat(rare).numpy()).pvalue > 1e-3
 
 
@@ -110,7 +115,9 @@ def test_packing_moves_tokens_and_changes_none(language: Any) -> None:
     packed = Packed.of(samples, rows)
     for i, row in enumerate(rows):
         assert packed.ids[i][packed.mask[i]].tolist() == samples.ids[row][samples.mask[row]].tolist()
-        assert packed.ids[i][packed.counts[i]].tolist() == samples.response_ids[row][samples.response_mask[row]].tolist()
+        assert (
+            packed.ids[i][packed.counts[i]].tolist() == samples.response_ids[row][samples.response_mask[row]].tolist()
+        )
         assert packed.mask[i].long().diff().le(0).all(), "padding stands on the right alone"
     assert packed.ids.shape[1] == samples.mask[rows].sum(1).max()
 

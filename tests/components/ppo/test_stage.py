@@ -183,8 +183,8 @@ def test_reports_tell_metrics_by_step_with_speed_and_the_total(stages: Any, tmp_
     began = time.perf_counter()
     stages.run("ppo", tmp_path, lambda step, metrics, total=None: seen.append((step, metrics, total)), updates=2)
     names = (
-        "proxy_reward kl kl_per_token beta entropy response_tokens clip_fraction approx_kl explained_variance ratio_max "
-        "learning_rate samples_per_second tokens_per_second gold violations"
+        "proxy_reward kl kl_per_token beta entropy response_tokens clip_fraction approx_kl explained_variance "
+        "ratio_max learning_rate samples_per_second tokens_per_second gold violations"
     )
     assert [(step, total) for step, _, total in seen] == [(1, 2), (2, 2)]
     assert all({f"ppo/{name}" for name in names.split()} <= metrics.keys() for _, metrics, _ in seen)

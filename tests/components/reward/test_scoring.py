@@ -52,10 +52,14 @@ def test_a_score_that_depends_on_padding_is_seen(
     whole = copy.deepcopy(model)
     if broken == "positions":
         # rotary positions are relative: a shift alone changes nothing, so stretch those of rows padded on the left
-        monkeypatch.setattr(logprobs, "position_ids", lambda mask: torch.arange(mask.shape[1]) * (2 - mask[:, :1].long()))
+        monkeypatch.setattr(
+            logprobs, "position_ids", lambda mask: torch.arange(mask.shape[1]) * (2 - mask[:, :1].long())
+        )
     elif broken == "attention":
         forward = whole.base_model.forward
-        whole.base_model.forward = lambda attention_mask, **rest: forward(attention_mask=torch.ones_like(attention_mask), **rest)
+        whole.base_model.forward = lambda attention_mask, **rest: forward(
+            attention_mask=torch.ones_like(attention_mask), **rest
+        )
     else:
         monkeypatch.setattr("components.reward.scoring.last_counted", lambda mask: mask.shape[1] - 1)
     assert invariance(whole, 0, sequences, runtime) > 1e-3

@@ -100,7 +100,9 @@ def test_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
     stages.run("reward", tmp_path, lambda step, metrics, total=None: seen.append(dict(metrics)),
                epochs=12, learning_rate=1e-2, max_pairs=32, checkpoint_every=100)  # fmt: skip
     assert len(seen) == 24, "two batches of 16 of the first 32 pairs, twelve times"
-    assert seen[-1]["reward/train_accuracy"] > 0.9 and seen[-1]["reward/train_loss"] < 0.4 < seen[0]["reward/train_loss"]
+    assert (
+        seen[-1]["reward/train_accuracy"] > 0.9 and seen[-1]["reward/train_loss"] < 0.4 < seen[0]["reward/train_loss"]
+    )
 
 
 def test_a_reward_model_that_tells_nothing_apart_is_refused(

@@ -37,10 +37,14 @@ def test_the_loss_is_transformers_own_over_response_tokens_with_the_prompt_maske
         logits[:, language.tokenizer.pad_token_id] = -torch.inf  # the pad token can't be sampled
         own += torch.nn.functional.cross_entropy(logits, torch.tensor(response), reduction="sum").item()
         tokens += len(response)
-    assert mean_loss(language.model, language.tokenizer, examples[:6], runtime, 2) == pytest.approx(own / tokens, abs=1e-5)
+    assert mean_loss(language.model, language.tokenizer, examples[:6], runtime, 2) == pytest.approx(
+        own / tokens, abs=1e-5
+    )
 
 
-def test_every_response_token_counts_once_eos_too_and_no_prompt_token(language: Any, examples: Any, runtime: Runtime) -> None:
+def test_every_response_token_counts_once_eos_too_and_no_prompt_token(
+    language: Any, examples: Any, runtime: Runtime
+) -> None:
     losses = token_losses(language.model, language.tokenizer.pad_token_id, examples[:6], runtime)
     assert len(losses) == sum(len(response) for _, response in examples[:6])
     assert all(response[-1] == language.tokenizer.eos_token_id for _, response in examples)
@@ -69,7 +73,9 @@ def test_metrics_are_those_of_the_held_out_demonstrations(
     loss = mean_loss(model, tokenizer, encode_demonstrations(tokenizer, rows, stages.job("sft").generation), runtime)
     assert metrics["sft/loss"] == pytest.approx(loss, abs=1e-6)
     assert metrics["sft/perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
-    assert metrics["sft/perplexity_ratio"] == pytest.approx(metrics["sft/perplexity"] / metrics["sft/unigram_perplexity"])
+    assert metrics["sft/perplexity_ratio"] == pytest.approx(
+        metrics["sft/perplexity"] / metrics["sft/unigram_perplexity"]
+    )
     assert {p.name for p in (out / "artifact").iterdir()} == {"model", "samples.jsonl", "metrics.json"}
     samples = read_rows(out / "artifact" / "samples.jsonl")
     assert len(samples) == 8 and metrics["sft/ended"] == sum(s["ended"] for s in samples) / 8
@@ -83,7 +89,9 @@ def test_it_learns_to_answer_and_to_end(stages: Any, tmp_path: Path) -> None:
     assert metrics["sft/ended"] >= 0.75, "EOS is among the learned tokens"
 
 
-def test_a_pretrained_base_keeps_its_tokenizer_and_is_its_own_baseline(stages: Any, tmp_path: Path, digests: Any) -> None:
+def test_a_pretrained_base_keeps_its_tokenizer_and_is_its_own_baseline(
+    stages: Any, tmp_path: Path, digests: Any
+) -> None:
     base = stages.inputs["sft"] / "model"
     other = type(stages)(stages.inputs | {"base": base})
     from components.sft import stage
