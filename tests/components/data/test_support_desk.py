@@ -16,13 +16,14 @@ from components.data.support_desk import (
     simulated_judges,
     violations,
 )
-from components.data.support_grammar import Facts, draw_prompt, read_prompt, read_reply, sentences
+from components.data.support_grammar import COMPLAINTS, Facts, draw_prompt, read_prompt, read_reply, sentences
 
 Rows = list[dict[str, Any]]
 
+LATE, BROKEN = COMPLAINTS["late"][0].format(item="lamp"), COMPLAINTS["broken"][1].format(item="mug")
 PROMPT = [
     {"role": "system", "content": "Refunds are not allowed. Work is done by Friday."},
-    {"role": "user", "content": "Anna here. Order A 12. My lamp is late. The mug does not work. Please help."},
+    {"role": "user", "content": f"Anna here. Order A 12. {LATE} {BROKEN} Please help."},
 ]
 FREE = [{"role": "system", "content": "Refunds are allowed. Promise no date."}, PROMPT[1]]
 

@@ -1,8 +1,8 @@
 """An update moves the policy where the advantages point, the same whatever the micro-batch, and never into NaN."""
 
 import copy
-import itertools
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
