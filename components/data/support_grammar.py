@@ -28,11 +28,11 @@ DAYS = "Monday Wednesday Friday".split()
 LETTERS = "A B C D E F G H K L M N P R S T".split()
 
 COMPLAINTS: dict[str, tuple[str, ...]] = {
-    "late": ("My {item} is late.", "I still wait for my {item}.", "The {item} never came."),
-    "broken": ("My {item} arrived broken.", "The {item} does not work.", "There is a crack in my {item}."),
-    "unwanted": ("I no longer want my {item}.", "I changed my mind about the {item}.", "I do not need the {item}."),
-    "wrong": ("I got the wrong {item}.", "This is not the {item} I ordered.", "You sent me another {item}."),
-    "parts": ("My {item} has missing parts.", "Some parts of my {item} are gone.", "The {item} came without screws."),
+    "late": ("My {item} is late.", "The {item} is still late.", "Why is my {item} so late?"),
+    "broken": ("My {item} is broken.", "The {item} arrived broken.", "There is a broken {item}."),
+    "unwanted": ("I will return my {item}.", "I want to return the {item}.", "Let me return the {item}."),
+    "wrong": ("I got the wrong {item}.", "This is the wrong {item}.", "You sent the wrong {item}."),
+    "parts": ("My {item} lacks parts.", "Some parts of my {item} are gone.", "The {item} came without parts."),
 }
 REMEDIES: dict[str, str] = {
     "late": "We will trace your parcel.",
