@@ -5,13 +5,18 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint infra/constraints.txt
 
-.PHONY: demo test check bench serve install clean
+.PHONY: demo test test-slow check bench serve install clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
 
 test: check
 	$(BIN)/python -m pytest $(ARGS)
+
+# Real preferences and the real pretrained model, in .tether; needs TETHER_DATA (default ../shared/data).
+test-slow: $(INSTALLED)
+	$(BIN)/tether fetch smollm2
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
