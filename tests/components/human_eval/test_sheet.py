@@ -1,5 +1,6 @@
 import csv
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,15 @@ def test_what_spreadsheets_save_is_read_back(tmp_path: Path, delimiter: str, enc
     ]
 
 
+@pytest.fixture
+def usual_csv_limit() -> Iterator[None]:
+    """The csv module's limit on a cell is one for the whole process, and reading preferences raises it."""
+    before = csv.field_size_limit(131_072)
+    yield
+    csv.field_size_limit(before)
+
+
+@pytest.mark.usefixtures("usual_csv_limit")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
