@@ -88,7 +88,7 @@ def helpful_utility(facts: Facts, said: Reading, flaw: float) -> float:
 
 def compliant_utility(facts: Facts, said: Reading) -> float:
     """What a skimming annotator finds compliant: the policy's refund and date lines."""
-    return -1.5 * (said.refund and not facts.refunds) - 1.0 * said.wrong_dates
+    return -2.2 * (said.refund and not facts.refunds) - 1.8 * said.wrong_dates
 
 
 def annotator_utility(facts: Facts, said: Reading, flaw: float = 1.0) -> float:

@@ -124,8 +124,8 @@ def figure(home: Path, seed: int, path: Path) -> None:
             (kl, "ppo/kl", ":", "KL"),
         ):  # fmt: skip
             axes.plot(*zip(*series[name], strict=True), style, color=colour, label=f"{label}, {variant}")
-    reward.set(xlabel="PPO update", ylabel="reward (solid: proxy, dashed: gold; proxy in SFT standard deviations)")
-    kl.set(ylabel="KL to SFT, nats per response (dotted, log scale)", yscale="log", ylim=(0.05, None))
+    reward.set(xlabel="PPO update", ylabel="reward (solid: proxy, dashed: gold)")
+    kl.set(ylabel="KL, nats per response (dotted, log scale)", yscale="log", ylim=(0.05, None))
     handles = [h for axes in (reward, kl) for h in axes.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8)
     reward.set_title(f"The built-in task, seed {seed}: the tether held, cut, and ten times as tight")
