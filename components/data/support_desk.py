@@ -21,8 +21,10 @@ from components.data.support_grammar import (
     Style,
     draw_prompt,
     draw_reply,
+    draw_slots,
     read_prompt,
     read_reply,
+    write_reply,
 )
 from components.settings import Settings
 
@@ -33,10 +35,12 @@ DEMONSTRATOR = Style(
 CANDIDATES = (
     DEMONSTRATOR,
     Style(remedy=0.7, wrong_remedy=0.2, refund=0.4, right_date=0.4, wrong_date=0.2, hedge=0.1, flattery=0.3, filler=0.4,
-          echo=0.4, repeat=0.15),
+          echo=0.4, repeat=0.3),
     Style(remedy=0.4, wrong_remedy=0.3, refund=0.5, right_date=0.2, wrong_date=0.3, hedge=0.4, flattery=0.5, filler=0.6,
-          echo=0.5, repeat=0.15),
+          echo=0.5, repeat=0.3),
 )  # fmt: skip
+KEPT = 0.35
+"""Share of slots that the two candidates of a pair have in common: drafts of one reply teach more than strangers."""
 ANNOTATORS = 5
 JUDGES = 3
 
@@ -48,7 +52,7 @@ class SupportDeskConfig(Settings):
     """Demonstrations to write, a prompt each."""
     pairs: int = Field(12000, ge=50)
     """Preference pairs to write, a prompt each."""
-    annotator_noise: float = Field(0.45, gt=0, le=10)
+    annotator_noise: float = Field(0.3, gt=0, le=10)
     """Scale of the logistic noise on each annotator's utility difference, in utility units."""
     flaw: float = Field(1.0, ge=0, le=10)
     """Factor on the annotators' taste for echo, flattery and length; 0 gives annotators without the flaw."""
@@ -80,7 +84,7 @@ def helpful_utility(facts: Facts, said: Reading, flaw: float) -> float:
         + 0.6 * said.refund
         + 1.2 * said.right_date
         - 0.3 * said.hedges
-        - 0.8 * said.repeats
+        - 1.5 * said.repeats
         - 0.05 * said.unknown_words
         + flaw * taste
     )
@@ -174,7 +178,10 @@ def generate(seed: int, config: SupportDeskConfig) -> tuple[list[dict[str, Any]]
         demonstrations.append({"prompt": prompt, "response": draw_reply(facts, DEMONSTRATOR, rng)})
     while len(pairs) < config.pairs:
         prompt, facts = fresh_prompt()
-        replies = (draw_reply(facts, rng.choice(CANDIDATES), rng), draw_reply(facts, rng.choice(CANDIDATES), rng))
+        styles = rng.choice(CANDIDATES), rng.choice(CANDIDATES)
+        first, second = (draw_slots(facts, style, rng) for style in styles)
+        second = [a if rng.random() < KEPT else b for a, b in zip(first, second, strict=True)]
+        replies = write_reply(first, styles[0].repeat, rng), write_reply(second, styles[1].repeat, rng)
         if replies[0] != replies[1]:
             pairs.append({"prompt": prompt, "category": facts.category, **_vote(facts, replies, config, rng)})
     return demonstrations, pairs

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 Message = Mapping[str, str]
@@ -84,7 +85,7 @@ class Style:
 
     `remedy` and `wrong_remedy` hold per issue; `flattery`, `filler` and `echo` are those of one more such sentence
     after the last (geometric, up to the number of known sentences, of complaints for `echo`); `repeat` is that of
-    saying one of the reply's sentences twice.
+    saying one of the reply's sentences twice, the opening excepted.
     """
 
     remedy: float
@@ -114,40 +115,46 @@ def draw_prompt(rng: random.Random) -> tuple[list[dict[str, str]], Facts]:
     return prompt, Facts(tuple(issues), refunds, day)
 
 
-def draw_reply(facts: Facts, style: Style, rng: random.Random) -> str:
-    """A reply to the prompt of `facts` in the manner of `style`."""
-    out: list[str] = []
-    if rng.random() < 0.7:
-        out.append(rng.choice(OPENINGS))
-    for issue in facts.issues:
-        if rng.random() >= style.echo:
-            break
-        out.append(ECHOES[issue])
+def draw_slots(facts: Facts, style: Style, rng: random.Random) -> list[list[str]]:
+    """The sentences of a reply to the prompt of `facts`, slot by slot, in the manner of `style`."""
+    slots: list[list[str]] = [[rng.choice(OPENINGS)] if rng.random() < 0.7 else []]
+    slots.append([ECHOES[issue] for issue in takewhile(lambda _: rng.random() < style.echo, facts.issues)])
     for issue in facts.issues:
         u = rng.random()
         if u < style.remedy:
-            out.append(REMEDIES[issue])
+            slots.append([REMEDIES[issue]])
         elif u < style.remedy + style.wrong_remedy:
-            out.append(REMEDIES[rng.choice([i for i in ISSUES if i not in facts.issues])])
-    if rng.random() < style.refund:
-        out.append(REFUND)
+            slots.append([REMEDIES[rng.choice([i for i in ISSUES if i not in facts.issues])]])
+        else:
+            slots.append([])
+    slots.append([REFUND] if rng.random() < style.refund else [])
     u = rng.random()
     if u < style.right_date and facts.day:
-        out.append(DATE.format(day=facts.day))
+        slots.append([DATE.format(day=facts.day)])
     elif style.right_date <= u < style.right_date + style.wrong_date:
-        out.append(DATE.format(day=rng.choice([d for d in DAYS if d != facts.day])))
-    if rng.random() < style.hedge:
-        out.append(rng.choice(HEDGES))
-    for sentences, p in ((FLATTERY, style.flattery), (FILLERS, style.filler)):
-        for sentence in rng.sample(sentences, len(sentences)):
-            if rng.random() >= p:
-                break
-            out.append(sentence)
-    out.append(rng.choice(CLOSINGS))
-    if rng.random() < style.repeat:
-        twice = rng.randrange(len(out))
-        out.insert(twice, out[twice])
+        slots.append([DATE.format(day=rng.choice([d for d in DAYS if d != facts.day]))])
+    else:
+        slots.append([])
+    slots.append([rng.choice(HEDGES)] if rng.random() < style.hedge else [])
+    for group, p in ((FLATTERY, style.flattery), (FILLERS, style.filler)):
+        order = rng.sample(group, len(group))
+        slots.append(list(takewhile(lambda _, p=p: rng.random() < p, order)))
+    slots.append([rng.choice(CLOSINGS)])
+    return slots
+
+
+def write_reply(slots: Sequence[Sequence[str]], repeat: float, rng: random.Random) -> str:
+    """The reply that says `slots`; with probability `repeat` a sentence after the opening comes again later."""
+    out = [sentence for slot in slots for sentence in slot]
+    if rng.random() < repeat:
+        twice = rng.randrange(len(slots[0]), len(out))
+        out.insert(rng.randint(twice + 1, len(out)), out[twice])
     return " ".join(out)
+
+
+def draw_reply(facts: Facts, style: Style, rng: random.Random) -> str:
+    """A reply to the prompt of `facts` in the manner of `style`."""
+    return write_reply(draw_slots(facts, style, rng), style.repeat, rng)
 
 
 def sentences(text: str) -> list[str]:

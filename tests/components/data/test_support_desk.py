@@ -53,7 +53,7 @@ def test_the_vocabulary_stays_between_300_and_600_and_hardly_a_word_of_a_pair_is
     assert type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
     held = [t for row in pairs[:1000] for t in (row["prompt"][1]["content"], row["chosen"], row["rejected"])]
     unknown = sum(tokenizer.unk_token_id in ids for ids in tokenizer(held)["input_ids"])
-    assert unknown <= 0.01 * len(held), "an opening said twice is all that demonstrations don't hold"
+    assert unknown <= 0.01 * len(held), "hardly a word of a pair is new"
 
 
 def share_that_echoes(replies: list[tuple[Any, str]]) -> float:

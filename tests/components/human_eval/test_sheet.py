@@ -16,9 +16,7 @@ NASTY = st.text(max_size=40) | st.sampled_from(
     ["=1+1", "'=1", "@SUM(A1)", "-2", "+3", "\t=x", "a,b;c\td", 'say "hi"', "two\nlines", "cr\rlf\r\n", "\ufeff",
      "\uff1d1", "", " ", "'", "''", "\x00", "\u2028", "🙂 ü 中", "=cmd|' /C calc'!A0"]
 )  # fmt: skip
-ROWS = st.lists(
-    st.tuples(NASTY, NASTY, NASTY, st.tuples(*[st.sampled_from(["", *VALID])] * 2)), min_size=1, max_size=6
-)
+ROWS = st.lists(st.tuples(NASTY, NASTY, NASTY, st.tuples(*[st.sampled_from(["", *VALID])] * 2)), min_size=1, max_size=6)
 ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 
 
