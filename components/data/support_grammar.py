@@ -7,7 +7,7 @@ never stored beside the text. A reply fills slots (remedies, a refund, a date, .
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -117,8 +117,13 @@ def draw_prompt(rng: random.Random) -> tuple[list[dict[str, str]], Facts]:
 
 def draw_slots(facts: Facts, style: Style, rng: random.Random) -> list[list[str]]:
     """The sentences of a reply to the prompt of `facts`, slot by slot, in the manner of `style`."""
+
+    def leading(sentences: Iterable[str], p: float) -> list[str]:
+        """The first of `sentences`, each said with probability `p` if the one before it was."""
+        return list(takewhile(lambda _: rng.random() < p, sentences))
+
     slots: list[list[str]] = [[rng.choice(OPENINGS)] if rng.random() < 0.7 else []]
-    slots.append([ECHOES[issue] for issue in takewhile(lambda _: rng.random() < style.echo, facts.issues)])
+    slots.append(leading((ECHOES[issue] for issue in facts.issues), style.echo))
     for issue in facts.issues:
         u = rng.random()
         if u < style.remedy:
@@ -136,9 +141,7 @@ def draw_slots(facts: Facts, style: Style, rng: random.Random) -> list[list[str]
     else:
         slots.append([])
     slots.append([rng.choice(HEDGES)] if rng.random() < style.hedge else [])
-    for group, p in ((FLATTERY, style.flattery), (FILLERS, style.filler)):
-        order = rng.sample(group, len(group))
-        slots.append(list(takewhile(lambda _, p=p: rng.random() < p, order)))
+    slots.extend(leading(rng.sample(s, len(s)), p) for s, p in ((FLATTERY, style.flattery), (FILLERS, style.filler)))
     slots.append([rng.choice(CLOSINGS)])
     return slots
 
