@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from components.canonical import canonical_json, digest_file, digest_json
 from components.errors import TetherError
+from components.files import replacing, sync
 from components.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ class ArtifactStore:
             digest = digest_file(path)
             files[path.relative_to(folder).as_posix()] = digest
             path.chmod(0o444)
-            _sync(path)
+            sync(path)
             try:
                 # Replaces an object of that name too: the old one may be the damaged one that made us compute.
                 os.replace(path, self.objects / digest)
@@ -187,7 +188,7 @@ class ArtifactStore:
                 self._write(self.objects / digest, path)
                 path.unlink()
             self._verified.pop(digest, None)
-        _sync(self.objects)
+        sync(self.objects)
         return files
 
     def _store_manifest(self, files: Mapping[str, str]) -> str:
@@ -271,18 +272,13 @@ class ArtifactStore:
 
     def _write(self, target: Path, content: str | Path) -> None:
         """Create or replace `target` read-only in one step, from a text or another file's bytes."""
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-        try:
+        with replacing(target) as temporary:
             if isinstance(content, Path):
                 shutil.copyfile(content, temporary)
             else:
                 temporary.write_text(content)
             temporary.chmod(0o444)
-            _sync(temporary)
-            os.replace(temporary, target)
-            _sync(target.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        sync(target.parent)
 
 
 def digest_folder(folder: Path) -> str:
@@ -298,11 +294,3 @@ def _files(folder: Path) -> list[Path]:
     if links:
         raise TetherError(f"{links[0]} is a symbolic link: an artifact holds plain files")
     return paths
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,12 +1,10 @@
 """A stage's resume state: flat named tensors as safetensors beside JSON. No pickle, and no half-written file counts."""
 
-import contextlib
-import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+
+from components.canonical import digest_file
+from components.files import replacing, sync
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,13 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Ma
     for killed in folder.glob(".step-*.tmp"):
         killed.unlink()
     tensors_file = folder / f"step-{step:09d}.safetensors"
-    with _replacing(tensors_file) as temporary:
+    with replacing(tensors_file) as temporary:
         save_file(_unshared(tensors), temporary)
-        digest = _sha256(temporary)
+        digest = digest_file(temporary)
     text = json.dumps({"step": step, "tensors_sha256": digest, "state": state})
-    with _replacing(_json_file(folder, step)) as temporary:
+    with replacing(_json_file(folder, step)) as temporary:
         temporary.write_text(text)
-    _sync(folder)
+    sync(folder)
     for old in _steps(folder)[KEPT:]:
         _json_file(folder, old).unlink()
         (folder / f"step-{old:09d}.safetensors").unlink(missing_ok=True)
@@ -124,7 +125,7 @@ def unpack_optimizer(
 def _load(folder: Path, step: int) -> Checkpoint:
     document = json.loads(_json_file(folder, step).read_text())
     tensors_file = folder / f"step-{step:09d}.safetensors"
-    digest = _sha256(tensors_file)
+    digest = digest_file(tensors_file)
     if document["tensors_sha256"] != digest:
         raise ValueError(f"{tensors_file.name} has sha256 {digest[:12]}, not {document['tensors_sha256'][:12]}")
     return Checkpoint(step=document["step"], tensors=load_file(tensors_file), state=document["state"])
@@ -150,28 +151,3 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         out[name] = copy.clone() if storage in seen else copy
         seen.add(storage)
     return out
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; what is written there is synced to disk and renamed to `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        _sync(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -82,11 +82,11 @@ class RunContext:
         status = RunStatus.start(folder, run, profile, stages)
         (folder / "config.yaml").write_text(yaml.safe_dump(dict(config or {}), sort_keys=False, allow_unicode=True))
         return cls(
-            home=home,
-            run=run,
-            gates=gates,
-            status=status,
-            store=ArtifactStore(home),
+            home,
+            run,
+            gates,
+            status,
+            ArtifactStore(home),
             profile=profile,
             config=config or {},
             waivers=waivers,
@@ -108,16 +108,7 @@ class RunContext:
             raise UserError(f"there is no run {run} in {home / 'runs'}.")
         status = RunStatus.resume(folder)
         config = yaml.safe_load((folder / "config.yaml").read_text())
-        return cls(
-            home=home,
-            run=run,
-            gates=gates,
-            status=status,
-            store=ArtifactStore(home),
-            config=config,
-            waivers=waivers,
-            **options,
-        )
+        return cls(home, run, gates, status, ArtifactStore(home), config=config, waivers=waivers, **options)
 
     def __enter__(self) -> "RunContext":
         return self

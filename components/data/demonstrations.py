@@ -6,12 +6,11 @@ conversation  `messages` or `conversations`: a list that ends with the assistant
 transcript    `text`: a conversation with "\\n\\nHuman:" and "\\n\\nAssistant:" turns
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.data.formats import text_field
-from components.data.rows import BadRow, Message, RawRow, Row, text_problems
+from components.data.rows import BadRow, Message, RawRow, Row, most_common_format, text_problems
 from components.data.transcripts import as_messages, split_messages, split_transcript
 from components.errors import UserError
 
@@ -25,10 +24,9 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     Raises:
         UserError: they have none; it names the fields found and those expected.
     """
-    found = Counter(name for row in rows if row.problem is None and (name := _format_of(row.data)))
+    found, fields = most_common_format(rows, _format_of)
     if found:
-        return found.most_common(1)[0][0]
-    fields = sorted({str(name) for row in rows if row.problem is None for name in row.data})
+        return found
     raise UserError(
         f"{path}: its rows are no demonstrations. The first {len(rows)} have the fields {', '.join(fields) or 'none'}; "
         "expected are `prompt` and `response` (or `completion`, `output`), `instruction` and `output`, `messages`, or "

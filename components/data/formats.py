@@ -14,7 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from components.data.rows import BadRow, Ballot, Item, Message, Problem, RawRow, Row, text_problems
+from components.data.rows import (
+    BadRow,
+    Ballot,
+    Item,
+    Message,
+    Problem,
+    RawRow,
+    Row,
+    most_common_format,
+    text_problems,
+)
 from components.data.transcripts import as_messages, kind, split_messages, split_transcript
 from components.errors import UserError
 
@@ -39,10 +49,9 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     Raises:
         UserError: they have none; it names the fields found and those expected.
     """
-    found = Counter(name for row in rows if row.problem is None and (name := _format_of(row.data)))
+    found, fields = most_common_format(rows, _format_of)
     if found:
-        return found.most_common(1)[0][0]
-    fields = sorted({str(name) for row in rows if row.problem is None for name in row.data})
+        return found
     sides = [side for side in ("chosen", "rejected") if side in fields]
     missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None
     what = f"every pair lacks `{missing}`" if missing else "its rows are no preference pairs"

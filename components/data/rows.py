@@ -1,6 +1,8 @@
 """A row on its way from a source to a split: what was read, what it means, and what is wrong with it."""
 
 import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -60,6 +62,15 @@ def unclean(text: str) -> str | None:
     """The first character of `text` that no text should hold, as an escape; None if there is none."""
     found = _UNCLEAN.search(text)
     return ascii(found.group()) if found else None
+
+
+def most_common_format(
+    rows: Sequence[RawRow], format_of: Callable[[Mapping[str, Any]], str | None]
+) -> tuple[str | None, list[str]]:
+    """The format that most readable rows have by their fields (None where none has one), and the fields' names."""
+    readable = [row.data for row in rows if row.problem is None]
+    found = Counter(name for data in readable if (name := format_of(data))).most_common(1)
+    return found[0][0] if found else None, sorted({str(name) for data in readable for name in data})
 
 
 def text_problems(prompt: list[Message], responses: dict[str, str], max_characters: int) -> list[Problem]:

@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-BETA = 0.2
-"""The demo's ppo.kl.coefficient."""
+from flows.config import load_config
+
+BETA = load_config("demo").ppo.kl.coefficient
 VARIANTS = {
     "tethered": [],
     "cut (β = 0)": ["ppo.kl.control=fixed", "ppo.kl.coefficient=0"],
