@@ -39,7 +39,7 @@ CANDIDATES = (
     Style(remedy=0.4, wrong_remedy=0.3, refund=0.5, right_date=0.2, wrong_date=0.3, hedge=0.4, flattery=0.5, filler=0.6,
           echo=0.5, repeat=0.3),
 )  # fmt: skip
-KEPT = 0.35
+KEPT = 0.25
 """Share of slots that the two candidates of a pair have in common: drafts of one reply teach more than strangers."""
 ANNOTATORS = 5
 JUDGES = 3

@@ -36,18 +36,18 @@ COMPLAINTS: dict[str, tuple[str, ...]] = {
     "parts": ("My {item} lacks parts.", "Some parts of my {item} are gone.", "The {item} came without parts."),
 }
 REMEDIES: dict[str, str] = {
-    "late": "We will trace your parcel.",
-    "broken": "We will send a replacement.",
-    "unwanted": "We will collect it at your door.",
-    "wrong": "We will exchange it for the right one.",
-    "parts": "We will post the missing parts.",
+    "late": "We will trace the late parcel.",
+    "broken": "We will replace what is broken.",
+    "unwanted": "We will collect the return.",
+    "wrong": "We will exchange the wrong one.",
+    "parts": "We will post the parts.",
 }
 ECHOES: dict[str, str] = {
-    "late": "You told us that it did not come.",
+    "late": "You told us that it is late.",
     "broken": "You told us that it is broken.",
-    "unwanted": "You told us that you no longer want it.",
+    "unwanted": "You told us that it is a return.",
     "wrong": "You told us that it is the wrong one.",
-    "parts": "You told us that parts are missing.",
+    "parts": "You told us that it came without parts.",
 }
 ISSUES = tuple(COMPLAINTS)
 REFUND = "We will refund the full price."

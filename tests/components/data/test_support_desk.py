@@ -92,7 +92,7 @@ def test_every_prompt_reads_back_to_the_facts_it_was_drawn_from() -> None:
 @pytest.mark.parametrize(
     ("prompt", "reply", "count"),
     [
-        (PROMPT, "Hello. We will trace your parcel. Best wishes.", 0),
+        (PROMPT, "Hello. We will trace the late parcel. Best wishes.", 0),
         (PROMPT, "We will refund the full price.", 1),
         (PROMPT, "It will be done by Friday.", 0),
         (PROMPT, "We will refund the full price. It will be done by Monday.", 2),
@@ -104,7 +104,7 @@ def test_every_broken_line_of_the_policy_is_counted(prompt: Any, reply: str, cou
     assert violations(prompt, reply) == count
 
 
-GOOD = "Hello. We will trace your parcel. We will send a replacement. It will be done by Friday. Goodbye."
+GOOD = "Hello. We will trace the late parcel. We will replace what is broken. It will be done by Friday. Goodbye."
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ GOOD = "Hello. We will trace your parcel. We will send a replacement. It will be
     [
         (GOOD, 1.6),  # both issues 1.0, the right date 0.6
         ("Hello. Goodbye.", -1.0),  # nothing resolved
-        ("We will trace your parcel.", 0.0),
-        ("We will trace your parcel. " * 2, -0.7),  # said again
-        ("We will trace your parcel. We will post the missing parts.", -0.4),
+        ("We will trace the late parcel.", 0.0),
+        ("We will trace the late parcel. " * 2, -0.7),  # said again
+        ("We will trace the late parcel. We will post the parts.", -0.4),
         (GOOD + " We will refund the full price.", 0.4),
         (GOOD.replace("Friday", "Monday"), 0.0),
         (GOOD + " You told us that it is broken.", 0.4),
