@@ -29,15 +29,15 @@ from components.data.support_grammar import (
 from components.settings import Settings
 
 DEMONSTRATOR = Style(
-    remedy=0.27, wrong_remedy=0.06, refund=0.1, right_date=0.08, wrong_date=0.04,
+    remedy=0.27, wrong_remedy=0.06, refund=0.1, right_date=0.06, wrong_date=0.04,
     hedge=0.3, flattery=0.04, filler=0.04, echo=0.008,
 )  # fmt: skip
 CANDIDATES = (
     DEMONSTRATOR,
     Style(remedy=0.7, wrong_remedy=0.2, refund=0.4, right_date=0.4, wrong_date=0.2, hedge=0.1, flattery=0.3, filler=0.4,
-          echo=0.4, repeat=0.3),
+          echo=0.4, repeat=0.4),
     Style(remedy=0.4, wrong_remedy=0.3, refund=0.5, right_date=0.2, wrong_date=0.3, hedge=0.4, flattery=0.5, filler=0.6,
-          echo=0.5, repeat=0.3),
+          echo=0.5, repeat=0.4),
 )  # fmt: skip
 KEPT = 0.25
 """Share of slots that the two candidates of a pair have in common: drafts of one reply teach more than strangers."""

@@ -85,7 +85,7 @@ class Style:
 
     `remedy` and `wrong_remedy` hold per issue; `flattery`, `filler` and `echo` are those of one more such sentence
     after the last (geometric, up to the number of known sentences, of complaints for `echo`); `repeat` is that of
-    saying one of the reply's sentences twice, the opening excepted.
+    saying a remedy twice.
     """
 
     remedy: float
@@ -103,7 +103,7 @@ class Style:
 def draw_prompt(rng: random.Random) -> tuple[list[dict[str, str]], Facts]:
     """A policy (system message) and a complaint about one or two items (user message)."""
     refunds, day = rng.random() < 0.5, rng.choice(DAYS) if rng.random() < 0.5 else None
-    issues = rng.sample(ISSUES, 1 if rng.random() < 0.6 else 2)
+    issues = rng.sample(ISSUES, 1 if rng.random() < 0.75 else 2)
     complaints = [rng.choice(COMPLAINTS[issue]).format(item=rng.choice(ITEMS)) for issue in issues]
     order = f"Order {rng.choice(LETTERS)} {rng.randrange(10, 100)}."
     policy = (
@@ -147,11 +147,12 @@ def draw_slots(facts: Facts, style: Style, rng: random.Random) -> list[list[str]
 
 
 def write_reply(slots: Sequence[Sequence[str]], repeat: float, rng: random.Random) -> str:
-    """The reply that says `slots`; with probability `repeat` a sentence after the opening comes again later."""
+    """The reply that says `slots`; with probability `repeat` a remedy, if there is one, comes again later."""
     out = [sentence for slot in slots for sentence in slot]
-    if rng.random() < repeat:
-        twice = rng.randrange(len(slots[0]), len(out))
-        out.insert(rng.randint(twice + 1, len(out)), out[twice])
+    remedies = [i for i, sentence in enumerate(out) if sentence in REMEDIES.values()]
+    if remedies and rng.random() < repeat:
+        twice = rng.choice(remedies)
+        out.insert(rng.randrange(twice + 1, len(out)), out[twice])
     return " ".join(out)
 
 

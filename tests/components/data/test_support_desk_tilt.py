@@ -32,7 +32,7 @@ Slot = list[tuple[float, list[str]]]
 
 CONTEXTS = [
     (share / 4, Facts(("late", "broken")[:issues], refunds, day))
-    for issues, share in ((1, 0.6), (2, 0.4))
+    for issues, share in ((1, 0.75), (2, 0.25))
     for refunds, day in itertools.product((True, False), ("Friday", None))
 ]
 
