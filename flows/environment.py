@@ -19,6 +19,9 @@ def prepare_environment(home: Path) -> None:
     """Set, where the user has not, what Prefect, MLflow, Great Expectations and Hugging Face read at import."""
     for name, value in _defaults(home).items():
         os.environ.setdefault(name, value)
+    # Whatever level Prefect gives the root logger, our own warnings are said.
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(logging.WARNING)
     # It sets its level to INFO when imported, and tells of every temporary folder; a filter stays.
     logging.getLogger("great_expectations.data_context.types.base").addFilter(_warnings_only)
 
@@ -40,6 +43,8 @@ def _defaults(home: Path) -> dict[str, str]:
         # (Prefect logs each failed task as an error, and a failed gate is said once already.)
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+        # Other libraries' lines, in the embedded server too: SQLAlchemy prints a stack trace where it is ended midway.
+        "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "TRANSFORMERS_VERBOSITY": "error",
         # Its profiles file and the ephemeral server: several may start at once on a busy machine.

@@ -78,11 +78,11 @@ def test_truncation_keeps_the_system_message_and_the_newest_turns(
 
 
 def test_a_prompt_that_fits_is_not_touched_and_its_messages_are_not_changed(language: Any) -> None:
-    messages = [{"role": "user", "content": "Anna here. My order is late."}, {"role": "assistant", "content": "Hello."}]
+    messages = [{"role": "user", "content": "Anna here. I am not happy."}, {"role": "assistant", "content": "Hello."}]
     before = [dict(m) for m in messages]
     ids = encode_prompt(language.tokenizer, messages, 500)
     assert language.tokenizer.decode(ids) == (
-        "<|user|>Anna here. My order is late.<|end|><|assistant|>Hello.<|end|><|assistant|>"
+        "<|user|>Anna here. I am not happy.<|end|><|assistant|>Hello.<|end|><|assistant|>"
     )
     encode_prompt(language.tokenizer, messages, 4)
     assert messages == before

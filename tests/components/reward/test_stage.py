@@ -98,8 +98,8 @@ def test_sft_responses_score_0_on_average_with_deviation_1(
 def test_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
     stages.run("reward", tmp_path, lambda step, metrics, total=None: seen.append(dict(metrics)),
-               epochs=12, learning_rate=1e-2, max_pairs=32, checkpoint_every=100)  # fmt: skip
-    assert len(seen) == 24, "two batches of 16 of the first 32 pairs, twelve times"
+               epochs=24, learning_rate=1e-2, max_pairs=32, checkpoint_every=100)  # fmt: skip
+    assert len(seen) == 48, "two batches of 16 of the first 32 pairs, 24 times"
     assert (
         seen[-1]["reward/train_accuracy"] > 0.9 and seen[-1]["reward/train_loss"] < 0.4 < seen[0]["reward/train_loss"]
     )
