@@ -23,8 +23,11 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Hours: the demo over ten seeds, without the tether and with a tighter one; then the run on real preferences.
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench/seeds.py $(ARGS)
+	$(BIN)/tether fetch smollm2
+	$(BIN)/python -m pytest -m bench
 
 serve: $(INSTALLED)
 	$(BIN)/tether ui

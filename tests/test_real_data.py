@@ -1,11 +1,15 @@
-"""The profile on real preferences with a real pretrained model, smaller: about ten minutes on two quiet cores.
+"""The profile on real preferences with a real pretrained model, after `tether fetch smollm2`.
 
-`TETHER_DATA=... pytest -m "real_data and slow" tests/test_real_data.py`, after `tether fetch smollm2`.
+`pytest -m slow tests/test_real_data.py` runs it smaller, about ten minutes on two quiet cores. `pytest -m bench` runs
+it as it stands, then without the tether and on shuffled labels, which must both be stopped: about two hours. That run
+is kept below TETHER_BENCH_HOME, where it is set, and goes on where it was interrupted.
 """
 
 import csv
+import gzip
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +17,14 @@ from typing import Any
 
 import pytest
 
+from components.artifacts import ArtifactStore
+from components.data.jsonl import read_rows
+from flows.config import RunConfig, load_config
+from flows.profile import parse_override
+
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("TETHER_DATA", ROOT.parent / "shared" / "data"))
+PREFERENCES = DATA / "hh-rlhf" / "helpful-base-test.jsonl.gz"
 SMALLER = {
     "data.split": "{train: 0.9, calibration: 0.05, test: 0.05}",
     "sft.max_demonstrations": "32", "sft.evaluate": "16",
@@ -26,7 +36,7 @@ SMALLER = {
     "gates.human_eval.items": "8", "gates.human_eval.win_rate_low": "null",
 }  # fmt: skip
 
-pytestmark = [pytest.mark.real_data, pytest.mark.slow, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.real_data, pytest.mark.timeout(3 * 5400)]
 
 
 def tether(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +44,7 @@ def tether(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "TETHER_HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
     command = [sys.executable, "-m", "flows.cli", *arguments]
     return subprocess.run(
-        command, cwd=home.parent, env=variables, capture_output=True, text=True, check=False, timeout=5000
+        command, cwd=home.parent, env=variables, capture_output=True, text=True, check=False, timeout=5400
     )
 
 
@@ -44,54 +54,71 @@ def status(home: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh home that holds the fetched model and nothing else."""
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("smaller", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.bench)],
+)
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh home that holds the fetched model and nothing else; named after the size of the run."""
     if not (DATA / "hh-rlhf").is_dir():
         pytest.skip(f"no hh-rlhf in {DATA}: set TETHER_DATA")
     fetched = Path(os.environ.get("TETHER_HOME", ROOT / ".tether")) / "models"
     if not (fetched / "smollm2").is_dir():
         pytest.skip(f"no smollm2 in {fetched}: run `tether fetch smollm2`")
-    home = tmp_path_factory.mktemp("real") / "home"
-    home.mkdir()
-    (home / "models").symlink_to(fetched.resolve())
+    kept = os.environ.get("TETHER_BENCH_HOME") if request.param == "full" else None
+    home = Path(kept or tmp_path_factory.mktemp("real")).absolute() / request.param
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / "models").exists():
+        (home / "models").symlink_to(fetched.resolve())
     return home
+
+
+def sizes(home: Path) -> list[str]:
+    return [f"{name}={value}" for name, value in SMALLER.items()] if home.name == "smaller" else []
+
+
+def run(home: Path, *settings: str, data: Path = PREFERENCES) -> subprocess.CompletedProcess[str]:
+    given = [f"data.preferences={data}", *sizes(home), *settings]
+    return tether(home, "run", "hh-smollm2", *(part for setting in given for part in ("--set", setting)))
 
 
 @pytest.fixture(scope="module")
 def waiting(home: Path) -> dict[str, Any]:
-    preferences = f"data.preferences={DATA / 'hh-rlhf' / 'helpful-base-test.jsonl.gz'}"
-    smaller = [part for name, value in SMALLER.items() for part in ("--set", f"{name}={value}")]
-    done = tether(home, "run", "hh-smollm2", "--set", preferences, *smaller)
+    done = run(home)
     assert done.returncode == 0, done.stdout + done.stderr
     return status(home)
 
 
-def test_the_run_goes_through_every_stage_and_waits_for_people(waiting: dict[str, Any]) -> None:
-    assert [stage["state"] for stage in waiting["stages"]] == ["passed"] * 4 + ["awaiting_labels"]
+def config_of(home: Path) -> RunConfig:
+    return load_config("hh-smollm2", [parse_override(setting) for setting in sizes(home)])
+
+
+def test_the_run_goes_through_every_stage_and_waits_for_people(home: Path, waiting: dict[str, Any]) -> None:
+    assert [stage["state"] for stage in waiting["stages"]][-1] == "awaiting_labels"
     metrics = {name: value for stage in waiting["stages"] for name, value in stage["metrics"].items()}
     assert metrics["data/quarantined"] == 15, "9 differing prompts, 4 empty responses, 2 identical"
     assert metrics["data/leaked_prompts"] == 0
     assert metrics["sft/perplexity"] < metrics["sft/base_perplexity"] < metrics["sft/unigram_perplexity"]
     assert metrics["reward/test_pairs"] > 90
-    assert metrics["ppo/updates"] == 2
+    assert metrics["ppo/updates"] == config_of(home).ppo.updates
 
 
 def test_ppo_started_at_the_sft_model_and_moved(home: Path, waiting: dict[str, Any]) -> None:
-    from components.artifacts import ArtifactStore
-    from components.data.jsonl import read_rows
-
     history = read_rows(ArtifactStore(home).path(waiting["stages"][3]["digest"]) / "history.jsonl")
     assert abs(history[0]["ppo/kl"]) <= 1e-2
     assert history[0]["ppo/sampler_drift"] <= 1e-2
-    assert history[1]["ppo/kl_k3"] > history[0]["ppo/kl_k3"]
+    assert history[-1]["ppo/kl_k3"] > history[0]["ppo/kl_k3"]
 
 
 def test_a_generated_sheet_finishes_it(home: Path, waiting: dict[str, Any], tmp_path: Path) -> None:
+    """Three raters who see the policy's response as better three times in four and are undecided else."""
+    sample = ArtifactStore(home).path(waiting["stages"][4]["digest"])
+    sides = json.loads((sample / "key.json").read_text())["policy_side"]
     with (home / "runs" / waiting["run"] / "sheet.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     for number, row in enumerate(rows):
-        row.update({name: ("a", "b", "tie", "a")[number % 4] for name in row if name.startswith("rating_")})
+        rating = "tie" if number % 4 == 3 else sides[row["item"]]
+        row.update({name: rating for name in row if name.startswith("rating_")})
     filled = tmp_path / "filled.csv"
     with filled.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
@@ -101,5 +128,39 @@ def test_a_generated_sheet_finishes_it(home: Path, waiting: dict[str, Any], tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     human = status(home)["stages"][4]
     assert human["state"] == "passed"
-    assert human["metrics"]["human_eval/items"] == len(rows) == 8
+    assert human["metrics"]["human_eval/items"] == len(rows) == config_of(home).human_eval.items
     assert human["metrics"]["human_eval/fleiss_kappa"] == pytest.approx(1)
+    assert human["metrics"]["human_eval/win_rate"] == pytest.approx(0.875)
+
+
+def stopped_by(home: Path) -> tuple[list[str], list[str]]:
+    """States of the newest run's stages and the names of its failed gates."""
+    stages = status(home)["stages"]
+    return [s["state"] for s in stages], [g["name"] for s in stages for g in s["gates"] if not g["passed"]]
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("home", ["full"], indirect=True)
+def test_without_the_tether_the_policy_is_stopped(home: Path, waiting: dict[str, Any]) -> None:
+    done = run(home, "ppo.kl.control=fixed", "ppo.kl.coefficient=0")
+    assert done.returncode == 3, done.stdout + done.stderr
+    states, failed = stopped_by(home)
+    assert states == ["cached"] * 3 + ["gate_failed", "not_run"]
+    assert "ppo.kl" in failed
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("home", ["full"], indirect=True)
+def test_shuffled_labels_are_stopped_before_ppo(home: Path, tmp_path: Path) -> None:
+    """A coin turns each pair round, so there is nothing to learn."""
+    shuffled, coin = tmp_path / "shuffled.jsonl.gz", random.Random(0)
+    with gzip.open(PREFERENCES, "rt", encoding="utf-8") as rows, gzip.open(shuffled, "wt", encoding="utf-8") as file:
+        for row in map(json.loads, rows):
+            if coin.random() < 0.5:
+                row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
+            file.write(json.dumps(row) + "\n")
+    done = run(home, data=shuffled)
+    assert done.returncode == 3, done.stdout + done.stderr
+    states, failed = stopped_by(home)
+    assert states[2:] == ["gate_failed", "not_run", "not_run"]
+    assert "reward.accuracy_low" in failed
