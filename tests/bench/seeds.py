@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from components.artifacts import ArtifactStore
+from components.data.jsonl import read_rows
 from flows.config import load_config
 
 BETA = load_config("demo").ppo.kl.coefficient
@@ -114,17 +116,15 @@ def figure(home: Path, seed: int, path: Path) -> None:
     for (variant, colour), index in zip(
         {"tethered": "C0", "cut (β = 0)": "C3", "tight (10 β)": "C2"}.items(), range(3), strict=True
     ):
-        run_id = json.loads((home / f"{index}.json").read_text())["run"]
-        points = [json.loads(line) for line in (home / "runs" / run_id / "metrics" / "ppo.jsonl").open()]
-        series: dict[str, list[tuple[int, float]]] = {}
-        for point in points:
-            for name, value in point["metrics"].items():
-                series.setdefault(name, []).append((point["step"], value))
+        stages = json.loads((home / f"{index}.json").read_text())["stages"]
+        policy = ArtifactStore(home).path(next(s["digest"] for s in stages if s["name"] == "ppo"))
+        updates = read_rows(policy / "history.jsonl")
         for axes, name, style, label in (
             (reward, "ppo/proxy_reward", "-", "proxy reward"), (reward, "ppo/gold", "--", "gold score (simulated)"),
             (kl, "ppo/kl", ":", "KL"),
         ):  # fmt: skip
-            axes.plot(*zip(*series[name], strict=True), style, color=colour, label=f"{label}, {variant}")
+            values = [row[name] for row in updates]
+            axes.plot(range(1, len(values) + 1), values, style, color=colour, label=f"{label}, {variant}")
     reward.set(xlabel="PPO update", ylabel="reward (solid: proxy, dashed: gold)")
     kl.set(ylabel="KL, nats per response (dotted, log scale)", yscale="log", ylim=(0.05, None))
     handles = [h for axes in (reward, kl) for h in axes.get_legend_handles_labels()[0]]
