@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import sys
 from pathlib import Path
 
 from components.errors import TetherError
@@ -55,6 +56,8 @@ def _defaults(home: Path) -> dict[str, str]:
         # Threads that spin while they wait for each other starve on a machine that does anything else: beside one busy
         # process a training step of two spinning threads took over ten times as long as of two that sleep.
         "OMP_WAIT_POLICY": "PASSIVE",
+        # Libraries' progress bars on a terminal only; a log would get a line of every step.
+        **({} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}),
         # Forking after tokenizers used threads only warns; deterministic cuBLAS needs its workspace fixed.
         "TOKENIZERS_PARALLELISM": "false",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

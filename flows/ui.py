@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -156,8 +156,7 @@ def _until_told_to_stop() -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield
-    except KeyboardInterrupt:
-        pass
+        with suppress(KeyboardInterrupt):
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
