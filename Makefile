@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint infra/constraints.txt
 
-.PHONY: demo test test-slow check bench serve install clean
+.PHONY: demo test test-servers test-slow check bench serve install clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
 
 test: check
 	$(BIN)/python -m pytest $(ARGS)
+
+# Real Prefect and MLflow servers and workers on loopback: docs/operations.md, and what may die.
+test-servers: $(INSTALLED)
+	$(BIN)/python -m pytest -m servers -s $(ARGS)
 
 # Real preferences and the real pretrained model, in .tether; needs TETHER_DATA (default ../shared/data).
 test-slow: $(INSTALLED)

@@ -3,6 +3,7 @@
 import functools
 import getpass
 import json
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,43 @@ def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
     typer.echo(f"{what} is now in {folder}" if fresh else f"{what} is there already: {folder}")
 
 
+@command(app, "deploy")
+def deploy(
+    profile: Annotated[str, typer.Argument(help="The pipeline's defaults: a profile or a .yaml file.")] = "demo",
+    set_: Set = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="The Prefect server's API (default: $PREFECT_API_URL).")
+    ] = None,
+    cron: Annotated[str | None, typer.Option(metavar="CRON", help="When it runs by itself, as '0 3 * * 1'.")] = None,
+    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of --cron.")] = "UTC",
+    active: Annotated[bool, typer.Option("--active", help="Start the schedule; else it is registered paused.")] = False,
+    pool: Annotated[
+        list[str] | None, typer.Option(metavar="POOL", help="A further pool that may compute stages.")
+    ] = None,
+) -> None:
+    """Register pipeline, stages and scoring with a Prefect server."""
+    from flows.config import load_config
+    from flows.profile import parse_override, profile_name
+
+    config = load_config(profile, [parse_override(text) for text in set_ or []])
+    if active and cron is None:
+        raise UserError("--active: there is no schedule to start. Give one with --cron, as --cron '0 3 * * 1'.")
+    if server is not None:
+        os.environ["PREFECT_API_URL"] = server
+    if not os.environ.get("PREFECT_API_URL"):
+        raise UserError("deploy: name the Prefect server, with --server http://127.0.0.1:4200/api or PREFECT_API_URL.")
+
+    from tasks.prefect_server import check_server
+
+    check_server()
+    from flows.deploy import Schedule, describe
+    from flows.deploy import deploy as register
+
+    schedule = None if cron is None else Schedule(cron, timezone, active)
+    done = register(tether_home(), profile_name(profile), config, schedule, pool or [])
+    typer.echo("\n".join(describe(done, schedule)))
+
+
 @command(app, "doctor")
 def doctor() -> None:
     """Check this machine: Python, torch, threads, GPU, disk, versions, servers, shadowed packages."""
@@ -168,9 +206,23 @@ def doctor() -> None:
 @command(app, "ui")
 def ui() -> None:
     """Start the pages of MLflow and Prefect on this machine, until Ctrl-C."""
-    from flows.ui import serve
+    from flows.services import serve_pages
 
-    serve(tether_home(), typer.echo)
+    serve_pages(tether_home(), typer.echo)
+
+
+@command(app, "serve")
+def serve(
+    pool: Annotated[list[str] | None, typer.Option(metavar="POOL", help="Work pools (default: cpu and gpu).")] = None,
+) -> None:
+    """Work for Prefect's pools on this machine, until Ctrl-C."""
+    from flows.services import serve_pools
+    from tasks.prefect_server import check_server
+
+    if not os.environ.get("PREFECT_API_URL"):
+        raise UserError("serve: set PREFECT_API_URL to the Prefect server's, as http://127.0.0.1:4200/api.")
+    check_server()
+    serve_pools(tether_home(), pool or ["cpu", "gpu"], typer.echo)
 
 
 def _waivers(gates: list[str] | None, because: str) -> list[Any]:
@@ -185,39 +237,29 @@ def _waivers(gates: list[str] | None, because: str) -> list[Any]:
 
 def _go(launch: Any) -> None:
     """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
-    from flows.launch import compute
+    from flows.launch import compute, is_simulated, report
+    from flows.report import print_run
+    from tasks.status import load_status
 
     failed: GateFailed | None = None
     try:
         result = compute(launch)
     except GateFailed as error:
         failed = error
-    _show_end(launch)
-    if failed is not None:
-        raise failed
-    if result is None:
-        sheet = launch.ctx.folder / "sheet.csv"
-        sheet.write_bytes(
-            (launch.ctx.store.path(launch.ctx.status.stage("human_eval")["digest"]) / "sheet.csv").read_bytes()
-        )
-        typer.echo(
-            f"Waiting for people's labels: let raters fill in the rating columns of {sheet}, then run "
-            f"`tether human-eval score {sheet} --run {launch.ctx.run}`."
-        )
-
-
-def _show_end(launch: Any) -> None:
-    from flows.launch import is_simulated
-    from flows.report import print_run, write_report
-    from tasks.status import load_status
-
-    ctx = launch.ctx
-    document, simulated = load_status(ctx.home, ctx.run), is_simulated(ctx.home, ctx.run)
-    page = write_report(ctx.folder, document, simulated)
-    print_run(ctx.console, document, simulated)
+    ctx, page = launch.ctx, report(launch)
+    document = load_status(ctx.home, ctx.run)
+    print_run(ctx.console, document, is_simulated(ctx.home, ctx.run))
     typer.echo(f"report: {page}")
     if all(stage["cached"] for stage in document["stages"] if stage["state"] != "not_run"):
         typer.echo("Nothing was computed: every stage was found in the store.")
+    if failed is not None:
+        raise failed
+    if result is None:
+        sheet = ctx.folder / "sheet.csv"
+        typer.echo(
+            f"Waiting for people's labels: let raters fill in the rating columns of {sheet}, then run "
+            f"`tether human-eval score {sheet} --run {ctx.run}`."
+        )
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from components.data.config import DataConfig
 from components.errors import UserError
@@ -18,8 +18,26 @@ from components.settings import Settings
 from components.sft.config import SftConfig
 from flows.explain import explain, nearest, unknown
 from flows.profile import Override, apply_overrides, read_profile
+from tasks.stages import Stage
 
 Job = TypeVar("Job", bound=Settings)
+
+
+LOCAL = "local"
+
+
+class Runner(Settings):
+    """Who computes a stage. A pool's name alone will do: `runners.ppo=gpu`."""
+
+    pool: str = Field(LOCAL, min_length=1)
+    """`local` for the process of the run; else a Prefect work pool, whose worker computes it (see `tether deploy`)."""
+    runtime: Runtime | None = None
+    """The pool's machine, where it isn't like the run's own: what `tether doctor` says there of `a run here`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_name(cls, given: Any) -> Any:
+        return {"pool": given} if isinstance(given, str) else given
 
 
 class RunConfig(Settings):
@@ -31,6 +49,8 @@ class RunConfig(Settings):
     """Seed of everything random; the same seed on the same kind of machine gives the same bytes."""
     runtime: Runtime = Runtime()
     """Device, number format and threads, resolved for this machine before the first key."""
+    runners: dict[Literal["validate", "sft", "reward", "ppo", "human_eval"], Runner] = Field(default_factory=dict)
+    """Who computes which stage; `local` where nothing is said. It is no part of a key."""
     generation: GenerationConfig = GenerationConfig()
     """How responses are sampled, in every stage."""
     data: DataConfig = DataConfig()
@@ -50,9 +70,25 @@ class RunConfig(Settings):
         """The part of this config that a stage's job class names: all that enters the stage's key."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
+    def stage_job(self, stage: Stage) -> Settings:
+        """The job of a stage, for the machine of whoever runs it."""
+        runner = self.runners.get(stage.shown)  # type: ignore[call-overload]
+        there = runner.runtime if runner is not None else None
+        config = self if there is None else self.model_copy(update={"runtime": there})
+        return config.job(stage.load_job())
+
+    @property
+    def pools(self) -> dict[str, str]:
+        """Stage to work pool, for the stages that this process does not compute."""
+        return {stage: runner.pool for stage, runner in self.runners.items() if runner.pool != LOCAL}
+
     def resolved(self) -> "RunConfig":
-        """The same for this machine: no `auto` is left in the runtime."""
-        return self.model_copy(update={"runtime": self.runtime.resolve()})
+        """The same for this machine: no `auto` is left in a runtime (a pool's has what it doesn't say from here)."""
+        runners = {
+            stage: runner if runner.runtime is None else Runner(pool=runner.pool, runtime=runner.runtime.resolve())
+            for stage, runner in self.runners.items()
+        }
+        return self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners})
 
 
 def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunConfig:

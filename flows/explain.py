@@ -29,8 +29,10 @@ def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         return
     for name, field in model.model_fields.items():
         yield prefix + name
-        for group in _models(field.annotation):
-            yield from valid_keys(group, f"{prefix}{name}.")
+        for within, group in _groups(field.annotation):
+            if within:
+                yield prefix + name + within
+            yield from valid_keys(group, f"{prefix}{name}{within}.")
 
 
 def nearest(key: str, keys: list[str]) -> str | None:
@@ -102,12 +104,17 @@ def _only_leaf(path: list[str], value: Any) -> tuple[list[str], Any]:
     return path, value
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def _groups(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The config classes that an annotation names, each with the key that leads to it (`.ppo` in a dict of stages)."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
+        yield "", annotation
+    elif get_origin(annotation) is dict:
+        names, value = get_args(annotation)
+        for name in get_args(names):
+            yield from ((f".{name}{within}", group) for within, group in _groups(value))
     elif get_origin(annotation) is not None:
         for member in get_args(annotation):
-            yield from _models(member)
+            yield from _groups(member)
 
 
 def _show(value: Any) -> str:

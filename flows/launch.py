@@ -37,7 +37,13 @@ def new_run(home: Path, profile: str, config: RunConfig, waivers: Sequence[Waive
     """
     sources = find_sources(config, home)
     ctx = RunContext.start(
-        home, profile, config.gates, config=to_values(config), project=config.project, waivers=waivers
+        home,
+        profile,
+        config.gates,
+        config=to_values(config),
+        project=config.project,
+        waivers=waivers,
+        pools=config.pools,
     )
     return Launch(ctx, config, sources)
 
@@ -63,6 +69,7 @@ def rerun(
         config=to_values(config),
         project=config.project,
         waivers=waivers,
+        pools=config.pools,
         refresh=refreshed([stage]),
         pinned=pinned(home, status, PIPELINE[: PIPELINE.index(stage)]),
     )
@@ -89,6 +96,7 @@ def scoring(home: Path, run: str | None, sheet: Path, waivers: Sequence[Waiver] 
         status["run"],
         config.gates,
         waivers=waivers,
+        pools=config.pools,
         profile=status["profile"],
         project=config.project,
         pinned=pinned(home, status, PIPELINE),
@@ -101,6 +109,9 @@ def compute(launch: Launch) -> StageResult | None:
 
     Returns:
         human_eval's result; None where the run waits for labels.
+
+    Raises:
+        UserError: a stage's runner is a pool, and there is no server or deployment for it. And what a stage raises.
     """
     ctx, config, sources = launch
     with ctx:
@@ -110,11 +121,34 @@ def compute(launch: Launch) -> StageResult | None:
             from tasks.prefect_server import check_server, end_orphans
 
             end_orphans(ctx.home / "prefect" / "embedded")
-            check_server()
+            check_server(needed_for=config.pools)
             result = rlhf(config, sources, ctx)
-        if result is None:
-            ctx.await_labels()
-        return result
+        return _waiting(ctx, result)
+
+
+def compute_in_flow(launch: Launch) -> StageResult | None:
+    """`compute`, each stage a task of the flow run that surrounds the call: a deployment's."""
+    from tasks.prefect_stages import prefect_runner
+
+    ctx, config, sources = launch
+    with ctx:
+        return _waiting(ctx, pipeline(config, sources, prefect_runner(ctx)))
+
+
+def _waiting(ctx: RunContext, result: StageResult | None) -> StageResult | None:
+    if result is None:
+        ctx.await_labels()
+        sheet = ctx.store.path(ctx.status.stage("human_eval")["digest"]) / "sheet.csv"
+        (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
+    return result
+
+
+def report(launch: Launch) -> Path:
+    """Write the run's report, whatever it ended as; returns the page."""
+    from flows.report import write_report
+
+    home, run = launch.ctx.home, launch.ctx.run
+    return write_report(launch.ctx.folder, load_status(home, run), is_simulated(home, run))
 
 
 class _Enough(Exception):

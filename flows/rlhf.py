@@ -39,7 +39,7 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     """
 
     def stage(name: str, **inputs: StageResult | Source) -> StageResult:
-        return run(STAGES[name], config.job(STAGES[name].load_job()), inputs)
+        return run(STAGES[name], config.stage_job(STAGES[name]), inputs)
 
     # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt.
     #    Gates: contract, pairs, leaked_prompts, annotator_agreement.

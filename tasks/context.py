@@ -19,6 +19,7 @@ from tasks.stages import PIPELINE
 from tasks.status import RunStatus
 
 if TYPE_CHECKING:
+    from tasks.result import StageResult
     from tasks.tracking import Tracker
 
 
@@ -40,12 +41,16 @@ class RunContext:
     """Stages (or sub-stages) to compute even where the store has them."""
     pinned: Mapping[str, Record] = field(default_factory=dict)
     """Records to take for (sub-)stages whose config and inputs are still the same, though our code may have changed."""
+    pools: Mapping[str, str] = field(default_factory=dict)
+    """Shown stage to the work pool that computes it; what isn't named is computed by this process."""
     root: Path = ROOT
     """Where our packages are."""
     track: bool = True
     console: Console = field(default_factory=Console)
     parts_cached: dict[str, bool] = field(default_factory=dict)
     """Shown stage to whether its sub-stages so far were all hits."""
+    results: dict[str, "StageResult"] = field(default_factory=dict)
+    """What each (sub-)stage gave so far, those that a gate stopped included."""
     _tracker: "Tracker | None" = None
 
     @classmethod

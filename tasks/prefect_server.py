@@ -5,21 +5,39 @@ import os
 import signal
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 from components.errors import UserError
 from tasks.process import describe_process, is_alive, this_process
 
 
-def check_server(timeout: float = 5.0) -> None:
-    """Where `PREFECT_API_URL` names a server, see that it answers.
+def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = None) -> None:
+    """Where `PREFECT_API_URL` names a server, see that it answers, and that it can reach these stages' pools.
+
+    Args:
+        timeout: seconds.
+        needed_for: stage to the work pool that is to compute it.
 
     Raises:
-        UserError: it doesn't.
+        UserError: it doesn't answer, or a pool has no deployment; or there are pools and no server.
     """
     url = os.environ.get("PREFECT_API_URL")
     if not url:
+        for stage, pool in (needed_for or {}).items():
+            raise UserError(
+                f"runners.{stage} = {pool}: a work pool needs a Prefect server. Set PREFECT_API_URL to its address "
+                f"(docs/operations.md), or set runners.{stage}=local."
+            )
         return
+    _see_it_answer(url, timeout)
+    if needed_for:
+        from tasks.dispatch import check_pools
+
+        check_pools(needed_for.values())
+
+
+def _see_it_answer(url: str, timeout: float) -> None:
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=timeout):
             return

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from prefect import task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -18,6 +19,7 @@ from prefect.states import Completed, Failed
 
 from components.errors import TetherError
 from components.settings import Settings
+from tasks import gate_report
 from tasks.context import RunContext
 from tasks.result import Source, StageResult
 from tasks.runner import run_stage
@@ -70,13 +72,31 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
         # What goes in and out stays in this process: Prefect would walk through it, and has no use for it.
         @task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, retries=0, persist_result=False)
         def run_one_stage() -> State[Any]:
-            return outcome.capture(
+            state = outcome.capture(
                 lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
             )
+            _show_gates(stage, ctx)
+            return state
 
         return outcome.get(run_one_stage(return_state=True))
 
     return run
+
+
+def _show_gates(stage: Stage, ctx: RunContext) -> None:
+    """The stage's gates as a Prefect artifact, with the way to MLflow, where it came as far as being judged."""
+    result = ctx.results.get(stage.name)
+    if result is None or not result.verdicts:
+        return
+    mlflow_run, tracker = ctx.status.stage(stage.shown)["mlflow_run"], ctx.tracker()
+    link = tracker.address(mlflow_run) if tracker is not None and mlflow_run is not None else None
+    where = f"[{mlflow_run}]({link})" if link else f"`{mlflow_run}` (`tether ui` shows it)"
+    artifact = f"Artifact `{result.digest[:16]}`, {'from the store' if result.cached else 'computed'}."
+    create_markdown_artifact(
+        f"{artifact} MLflow run: {where}\n\n{gate_report.markdown(result.verdicts)}",
+        key=f"{stage.shown.replace('_', '-')}-gates",
+        description=f"Gates of {stage.shown} in run {ctx.run}",
+    )
 
 
 def wait_until_told(flow_run_id: str, seconds: float = 5.0) -> bool:

@@ -3,27 +3,22 @@
 Nothing here imports torch or MLflow before a stage needs them: a hit must cost milliseconds.
 """
 
-import platform
-import shutil
-import socket
-import sys
 import time
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from components import gates
 from components.artifacts import Miss, Record
 from components.errors import GateFailed
 from components.fingerprint import stage_key
-from components.runtime import activate, cpu_instruction_set
 from components.settings import Settings, keyed_values
 from tasks import gate_report
+from tasks.computing import Observe, Work, compute
 from tasks.context import RunContext
 from tasks.progress import StageProgress
 from tasks.result import Source, StageResult
-from tasks.spool import Spool, read_points
+from tasks.spool import Point, Spool, read_points
 from tasks.stages import Stage
 from tasks.status import metrics_json, verdict_json
 
@@ -55,9 +50,11 @@ def run_stage(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> S
     try:
         child = ctx.begin_child(stage.shown)
         result, step = _obtain(stage, job, inputs, ctx, child)
+        ctx.results[stage.name] = result
         _record(result, ctx, child, step)
     except BaseException as error:
-        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        # What isn't an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
+        state = "failed" if isinstance(error, Exception) else "interrupted"
         ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began)
         raise
     _end(result, ctx, spent + time.time() - began)
@@ -100,99 +97,46 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext, child:
     found = _lookup(stage, key, ctx)
     if isinstance(found, Record):
         return _result(stage, found, inputs, ctx, True, started), 0
-    with ctx.store.lock(key, lambda: ctx.say(f"{stage.name}: another process computes the same; waiting for it")):
-        found = _lookup(stage, key, ctx)
-        if isinstance(found, Record):
-            return _result(stage, found, inputs, ctx, True, started), 0
-        ctx.say(f"{stage.name}: computing ({found.reason})")
-        record, step = _compute(stage, job, inputs, ctx, child, key, parts)
+    work = Work(stage, job, inputs, key, parts, ctx.run)
+    pool = ctx.pools.get(stage.shown)
+    if pool is not None:
+        # The worker holds the key's lock, never the caller.
+        from tasks.dispatch import dispatch
+
+        with _recording(stage, ctx, child) as observe:
+            record = dispatch(work, pool, ctx.store, observe, ctx.say, refresh=stage.name in ctx.refresh)
+    else:
+        with ctx.store.lock(key, lambda: ctx.say(f"{stage.name}: another process computes the same; waiting for it")):
+            found = _lookup(stage, key, ctx)
+            if isinstance(found, Record):
+                return _result(stage, found, inputs, ctx, True, started), 0
+            ctx.say(f"{stage.name}: computing ({found.reason})")
+            with _recording(stage, ctx, child) as observe:
+                record = compute(work, ctx.store, observe)
     _say_if_different(record, ctx)
-    return _result(stage, record, inputs, ctx, False, started), step
+    last = max((point["step"] for point in read_points(ctx.metrics_file(stage.shown))), default=-1)
+    return _result(stage, record, inputs, ctx, False, started), last + 1
 
 
-def _compute(
-    stage: Stage,
-    job: Settings,
-    inputs: Inputs,
-    ctx: RunContext,
-    child: str | None,
-    key: str,
-    parts: dict[str, Any],
-) -> tuple[Record, int]:
-    out = ctx.store.work_folder(key)
-    _clear(out)
-    out.mkdir(parents=True, exist_ok=True)
-    started, clock = datetime.now(UTC), time.monotonic()
-    try:
-        metrics, step = _call(stage, job, inputs, ctx, child, out)
-        _plot(stage, ctx, out)
-        record = ctx.store.publish(
-            key,
-            out / "artifact",
-            out / "attachments",
-            {
-                "stage": stage.name,
-                "inputs": parts["inputs"],
-                "job": parts["job"],
-                "parts": parts,
-                "metrics": {name: float(value) for name, value in metrics.items()},
-                "environment": _environment(),
-                "run": ctx.run,
-                "started": started.isoformat(timespec="seconds"),
-                "seconds": round(time.monotonic() - clock, 3),
-            },
-        )
-    except BaseException:
-        if not _has_checkpoint(out):
-            shutil.rmtree(out, ignore_errors=True)
-        raise
-    shutil.rmtree(out)
-    return record, step
-
-
-def _call(
-    stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext, child: str | None, out: Path
-) -> tuple[dict[str, float], int]:
-    """Call the stage's function with its points spooled and shown. Returns its metrics and the step after the last."""
-    runtime = getattr(job, "runtime", None)
-    if runtime is not None and "torch" in stage.libraries:
-        activate(runtime)
-    run = stage.load_run()
-    paths = {name: given.path for name, given in inputs.items()}
-    # The points stay beside the checkpoint too: the run that resumes a killed stage shows the curve from its start.
-    kept, spool = Spool(out / "points.jsonl"), Spool(ctx.metrics_file(stage.shown))
-    for point in read_points(kept.path):
-        spool.append(point["step"], point["metrics"], point["time"])
+@contextmanager
+def _recording(stage: Stage, ctx: RunContext, child: str | None) -> Iterator[Observe]:
+    """Points as they come are spooled for MLflow and shown."""
+    spool = Spool(ctx.metrics_file(stage.shown))
     tracker = ctx.tracker()
     if tracker is not None and child is not None:
         spool.ship_to(tracker.shipper(child))
     try:
         with StageProgress(ctx.console, stage.name) as progress:
 
-            def report(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
-                milliseconds = time.time_ns() // 1_000_000
-                kept.append(step, metrics, milliseconds)
-                spool.append(step, metrics, milliseconds)
-                progress.step(step, metrics, total)
+            def observe(point: Point) -> None:
+                spool.add(point)
+                progress.step(point["step"], point["metrics"], point.get("total"))
 
-            metrics = run(job, paths, out, report)
+            yield observe
     finally:
-        kept.close()
         behind = spool.close(CLOSE_SECONDS)
         if behind:
             ctx.say(f"{stage.name}: {behind} points have not reached MLflow; they are kept in {spool.path}")
-    return metrics, spool.last_step + 1 if read_points(spool.path) else 0
-
-
-def _plot(stage: Stage, ctx: RunContext, out: Path) -> None:
-    """Plots and the points themselves go beside the artifact as attachments."""
-    points = out / "points.jsonl"
-    if read_points(points):
-        (out / "attachments").mkdir(exist_ok=True)
-        shutil.copyfile(points, out / "attachments" / "points.jsonl")
-    from tasks import plots
-
-    plots.render(stage.name, points, out / "artifact", out / "attachments")
 
 
 def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cached: bool, started: float) -> StageResult:
@@ -264,25 +208,3 @@ def _say_if_different(record: Record, ctx: RunContext) -> None:
     if others:
         before = ", ".join(sorted(digest[:12] for digest in others))
         ctx.say(f"{record.stage}: the same key gave other bytes before ({before}); something here is not determined")
-
-
-def _clear(out: Path) -> None:
-    """Leave a killed stage its checkpoint and points; half-written results would be taken for part of the artifact."""
-    if not _has_checkpoint(out):
-        shutil.rmtree(out, ignore_errors=True)
-    for name in ("artifact", "attachments"):
-        shutil.rmtree(out / name, ignore_errors=True)
-
-
-def _has_checkpoint(out: Path) -> bool:
-    return (out / "checkpoint").is_dir() and any((out / "checkpoint").iterdir())
-
-
-def _environment() -> dict[str, Any]:
-    """What the record says of where it was computed (none of it is in the key beyond what the job holds)."""
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "host": socket.gethostname(),
-        "instruction_set": cpu_instruction_set(),
-    }

@@ -1,6 +1,6 @@
 """Metrics by step go to a local file first; a thread ships them, and no outage reaches the training loop.
 
-<stage>.jsonl          one point a line: {"step", "time" (ms), "metrics"}
+<stage>.jsonl          one point a line: {"step", "time" (ms), "metrics"}, and "total" where the steps to come are known
 <stage>.jsonl.cursor   bytes that the tracking store has, replaced in one step
 """
 
@@ -38,26 +38,28 @@ class Spool:
         self._wake = threading.Event()
         self._closing = False
 
-    @property
-    def last_step(self) -> int:
-        """The largest step so far, or 0."""
-        return max((step for _, step in self._seen), default=0)
-
     def ship_to(self, ship: Ship) -> None:
         """Start the thread that ships."""
         self._ship = ship
         self._thread = threading.Thread(target=self._run, name=f"ship {self.path.name}", daemon=True)
         self._thread.start()
 
-    def append(self, step: int, metrics: Mapping[str, float], milliseconds: int | None = None) -> None:
-        """Add a point. A metric that already has a value at this step keeps it: a resumed stage repeats steps."""
-        new = {name: float(value) for name, value in metrics.items() if (name, step) not in self._seen}
-        if not new:
-            return
-        self._seen.update((name, step) for name in new)
-        stamp = milliseconds if milliseconds is not None else time.time_ns() // 1_000_000
-        self._file.write(json.dumps({"step": step, "time": stamp, "metrics": new}) + "\n")
-        self._file.flush()
+    def append(self, step: int, metrics: Mapping[str, float], *, total: int | None = None) -> Point:
+        """Make a point of now, and add it. Returns it."""
+        point: Point = {"step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
+        if total is not None:
+            point["total"] = total
+        self.add(point)
+        return point
+
+    def add(self, point: Point) -> None:
+        """Add a point. A metric that already has a value at its step keeps it: a resumed stage repeats steps."""
+        step = point["step"]
+        new = {name: float(value) for name, value in point["metrics"].items() if (name, step) not in self._seen}
+        if new:
+            self._seen.update((name, step) for name in new)
+            self._file.write(json.dumps({**point, "metrics": new}) + "\n")
+            self._file.flush()
 
     def close(self, timeout: float = 20.0) -> int:
         """Ship what is left for at most `timeout` seconds. Returns how many points stay behind in the file."""
@@ -102,26 +104,28 @@ def unshipped(path: Path, limit: int | None = None) -> tuple[list[Point], int]:
     """Points after the cursor (at most `limit`), and where the cursor stands once they are shipped."""
     cursor_file = _cursor_file(path)
     cursor = int(cursor_file.read_text()) if cursor_file.is_file() else 0
+    return points_after(path, cursor, limit)
+
+
+def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[list[Point], int]:
+    """Whole points from byte `offset` on (at most `limit`; none where there is no file), and where the next begins."""
     points: list[Point] = []
     if not path.is_file():
-        return points, cursor
+        return points, offset
     with path.open("rb") as file:
-        file.seek(cursor)
+        file.seek(offset)
         for line in file:
             # A line without its end is still being written, or its writer was killed.
             if not line.endswith(b"\n") or len(points) == limit:
                 break
-            cursor += len(line)
+            offset += len(line)
             points.append(json.loads(line))
-    return points, cursor
+    return points, offset
 
 
 def read_points(path: Path) -> list[Point]:
     """Every whole point of a file (none where there is no file)."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        return [json.loads(line) for line in file if line.endswith(b"\n")]
+    return points_after(path, 0)[0]
 
 
 def curves(points: Iterable[Point]) -> dict[str, list[tuple[int, float]]]:

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tasks import gate_report
 from tasks.lineage import Lineage, log_attachments
-from tasks.mlflow_client import connect, experiment
+from tasks.mlflow_client import connect, experiment, tracking_uri
 from tasks.process import is_alive, this_process
 from tasks.result import StageResult
 from tasks.spool import Point, Ship, ship_file
@@ -102,6 +102,11 @@ class Tracker:
             **self._process_tag(),
         }
         return self._client.create_run(self._experiment, run_name=stage, tags=tags).info.run_id
+
+    def address(self, run: str) -> str | None:
+        """Where a person finds the run, if MLflow is a server (a database has no page of its own)."""
+        uri = tracking_uri(self.home)
+        return f"{uri.rstrip('/')}/{self._lineage.run_link(run)}" if uri.startswith("http") and self._lineage else None
 
     def shipper(self, child: str) -> Ship:
         """What a spool hands its points to."""

@@ -10,7 +10,7 @@ import pytest
 from components.errors import TetherError
 from flows import environment
 from flows.doctor import answers, diagnose
-from flows.ui import free_port
+from flows.services import free_port
 
 
 @pytest.fixture

@@ -1,0 +1,128 @@
+"""The flows that a Prefect server runs: the pipeline, one stage again, people's labels, and a worker's computing.
+
+`tether deploy` registers them. They take the same way as the command line, and end in states that say how.
+"""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from pydantic import Field
+from rich.console import Console
+
+from components.artifacts import ArtifactStore
+from components.errors import TetherError
+from flows import launch
+from flows.config import RunConfig
+from flows.environment import check_packages, prepare_environment, tether_home
+from flows.profile import parse_override
+from tasks.dispatch import FLOW, Order, receive
+from tasks.prefect_stages import Outcome
+from tasks.progress import StageProgress, say
+
+T = TypeVar("T")
+
+StageName = Literal["validate", "sft", "reward", "ppo", "human_eval"]
+
+
+@flow(name="rlhf", flow_run_name="{profile}", retries=0, persist_result=False)
+def rlhf(
+    config: RunConfig,
+    profile: Annotated[str, Field(description="What the run is called after.")] = "custom",
+) -> State[Any]:
+    """The whole pipeline: validate, sft, reward, ppo, human_eval; what is stored is not computed again."""
+    return _run(lambda home: launch.new_run(home, profile, config.resolved()))
+
+
+@flow(name="rerun", flow_run_name="{stage}", retries=0, persist_result=False)
+def rerun(
+    stage: Annotated[StageName, Field(description="The stage to compute again; later ones follow.")],
+    from_run: Annotated[str | None, Field(description="The run it takes its inputs from; empty: the newest.")] = None,
+    settings: Annotated[list[str], Field(description="KEY=VALUE changes, as ppo.kl.target=2.")] = [],  # noqa: B006
+) -> State[Any]:
+    """One stage again from an earlier run's artifacts, and what depends on it."""
+    return _run(lambda home: launch.rerun(home, from_run, stage, [parse_override(text) for text in settings]))
+
+
+@flow(name="human-eval", flow_run_name="score {run}", retries=0, persist_result=False)
+def human_eval(
+    sheet: Annotated[str, Field(description="Path of the filled rating sheet (CSV or JSONL), as the worker sees it.")],
+    run: Annotated[str | None, Field(description="The run that awaits these labels; empty: the newest.")] = None,
+) -> State[Any]:
+    """People's labels, scored; they finish a run that awaits them."""
+    return _run(lambda home: launch.scoring(home, run, Path(sheet)))
+
+
+@flow(name=FLOW, flow_run_name="{order.stage} for {order.run}", retries=0, persist_result=False)
+def compute(order: Order) -> State[Any]:
+    """Compute one stage that a pipeline elsewhere has ordered. Not for people: the parameters are an order's."""
+
+    def work(home: Path, console: Console) -> str:
+        with StageProgress(console, order.stage) as progress:
+            record = receive(
+                order,
+                ArtifactStore(home),
+                lambda point: progress.step(point["step"], point["metrics"], point.get("total")),
+                lambda text: say(console, text),
+            )
+        say(console, f"{order.stage}: artifact {record.digest[:12]}")
+        return record.digest
+
+    return _guarded(work)
+
+
+def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
+    """Begin a run, compute it, write its report; a state says how it ended."""
+
+    def go(home: Path, console: Console) -> str:
+        begun = begin(home)
+        begun.ctx.console = console
+        say(console, f"run {begun.ctx.run} in {home}")
+        try:
+            result = launch.compute_in_flow(begun)
+        finally:
+            page = launch.report(begun)
+            say(console, f"report: {page}")
+        if result is None:
+            say(console, f"waiting for people's labels in {begun.ctx.folder / 'sheet.csv'}")
+        return "Completed" if result is not None else "AwaitingLabels"
+
+    return _guarded(go, name=lambda state: state)
+
+
+def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lambda _: "Completed") -> State[Any]:
+    """Call with this home and a console whose lines are the flow run's log."""
+
+    def in_this_environment() -> T:
+        check_packages()
+        prepare_environment(home)
+        logger = get_run_logger()
+        try:
+            return call(home, Console(file=_LogLines(logger.info), width=200))
+        except TetherError:
+            raise
+        except Exception:
+            logger.exception("This is a mistake of Tether's, not yours:")
+            raise
+
+    home = tether_home()
+    return Outcome[T]().capture(in_this_environment, name)
+
+
+class _LogLines(io.StringIO):
+    """A text file of which each line is logged."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        super().__init__()
+        self._log = log
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in filter(None, lines):
+            self._log(line)
+        return len(text)

@@ -1,0 +1,314 @@
+"""docs/operations.md with real processes on loopback: servers, workers, a schedule, and what may die.
+
+`pytest -m servers -s` (`.ci/run` runs it too) prints the times.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterParentFlowRunId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling
+
+from flows.config import load_config, to_values
+from flows.services import free_port
+from tasks.spool import read_points
+from tasks.status import load_status
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+DOC = (ROOT / "docs" / "operations.md").read_text()
+UPDATES = 60
+"""PPO's, where it has to last long enough to be killed."""
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
+
+T = TypeVar("T")
+
+
+def wait_for(what: str, look: Callable[[], T], seconds: float = 120) -> T:
+    """What `look` finds, as soon as it finds something; prints how long that took."""
+    began = time.monotonic()
+    while True:
+        found = look()
+        if found:
+            print(f"{time.monotonic() - began:6.1f} s  {what}")
+            return found
+        assert time.monotonic() - began < seconds, f"{what}: not within {seconds} s"
+        time.sleep(0.3)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(60)
+
+
+class Stack:
+    """Servers and workers as the page says, each in a terminal of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.ports = {"4200": str(free_port(0)), "5000": str(free_port(0))}
+        self.logs = folder
+        self.blocks = [self._here(block) for block in re.findall(r"```sh\n(.*?)```", DOC, re.S)]
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "TETHER_"))},
+            "PREFECT_SERVER_API_PORT": self.ports["4200"],
+            "MLFLOW_PORT": self.ports["5000"],
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+        }
+        self.api = f"http://127.0.0.1:{self.ports['4200']}/api"
+
+    def _here(self, block: str) -> str:
+        for usual, port in self.ports.items():
+            block = block.replace(usual, port)
+        return block.replace("$PWD/.tether", str(self.home)).replace(".venv/bin/", f"{BIN}/")
+
+    def terminal(self, number: int, *, go_on: bool = False) -> subprocess.Popen[bytes]:
+        """Run a block of the page in a shell; with `go_on`, its last command stays in the foreground."""
+        *before, last = self.blocks[number].strip().split("\n")
+        script = "\n".join(["set -e", *before, f"exec {last}" if go_on else last])
+        with (self.logs / f"terminal-{number}.log").open("wb") as log:
+            return subprocess.Popen(["bash", "-c", script], cwd=ROOT, env=self.environment, stdout=log, stderr=log)
+
+    def said(self, number: int) -> str:
+        return (self.logs / f"terminal-{number}.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("operations"))
+    pages = stack.terminal(0, go_on=True)
+    try:
+        wait_for("both servers are up", lambda: "Ctrl-C" in stack.said(0))
+        deployed = stack.terminal(1)
+        assert deployed.wait(120) == 0, stack.said(1)
+        workers = stack.terminal(2, go_on=True)
+        try:
+            wait_for("workers are started", lambda: "Ctrl-C" in stack.said(2))
+            yield stack
+        finally:
+            end(workers)
+    finally:
+        end(pages)
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[SyncPrefectClient]:
+    with temporary_settings({PREFECT_API_URL: stack.api}), get_client(sync_client=True) as client:
+        yield client
+
+
+def trigger(client: SyncPrefectClient, **changes: Any) -> FlowRun:
+    """A run of the pipeline with `ppo` keys changed."""
+    deployment = client.read_deployment_by_name("rlhf/tiny")
+    config = deployment.parameters["config"]
+    parameters = {"profile": "tiny", "config": {**config, "ppo": {**config["ppo"], **changes}}}
+    return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+
+
+def ended(client: SyncPrefectClient, run: FlowRun, what: str, seconds: float = 180) -> FlowRun:
+    def look() -> FlowRun | None:
+        found = client.read_flow_run(run.id)
+        return found if found.state is not None and found.state.is_final() else None
+
+    return wait_for(what, look, seconds)
+
+
+def log(client: SyncPrefectClient, run: FlowRun) -> str:
+    lines = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id])), limit=200)
+    return "\n".join(line.message for line in lines)
+
+
+def child(client: SyncPrefectClient, parent: FlowRun) -> FlowRun | None:
+    """The run that computes PPO for a pipeline."""
+    filter_ = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[parent.id]))
+    return next(iter(client.read_flow_runs(flow_run_filter=filter_)), None)
+
+
+def working_child(client: SyncPrefectClient, stack: Stack, parent: FlowRun, steps: int = 3) -> FlowRun:
+    """The same, once it has a few updates behind it."""
+    found = wait_for("PPO is ordered", lambda: child(client, parent))
+    key = found.parameters["order"]["key"]
+    wait_for(
+        f"PPO is {steps} updates on", lambda: len(read_points(stack.home / "work" / key / "points.jsonl")) >= steps
+    )
+    return client.read_flow_run(found.id)
+
+
+def kill(run: FlowRun) -> None:
+    """SIGKILL a flow run's process."""
+    assert run.infrastructure_pid is not None
+    os.kill(int(str(run.infrastructure_pid).rpartition(":")[2]), signal.SIGKILL)
+
+
+def digests(home: Path) -> list[str]:
+    return [stage["digest"] for stage in load_status(home)["stages"]]
+
+
+def local_digests(tmp_path: Path, **changes: Any) -> list[str]:
+    """Digests of the same pipeline without a server."""
+    settings = [f"--set=ppo.{name}={value}" for name, value in changes.items()]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
+    environment["TETHER_HOME"] = str(tmp_path / "local")
+    done = subprocess.run([BIN / "tether", "run", "tiny", *settings], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return digests(tmp_path / "local")
+
+
+def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_digests(
+    stack: Stack, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    page = stack.blocks[1].replace("'0 3 * * 1'", "'* * * * *' --active")
+    subprocess.run(["bash", "-c", f"set -e\n{page}"], cwd=ROOT, env=stack.environment, check=True)
+    deployment = client.read_deployment_by_name("rlhf/tiny")
+
+    def fired() -> FlowRun | None:
+        of = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
+        runs = client.read_flow_runs(deployment_filter=of)
+        return next((run for run in runs if run.state is not None and run.state.is_running()), None)
+
+    run = wait_for("the schedule fires and its run begins", fired, 90)
+    for schedule in client.read_deployment_schedules(deployment.id):
+        client.update_deployment_schedule(deployment.id, schedule.id, active=False)
+    run = ended(client, run, "the scheduled run ends")
+    assert run.state is not None and run.state.is_completed(), log(client, run)
+    ppo = child(client, run)
+    assert ppo is not None and ppo.work_pool_name == "gpu" and run.work_pool_name == "cpu"
+    assert ppo.name.startswith("ppo for ") and "ppo 3/3" in log(client, ppo), "its progress can be followed"
+    assert digests(stack.home) == local_digests(tmp_path)
+    names = {task.name: task.state_name for task in client.read_task_runs(flow_run_filter=_only(run))}
+    assert {"validate", "sft", "reward", "ppo", "human_eval"} <= set(names)
+    found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))
+    gates = {each.key: str(each.data) for each in found}
+    assert f"127.0.0.1:{stack.ports['5000']}/#/experiments" in gates["ppo-gates"] and "ppo.kl" in gates["ppo-gates"]
+
+
+def _only(run: FlowRun) -> FlowRunFilter:
+    return FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+
+
+def test_a_second_trigger_is_all_hits_and_asks_no_worker(stack: Stack, client: SyncPrefectClient) -> None:
+    run = ended(client, trigger(client), "a second run ends")
+    assert run.state is not None and run.state.is_completed(), log(client, run)
+    assert {stage["state"] for stage in load_status(stack.home)["stages"]} == {"cached"}
+    tasks = client.read_task_runs(flow_run_filter=_only(run))
+    assert {task.state_name for task in tasks} == {"Cached", "Completed"}, "human_eval.sample is no stage of its own"
+    assert child(client, run) is None
+
+
+def test_a_killed_worker_process_is_noticed_and_the_next_run_resumes_to_the_same_digest(
+    stack: Stack, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    first = trigger(client, updates=UPDATES)
+    kill(working_child(client, stack, first))
+    crashed = child(client, first)
+    assert crashed is not None
+    crashed = ended(client, crashed, "its SIGKILL is noticed", 30)
+    assert crashed.state is not None and crashed.state.name == "Crashed"
+    first = ended(client, first, "its pipeline ends")
+    assert first.state is not None and first.state.is_failed() and "checkpoint" in (first.state.message or "")
+    second = ended(client, trigger(client, updates=UPDATES), "the next run ends")
+    assert second.state is not None and second.state.is_completed(), log(client, second)
+    again = child(client, second)
+    assert again is not None and again.parameters["order"]["key"] == crashed.parameters["order"]["key"]
+    assert digests(stack.home) == local_digests(tmp_path, updates=UPDATES)
+
+
+def test_a_killed_pipeline_leaves_its_worker_at_work_and_the_next_one_attaches(
+    stack: Stack, client: SyncPrefectClient
+) -> None:
+    first = trigger(client, updates=UPDATES + 1)
+    ppo = working_child(client, stack, first)
+    kill(client.read_flow_run(first.id))
+    gone = ended(client, first, "the pipeline's SIGKILL is noticed", 60)
+    assert gone.state is not None and gone.state.name == "Crashed"
+    second = ended(client, trigger(client, updates=UPDATES + 1), "the next run ends")
+    assert second.state is not None and second.state.is_completed(), log(client, second)
+    assert f"attached to {stack.api.removesuffix('/api')}/runs/flow-run/{ppo.id}" in log(client, second)
+    assert child(client, second) is None, "nothing was started twice"
+    points = read_points(stack.home / "runs" / load_status(stack.home)["run"] / "metrics" / "ppo.jsonl")
+    assert {point["step"] for point in points} >= set(range(1, UPDATES + 2)), "who attaches has the whole curve"
+
+
+def test_cancelling_a_pipeline_cancels_its_worker(stack: Stack, client: SyncPrefectClient) -> None:
+    run = trigger(client, updates=50 * UPDATES)
+    ppo = working_child(client, stack, run)
+    client.set_flow_run_state(run.id, Cancelling())
+    assert ended(client, run, "the pipeline is cancelled", 60).state_name == "Cancelled"
+    assert ended(client, ppo, "its worker's run is cancelled", 90).state_name == "Cancelled"
+    assert load_status(stack.home)["state"] == "interrupted"
+
+
+def test_a_failed_gate_is_called_so_on_task_and_pipeline(stack: Stack, client: SyncPrefectClient) -> None:
+    deployment = client.read_deployment_by_name("rlhf/tiny")
+    config = deployment.parameters["config"]
+    config["gates"]["ppo"]["kl"] = 0
+    run = client.create_flow_run_from_deployment(deployment.id, parameters={"profile": "tiny", "config": config})
+    run = ended(client, run, "a run with a gate that can't hold ends")
+    assert run.state_name == "GateFailed"
+    tasks = {task.name.split("-")[0]: task.state_name for task in client.read_task_runs(flow_run_filter=_only(run))}
+    assert tasks["ppo"] == "GateFailed" and "human_eval" not in tasks
+
+
+def test_a_bad_value_is_refused_when_the_run_is_created(client: SyncPrefectClient) -> None:
+    for changes in ({"clip_range": -1}, {"clip_rnge": 0.2}):
+        with pytest.raises(PrefectHTTPStatusError, match="clip_r"):
+            trigger(client, **changes)
+
+
+def test_a_worker_that_differs_refuses_and_says_how(stack: Stack, client: SyncPrefectClient) -> None:
+    deployment = client.read_deployment_by_name("rlhf/tiny")
+    config = deployment.parameters["config"]
+    config["runners"]["ppo"]["runtime"] = {**config["runtime"], "instruction_set": "abacus"}
+    run = client.create_flow_run_from_deployment(deployment.id, parameters={"profile": "tiny", "config": config})
+    run = ended(client, run, "a run resolved for another machine ends")
+    assert run.state_name == "MachineMismatch"
+    assert run.state is not None and "wanted abacus, here " in (run.state.message or "")
+
+
+def test_one_stage_again_takes_its_inputs_from_the_run_before(stack: Stack, client: SyncPrefectClient) -> None:
+    ended(client, trigger(client), "a run of hits ends")
+    deployment = client.read_deployment_by_name("rerun/ppo")
+    parameters = {"stage": "ppo", "settings": ["runners.ppo=local"]}
+    run = ended(client, client.create_flow_run_from_deployment(deployment.id, parameters=parameters), "rerun/ppo ends")
+    assert run.state is not None and run.state.is_completed(), log(client, run)
+    assert [s["state"] for s in load_status(stack.home)["stages"]][:4] == ["cached"] * 3 + ["passed"]
+
+
+def test_the_page_triggers_a_run(stack: Stack, client: SyncPrefectClient) -> None:
+    stack.blocks[3] = f"export TETHER_HOME={stack.home} PREFECT_API_URL={stack.api}\n{stack.blocks[3]}"
+    shell = stack.terminal(3)
+    assert shell.wait(180) == 0, stack.said(3)
+    assert "human_eval" in stack.said(3)
+
+
+def test_the_deployed_config_is_the_profiles_with_ppo_on_the_gpu_pool(client: SyncPrefectClient) -> None:
+    config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
+    expected = to_values(load_config("tiny"))
+    assert config.pop("runners") == {"ppo": {"pool": "gpu", "runtime": None}}
+    assert {**expected, "runners": None} == {**config, "runners": None}
+    assert client.read_work_pool("gpu").concurrency_limit == 1
