@@ -11,12 +11,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from packaging.version import Version
+
 from components.runtime import Runtime, has_cuda
 from flows.environment import package_folders
 from flows.fetch import MODELS, model_folder
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
 DISK_GB = 5.0
+
+BREAKING = (
+    ("fastapi", "0.151", "every flow of Prefect 3.8.8 fails"),
+    ("sqlalchemy", "2.1", "Prefect's scheduler dies silently: a cron schedule creates no run"),
+)
+"""What a plain `pip install prefect==3.8.8 mlflow` may draw in: from which version on, and what it breaks."""
 
 Level = Literal["ok", "note", "fail"]
 
@@ -31,7 +39,17 @@ class Finding(NamedTuple):
 
 def diagnose(home: Path) -> list[Finding]:
     """Everything `tether doctor` looks at."""
-    return [*_python(), *_torch(), _runtime(), *_disk(home), *_versions(), *_servers(), *_packages(), *_models(home)]
+    return [
+        *_python(),
+        *_torch(),
+        _runtime(),
+        *_disk(home),
+        *_versions(),
+        *breaking(),
+        *_servers(),
+        *_packages(),
+        *_models(home),
+    ]
 
 
 def print_findings(findings: Iterable[Finding]) -> bool:
@@ -113,6 +131,19 @@ def _versions() -> list[Finding]:
         return [Finding("ok", "versions", f"all {len(wanted)} as in infra/constraints.txt")]
     lacking = f"; not installed: {', '.join(absent[:8])}" if absent else ""
     return [Finding("note", "versions", f"{', '.join(different[:8]) or 'none differs'}{lacking}")]
+
+
+def breaking() -> list[Finding]:
+    """Installed versions that are known to break something, and what."""
+    found = []
+    for name, first, what in BREAKING:
+        installed = importlib.metadata.version(name)
+        if Version(installed) >= Version(first):
+            text = f"{installed}: with {first} and later {what}. pip install '{name}<{first}', or `make install`"
+            found.append(Finding("fail", name, text))
+    return found or [
+        Finding("ok", "Prefect's needs", ", ".join(f"{name} below {first}" for name, first, _ in BREAKING))
+    ]
 
 
 def _servers() -> list[Finding]:

@@ -1,5 +1,6 @@
 """Nothing phones home, state stays in one folder, and no stranger's package is run for ours."""
 
+import importlib.metadata
 import os
 import socket
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 
 from components.errors import TetherError
 from flows import environment
-from flows.doctor import answers, diagnose
+from flows.doctor import answers, breaking, diagnose
 from flows.services import free_port
 
 
@@ -97,3 +98,12 @@ def test_a_port_that_is_taken_is_not_offered(listening: int) -> None:
 def test_a_server_that_never_answers_is_no_server(listening: int) -> None:
     assert not answers(f"http://127.0.0.1:{listening}/health", timeout=0.3)
     assert not answers("no url")
+
+
+def test_doctor_names_what_a_plain_install_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"fastapi": "0.158.1", "sqlalchemy": "2.1.9"}
+    monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
+    assert [(finding.level, finding.what) for finding in breaking()] == [("fail", "fastapi"), ("fail", "sqlalchemy")]
+    assert "cron schedule creates no run" in breaking()[1].text
+    installed |= {"fastapi": "0.150.9", "sqlalchemy": "2.0.58"}
+    assert [finding.level for finding in breaking()] == ["ok"]
