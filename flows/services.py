@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 from components.errors import TetherError
@@ -32,6 +32,7 @@ class Service(NamedTuple):
     """None where the user's own server is used."""
     health: str | None = None
     """Answers once it is up; None for what serves no page."""
+    environment: Mapping[str, str] = MappingProxyType({})
 
 
 def serve_pages(home: Path, say: Say) -> None:
@@ -40,8 +41,7 @@ def serve_pages(home: Path, say: Say) -> None:
     Raises:
         TetherError: one does not come up, or ends.
     """
-    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PREFECT_UI_SHOW_PROMOTIONAL_CONTENT": "0"}
-    _serve([_mlflow(home), _prefect()], home, environment, say)
+    _serve([_mlflow(home), _prefect()], home, say)
 
 
 def serve_pools(home: Path, pools: Iterable[str], say: Say) -> None:
@@ -55,10 +55,11 @@ def serve_pools(home: Path, pools: Iterable[str], say: Say) -> None:
             f"worker-{pool}",
             f"takes runs of pool {pool}",
             [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"],
+            environment={"PREFECT_LOGGING_LEVEL": "INFO", "PREFECT_WORKER_QUERY_SECONDS": "3"},
         )
         for pool in pools
     ]
-    _serve(workers, home, {"PREFECT_LOGGING_LEVEL": "INFO", "PREFECT_WORKER_QUERY_SECONDS": "3"}, say)
+    _serve(workers, home, say)
 
 
 def free_port(preferred: int) -> int:
@@ -83,7 +84,7 @@ def _mlflow(home: Path) -> Service:
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1",
                "--port", str(port), "--workers", "1", "--artifacts-destination", str(home / "mlartifacts")]  # fmt: skip
     pages = f"{address}/#/experiments?workflowType=machine_learning (MLFLOW_TRACKING_URI={address})"
-    return Service("MLflow", pages, command, f"{address}/health")
+    return Service("MLflow", pages, command, f"{address}/health", {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
 
 def _prefect() -> Service:
@@ -93,12 +94,16 @@ def _prefect() -> Service:
     port = free_port(int(os.environ.get("PREFECT_SERVER_API_PORT", "4200")))
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    return Service("Prefect", f"{address} (PREFECT_API_URL={address}/api)", command, f"{address}/api/health")
+    # Its page asks port 4200 wherever it is served from, unless it is told.
+    environment = {"PREFECT_SERVER_UI_API_URL": f"{address}/api", "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false"}
+    return Service(
+        "Prefect", f"{address} (PREFECT_API_URL={address}/api)", command, f"{address}/api/health", environment
+    )
 
 
-def _serve(services: list[Service], home: Path, environment: Mapping[str, str], say: Say) -> None:
+def _serve(services: list[Service], home: Path, say: Say) -> None:
     home.mkdir(parents=True, exist_ok=True)
-    with _until_told_to_stop(), _running(services, home, environment) as processes:
+    with _until_told_to_stop(), _running(services, home) as processes:
         for service, process in zip(services, processes, strict=True):
             if process is not None and service.health is not None:
                 _wait_for(service, service.health, process, home)
@@ -116,9 +121,7 @@ def _log(service: Service, home: Path) -> Path:
 
 
 @contextmanager
-def _running(
-    services: list[Service], home: Path, environment: Mapping[str, str]
-) -> Iterator[list[subprocess.Popen[bytes] | None]]:
+def _running(services: list[Service], home: Path) -> Iterator[list[subprocess.Popen[bytes] | None]]:
     processes: list[subprocess.Popen[bytes] | None] = []
     try:
         for service in services:
@@ -133,7 +136,7 @@ def _running(
                         stdout=log,
                         stderr=log,
                         stdin=subprocess.DEVNULL,
-                        env={**os.environ, **environment},
+                        env={**os.environ, **service.environment},
                         start_new_session=True,
                     )
                 )

@@ -3,12 +3,14 @@
 `pytest -m servers -s` (`.ci/run` runs it too) prints the times.
 """
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -297,6 +299,12 @@ def test_one_stage_again_takes_its_inputs_from_the_run_before(stack: Stack, clie
     run = ended(client, client.create_flow_run_from_deployment(deployment.id, parameters=parameters), "rerun/ppo ends")
     assert run.state is not None and run.state.is_completed(), log(client, run)
     assert [s["state"] for s in load_status(stack.home)["stages"]][:4] == ["cached"] * 3 + ["passed"]
+
+
+def test_the_page_asks_the_server_that_it_is_served_from(stack: Stack) -> None:
+    """Prefect's page asks port 4200 wherever it is, unless it is told."""
+    with urllib.request.urlopen(f"{stack.api.removesuffix('/api')}/ui-settings") as answer:
+        assert json.load(answer)["api_url"] == stack.api
 
 
 def test_the_page_triggers_a_run(stack: Stack, client: SyncPrefectClient) -> None:
