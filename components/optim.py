@@ -40,7 +40,11 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return AdamW(
-        [g for g in groups if g["params"]], lr=config.learning_rate, betas=(0.9, config.beta2), eps=config.epsilon
+        [g for g in groups if g["params"]],
+        lr=config.learning_rate,
+        betas=(0.9, config.beta2),
+        eps=config.epsilon,
+        fused=True,
     )
 
 

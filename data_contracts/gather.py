@@ -2,13 +2,16 @@
 
 import hashlib
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.canonical import canonical_json
 from components.data import demonstrations, formats
+from components.data.config import DataConfig
+from components.data.readers import is_gzipped, read_source
 from components.data.rows import Problem, RawRow, Row
 from components.errors import UserError
 from data_contracts.schemas import schema_problems
@@ -28,6 +31,32 @@ class Source(NamedTuple):
     columns: Mapping[str, str]
     field: str
     """The config field that renames columns."""
+
+    @classmethod
+    def named(cls, name: str, path: Path, data: DataConfig) -> "Source":
+        """The file or saved folder that `data` names as `preferences` or `demonstrations`."""
+        field = "columns" if name == "preferences" else "demonstration_columns"
+        return cls(name, str(path), read_source(path, data.hub.split), getattr(data, field), f"data.{field}")
+
+
+def look_at(name: str, path: Path, data: DataConfig) -> None:
+    """Raise at once what reading the whole of a file would end in: a run that can't begin should leave nothing.
+
+    Its first rows are judged, and all only if none of these is valid. A gzipped file is read to its end, as only that
+    shows whether it is all there.
+
+    Raises:
+        UserError: as `gather_pairs` or `gather_demonstrations`.
+    """
+    gather = gather_pairs if name == "preferences" else gather_demonstrations
+    source = Source.named(name, path, data)
+    first = list(islice(source.rows, DETECT_ON))
+    if is_gzipped(path):
+        deque(source.rows, maxlen=0)
+    try:
+        gather(source._replace(rows=first), data.max_characters, lambda rows: None)
+    except UserError:
+        gather(Source.named(name, path, data), data.max_characters, lambda rows: None)
 
 
 def gather_pairs(source: Source, max_characters: int, progress: Callable[[int], None]) -> list[Row]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from components.data.config import DataConfig, ValidateJob
 from components.data.jsonl import write_json, write_rows
-from components.data.readers import read_source
 from components.data.rows import Item, RawRow, Row
 from components.data.splits import SPLITS, choose, prompt_key, split_of, standing
 from components.data.support_desk import generate
@@ -96,20 +95,18 @@ def _read(job: ValidateJob, inputs: Mapping[str, Path], report: Report) -> tuple
     if "preferences" not in inputs:
         generated = generate(job.seed, data.generator)
 
-    def source(name: str, rows: Sequence[Item], columns: Mapping[str, str], field: str) -> Source:
+    def source(name: str, rows: Sequence[Item]) -> Source:
         if name not in inputs:
-            return Source("support-desk", "the support desk's generator", _numbered(rows), {}, field)
-        return Source(name, str(inputs[name]), read_source(inputs[name], data.hub.split), columns, field)
+            return Source("support-desk", "the support desk's generator", _numbered(rows), {}, "")
+        return Source.named(name, inputs[name], data)
 
     def progress(rows: int) -> None:
         report(rows, {"data/rows": float(rows)})
 
-    pairs = gather_pairs(
-        source("preferences", generated[1], data.columns, "data.columns"), data.max_characters, progress
-    )
+    pairs = gather_pairs(source("preferences", generated[1]), data.max_characters, progress)
     if "demonstrations" not in inputs and not generated[0]:
         return pairs, []
-    taught = source("demonstrations", generated[0], data.demonstration_columns, "data.demonstration_columns")
+    taught = source("demonstrations", generated[0])
     return pairs, gather_demonstrations(taught, data.max_characters, lambda rows: progress(len(pairs) + rows))
 
 

@@ -180,12 +180,7 @@ def deploy(
         raise UserError("--active: there is no schedule to start. Give one with --cron, as --cron '0 3 * * 1'.")
     if server is not None:
         os.environ["PREFECT_API_URL"] = server
-    if not os.environ.get("PREFECT_API_URL"):
-        raise UserError("deploy: name the Prefect server, with --server http://127.0.0.1:4200/api or PREFECT_API_URL.")
-
-    from tasks.prefect_server import check_server
-
-    check_server()
+    _need_server("with --server, or PREFECT_API_URL")
     from flows.deploy import Schedule, describe
     from flows.deploy import deploy as register
 
@@ -216,13 +211,19 @@ def serve(
     pool: Annotated[list[str] | None, typer.Option(metavar="POOL", help="Work pools (default: cpu and gpu).")] = None,
 ) -> None:
     """Work for Prefect's pools on this machine, until Ctrl-C."""
+    from flows.config import CPU_POOL, GPU_POOL
     from flows.services import serve_pools
+
+    _need_server("with PREFECT_API_URL")
+    serve_pools(tether_home(), pool or [CPU_POOL, GPU_POOL], typer.echo)
+
+
+def _need_server(how: str) -> None:
     from tasks.prefect_server import check_server
 
     if not os.environ.get("PREFECT_API_URL"):
-        raise UserError("serve: set PREFECT_API_URL to the Prefect server's, as http://127.0.0.1:4200/api.")
+        raise UserError(f"Name the Prefect server's API {how}, as http://127.0.0.1:4200/api.")
     check_server()
-    serve_pools(tether_home(), pool or ["cpu", "gpu"], typer.echo)
 
 
 def _waivers(gates: list[str] | None, because: str) -> list[Any]:

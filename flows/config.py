@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -18,12 +18,16 @@ from components.settings import Settings
 from components.sft.config import SftConfig
 from flows.explain import explain, nearest, unknown
 from flows.profile import Override, apply_overrides, read_profile
-from tasks.stages import Stage
+from tasks.stages import Stage, StageName
 
 Job = TypeVar("Job", bound=Settings)
 
 
 LOCAL = "local"
+CPU_POOL = "cpu"
+"""Runs the pipelines, and each stage whose runner is local."""
+GPU_POOL = "gpu"
+"""Computes PPO, one at a time."""
 
 
 class Runner(Settings):
@@ -49,7 +53,7 @@ class RunConfig(Settings):
     """Seed of everything random; the same seed on the same kind of machine gives the same bytes."""
     runtime: Runtime = Runtime()
     """Device, number format and threads, resolved for this machine before the first key."""
-    runners: dict[Literal["validate", "sft", "reward", "ppo", "human_eval"], Runner] = Field(default_factory=dict)
+    runners: dict[StageName, Runner] = Field(default_factory=dict)
     """Who computes which stage; `local` where nothing is said. It is no part of a key."""
     generation: GenerationConfig = GenerationConfig()
     """How responses are sampled, in every stage."""

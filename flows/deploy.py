@@ -23,13 +23,8 @@ from pydantic import ValidationError
 
 from components.errors import UserError
 from flows import deployed
-from flows.config import RunConfig, Runner, to_values
+from flows.config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
 from tasks.stages import PIPELINE
-
-CPU_POOL = "cpu"
-"""Runs the pipelines, and each stage whose runner is local."""
-GPU_POOL = "gpu"
-"""Computes PPO, one at a time."""
 
 HEARTBEAT_SECONDS = 30
 DEAD_AFTER_SECONDS = 90

@@ -6,7 +6,7 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -23,10 +23,9 @@ from flows.profile import parse_override
 from tasks.dispatch import FLOW, Order, receive
 from tasks.prefect_stages import Outcome
 from tasks.progress import StageProgress, say
+from tasks.stages import StageName
 
 T = TypeVar("T")
-
-StageName = Literal["validate", "sft", "reward", "ppo", "human_eval"]
 
 
 @flow(name="rlhf", flow_run_name="{profile}", retries=0, persist_result=False)
@@ -63,12 +62,7 @@ def compute(order: Order) -> State[Any]:
 
     def work(home: Path, console: Console) -> str:
         with StageProgress(console, order.stage) as progress:
-            record = receive(
-                order,
-                ArtifactStore(home),
-                lambda point: progress.step(point["step"], point["metrics"], point.get("total")),
-                lambda text: say(console, text),
-            )
+            record = receive(order, ArtifactStore(home), progress.show, lambda text: say(console, text))
         say(console, f"{order.stage}: artifact {record.digest[:12]}")
         return record.digest
 

@@ -5,7 +5,10 @@ It gives the stage its whole life (key, look up, compute, publish, record, gate)
 stops the pipeline, so nothing below a failed gate starts.
 """
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
+from threading import Thread
 from typing import Any, Protocol
 
 from components.human_eval.sheet import SIMULATED
@@ -88,11 +91,16 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
 
     outcome: Outcome[StageResult | None] = Outcome()
     flow_run_ids: list[str] = []
+    ahead = Thread(target=_load_ahead, args=(ctx,), daemon=True)
+    if not os.environ.get("PREFECT_API_URL"):
+        ahead.start()  # the embedded server needs about 10 s, and this process would sleep through them
 
     @flow(name="rlhf", flow_run_name="{profile} {run}", retries=0, persist_result=False)
     def rlhf_flow(run: str, profile: str) -> State[Any]:
         flow_run_ids.append(flow_run.id)
         note_embedded_servers(ctx.home / "prefect" / "embedded")
+        if ahead.is_alive():
+            ahead.join()
         return outcome.capture(
             lambda: pipeline(config, sources, prefect_runner(ctx)),
             name=lambda result: "AwaitingLabels" if result is None else "Completed",
@@ -102,3 +110,11 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
     for flow_run_id in flow_run_ids:
         wait_until_told(flow_run_id)
     return outcome.get(state)
+
+
+def _load_ahead(ctx: RunContext) -> None:
+    """What the first stages would spend seconds on: MLflow's tables, and the libraries of those that learn."""
+    ctx.tracker()
+    with suppress(ImportError):  # the stage that needs it says so
+        for stage in STAGES.values():
+            stage.load_run()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from components.data.hub import resolve_source
 from components.errors import UserError
+from data_contracts.gather import look_at
 from flows.config import RunConfig
 from flows.fetch import MODELS, model_folder
 from tasks.result import Source
@@ -26,13 +27,16 @@ def find_sources(config: RunConfig, home: Path, sheet: Path | None = None) -> So
     """Find and digest what `config` names; relative paths are relative to the current directory.
 
     Raises:
-        UserError: something is not there or can't be read.
+        UserError: something is not there or can't be read, or a data file holds not one valid row.
     """
     data = {}
     for name in ("preferences", "demonstrations"):
         value = getattr(config.data, name)
         if value is not None:
-            data[name] = Source.of(resolve_source(value, config.data.hub, home / "datasets", f"data.{name}"))
+            path = resolve_source(value, config.data.hub, home / "datasets", f"data.{name}")
+            if path.is_file():
+                look_at(name, path, config.data)
+            data[name] = Source.of(path)
     base = {} if config.sft.base is None else {"base": Source.of(_base_folder(config.sft.base, home))}
     if sheet is not None and not sheet.is_file():
         raise UserError(f"{sheet}: there is no such file. Give the filled rating sheet (CSV or JSONL).")

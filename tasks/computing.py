@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import ArtifactStore, Record
+from components.artifacts import ArtifactStore, Miss, Record
 from components.runtime import activate, cpu_instruction_set
 from components.settings import Settings
 from tasks.result import Source, StageResult
@@ -41,6 +41,31 @@ class Work:
     """What the key was made of."""
     run: str
     """The run that wants it, for the record."""
+
+
+def look_up(store: ArtifactStore, key: str, refresh: bool) -> Record | Miss:
+    """What the store has of `key`; nothing where it is to be computed again."""
+    return Miss("asked to compute again") if refresh else store.lookup(key)
+
+
+def compute_once(
+    work: Work, store: ArtifactStore, observe: Observe, say: Callable[[str], None], refresh: bool = False
+) -> tuple[Record, bool]:
+    """Compute under the key's lock, unless the store has it by then.
+
+    Returns:
+        The record, and whether it was computed here.
+
+    Raises:
+        As `compute`.
+    """
+    name = work.stage.name
+    with store.lock(work.key, lambda: say(f"{name}: another process computes the same; waiting for it")):
+        found = look_up(store, work.key, refresh)
+        if isinstance(found, Record):
+            return found, False
+        say(f"{name}: computing ({found.reason})")
+        return compute(work, store, observe), True
 
 
 def compute(work: Work, store: ArtifactStore, observe: Observe) -> Record:

@@ -24,7 +24,7 @@ from components.errors import MachineMismatch, TetherError, UserError
 from components.fingerprint import stage_key
 from components.runtime import Runtime
 from components.settings import Settings
-from tasks.computing import POINTS, Observe, Work, compute
+from tasks.computing import POINTS, Observe, Work, compute_once
 from tasks.result import Source, StageResult
 from tasks.spool import points_after
 from tasks.stages import STAGES
@@ -231,12 +231,7 @@ def receive(order: Order, store: ArtifactStore, observe: Observe, say: Say) -> R
             f"{'; '.join(differences(order.parts, parts))}. Install the same Tether and libraries on both."
         )
     work = Work(stage, job, inputs, key, parts, order.run)
-    with store.lock(key, lambda: say(f"{stage.name}: another process computes the same; waiting for it")):
-        found: Record | Miss = Miss("asked to compute again") if order.refresh else store.lookup(key)
-        if isinstance(found, Record):
-            return found
-        say(f"{stage.name}: computing ({found.reason})")
-        return compute(work, store, observe)
+    return compute_once(work, store, observe, say, order.refresh)[0]
 
 
 def differences(wanted: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -1,12 +1,13 @@
 """Progress of a stage: a bar on a terminal, a plain line every few seconds elsewhere."""
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tasks.spool import Point
 
 EVERY_SECONDS = 10.0
 """Between plain lines."""
@@ -16,7 +17,7 @@ SHOWN = 4
 
 
 class StageProgress:
-    """One stage's progress; use as a context, call `step` for every report."""
+    """One stage's progress; use as a context, call `show` for every point."""
 
     def __init__(self, console: Console, stage: str) -> None:
         self._console = console
@@ -44,8 +45,9 @@ class StageProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def step(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
-        """Show that `step` steps (of `total`, where known) are done."""
+    def show(self, point: Point) -> None:
+        """Show that the point's steps are done, of its total where known."""
+        step, metrics, total = point["step"], point["metrics"], point.get("total")
         self._total = total if total is not None else self._total
         text = "  ".join(f"{name} {value:.5g}" for name, value in list(metrics.items())[:SHOWN])
         if self._bar is not None:

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from components import gates
-from components.artifacts import Miss, Record
+from components.artifacts import Record
 from components.errors import GateFailed
 from components.fingerprint import stage_key
 from components.settings import Settings, keyed_values
 from tasks import gate_report
-from tasks.computing import Observe, Work, compute
+from tasks.computing import Observe, Work, compute_once, look_up
 from tasks.context import RunContext
 from tasks.progress import StageProgress
 from tasks.result import Source, StageResult
@@ -71,7 +71,7 @@ def peek(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageR
     """
     started = time.monotonic()
     key, _ = _key(stage, job, inputs, ctx)
-    found = _lookup(stage, key, ctx)
+    found = look_up(ctx.store, key, stage.name in ctx.refresh)
     return _result(stage, found, inputs, ctx, True, started) if isinstance(found, Record) else None
 
 
@@ -83,36 +83,27 @@ def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[
     return stage_key(stage.name, job, digests, stage.module, stage.libraries, ctx.root)
 
 
-def _lookup(stage: Stage, key: str, ctx: RunContext) -> Record | Miss:
-    if stage.name in ctx.refresh:
-        return Miss("asked to compute again")
-    return ctx.store.lookup(key)
-
-
 def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext, child: str | None) -> tuple[StageResult, int]:
     """The stage's result and the step that its final metrics belong to."""
     started = time.monotonic()
     key, parts = _key(stage, job, inputs, ctx)
     ctx.status.update(stage.shown, key=key)
-    found = _lookup(stage, key, ctx)
+    refresh = stage.name in ctx.refresh
+    found = look_up(ctx.store, key, refresh)
     if isinstance(found, Record):
         return _result(stage, found, inputs, ctx, True, started), 0
     work = Work(stage, job, inputs, key, parts, ctx.run)
     pool = ctx.pools.get(stage.shown)
-    if pool is not None:
-        # The worker holds the key's lock, never the caller.
-        from tasks.dispatch import dispatch
+    with _recording(stage, ctx, child) as observe:
+        if pool is None:
+            record, here = compute_once(work, ctx.store, observe, ctx.say, refresh)
+            if not here:
+                return _result(stage, record, inputs, ctx, True, started), 0
+        else:
+            # The worker holds the key's lock, never the caller.
+            from tasks.dispatch import dispatch
 
-        with _recording(stage, ctx, child) as observe:
-            record = dispatch(work, pool, ctx.store, observe, ctx.say, refresh=stage.name in ctx.refresh)
-    else:
-        with ctx.store.lock(key, lambda: ctx.say(f"{stage.name}: another process computes the same; waiting for it")):
-            found = _lookup(stage, key, ctx)
-            if isinstance(found, Record):
-                return _result(stage, found, inputs, ctx, True, started), 0
-            ctx.say(f"{stage.name}: computing ({found.reason})")
-            with _recording(stage, ctx, child) as observe:
-                record = compute(work, ctx.store, observe)
+            record = dispatch(work, pool, ctx.store, observe, ctx.say, refresh)
     _say_if_different(record, ctx)
     last = max((point["step"] for point in read_points(ctx.metrics_file(stage.shown))), default=-1)
     return _result(stage, record, inputs, ctx, False, started), last + 1
@@ -130,7 +121,7 @@ def _recording(stage: Stage, ctx: RunContext, child: str | None) -> Iterator[Obs
 
             def observe(point: Point) -> None:
                 spool.add(point)
-                progress.step(point["step"], point["metrics"], point.get("total"))
+                progress.show(point)
 
             yield observe
     finally:

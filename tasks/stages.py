@@ -6,9 +6,14 @@ Everything is named by string: knowing the stages must not import torch.
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from components.settings import Settings
+
+StageName = Literal["validate", "sft", "reward", "ppo", "human_eval"]
+
+PIPELINE: tuple[StageName, ...] = get_args(StageName)
+"""What status and MLflow show, in order."""
 
 Report = Callable[..., None]
 """`report(step, metrics, total=None)`."""
@@ -69,6 +74,3 @@ STAGES: dict[str, Stage] = {
         _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
     )
 }
-
-PIPELINE: tuple[str, ...] = ("validate", "sft", "reward", "ppo", "human_eval")
-"""What status and MLflow show, in order."""

@@ -66,11 +66,15 @@ def _kind(path: Path) -> str:
     raise UserError(f"{path} is of no kind that Tether reads. Name it by its kind: {KINDS}.")
 
 
-def _open(path: Path) -> IO[bytes]:
-    """The file's bytes, unpacked where it is gzipped by name or by its first bytes."""
+def is_gzipped(path: Path) -> bool:
+    """Whether the file is gzipped, by its name or by its first bytes."""
     with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    if packed or path.suffix.lower() == ".gz":
+        return path.suffix.lower() == ".gz" or file.read(2) == b"\x1f\x8b"
+
+
+def _open(path: Path) -> IO[bytes]:
+    """The file's bytes, unpacked where it is gzipped."""
+    if is_gzipped(path):
         return cast(IO[bytes], gzip.open(path, "rb"))
     return path.open("rb")
 

@@ -22,13 +22,6 @@ def one_paragraph(done) -> str:
     return done.stderr
 
 
-def nothing_stored(home: Path) -> None:
-    """No artifact, no record."""
-    for name in ("objects", "records"):
-        folder = home / "store" / name
-        assert not folder.exists() or not list(folder.iterdir())
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -63,33 +56,44 @@ def test_a_profile_with_a_negative_clip_range_is_refused(tether, tmp_path: Path)
     assert not (tmp_path / "home").exists()
 
 
+def lacking_rejected(path: Path) -> None:
+    write(path, [{k: v for k, v in row.items() if k != "rejected"} for row in ROWS])
+
+
+def truncated(path: Path) -> None:
+    """A gzip whose first 1,000 rows are whole: only its end shows that it is cut."""
+    whole = gzip.compress(write(path.with_name("rows.jsonl"), ROWS * 20).read_bytes())
+    path.write_bytes(whole[:-20])
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "said"),
+    [
+        ("lacks.jsonl", lacking_rejected, "lacks.jsonl: every pair lacks `rejected`"),
+        ("empty.jsonl", Path.touch, "empty.jsonl is empty"),
+        ("short.jsonl.gz", truncated, "short.jsonl.gz breaks off after row 2"),
+    ],
+)
+def test_a_spoilt_data_file_is_refused_before_anything_is_written(tether, tmp_path: Path, name, spoil, said) -> None:
+    spoil(tmp_path / name)
+    done = tether("run", "tiny", "--set", f"data.preferences={name}", home=tmp_path / "home")
+    assert said in one_paragraph(done)
+    assert not (tmp_path / "home").exists()
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One home for all: only the first start of Prefect and MLflow in it is slow."""
     return tmp_path_factory.mktemp("errors") / "home"
 
 
-def test_a_file_whose_every_pair_lacks_rejected(tether, home: Path) -> None:
-    write(home.parent / "lacks.jsonl", [{k: v for k, v in row.items() if k != "rejected"} for row in ROWS])
-    done = tether("run", "tiny", "--set", "data.preferences=lacks.jsonl", home=home)
-    message = one_paragraph(done)
-    assert "lacks.jsonl" in message and "rejected" in message
-    nothing_stored(home)
-
-
-def test_an_empty_file(tether, home: Path) -> None:
-    (home.parent / "empty.jsonl").touch()
-    done = tether("run", "tiny", "--set", "data.preferences=empty.jsonl", home=home)
-    assert "empty.jsonl is empty" in one_paragraph(done)
-    nothing_stored(home)
-
-
-def test_a_truncated_gzip(tether, home: Path) -> None:
-    whole = gzip.compress(write(home.parent / "rows.jsonl", ROWS).read_bytes())
-    (home.parent / "short.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    done = tether("run", "tiny", "--set", "data.preferences=short.jsonl.gz", home=home)
-    assert "short.jsonl.gz breaks off" in one_paragraph(done)
-    nothing_stored(home)
+def test_a_mistake_that_only_the_stage_can_see_stores_nothing(tether, home: Path) -> None:
+    write(home.parent / "one.jsonl", ROWS[:1])
+    done = tether("run", "tiny", "--set", "data.preferences=one.jsonl", home=home)
+    assert "After quarantine and splitting no" in one_paragraph(done)
+    for name in ("objects", "records"):
+        folder = home / "store" / name
+        assert not folder.exists() or not list(folder.iterdir())
     shown = json.loads(tether("status", "--json", home=home).stdout)
     assert shown["state"] == "failed"
     assert [stage["state"] for stage in shown["stages"]] == ["failed", *["not_run"] * 4]

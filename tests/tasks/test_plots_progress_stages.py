@@ -63,7 +63,7 @@ def test_progress_without_a_terminal_is_a_few_plain_lines_ending_with_the_last_s
     console = Console(file=io.StringIO(), width=60)
     with StageProgress(console, "ppo") as progress:
         for step in range(1, 101):
-            progress.step(step, {"ppo/kl": step / 3, "[b]": 1.0}, total=100)
+            progress.show({"step": step, "time": 0, "metrics": {"ppo/kl": step / 3, "[b]": 1.0}, "total": 100})
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 2
     assert lines[0] == "  ppo 1/100  ppo/kl 0.33333  [b] 1"
@@ -73,8 +73,8 @@ def test_progress_without_a_terminal_is_a_few_plain_lines_ending_with_the_last_s
 def test_progress_on_a_terminal_is_a_bar_that_takes_any_metric_name():
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
     with StageProgress(console, "ppo") as progress:
-        progress.step(1, {"[b]x": 1.0}, total=2)
-        progress.step(2, {"ppo/kl": 1.0})
+        progress.show({"step": 1, "time": 0, "metrics": {"[b]x": 1.0}, "total": 2})
+        progress.show({"step": 2, "time": 0, "metrics": {"ppo/kl": 1.0}})
     assert "2/2" in console.file.getvalue()
 
 
