@@ -11,7 +11,7 @@ from components.errors import MachineMismatch
 from components.fingerprint import stage_key
 from components.runtime import Runtime
 from flows.config import load_config
-from tasks import dispatch
+from tasks import computing, dispatch
 from tasks.dispatch import Given, Order, differences, receive
 from tasks.result import Source
 from tasks.stages import STAGES
@@ -57,7 +57,7 @@ def test_an_order_whose_result_is_stored_by_now_computes_nothing(
 ) -> None:
     store, wanted = ArtifactStore(tmp_path / "home"), order(source)
     digest = publish(store, wanted.key, tmp_path)
-    monkeypatch.setattr(dispatch, "compute", never)
+    monkeypatch.setattr(computing, "compute", never)
     assert receive(wanted, store, never, never).digest == digest
     with pytest.raises(AssertionError, match="computed"):
         receive(order(source, refresh=True), store, never, lambda text: None)
