@@ -114,14 +114,20 @@ def compute(launch: Launch) -> StageResult | None:
         UserError: a stage's runner is a pool, and there is no server or deployment for it. And what a stage raises.
     """
     ctx, config, sources = launch
+    stored = everything_is_stored(config, sources, ctx)
+    if not stored:
+        from tasks.prefect_server import check_server, end_orphans
+
+        end_orphans(ctx.home / "prefect" / "embedded")
+        try:
+            check_server(needed_for=config.pools)
+        except UserError:
+            ctx.discard()
+            raise
     with ctx:
-        if everything_is_stored(config, sources, ctx):
+        if stored:
             result = pipeline(config, sources, lambda stage, job, inputs: run_stage(stage, job, inputs, ctx))
         else:
-            from tasks.prefect_server import check_server, end_orphans
-
-            end_orphans(ctx.home / "prefect" / "embedded")
-            check_server(needed_for=config.pools)
             result = rlhf(config, sources, ctx)
         return _waiting(ctx, result)
 

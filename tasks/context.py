@@ -1,6 +1,7 @@
 """What the stages of one pipeline run share: home, store, gates, status file, tracking, and where to print."""
 
 import secrets
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -162,6 +163,11 @@ class RunContext:
         child = self.status.stage(stage)["mlflow_run"]
         if self._tracker is not None and child is not None:
             self._tracker.end_stage(child, state)
+
+    def discard(self) -> None:
+        """Leave nothing of a run that has not begun; one taken up again stays as it was."""
+        if all(stage["state"] == "not_run" for stage in self.status.stages()):
+            shutil.rmtree(self.folder)
 
     def await_labels(self, stage: str = "human_eval") -> None:
         """The run ends here until people's labels come."""

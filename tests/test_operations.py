@@ -34,6 +34,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
 from flows.config import load_config, to_values
+from flows.deploy import DEAD_AFTER_SECONDS
 from flows.services import free_port
 from tasks.spool import read_points
 from tasks.status import load_status
@@ -126,10 +127,14 @@ def client(stack: Stack) -> Iterator[SyncPrefectClient]:
 
 def trigger(client: SyncPrefectClient, **changes: Any) -> FlowRun:
     """A run of the pipeline with `ppo` keys changed."""
+    config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
+    return create(client, {**config, "ppo": {**config["ppo"], **changes}})
+
+
+def create(client: SyncPrefectClient, config: dict[str, Any]) -> FlowRun:
+    """A run of the pipeline with this config."""
     deployment = client.read_deployment_by_name("rlhf/tiny")
-    config = deployment.parameters["config"]
-    parameters = {"profile": "tiny", "config": {**config, "ppo": {**config["ppo"], **changes}}}
-    return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+    return client.create_flow_run_from_deployment(deployment.id, parameters={"profile": "tiny", "config": config})
 
 
 def ended(client: SyncPrefectClient, run: FlowRun, what: str, seconds: float = 180) -> FlowRun:
@@ -265,11 +270,34 @@ def test_cancelling_a_pipeline_cancels_its_worker(stack: Stack, client: SyncPref
     assert load_status(stack.home)["state"] == "interrupted"
 
 
+def test_a_worker_that_dies_with_its_process_is_noticed_by_its_silence(stack: Stack, client: SyncPrefectClient) -> None:
+    page = stack.blocks[1].replace("deploy tiny", "deploy tiny --pool spare")
+    subprocess.run(["bash", "-c", f"set -e\n{page}"], cwd=ROOT, env=stack.environment, check=True)
+    with (stack.logs / "spare.log").open("wb") as out:
+        worker = subprocess.Popen(
+            [BIN / "prefect", "worker", "start", "--pool", "spare", "--type", "process"],
+            env={**stack.environment, "PREFECT_API_URL": stack.api}, stdout=out, stderr=out,
+        )  # fmt: skip
+    try:
+        config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
+        config["ppo"]["updates"] = 50 * UPDATES
+        config["runners"]["ppo"]["pool"] = "spare"
+        run = create(client, config)
+        ppo = working_child(client, stack, run)
+    finally:
+        worker.kill()
+        worker.wait()
+    kill(ppo)
+    ppo = ended(client, ppo, "the dead worker's run is noticed", DEAD_AFTER_SECONDS + 60)
+    assert ppo.state is not None and ppo.state.name == "Crashed" and "its worker died" in (ppo.state.message or "")
+    run = ended(client, run, "its pipeline ends")
+    assert run.state is not None and run.state.is_failed() and "checkpoint" in (run.state.message or "")
+
+
 def test_a_failed_gate_is_called_so_on_task_and_pipeline(stack: Stack, client: SyncPrefectClient) -> None:
-    deployment = client.read_deployment_by_name("rlhf/tiny")
-    config = deployment.parameters["config"]
+    config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
     config["gates"]["ppo"]["kl"] = 0
-    run = client.create_flow_run_from_deployment(deployment.id, parameters={"profile": "tiny", "config": config})
+    run = create(client, config)
     run = ended(client, run, "a run with a gate that can't hold ends")
     assert run.state_name == "GateFailed"
     tasks = {task.name.split("-")[0]: task.state_name for task in client.read_task_runs(flow_run_filter=_only(run))}
@@ -283,10 +311,9 @@ def test_a_bad_value_is_refused_when_the_run_is_created(client: SyncPrefectClien
 
 
 def test_a_worker_that_differs_refuses_and_says_how(stack: Stack, client: SyncPrefectClient) -> None:
-    deployment = client.read_deployment_by_name("rlhf/tiny")
-    config = deployment.parameters["config"]
+    config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
     config["runners"]["ppo"]["runtime"] = {**config["runtime"], "instruction_set": "abacus"}
-    run = client.create_flow_run_from_deployment(deployment.id, parameters={"profile": "tiny", "config": config})
+    run = create(client, config)
     run = ended(client, run, "a run resolved for another machine ends")
     assert run.state_name == "MachineMismatch"
     assert run.state is not None and "wanted abacus, here " in (run.state.message or "")

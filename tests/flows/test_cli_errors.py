@@ -81,6 +81,17 @@ def test_a_spoilt_data_file_is_refused_before_anything_is_written(tether, tmp_pa
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("", "runners.ppo = gpu: a work pool needs a Prefect server"), ("http://127.0.0.1:9/api", "no Prefect server")],
+)
+def test_a_run_that_needs_a_server_and_has_none_leaves_no_run(tether, tmp_path: Path, url: str, said: str) -> None:
+    home = tmp_path / "home"
+    done = tether("run", "tiny", "--set", "runners.ppo=gpu", home=home, PREFECT_API_URL=url)
+    assert said in one_paragraph(done)
+    assert not list((home / "runs").iterdir())
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One home for all: only the first start of Prefect and MLflow in it is slow."""
