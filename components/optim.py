@@ -1,6 +1,7 @@
 """AdamW and its schedule, as config: the same in every training stage. Importable without torch."""
 
-from typing import TYPE_CHECKING, Literal
+import math
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -26,6 +27,8 @@ class OptimizerConfig(Settings):
     """Decay of AdamW's second moment."""
     epsilon: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
+    epsilon_style: Literal["torch", "tensorflow"] = "torch"
+    """`tensorflow` adds epsilon before the second moment's bias correction: early steps are smaller."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Global gradient norm to clip at."""
 
@@ -39,13 +42,33 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return AdamW(
+    kind = AdamW if config.epsilon_style == "torch" else _tensorflow_adamw()
+    return kind(
         [g for g in groups if g["params"]],
         lr=config.learning_rate,
         betas=(0.9, config.beta2),
         eps=config.epsilon,
         fused=True,
     )
+
+
+def _tensorflow_adamw() -> type["AdamW"]:
+    """AdamW whose epsilon is the epsilon-hat of Kingma and Ba 2015, section 2, as in TensorFlow's Adam.
+
+    It is added to the uncorrected root of the second moment: torch's with epsilon / sqrt(1 - beta2^t) at step t.
+    Huang et al. 2023, "The N Implementation Details of RLHF with PPO": it keeps early updates small.
+    """
+    from torch.optim import AdamW
+
+    class TensorFlowAdamW(AdamW):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                group.setdefault("epsilon_hat", group["eps"])
+                taken = next((int(self.state[p]["step"]) for p in group["params"] if p in self.state), 0)
+                group["eps"] = group["epsilon_hat"] / math.sqrt(1 - group["betas"][1] ** (taken + 1))
+            return super().step(closure)
+
+    return TensorFlowAdamW
 
 
 def learning_rate_at(step: int, steps: int, config: OptimizerConfig) -> float:
