@@ -125,6 +125,7 @@ def figure(home: Path, seed: int, path: Path) -> None:
         ):  # fmt: skip
             values = [row[name] for row in updates]
             axes.plot(range(1, len(values) + 1), values, style, color=colour, label=f"{label}, {variant}")
+    reward.xaxis.get_major_locator().set_params(integer=True)
     reward.set(xlabel="PPO update", ylabel="reward (solid: proxy, dashed: gold)")
     kl.set(ylabel="KL, nats per response (dotted, log scale)", yscale="log", ylim=(0.05, None))
     handles = [h for axes in (reward, kl) for h in axes.get_legend_handles_labels()[0]]
