@@ -17,6 +17,9 @@ MINIMUM_REACH = 10.0
 class KLConfig(Settings):
     """The tether: what holds KL(policy || reference) where the reward can be believed."""
 
+    form: Literal["reward", "k2", "k3"] = "reward"
+    """`reward`: k1 in every token's reward, so that a token answers for the KL of those after it too. `k2`: a loss on
+    KL(policy || reference) in the states visited. `k3`: a loss on KL(reference || policy) there, as in GRPO."""
     control: Literal["fixed", "adaptive"] = "adaptive"
     """`fixed` keeps the coefficient; `adaptive` moves it until KL is at the target (Ziegler et al. 2019, 2.2)."""
     coefficient: float = Field(0.1, ge=0)

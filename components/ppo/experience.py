@@ -7,7 +7,7 @@ from torch import Tensor
 
 from components.errors import CheckFailed
 from components.ppo.config import PpoJob, ScoreConfig
-from components.ppo.maths import gae, kl_estimates, masked_mean, token_rewards, whiten
+from components.ppo.maths import gae, kl_estimates, masked_mean, masked_variance, token_rewards, whiten
 from components.ppo.models import Models, frozen_pass
 from components.ppo.rollout import Samples
 from components.reward.scoring import ScoreScale
@@ -33,6 +33,10 @@ class Experience:
     """(B, T) whitened."""
     returns: Tensor
     """(B, T)."""
+    reference: Tensor
+    """(B, T) log π_ref."""
+    kl_weight: float
+    """Weight of the KL loss beside the policy loss on whitened advantages; 0 where KL is in the reward."""
     metrics: dict[str, float]
     """What is known of the batch before the update."""
 
@@ -60,8 +64,11 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
         raise CheckFailed("the reward model gave a score that isn't finite.")
     old, reference = found["policy"], found["reference"]
     scores = rewarded_scores(found["raw_scores"], samples, models.scale, config.score)
-    rewards = token_rewards(old, reference, scores, mask, beta)
+    in_reward = config.kl.form == "reward"
+    rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
     advantages, returns = gae(rewards, found["values"], mask, config.discount, config.gae_lambda)
+    # Whitening divides the score by the advantages' deviation: a KL beside it is divided likewise.
+    kl_weight = 0.0 if in_reward else beta * masked_variance(advantages, mask).add(1e-8).rsqrt().item()
     kl = kl_estimates(old, reference, mask)
     at_1 = kl_estimates(found["policy_at_1"], found["reference_at_1"], mask)
     metrics = {
@@ -78,7 +85,8 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
         "ppo/ended": samples.ended.float().mean().item(),
         "ppo/sampler_drift": drift,
     }
-    return Experience(samples, old, found["values"], scores, whiten(advantages, mask), returns, metrics)
+    whitened = whiten(advantages, mask)
+    return Experience(samples, old, found["values"], scores, whitened, returns, reference, kl_weight, metrics)
 
 
 def check_sampler(samples: Samples, recomputed: Tensor, dtype: str) -> float:

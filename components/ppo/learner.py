@@ -11,7 +11,7 @@ from components.errors import CheckFailed
 from components.optim import build_optimizer, learning_rate_at, set_learning_rate
 from components.ppo.config import PpoJob
 from components.ppo.experience import Experience
-from components.ppo.maths import explained_variance, kl_estimates, masked_mean, policy_loss, value_loss
+from components.ppo.maths import explained_variance, kl_estimates, kl_loss, masked_mean, policy_loss, value_loss
 from components.ppo.models import Models, Packed, SharedCritic, scatter
 from components.training import clip_and_step, seeded
 
@@ -99,7 +99,7 @@ class Learner:
         return totals
 
     def _losses(self, experience: Experience, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Policy loss + weighted value loss - entropy bonus, each a mean over the tokens of `rows`."""
+        """Policy loss + weighted value loss - entropy bonus (+ KL loss), each a mean over the tokens of `rows`."""
         config, mask = self.job.ppo, experience.samples.response_mask[rows]
         stats, flat_values = self.models.policy_and_values(
             Packed.of(experience.samples, rows), self.job.runtime, self.job.generation.temperature
@@ -111,6 +111,9 @@ class Learner:
         policy, value, entropy = masked_mean(surrogate.loss, mask), masked_mean(errors, mask), stats.entropy.mean()
         weight = config.critic.coefficient if isinstance(self.models.critic, SharedCritic) else 1.0
         loss = policy + weight * value - config.entropy_coefficient * entropy
+        if config.kl.form != "reward":
+            tether = kl_loss(logprobs, old, experience.reference[rows], mask, config.kl.form)
+            loss = loss + experience.kl_weight * masked_mean(tether, mask)
         approx_kl = masked_mean(kl_estimates(old, logprobs.detach(), mask).k3, mask)
         return loss, {
             "ppo/policy_loss": policy.item(),

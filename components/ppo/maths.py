@@ -4,7 +4,7 @@ Legend: B responses, T response tokens; all inputs (B, T) unless said otherwise;
 Log-probabilities are natural. Where the mask is False an input's content changes nothing.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,12 +19,16 @@ def masked_mean(x: Floats, mask: Mask) -> Float[Tensor, ""]:
     return x.masked_fill(~mask, 0).sum() / mask.sum()
 
 
+def masked_variance(x: Floats, mask: Mask) -> Float[Tensor, ""]:
+    """Variance of `x` over the tokens that count, Bessel-corrected."""
+    centred = (x - masked_mean(x, mask)).masked_fill(~mask, 0)
+    return centred.square().sum() / (mask.sum() - 1).clamp(min=1)
+
+
 def whiten(x: Floats, mask: Mask) -> Floats:
-    """`x` with mean 0 and standard deviation 1 over the tokens that count (Bessel-corrected), 0 elsewhere."""
-    mean = masked_mean(x, mask)
-    centred = (x - mean).masked_fill(~mask, 0)
-    variance = centred.square().sum() / (mask.sum() - 1).clamp(min=1)
-    return centred * torch.rsqrt(variance + 1e-8)
+    """`x` with mean 0 and standard deviation 1 over the tokens that count, 0 elsewhere."""
+    centred = (x - masked_mean(x, mask)).masked_fill(~mask, 0)
+    return centred * torch.rsqrt(masked_variance(x, mask) + 1e-8)
 
 
 def token_rewards(logprobs: Floats, reference: Floats, scores: Float[Tensor, "B"], mask: Mask, beta: float) -> Floats:
@@ -83,8 +87,7 @@ def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, clip_ra
     """
     error = (values - returns).square()
     if clip_range is not None:
-        centred = (returns - masked_mean(returns, mask)).masked_fill(~mask, 0)
-        width = clip_range * (centred.square().sum() / (mask.sum() - 1).clamp(min=1)).sqrt()
+        width = clip_range * masked_variance(returns, mask).sqrt()
         held = torch.maximum(torch.minimum(values, old + width), old - width)
         error = torch.maximum(error, (held - returns).square())
     return (0.5 * error).masked_fill(~mask, 0)
@@ -105,6 +108,19 @@ def kl_estimates(p: Floats, q: Floats, mask: Mask) -> KL:
     """k1, k2 and k3 from log-probabilities (Schulman, "Approximating KL Divergence", 2020)."""
     k1 = (p - q).masked_fill(~mask, 0)
     return KL(k1, k1.square() / 2, torch.expm1(-k1) + k1)
+
+
+def kl_loss(logprobs: Floats, old: Floats, reference: Floats, mask: Mask, form: Literal["k2", "k3"]) -> Floats:
+    """KL between policy and reference as a loss, per token, 0 where the mask is False, from tokens drawn from π_old.
+
+    Each estimate is weighted by the ratio π / π_old, held constant, so that its gradient is, in the states visited,
+    for k2 that of KL(π || π_ref), and for k3 that of KL(π_ref || π) (Schulman 2020's estimators, differentiated; k3 is
+    GRPO's KL term: Shao et al. 2024, equation 4). What a token does to the KL of later ones is in neither: only KL in
+    the reward counts that. k1 as a loss has no gradient on average, and is not offered.
+    """
+    weight = (logprobs.detach() - old).masked_fill(~mask, 0).exp()
+    estimates = kl_estimates(logprobs, reference, mask)
+    return weight * (estimates.k2 if form == "k2" else estimates.k3)
 
 
 def explained_variance(values: Floats, returns: Floats, mask: Mask) -> Float[Tensor, ""]:

@@ -1,10 +1,12 @@
-"""PPO on a task small enough to know the answer: the optimum of reward - beta KL is pi_ref exp(r / beta)."""
+"""PPO on tasks small enough to enumerate: the optimum of E[r] - β KL(π || π_ref) is π_ref exp(r / β), normalised."""
 
 import copy
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import LlamaForSequenceClassification
 
 from components.generation import GenerationConfig
 from components.models import build_causal_lm, frozen, train_tokenizer
@@ -12,48 +14,117 @@ from components.ppo import models as ppo_models
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import gather_experience
 from components.ppo.learner import Learner
-from components.ppo.models import Models, SharedCritic
+from components.ppo.models import Models, SeparateCritic, SharedCritic
 from components.ppo.rollout import sample
 from components.reward.scoring import ScoreScale, last_counted
 from components.runtime import Runtime
 from components.sft.config import ScratchModel
 
-UPDATES = 60
+BETA = 0.5
+UNIT = ScoreScale(shift=0.0, scale=1.0, missing_eos_score=-1.0, temperature=1.0, responses=16)
 
 
-def test_the_policy_approaches_the_exact_optimum(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    beta = 0.5
-    tokenizer = train_tokenizer(["one two three four five six."], 100)
-    policy = build_causal_lm(ScratchModel(hidden_size=16, layers=1, heads=2), tokenizer, 16, seed=5)
-    table = torch.linspace(-1, 1, len(tokenizer))[
-        torch.randperm(len(tokenizer), generator=torch.Generator().manual_seed(1))
-    ]
+class Small:
+    """A prompt, a vocabulary of fourteen, responses of one token or two, and a score that a table knows."""
 
-    def score(model: Any, ids: torch.Tensor, mask: torch.Tensor, runtime: Runtime) -> torch.Tensor:
-        return table[ids[torch.arange(len(ids)), last_counted(mask)]]
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.tokenizer = train_tokenizer(["one two three four five six."], 100)
+        self.policy = build_causal_lm(ScratchModel(hidden_size=16, layers=1, heads=2), self.tokenizer, 16, seed=5)
+        self.reference = frozen(copy.deepcopy(self.policy))
+        self.prompt = self.tokenizer("one two")["input_ids"]
+        size = len(self.tokenizer)
+        self.table = torch.linspace(-1, 1, size)[torch.randperm(size, generator=torch.Generator().manual_seed(1))]
 
-    monkeypatch.setattr(ppo_models, "score_tokens", score)
-    options = {"updates": UPDATES, "batch_size": 256, "minibatch_size": 256, "micro_batch_size": 256, "epochs": 2}
-    config = PpoConfig(**options, learning_rate=5e-3, kl={"control": "fixed", "coefficient": beta},
-                       critic={"kind": "shared"}, score={"missing_eos": "keep"})  # fmt: skip
-    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(max_new_tokens=1), ppo=config)
-    unit = ScoreScale(shift=0.0, scale=1.0, missing_eos_score=-1.0, temperature=1.0, responses=16)
-    models = Models(policy, frozen(copy.deepcopy(policy)), None, SharedCritic(16), tokenizer, unit)
-    learner, prompt = Learner.start(models, job), tokenizer("one two")["input_ids"]
+    def score(self, model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
+        """The last token's entry, and half the one of the response's first token."""
+        last = self.table[ids[torch.arange(len(ids)), last_counted(mask)]]
+        return last if self.tokens == 1 else last + 0.5 * self.table[ids[:, len(self.prompt)]]
 
-    def log_policy(model: Any) -> torch.Tensor:
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt])).logits[0, -1].double()
-        return logits.index_fill(0, torch.tensor([tokenizer.pad_token_id]), -1e9).log_softmax(-1)
+    def responses(self) -> tuple[Tensor, Tensor]:
+        """Every response: ids (N, tokens), and a mask."""
+        ids = torch.cartesian_prod(*[torch.arange(len(self.tokenizer))] * self.tokens).reshape(-1, self.tokens)
+        ends = (ids == self.tokenizer.eos_token_id).long()
+        mask = (ends.cumsum(1) - ends) == 0
+        once = mask.all(1) | (ids.masked_fill(mask, 0) == self.tokenizer.pad_token_id).all(1)
+        ids, mask = ids[once], mask[once]
+        sampled = (ids.masked_fill(~mask, -1) != self.tokenizer.pad_token_id).all(1)
+        return ids[sampled], mask[sampled]
 
-    def distance() -> float:
-        found = log_policy(policy)
-        return float((found.exp() * (found - optimum)).sum())
+    @torch.no_grad()
+    def distribution(self, model: Any) -> Tensor:
+        """Log-probability of every response, float64."""
+        ids, mask = self.responses()
+        whole = torch.cat([torch.tensor([self.prompt] * len(ids)), ids], 1)
+        logits = model(whole).logits[:, len(self.prompt) - 1 : -1].double()
+        logits = logits.index_fill(-1, torch.tensor([self.tokenizer.pad_token_id]), -1e9)
+        found = logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        return (found * mask).sum(1)
 
-    optimum = (log_policy(models.reference) + table.double() / beta).log_softmax(-1)
-    at_start, generator = distance(), torch.Generator().manual_seed(2)
-    for update in range(UPDATES):
-        samples = sample(policy, tokenizer, [prompt] * 256, job.generation, generator)
-        learner.update(gather_experience(models, samples, job, beta), update)
-    assert at_start > 0.15
-    assert distance() < 0.03
+    def scores(self) -> Tensor:
+        """The score of every response, float64."""
+        ids, mask = self.responses()
+        whole = torch.cat([torch.tensor([self.prompt] * len(ids)), ids], 1)
+        return self.score(
+            None, whole, torch.cat([torch.ones_like(whole[:, : -self.tokens]).bool(), mask], 1), None
+        ).double()
+
+
+def trained(
+    task: Small, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, critic: str, form: str, updates: int
+) -> Tensor:
+    """Log-probabilities of every response after PPO at a fixed β."""
+    monkeypatch.setattr(ppo_models, "score_tokens", task.score)
+    config = PpoConfig(
+        updates=updates, batch_size=256, minibatch_size=256, micro_batch_size=256, epochs=2, learning_rate=5e-3,
+        kl={"control": "fixed", "coefficient": BETA, "form": form}, score={"missing_eos": "keep"},
+        critic={"kind": critic, "learning_rate": 5e-3},
+    )  # fmt: skip
+    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(max_new_tokens=task.tokens), ppo=config)
+    head: Any = SharedCritic(16)
+    if critic == "separate":
+        torch.manual_seed(6)
+        head = SeparateCritic(LlamaForSequenceClassification(copy.deepcopy(task.policy.config)), UNIT)
+        head.model.score = torch.nn.Linear(16, 1, bias=False)
+    learner = Learner.start(Models(task.policy, task.reference, None, head, task.tokenizer, UNIT), job)
+    generator = torch.Generator().manual_seed(2)
+    for update in range(updates):
+        samples = sample(task.policy, task.tokenizer, [task.prompt] * 256, job.generation, generator)
+        learner.update(gather_experience(learner.models, samples, job, BETA), update)
+    return task.distribution(task.policy)
+
+
+def distance(found: Tensor, optimum: Tensor) -> float:
+    """KL(found || optimum), nats."""
+    return float((found.exp() * (found - optimum)).sum())
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+@pytest.mark.parametrize(("tokens", "form"), [(1, "reward"), (2, "reward"), (1, "k2")])
+def test_the_policy_approaches_the_exact_optimum(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, critic: str, tokens: int, form: str
+) -> None:
+    """k2 as a loss sees no later token, so it shares the optimum where there is none."""
+    task = Small(tokens)
+    start = task.distribution(task.policy)
+    assert start.exp().sum().item() == pytest.approx(1), "every response is counted, once"
+    optimum = (start + task.scores() / BETA).log_softmax(-1)
+    assert distance(start, optimum) > 0.15
+    assert distance(trained(task, runtime, monkeypatch, critic, form, 60 if tokens == 1 else 120), optimum) < 0.05
+
+
+def test_k3_as_a_loss_has_a_fixed_point_of_its_own(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E[r] - β KL(π_ref || π) is highest at π = β π_ref / (λ - r), λ such that it sums to 1."""
+    from scipy.optimize import brentq
+
+    task = Small(1)
+    reference, scores = task.distribution(task.policy), task.scores()
+
+    def own(level: float) -> Tensor:
+        return BETA * reference.exp() / (level - scores)
+
+    level = brentq(lambda x: own(x).sum().item() - 1, scores.max().item() + 1e-6, 10)
+    fixed = own(level).log()
+    found = trained(task, runtime, monkeypatch, "shared", "k3", 60)
+    assert distance(found, fixed) < 0.05
+    assert distance(found, (reference + scores / BETA).log_softmax(-1)) > 2 * distance(found, fixed)

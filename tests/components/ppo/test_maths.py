@@ -101,6 +101,22 @@ def test_the_three_kl_estimates_against_the_exact_kl_of_two_categoricals() -> No
     assert (k.k3 >= 0).all() and (k.k1 < 0).any(), "k3 is never negative, k1 may be"
 
 
+@pytest.mark.parametrize("form", ["k2", "k3"])
+def test_a_kl_loss_has_the_gradient_of_the_kl_it_is_named_for_on_policy_and_off(form: str) -> None:
+    """In expectation over π_old, by enumeration of ten tokens: k2 that of KL(π || π_ref), k3 that of KL(π_ref || π)."""
+    generator = torch.Generator().manual_seed(4)
+    here, old, reference = torch.randn(3, 10, generator=generator, dtype=torch.float64).log_softmax(-1).float()
+    for start in (here, old):
+        logits = here.clone().requires_grad_()
+        p = logits.log_softmax(-1)
+        every = torch.ones(1, 10, dtype=torch.bool)
+        loss = maths.kl_loss(p.unsqueeze(0), start.unsqueeze(0), reference.unsqueeze(0), every, form)
+        (found,) = torch.autograd.grad((start.exp() * loss[0]).sum(), logits, retain_graph=True)
+        exact = (p.exp() * (p - reference)).sum() if form == "k2" else (reference.exp() * (reference - p)).sum()
+        (expected,) = torch.autograd.grad(exact, logits)
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
 def test_the_score_stands_at_the_last_counted_token_and_kl_at_every_one() -> None:
     mask = _mask([3, 1], 4)
     policy, reference = rows([-1, -2, -3, 50], [-1, 60, 70, 80]), rows([-2, -2, -1, 0], [-1.5, 0, 0, 0])
@@ -133,6 +149,8 @@ def test_masked_mean_is_over_tokens_not_over_rows() -> None:
 
 FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Any]] = {
     "masked_mean": lambda a, b, c, m: maths.masked_mean(a, m),
+    "masked_variance": lambda a, b, c, m: maths.masked_variance(a, m),
+    "kl_loss": lambda a, b, c, m: (maths.kl_loss(a, b, c, m, "k2"),),
     "whiten": lambda a, b, c, m: maths.whiten(a, m),
     "token_rewards": lambda a, b, c, m: maths.token_rewards(a, b, torch.ones(len(a)), m, 0.3),
     "gae": lambda a, b, c, m: maths.gae(a, b, m, 0.9, 0.8),
