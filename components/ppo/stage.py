@@ -2,16 +2,20 @@
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from components.batching import encode_prompt
 from components.data.jsonl import read_rows, write_json, write_rows
 from components.data.task import task_scores
 from components.errors import CheckFailed, UserError
+from components.files import replacing
 from components.models import save_model
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
@@ -83,12 +87,14 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
         # 1. sample a response to each prompt of the batch
         chosen = prompt_batch(len(prompts), config.batch_size, update, job.seed)
         samples = _sample(models, [encoded[i] for i in chosen], job, update)
-        # 2. score them, and weigh the score against KL to the reference
-        experience = gather_experience(models, samples, job, controller.beta)
-        if update == 0:
-            check_start(experience, job.runtime.dtype)
-        # 3. learn
-        metrics = experience.metrics | learner.update(experience, update)
+        with _kept_if_stopped(out, update, samples) as batch:
+            # 2. score them, and weigh the score against KL to the reference
+            experience = gather_experience(models, samples, job, controller.beta)
+            batch.append(experience)
+            if update == 0:
+                check_start(experience, job.runtime.dtype)
+            # 3. learn
+            metrics = experience.metrics | learner.update(experience, update)
         # 4. move the tether
         kl = metrics["ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"]
         state["stopped"] = controller.stops(kl)
@@ -114,6 +120,21 @@ def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int) 
     generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", "sampling", update))
     with sampling_copy(models.policy, job.runtime) as sampler:
         return sample(sampler, models.tokenizer, prompts, job.generation, generator, job.runtime.device)
+
+
+@contextmanager
+def _kept_if_stopped(out: Path, update: int, samples: Samples) -> Iterator[list[Any]]:
+    """Where a check stops the run, write the batch beside its checkpoint: the samples, and what the list was given."""
+    batch: list[Any] = [samples]
+    try:
+        yield batch
+    except CheckFailed as error:
+        path = out / "checkpoint" / f"stopped-{update + 1}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: value for part in batch for name, value in vars(part).items() if isinstance(value, Tensor)}
+        with replacing(path) as temporary:
+            save_file({name: value.cpu().clone() for name, value in tensors.items()}, temporary)
+        raise CheckFailed(f"{str(error).rstrip('.')}. The batch of update {update + 1} is kept in {path}.") from error
 
 
 def _describe(models: Models, experience: Experience, prompts: list[Any], data: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The PPO stage as a whole: its checks, its files, and that an interruption leaves no trace in them."""
 
+import itertools
 import json
 import os
 import signal
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from components.data.jsonl import read_rows, write_rows
 from components.errors import CheckFailed, UserError
-from components.ppo import stage
+from components.ppo import experience, stage
 from components.ppo.learner import Learner
 from components.ppo.stage import prompt_batch
 
@@ -93,7 +96,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from pathlib import Path
-from components.ppo import stage
+from components.ppo import experience, stage
 from components.ppo.config import PpoJob
 
 torch.set_num_threads(1)
@@ -128,6 +131,27 @@ def test_a_run_stops_above_its_ceiling_and_says_so(stages: Any, tmp_path: Path) 
     history = read_rows(tmp_path / "artifact" / "history.jsonl")
     assert metrics["ppo/stopped"] == 1 and metrics["ppo/updates"] == len(history) < 8
     assert history[-1]["ppo/kl"] > 0.05 and all(row["ppo/kl"] <= 0.05 for row in history[:-1])
+
+
+def test_a_check_that_stops_the_run_leaves_its_batch_and_the_checkpoint_before_it(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Callable[[Path], Any], undisturbed: Any
+) -> None:
+    real = experience.token_rewards
+    updates = itertools.count(1)
+
+    def spoilt(*arguments: Any) -> Tensor:
+        rewards = real(*arguments)
+        return rewards * float("nan") if next(updates) == 4 else rewards
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experience, "token_rewards", spoilt)
+        with pytest.raises(CheckFailed, match=r"loss is nan.* batch of update 4 is kept in .*stopped-4\.safetensors"):
+            stages.run("ppo", tmp_path)
+    batch = load_file(tmp_path / "checkpoint" / "stopped-4.safetensors")
+    assert batch["returns"].isnan().any() and batch["response_ids"].shape == batch["logprobs"].shape
+    assert batch.keys() >= {"prompt_ids", "response_mask", "scores", "advantages", "values", "reference"}
+    assert stages.run("ppo", tmp_path) == undisturbed[1], "it goes on from the checkpoint"
+    assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 
 
 @pytest.mark.parametrize("which", ["reference", "reward_model"])
