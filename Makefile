@@ -33,6 +33,7 @@ bench: $(INSTALLED)
 	$(BIN)/tether fetch smollm2
 	$(BIN)/python -m pytest -m bench
 
+# The pages of MLflow and Prefect, on loopback.
 serve: $(INSTALLED)
 	$(BIN)/tether ui
 

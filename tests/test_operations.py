@@ -280,7 +280,7 @@ def test_a_worker_that_dies_with_its_process_is_noticed_by_its_silence(stack: St
         )  # fmt: skip
     try:
         config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
-        config["ppo"]["updates"] = 50 * UPDATES
+        config["ppo"]["updates"] = 50 * UPDATES + 1  # a key that nobody began
         config["runners"]["ppo"]["pool"] = "spare"
         run = create(client, config)
         ppo = working_child(client, stack, run)
