@@ -67,7 +67,7 @@ class RunContext:
         run: str | None = None,
         **options: Any,
     ) -> "RunContext":
-        """Begin a run: its folder, its config and its status file. MLflow is not touched before the first stage.
+        """Begin a run: its folder, its config and its status file. MLflow is not touched yet.
 
         Args:
             home: the `TETHER_HOME`.

@@ -347,3 +347,4 @@ def test_the_deployed_config_is_the_profiles_with_ppo_on_the_gpu_pool(client: Sy
     assert config.pop("runners") == {"ppo": {"pool": "gpu", "runtime": None}}
     assert {**expected, "runners": None} == {**config, "runners": None}
     assert client.read_work_pool("gpu").concurrency_limit == 1
+    assert client.read_deployment_by_name("compute/gpu").job_variables["env"]["CUDA_VISIBLE_DEVICES"] == "0"

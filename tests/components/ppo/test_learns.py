@@ -25,7 +25,7 @@ UNIT = ScoreScale(shift=0.0, scale=1.0, missing_eos_score=-1.0, temperature=1.0,
 
 
 class Small:
-    """A prompt, a vocabulary of fourteen, responses of one token or two, and a score that a table knows."""
+    """A prompt, a vocabulary of thirteen, responses of one token or two, and a score that a table knows."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
