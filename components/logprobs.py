@@ -44,6 +44,13 @@ def last_hidden(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     ).last_hidden_state
 
 
+def predicts(counts: Tensor) -> Tensor:
+    """(N, L) True at the position before each token that counts (N, L): where the model says what comes."""
+    out = torch.zeros_like(counts)
+    out[:, :-1] = counts[:, 1:]
+    return out
+
+
 def token_stats(
     model: Any, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime, temperature: float = 1.0
 ) -> TokenStats:
@@ -52,10 +59,8 @@ def token_stats(
     A token at the first position has no prediction: `counts` must be False there. The output layer runs only at the
     positions asked for, so a batch whose prompts are long costs little memory.
     """
-    predicts = torch.zeros_like(counts)
-    predicts[:, :-1] = counts[:, 1:]
     with autocast(runtime):
-        hidden = last_hidden(model, ids, mask)[predicts]
+        hidden = last_hidden(model, ids, mask)[predicts(counts)]
         logits = vocabulary_logits(model, hidden)
     tokens = ids[counts].unsqueeze(-1)
     at_1 = torch.log_softmax(logits, -1)

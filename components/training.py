@@ -30,12 +30,18 @@ def torch_seed(seed: int, *what: object) -> int:
     return seeded(seed, *what).getrandbits(62)
 
 
+def _kept(module: Any) -> list[tuple[str, Any]]:
+    """The parameters a checkpoint holds: those that train, or all where none does (a reference that is refreshed)."""
+    named = list(module.named_parameters())
+    return [(name, p) for name, p in named if p.requires_grad] or named
+
+
 def save_state(folder: Path, step: int, modules: Mapping[str, Any], optimizers: Mapping[str, Any], state: Any) -> None:
-    """Checkpoint the trained parameters, optimiser moments and `state` (JSON)."""
+    """Checkpoint the parameters of `modules`, optimiser moments and `state` (JSON)."""
     tensors: dict[str, Tensor] = {}
     rests = {}
     for name, module in modules.items():
-        tensors |= {f"{name}|{k}": p for k, p in module.named_parameters() if p.requires_grad}
+        tensors |= {f"{name}|{k}": p for k, p in _kept(module)}
     for name, optimizer in optimizers.items():
         packed, rests[name] = checkpoint.pack_optimizer(optimizer, prefix=f"{name}.optimizer")
         tensors |= packed
@@ -49,9 +55,8 @@ def restore_state(folder: Path, modules: Mapping[str, Any], optimizers: Mapping[
         return None
     with torch.no_grad():
         for name, module in modules.items():
-            for key, parameter in module.named_parameters():
-                if parameter.requires_grad:
-                    parameter.copy_(found.tensors[f"{name}|{key}"])
+            for key, parameter in _kept(module):
+                parameter.copy_(found.tensors[f"{name}|{key}"])
     for name, optimizer in optimizers.items():
         checkpoint.unpack_optimizer(optimizer, found.tensors, found.state["optimizers"][name])
     return found.step, found.state["state"]

@@ -32,9 +32,17 @@ class KLConfig(Settings):
     """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` an update."""
     stop_above: float | None = Field(None, gt=0)
     """Hard ceiling: the run stops, as failed, after an update whose mean KL exceeds it, in `unit`; null for none."""
+    refresh_every: int | None = Field(None, ge=1)
+    """Make the policy the new reference every so many updates; null keeps SFT. Only what β pulls towards is refreshed:
+    the KL that is logged, held under the ceiling and gated stays that to SFT."""
 
     @model_validator(mode="after")
     def _ceiling_above_target(self) -> Self:
+        if self.control == "adaptive" and self.refresh_every is not None:
+            raise ValueError(
+                "an adaptive coefficient holds KL to SFT, and a refreshed reference no longer pulls there: use "
+                "kl.control=fixed (and kl.stop_above) with kl.refresh_every"
+            )
         if self.control == "adaptive" and self.coefficient == 0:
             raise ValueError(
                 "an adaptive coefficient that starts at 0 stays 0: use kl.control=fixed, or a coefficient > 0"
@@ -62,7 +70,7 @@ class ScoreConfig(Settings):
 
 
 class CriticConfig(Settings):
-    """The value function."""
+    """The value function of `advantage: gae` and `sequence`."""
 
     kind: Literal["separate", "shared"] = "separate"
     """`separate`: a model of its own, from the reward model on; `shared`: a linear head on the policy's trunk."""
@@ -82,17 +90,23 @@ class PpoConfig(OptimizerConfig):
     updates: int = Field(60, ge=1)
     """Batches of rollouts."""
     batch_size: int = Field(128, ge=2)
-    """Prompts an update, a response each."""
+    """Responses an update, `group_size` to a prompt."""
+    group_size: int = Field(1, ge=1)
+    """Responses a prompt; `rloo` and `grpo` compare them, and need two or more."""
     minibatch_size: int = Field(64, ge=1)
     """Responses an optimiser step."""
     micro_batch_size: int = Field(64, ge=1)
     """Responses a forward pass; gradients accumulate up to `minibatch_size`."""
     epochs: int = Field(2, ge=1)
     """Passes over each batch; more than 4 warns."""
+    advantage: Literal["gae", "sequence", "rloo", "grpo"] = "gae"
+    """What an action is compared with. `gae`: the critic's value of its state, token by token. The rest give a response
+    one advantage: its return less the critic's value of the prompt (`sequence`), less the mean return of the prompt's
+    other responses (`rloo`), or less its group's mean and over its deviation (`grpo`). The last two have no critic."""
     clip_range: float = Field(0.2, gt=0, lt=1)
     """ε of the clipped policy loss."""
     discount: float = Field(1.0, gt=0, le=1)
-    """γ of the returns."""
+    """γ of the returns (`gae` only: an advantage of a whole response has none)."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
     """λ of generalised advantage estimation."""
     entropy_coefficient: float = Field(0.0, ge=0)
@@ -107,6 +121,8 @@ class PpoConfig(OptimizerConfig):
     """The value function."""
     evaluate: int = Field(512, ge=256)
     """Held-out prompts of the final evaluation; the KL gate's interval needs at least 256."""
+    best_of: int | None = Field(None, ge=2)
+    """Also evaluate, as a baseline, the best-scored of so many SFT responses to each held-out prompt; null for none."""
     sample_every: int = Field(20, ge=1)
     """Updates between entries of the table of samples."""
     checkpoint_every: int = unkeyed(10, ge=1)
@@ -123,6 +139,14 @@ class PpoConfig(OptimizerConfig):
                 f"minibatch_size ({self.minibatch_size}) must be a multiple of "
                 f"micro_batch_size ({self.micro_batch_size})"
             )
+        if self.batch_size % self.group_size:
+            raise ValueError(f"batch_size ({self.batch_size}) must be a multiple of group_size ({self.group_size})")
+        if not self.has_critic and self.group_size < 2:
+            raise ValueError(
+                f"advantage={self.advantage} compares responses to one prompt: set group_size to 2 or more"
+            )
+        if self.advantage != "gae" and self.discount != 1:
+            raise ValueError(f"advantage={self.advantage} has no discount: set discount to 1 or use advantage=gae")
         reach = self.kl.reach(self.updates)
         if self.kl.control == "adaptive" and reach < MINIMUM_REACH:
             raise ValueError(
@@ -131,6 +155,11 @@ class PpoConfig(OptimizerConfig):
                 "kl.control=fixed"
             )
         return self
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value function is trained."""
+        return self.advantage in ("gae", "sequence")
 
 
 class PpoJob(Settings):

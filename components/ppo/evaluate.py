@@ -26,7 +26,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
     """Sample a response of each policy to held-out prompts; write `evaluation.jsonl`, return the stage's metrics."""
     prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.ppo.evaluate]]
     policy = respond(models, models.policy, prompts, job, data)
-    sft = respond(models, models.reference, prompts, job, data)
+    sft = respond(models, models.sft, prompts, job, data)
     write_rows(
         out / "artifact" / "evaluation.jsonl",
         ({"prompt": p, "policy": a, "sft": b} for p, a, b in zip(prompts, policy, sft, strict=True)),
@@ -63,18 +63,38 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
             "ppo/violations_excess": _mean(policy, "violations") - _mean(sft, "violations"),
             "ppo/echoes": _mean(policy, "echoes"),
         }
-    return metrics
+    return metrics | (best_of(models, prompts, job, data, job.ppo.best_of) if job.ppo.best_of else {})
+
+
+def best_of(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, n: int) -> dict[str, float]:
+    """The baseline that trains nothing: of `n` SFT responses to each prompt, the one the reward model likes best.
+
+    Its KL to SFT is at most log n - (n - 1) / n nats a response (Stiennon et al. 2020, G.3; Beirami et al. 2024).
+    """
+    rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, stream="best of n")
+    best = [max(rows[i : i + n], key=lambda row: row["score"]) for i in range(0, len(rows), n)]
+    metrics = {
+        "ppo/best_of_kl_bound": math.log(n) - (n - 1) / n,
+        "ppo/best_of_proxy_reward": _mean(best, "score"),
+        "ppo/best_of_response_tokens": _mean(best, "tokens"),
+    }
+    return metrics | ({"ppo/best_of_gold": _mean(best, "gold")} if "gold" in best[0] else {})
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return float(np.mean([row[name] for row in rows]))
 
 
-def respond(models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path) -> list[dict[str, Any]]:
-    """One response of `model` to each prompt, with its score, KL to the reference (summed k1, nats) and texture."""
+def respond(
+    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation"
+) -> list[dict[str, Any]]:
+    """One response of `model` to each prompt, with its score, KL to SFT (summed k1, nats) and texture.
+
+    Two models that share a `stream` share its random numbers.
+    """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
-    asked = Models(model, models.reference, models.reward_model, models.critic, models.tokenizer, models.scale)
-    generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", "evaluation"))
+    asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
+    generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", stream))
     rows: list[dict[str, Any]] = []
     with sampling_copy(model, job.runtime) as sampler:
         for start in range(0, len(prompts), job.ppo.batch_size):
@@ -82,7 +102,7 @@ def respond(models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, dat
             samples = sample(sampler, models.tokenizer, encoded[batch], job.generation, generator, job.runtime.device)
             found = frozen_pass(asked, samples, job)
             mask = samples.response_mask
-            kl = kl_estimates(found["policy"], found["reference"], mask).k1.sum(1)
+            kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
             scores = rewarded_scores(found["raw_scores"], samples, models.scale, job.ppo.score)
             lengths = mask.sum(1)
             for i, (prompt, text) in enumerate(zip(prompts[batch], samples.texts(models.tokenizer), strict=True)):
@@ -101,5 +121,5 @@ def _forgetting(models: Models, job: PpoJob, data: Path) -> float:
     """Perplexity of held-out demonstrations under the policy over that under SFT: 1 is nothing lost."""
     rows = read_rows(data / "demonstrations.heldout.jsonl")[: job.ppo.evaluate]
     examples = encode_demonstrations(models.tokenizer, rows, job.generation)
-    losses = [mean_loss(m, models.tokenizer, examples, job.runtime) for m in (models.policy, models.reference)]
+    losses = [mean_loss(m, models.tokenizer, examples, job.runtime) for m in (models.policy, models.sft)]
     return math.exp(losses[0] - losses[1])

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from components.errors import CheckFailed
+from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoJob, ScoreConfig
-from components.ppo.maths import gae, kl_estimates, masked_mean, masked_variance, token_rewards, whiten
+from components.ppo.maths import kl_estimates, masked_mean, token_rewards
 from components.ppo.models import Models, frozen_pass
 from components.ppo.rollout import Samples
 from components.reward.scoring import ScoreScale
@@ -25,18 +26,18 @@ class Experience:
     samples: Samples
     logprobs: Tensor
     """(B, T) log π_old."""
-    values: Tensor
-    """(B, T) the critic's values before the update."""
+    values: Tensor | None
+    """(B, T) the critic's values before the update; None where there is no critic."""
     scores: Tensor
     """(B,) scores as rewarded: scaled, clipped, missing EOS and length counted."""
     advantages: Tensor
-    """(B, T) whitened."""
-    returns: Tensor
-    """(B, T)."""
+    """(B, T), 0 where the mask is False."""
+    returns: Tensor | None
+    """(B, T) what the critic is fitted to; None where there is no critic."""
     reference: Tensor
     """(B, T) log π_ref."""
     kl_weight: float
-    """Weight of the KL loss beside the policy loss on whitened advantages; 0 where KL is in the reward."""
+    """Weight of the KL loss beside the policy loss on these advantages; 0 where KL is in the reward."""
     metrics: dict[str, float]
     """What is known of the batch before the update."""
 
@@ -62,15 +63,13 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     drift = check_sampler(samples, found["policy"], job.runtime.dtype)
     if not torch.isfinite(found["raw_scores"]).all():
         raise CheckFailed("the reward model gave a score that isn't finite.")
-    old, reference = found["policy"], found["reference"]
+    old, reference, sft, values = found["policy"], found["reference"], found["sft"], found.get("values")
     scores = rewarded_scores(found["raw_scores"], samples, models.scale, config.score)
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
-    advantages, returns = gae(rewards, found["values"], mask, config.discount, config.gae_lambda)
-    # Whitening divides the score by the advantages' deviation: a KL beside it is divided likewise.
-    kl_weight = 0.0 if in_reward else beta * masked_variance(advantages, mask).add(1e-8).rsqrt().item()
-    kl = kl_estimates(old, reference, mask)
-    at_1 = kl_estimates(found["policy_at_1"], found["reference_at_1"], mask)
+    advantages, returns, unit = estimate_advantages(rewards, values, mask, config)
+    kl = kl_estimates(old, sft, mask)
+    at_1 = kl_estimates(found["policy_at_1"], found["sft_at_1"], mask)
     metrics = {
         "ppo/proxy_reward": scores.mean().item(),
         "ppo/scaled_score": models.scale(found["raw_scores"]).mean().item(),
@@ -85,8 +84,11 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
         "ppo/ended": samples.ended.float().mean().item(),
         "ppo/sampler_drift": drift,
     }
-    whitened = whiten(advantages, mask)
-    return Experience(samples, old, found["values"], scores, whitened, returns, reference, kl_weight, metrics)
+    if models.sft is not models.reference:
+        metrics["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean().item()
+    # The rewards, and in them the score, were divided by the unit: a KL beside them is divided likewise.
+    kl_weight = 0.0 if in_reward else beta / unit
+    return Experience(samples, old, values, scores, advantages, returns, reference, kl_weight, metrics)
 
 
 def check_sampler(samples: Samples, recomputed: Tensor, dtype: str) -> float:

@@ -1,6 +1,7 @@
 """One update of PPO: epochs of minibatches over a batch of experience."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from components.optim import build_optimizer, learning_rate_at, set_learning_rat
 from components.ppo.config import PpoJob
 from components.ppo.experience import Experience
 from components.ppo.maths import explained_variance, kl_estimates, kl_loss, masked_mean, policy_loss, value_loss
-from components.ppo.models import Models, Packed, SharedCritic, scatter
+from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, scatter
 from components.training import clip_and_step, seeded
 
 
@@ -22,25 +23,23 @@ class Learner:
 
     models: Models
     job: PpoJob
-    policy_optimizer: Any
-    critic_optimizer: Any
+    optimizers: dict[str, Any]
+    """Of the `policy`, and of the `critic` where there is one."""
 
     @classmethod
     def start(cls, models: Models, job: PpoJob) -> "Learner":
         """Optimisers over what trains: AdamW on the policy, and on the critic at its own rate."""
-        models.policy.requires_grad_(True)
-        models.critic.requires_grad_(True)
-        return cls(models, job, build_optimizer(models.policy, job.ppo), build_optimizer(models.critic, job.ppo))
+        return cls(
+            models, job, {n: build_optimizer(m.requires_grad_(True), job.ppo) for n, m in models.trained().items()}
+        )
 
     def set_rates(self, update: int) -> float:
         """Set the learning rates of update `update` (from 0); returns the policy's."""
         config = self.job.ppo
         rate = learning_rate_at(update, config.updates, config)
-        set_learning_rate(self.policy_optimizer, rate)
-        shared = isinstance(self.models.critic, SharedCritic)
-        set_learning_rate(
-            self.critic_optimizer, rate if shared else rate * config.critic.learning_rate / config.learning_rate
-        )
+        for name, optimizer in self.optimizers.items():
+            own = name == "critic" and not isinstance(self.models.critic, SharedCritic)
+            set_learning_rate(optimizer, rate * config.critic.learning_rate / config.learning_rate if own else rate)
         return rate
 
     def update(self, experience: Experience, update: int) -> dict[str, float]:
@@ -68,11 +67,10 @@ class Learner:
                 break
         means = {name: value if name == "ppo/ratio_max" else value / steps for name, value in sums.items()}
         mask = experience.samples.response_mask
-        return means | {
-            "ppo/explained_variance": explained_variance(experience.values, experience.returns, mask).item(),
-            "ppo/learning_rate": rate,
-            "ppo/optimizer_steps": float(steps),
-        }
+        if experience.values is not None and experience.returns is not None:
+            explained = explained_variance(experience.values, experience.returns, mask)
+            means["ppo/explained_variance"] = explained.item()
+        return means | {"ppo/learning_rate": rate, "ppo/optimizer_steps": float(steps)}
 
     def _step(self, experience: Experience, rows: Tensor) -> dict[str, float]:
         """One optimiser step on the responses `rows`, in micro-batches weighted by tokens."""
@@ -81,44 +79,63 @@ class Learner:
         totals: dict[str, float] = defaultdict(float)
         by_length = rows[experience.samples.mask[rows].sum(1).argsort(stable=True)]
         for micro in by_length.split(config.micro_batch_size):
-            loss, metrics = self._losses(experience, micro)
             share = experience.samples.response_mask[micro].sum() / tokens
-            if not torch.isfinite(loss):
-                raise CheckFailed(f"ppo: the loss is {loss.item()}. Lower ppo.learning_rate or look at the batch.")
-            (loss * share).backward()
-            for name, value in metrics.items():
-                totals[name] = (
-                    max(totals[name], value) if name == "ppo/ratio_max" else totals[name] + value * share.item()
-                )
-        totals["ppo/grad_norm"] = clip_and_step(
-            self.models.policy, self.policy_optimizer, config.max_grad_norm, "ppo (policy)"
-        )
-        totals["ppo/critic_grad_norm"] = clip_and_step(
-            self.models.critic, self.critic_optimizer, config.max_grad_norm, "ppo (critic)"
-        )
+            for loss, metrics in self._losses(experience, micro):
+                if not torch.isfinite(loss):
+                    raise CheckFailed(f"ppo: the loss is {loss.item()}. Lower ppo.learning_rate or look at the batch.")
+                (loss * share).backward()
+                for name, value in metrics.items():
+                    totals[name] = (
+                        max(totals[name], value) if name == "ppo/ratio_max" else totals[name] + value * share.item()
+                    )
+        for name, model in self.models.trained().items():
+            norm = clip_and_step(model, self.optimizers[name], config.max_grad_norm, f"ppo ({name})")
+            totals["ppo/grad_norm" if name == "policy" else "ppo/critic_grad_norm"] = norm
         return totals
 
-    def _losses(self, experience: Experience, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Policy loss + weighted value loss - entropy bonus (+ KL loss), each a mean over the tokens of `rows`."""
+    def _losses(self, experience: Experience, rows: Tensor) -> Iterator[tuple[Tensor, dict[str, float]]]:
+        """The losses to backpropagate on `rows`, one after the other, each with what to report of it.
+
+        A separate critic's comes when the policy's is done, so that its graph takes the place of the policy's. A shared
+        trunk has one graph and one loss.
+        """
+        batch, critic = Packed.of(experience.samples, rows), self.models.critic
+        loss, hidden, metrics = self._policy_loss(experience, rows, batch)
+        if isinstance(critic, SharedCritic):
+            value = self._value_loss(experience, rows, critic.values(batch, hidden, self.job.runtime))
+            loss, metrics = loss + self.job.ppo.critic.coefficient * value, metrics | {"ppo/value_loss": value.item()}
+        yield loss, metrics
+        if isinstance(critic, SeparateCritic):
+            value = self._value_loss(experience, rows, critic.values(batch, hidden, self.job.runtime))
+            yield value, {"ppo/value_loss": value.item()}
+
+    def _policy_loss(
+        self, experience: Experience, rows: Tensor, batch: Packed
+    ) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """Policy loss - entropy bonus (+ KL loss), means over the tokens of `rows`; the last hidden states (K, D)."""
         config, mask = self.job.ppo, experience.samples.response_mask[rows]
-        stats, flat_values = self.models.policy_and_values(
-            Packed.of(experience.samples, rows), self.job.runtime, self.job.generation.temperature
-        )
-        logprobs, values = scatter(stats.logprobs, mask), scatter(flat_values, mask)
-        old = experience.logprobs[rows]
+        stats = batch.stats(self.models.policy, self.job.runtime, self.job.generation.temperature)
+        logprobs, old = scatter(stats.logprobs, mask), experience.logprobs[rows]
         surrogate = policy_loss(logprobs, old, experience.advantages[rows], mask, config.clip_range)
-        errors = value_loss(values, experience.values[rows], experience.returns[rows], mask, config.critic.clip_range)
-        policy, value, entropy = masked_mean(surrogate.loss, mask), masked_mean(errors, mask), stats.entropy.mean()
-        weight = config.critic.coefficient if isinstance(self.models.critic, SharedCritic) else 1.0
-        loss = policy + weight * value - config.entropy_coefficient * entropy
+        policy = masked_mean(surrogate.loss, mask)
+        loss = policy - config.entropy_coefficient * stats.entropy.mean()
         if config.kl.form != "reward":
             tether = kl_loss(logprobs, old, experience.reference[rows], mask, config.kl.form)
             loss = loss + experience.kl_weight * masked_mean(tether, mask)
-        approx_kl = masked_mean(kl_estimates(old, logprobs.detach(), mask).k3, mask)
-        return loss, {
-            "ppo/policy_loss": policy.item(),
-            "ppo/value_loss": value.item(),
-            "ppo/clip_fraction": masked_mean(surrogate.clipped.float(), mask).item(),
-            "ppo/approx_kl": approx_kl.item(),
-            "ppo/ratio_max": surrogate.ratio.max().item(),
-        }
+        return (
+            loss,
+            stats.hidden,
+            {
+                "ppo/policy_loss": policy.item(),
+                "ppo/clip_fraction": masked_mean(surrogate.clipped.float(), mask).item(),
+                "ppo/approx_kl": masked_mean(kl_estimates(old, logprobs.detach(), mask).k3, mask).item(),
+                "ppo/ratio_max": surrogate.ratio.max().item(),
+            },
+        )
+
+    def _value_loss(self, experience: Experience, rows: Tensor, values: Tensor) -> Tensor:
+        """Mean value loss over the tokens of `rows`, from the critic's values (K,) of them."""
+        assert experience.values is not None and experience.returns is not None
+        mask, clip_range = experience.samples.response_mask[rows], self.job.ppo.critic.clip_range
+        errors = value_loss(scatter(values, mask), experience.values[rows], experience.returns[rows], mask, clip_range)
+        return masked_mean(errors, mask)

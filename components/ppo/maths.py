@@ -12,6 +12,7 @@ from torch import Tensor
 
 Floats = Float[Tensor, "B T"]
 Mask = Bool[Tensor, "B T"]
+Responses = Float[Tensor, "B"]
 
 
 def masked_mean(x: Floats, mask: Mask) -> Float[Tensor, ""]:
@@ -31,7 +32,7 @@ def whiten(x: Floats, mask: Mask) -> Floats:
     return centred * torch.rsqrt(masked_variance(x, mask) + 1e-8)
 
 
-def token_rewards(logprobs: Floats, reference: Floats, scores: Float[Tensor, "B"], mask: Mask, beta: float) -> Floats:
+def token_rewards(logprobs: Floats, reference: Floats, scores: Responses, mask: Mask, beta: float) -> Floats:
     """Reward of each token: -β (log π_old - log π_ref), plus the response's score at its last token.
 
     Stiennon et al. 2020, equation 2, with the KL term spread over the tokens (k1, and nothing else of KL).
@@ -59,6 +60,30 @@ def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda
         advantages[:, t] = carried
         next_value = values[:, t]
     return advantages, (advantages + values).masked_fill(~mask, 0)
+
+
+def leave_one_out(returns: Responses, group_size: int) -> Responses:
+    """Each response's return less the mean of the others' in its group (RLOO: Ahmadian et al. 2024, section 3.3).
+
+    Args:
+        returns: (B,) in groups of `group_size` that stand together.
+    """
+    groups = returns.unflatten(0, (-1, group_size))
+    return (groups - (groups.sum(1, keepdim=True) - groups) / (group_size - 1)).flatten()
+
+
+def group_deviations(returns: Responses, group_size: int) -> Float[Tensor, "G"]:
+    """Standard deviation of the returns (B,) of each of G groups, Bessel-corrected."""
+    return returns.unflatten(0, (-1, group_size)).std(1)
+
+
+def group_normalised(returns: Responses, group_size: int) -> Responses:
+    """Each response's return less its group's mean, over its group's deviation (GRPO: Shao et al. 2024, section 4.1.2).
+
+    A group whose returns are all equal says nothing, and gets 0.
+    """
+    groups = returns.unflatten(0, (-1, group_size))
+    return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
 
 
 class PolicyLoss(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.logprobs import TokenStats, last_hidden, token_stats
+from components.logprobs import TokenStats, last_hidden, predicts, token_stats
 from components.models import autocast, frozen, load_causal_lm, load_reward_model
 from components.ppo.config import PpoJob
 from components.ppo.rollout import Samples
@@ -24,13 +24,11 @@ class SeparateCritic(nn.Module):
         super().__init__()
         self.model, self.scale = model, scale
 
-    def forward(self, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime) -> Tensor:
-        """Values (K,) of the states in which the tokens where `counts` (N, L) is True were chosen."""
-        predicts = torch.zeros_like(counts)
-        predicts[:, :-1] = counts[:, 1:]
+    def values(self, batch: "Packed", hidden: Tensor, runtime: Runtime) -> Tensor:
+        """Values (K,) of the states in which the tokens that count were chosen; `hidden` is the policy's, not used."""
         with autocast(runtime):
-            hidden = last_hidden(self.model, ids, mask)[predicts]
-        return self.scale(self.model.score(hidden.float()).squeeze(-1))
+            own = last_hidden(self.model, batch.ids, batch.mask)[predicts(batch.counts)]
+        return self.scale(self.model.score(own.float()).squeeze(-1))
 
 
 class SharedCritic(nn.Linear):
@@ -41,6 +39,10 @@ class SharedCritic(nn.Linear):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
+    def values(self, batch: "Packed", hidden: Tensor, runtime: Runtime) -> Tensor:
+        """Values (K,) from the policy's hidden states (K, D) where the tokens that count were chosen."""
+        return self(hidden).squeeze(-1)
+
 
 @dataclass
 class Models:
@@ -48,31 +50,42 @@ class Models:
 
     policy: Any
     reference: Any
+    """What β pulls the policy towards: `sft`, or a later policy where the reference is refreshed."""
     reward_model: Any
-    critic: SeparateCritic | SharedCritic
+    critic: SeparateCritic | SharedCritic | None
     tokenizer: Any
     scale: ScoreScale
+    sft: Any = None
+    """The SFT policy: KL to it is logged, gated and held under the ceiling. The reference where none is given."""
+
+    def __post_init__(self) -> None:
+        self.sft = self.reference if self.sft is None else self.sft
 
     @classmethod
     def load(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
         """Policy and reference from the SFT artifact, reward model (and a separate critic) from the reward artifact."""
         policy, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
-        reference, _ = load_causal_lm(inputs["sft"], job.runtime)
+        reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0])
+        refreshed = job.ppo.kl.refresh_every is not None
+        sft = frozen(load_causal_lm(inputs["sft"], job.runtime)[0]) if refreshed else reference
         reward_model, _ = load_reward_model(inputs["reward"], job.runtime)
         scale = ScoreScale.read(inputs["reward"])
-        critic: SeparateCritic | SharedCritic
-        if job.ppo.critic.kind == "separate":
+        critic: SeparateCritic | SharedCritic | None = None
+        if job.ppo.has_critic and job.ppo.critic.kind == "separate":
             critic = SeparateCritic(load_reward_model(inputs["reward"], job.runtime)[0], scale)
-        else:
+        elif job.ppo.has_critic:
             critic = SharedCritic(policy.config.hidden_size).to(job.runtime.device)
-        return cls(policy, frozen(reference), frozen(reward_model), critic, tokenizer, scale)
+        return cls(policy, reference, frozen(reward_model), critic, tokenizer, scale, sft)
 
-    def policy_and_values(self, batch: "Packed", runtime: Runtime, temperature: float) -> tuple[TokenStats, Tensor]:
-        """The policy's token statistics and the critic's values (K,) on the training path."""
-        stats = token_stats(self.policy, batch.ids, batch.mask, batch.counts, runtime, temperature)
-        if isinstance(self.critic, SharedCritic):
-            return stats, self.critic(stats.hidden).squeeze(-1)
-        return stats, self.critic(batch.ids, batch.mask, batch.counts, runtime)
+    def trained(self) -> dict[str, Any]:
+        """What takes gradients: the policy, and the critic where there is one."""
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
+
+    def refresh_reference(self) -> None:
+        """Make the reference what the policy is now."""
+        with torch.no_grad():
+            for held, trained in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
+                held.copy_(trained)
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,10 @@ class Packed:
         width = int(mask.sum(1).max())
         return cls(*(x.gather(1, order)[:, :width] for x in (ids, mask, counts)))
 
+    def stats(self, model: Any, runtime: Runtime, temperature: float) -> TokenStats:
+        """Token statistics of `model` on the training path."""
+        return token_stats(model, self.ids, self.mask, self.counts, runtime, temperature)
+
 
 def micro_batches(samples: Samples, size: int) -> Iterator[Tensor]:
     """Indices of all rows of `samples` in runs of `size`, sorted by length so that little is padding."""
@@ -105,31 +122,36 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
     """All that is fixed before the first update of a batch, on the training path.
 
     Returns:
-        (B, T): `policy`, `policy_at_1`, `reference`, `reference_at_1` log-probabilities, `entropy`, `values`;
-        (B,): `raw_scores`.
+        (B, T): `policy`, `policy_at_1`, `reference`, `sft`, `sft_at_1` log-probabilities, `entropy`, and with a critic
+        `values`; (B,): `raw_scores`.
     """
-    mask = samples.response_mask
-    names = ("policy", "policy_at_1", "reference", "reference_at_1", "entropy", "values")
+    mask, critic = samples.response_mask, models.critic
+    names = [
+        "policy",
+        "policy_at_1",
+        "reference",
+        "sft",
+        "sft_at_1",
+        "entropy",
+        *(["values"] if critic is not None else []),
+    ]
     out = {name: torch.zeros(mask.shape, device=mask.device) for name in names}
     raw = torch.zeros(len(mask), device=mask.device)
-    temperature = job.generation.temperature
     for rows in micro_batches(samples, job.ppo.micro_batch_size):
         batch = Packed.of(samples, rows)
-        policy, values = models.policy_and_values(batch, job.runtime, temperature)
-        reference = policy  # where SFT is judged beside the policy, they are one model
-        if models.policy is not models.reference:
-            reference = token_stats(models.reference, batch.ids, batch.mask, batch.counts, job.runtime, temperature)
+        three = (models.policy, models.reference, models.sft)
+        asked = {id(m): m for m in three}  # a model that plays two parts is asked once
+        stats = {key: batch.stats(m, job.runtime, job.generation.temperature) for key, m in asked.items()}
+        policy, reference, sft = (stats[id(m)] for m in three)
         raw[rows] = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime)
-        found = (
-            policy.logprobs,
-            policy.logprobs_at_1,
-            reference.logprobs,
-            reference.logprobs_at_1,
-            policy.entropy,
-            values,
-        )
-        for name, flat in zip(names, found, strict=True):
-            out[name][rows] = scatter(flat, mask[rows])
+        flat = {
+            "policy": policy.logprobs, "policy_at_1": policy.logprobs_at_1, "reference": reference.logprobs,
+            "sft": sft.logprobs, "sft_at_1": sft.logprobs_at_1, "entropy": policy.entropy,
+        }  # fmt: skip
+        if critic is not None:
+            flat["values"] = critic.values(batch, policy.hidden, job.runtime)
+        for name, found in flat.items():
+            out[name][rows] = scatter(found, mask[rows])
     return out | {"raw_scores": raw}
 
 

@@ -53,9 +53,8 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     write_rows(out / "artifact" / "samples.jsonl", trained["samples"])
     metrics = evaluate(models, job, data, out)
     last = trained["history"][-1]
-    metrics |= {
-        name: last[name] for name in ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl")
-    }
+    kept = ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl", "ppo/kl_to_reference")
+    metrics |= {name: last[name] for name in kept if name in last}
     metrics |= {
         "ppo/ratio_max": max(row["ppo/ratio_max"] for row in trained["history"]),
         "ppo/stopped": float(trained["stopped"]),
@@ -66,17 +65,17 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
 
 
 def _held(models: Models) -> dict[str, Any]:
-    return {"reference": models.reference, "reward model": models.reward_model}
+    return {"SFT policy": models.sft, "reward model": models.reward_model}
 
 
 def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, report: Report) -> dict[str, Any]:
     """The updates; returns {history, samples, stopped}. Resumes from `out/checkpoint/ppo`."""
     config, folder = job.ppo, out / "checkpoint" / "ppo"
     learner, controller = Learner.start(models, job), KLController.start(config.kl)
-    modules = {"policy": models.policy, "critic": models.critic}
-    optimizers = {"policy": learner.policy_optimizer, "critic": learner.critic_optimizer}
+    refresh_every = config.kl.refresh_every
+    modules = models.trained() | ({"reference": models.reference} if refresh_every else {})
     state: dict[str, Any] = {"history": [], "samples": [], "stopped": False}
-    if resumed := restore_state(folder, modules, optimizers):
+    if resumed := restore_state(folder, modules, learner.optimizers):
         state, controller.beta, controller.holding = (resumed[1][name] for name in ("state", "beta", "holding"))
         for row in state["history"]:
             report(row["update"], {k: v for k, v in row.items() if k != "update"}, total=config.updates)
@@ -84,8 +83,9 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
     while len(state["history"]) < config.updates and not state["stopped"]:
         update, began = len(state["history"]), time.perf_counter()
-        # 1. sample a response to each prompt of the batch
-        chosen = prompt_batch(len(prompts), config.batch_size, update, job.seed)
+        # 1. sample responses to the prompts of the batch, those to one prompt beside each other
+        asked = prompt_batch(len(prompts), config.batch_size // config.group_size, update, job.seed)
+        chosen = [i for i in asked for _ in range(config.group_size)]
         samples = _sample(models, [encoded[i] for i in chosen], job, update)
         with _kept_if_stopped(out, update, samples) as batch:
             # 2. score them, and weigh the score against KL to the reference
@@ -99,6 +99,8 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
         kl = metrics["ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"]
         state["stopped"] = controller.stops(kl)
         controller.update(kl)
+        if refresh_every and (update + 1) % refresh_every == 0:
+            models.refresh_reference()
         # 5. keep what was seen
         rows = _describe(models, experience, [prompts[i] for i in chosen], data)
         metrics |= {f"ppo/{name}": _mean(rows, name) for name in ("gold", "violations", "echoes") if name in rows[0]}
@@ -108,7 +110,7 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
             state["samples"] += [{"update": update} | row for row in rows[:SAMPLES_SHOWN]]
         if (update + 1) % config.checkpoint_every == 0 or last:
             kept = {"state": state, "beta": controller.beta, "holding": controller.holding}
-            save_state(folder, update + 1, modules, optimizers, kept)
+            save_state(folder, update + 1, modules, learner.optimizers, kept)
         seconds, tokens = time.perf_counter() - began, float(samples.response_mask.sum())
         speed = {"ppo/samples_per_second": len(rows) / seconds, "ppo/tokens_per_second": tokens / seconds}
         report(update + 1, metrics | speed, total=config.updates)
@@ -151,7 +153,7 @@ def _mean(rows: list[dict[str, Any]], name: str) -> float:
 
 
 def prompt_batch(count: int, batch_size: int, update: int, seed: int) -> list[int]:
-    """Indices of the prompts of update `update` (from 0): a shuffled pass over all, then another order, without end."""
+    """Indices of the `batch_size` prompts of update `update` (from 0): shuffled passes over all, without end."""
     out: list[int] = []
     position = update * batch_size
     while len(out) < batch_size:

@@ -37,6 +37,11 @@ def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do(
         ({"kl": {"coefficient": -1}}, "coefficient"),
         ({"critic": {"kind": "none"}}, "critic"),
         ({"score": {"clip": 0}}, "clip"),
+        ({"advantage": "grpo"}, r"advantage=grpo compares responses .* set group_size"),
+        ({"advantage": "rloo", "group_size": 3}, r"batch_size \(128\) must be a multiple of group_size \(3\)"),
+        ({"advantage": "sequence", "discount": 0.9}, "advantage=sequence has no discount"),
+        ({"kl": {"control": "adaptive", "refresh_every": 2}}, "adaptive coefficient holds KL to SFT"),
+        ({"best_of": 1}, "best_of"),
     ],
 )
 def test_an_impossible_option_is_refused_by_name(options: dict[str, Any], message: str) -> None:

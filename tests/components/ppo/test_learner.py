@@ -100,7 +100,7 @@ def test_the_critic_fits_the_returns_at_its_own_rate(load: Load) -> None:
     learner, experience = ready(load, critic={"learning_rate": 1e-2}, learning_rate=1e-4, stop_epochs_above=None)
     losses = [learner.update(experience, 0)["ppo/value_loss"] for _ in range(15)]
     assert losses[-1] < losses[0] / 2
-    rates = [o.param_groups[0]["lr"] for o in (learner.policy_optimizer, learner.critic_optimizer)]
+    rates = [learner.optimizers[name].param_groups[0]["lr"] for name in ("policy", "critic")]
     assert rates == pytest.approx([1e-4, 1e-2])
 
 

@@ -71,17 +71,23 @@ class Small:
 
 
 def trained(
-    task: Small, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, critic: str, form: str, updates: int
+    task: Small,
+    runtime: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+    critic: str | None,
+    form: str,
+    updates: int,
+    **options: Any,
 ) -> Tensor:
     """Log-probabilities of every response after PPO at a fixed β."""
     monkeypatch.setattr(ppo_models, "score_tokens", task.score)
     config = PpoConfig(
         updates=updates, batch_size=256, minibatch_size=256, micro_batch_size=256, epochs=2, learning_rate=5e-3,
         kl={"control": "fixed", "coefficient": BETA, "form": form}, score={"missing_eos": "keep"},
-        critic={"kind": critic, "learning_rate": 5e-3},
+        critic={"kind": critic or "shared", "learning_rate": 5e-3}, **options,
     )  # fmt: skip
     job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(max_new_tokens=task.tokens), ppo=config)
-    head: Any = SharedCritic(16)
+    head: Any = SharedCritic(16) if critic else None
     if critic == "separate":
         torch.manual_seed(6)
         head = SeparateCritic(LlamaForSequenceClassification(copy.deepcopy(task.policy.config)), UNIT)
@@ -111,6 +117,24 @@ def test_the_policy_approaches_the_exact_optimum(
     optimum = (start + task.scores() / BETA).log_softmax(-1)
     assert distance(start, optimum) > 0.15
     assert distance(trained(task, runtime, monkeypatch, critic, form, 60 if tokens == 1 else 120), optimum) < 0.05
+
+
+@pytest.mark.parametrize(("tokens", "form"), [(1, "reward"), (2, "reward"), (1, "k2")])
+@pytest.mark.parametrize(
+    ("advantage", "group_size"), [("sequence", 1), ("rloo", 4), ("grpo", 16)], ids=["sequence", "rloo", "grpo"]
+)
+def test_an_advantage_of_the_whole_response_leads_to_the_same_optimum(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, advantage: str, group_size: int, tokens: int, form: str
+) -> None:
+    task = Small(tokens)
+    start = task.distribution(task.policy)
+    optimum = (start + task.scores() / BETA).log_softmax(-1)
+    found = trained(
+        task, runtime, monkeypatch, "shared" if advantage == "sequence" else None, form, 60 if tokens == 1 else 120,
+        advantage=advantage, group_size=group_size,
+    )  # fmt: skip
+    assert distance(start, optimum) > 0.15
+    assert distance(found, optimum) < 0.05
 
 
 def test_k3_as_a_loss_has_a_fixed_point_of_its_own(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,30 @@ def test_what_stands_under_the_mask_changes_no_formula_and_gets_no_gradient(
 def test_every_formula_of_maths_stands_in_the_table_of_masks() -> None:
     public = {n for n, f in vars(maths).items() if callable(f) and getattr(f, "__module__", "") == maths.__name__}
     functions = {n for n in public if n.islower()}
-    assert functions == {n.removesuffix("_clipped") for n in FORMULAS}
+    of_groups = {"leave_one_out", "group_deviations", "group_normalised"}  # they take no mask
+    assert functions - of_groups == {n.removesuffix("_clipped") for n in FORMULAS}
+
+
+def test_group_baselines_equal_sums_by_hand() -> None:
+    # groups (1, 2, 6) and (4, 4, 4): others' means 4, 3.5, 1.5; mean 3, deviation sqrt((4 + 1 + 9) / 2) = 2.6458
+    returns = torch.tensor([1.0, 2.0, 6.0, 4.0, 4.0, 4.0])
+    assert torch.allclose(maths.leave_one_out(returns, 3), torch.tensor([-3.0, -1.5, 4.5, 0, 0, 0]))
+    assert torch.allclose(maths.group_deviations(returns, 3), torch.tensor([math.sqrt(7), 0.0]))
+    expected = torch.tensor([-2.0, -1.0, 3.0, 0, 0, 0]) / math.sqrt(7)
+    assert torch.allclose(maths.group_normalised(returns, 3), expected, atol=1e-4)
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.floats(-10, 10), st.integers(0, 99))
+def test_a_groups_level_changes_no_advantage_and_advantages_of_a_group_sum_to_0(
+    group_size: int, groups: int, level: float, seed: int
+) -> None:
+    returns = torch.randn(groups * group_size, generator=torch.Generator().manual_seed(seed))
+    shift = torch.zeros_like(returns)
+    shift[:group_size] = level
+    for baseline in (maths.leave_one_out, maths.group_normalised):
+        found = baseline(returns, group_size)
+        assert torch.allclose(found, baseline(returns + shift, group_size), atol=1e-3)
+        assert torch.allclose(found.unflatten(0, (-1, group_size)).sum(1), torch.zeros(groups), atol=1e-3)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3])

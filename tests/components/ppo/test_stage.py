@@ -154,9 +154,9 @@ def test_a_check_that_stops_the_run_leaves_its_batch_and_the_checkpoint_before_i
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 
 
-@pytest.mark.parametrize("which", ["reference", "reward_model"])
+@pytest.mark.parametrize(("which", "named"), [("sft", "SFT policy"), ("reward_model", "reward model")])
 def test_a_held_model_that_changes_stops_the_run(
-    stages: Any, tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch
+    stages: Any, tmp_path: Path, which: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Learner.update
 
@@ -167,7 +167,7 @@ def test_a_held_model_that_changes_stops_the_run(
         return whole(self, experience, number)
 
     monkeypatch.setattr(Learner, "update", update)
-    with pytest.raises(CheckFailed, match=f"the {which.replace('_', ' ')} changed during PPO"):
+    with pytest.raises(CheckFailed, match=f"the {named} changed during PPO"):
         stages.run("ppo", tmp_path, updates=2)
     assert not (tmp_path / "artifact" / "metrics.json").exists()
 
@@ -225,15 +225,69 @@ def test_people_s_data_have_no_gold_and_the_run_needs_none(stages: Any, tmp_path
     assert not {"ppo/gold", "ppo/violations"} & metrics.keys() and "ppo/reward_gain" in metrics
 
 
-def test_a_shared_critic_trains_and_resumes(
-    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"critic": {"kind": "shared"}},
+        {"advantage": "sequence", "kl": {"control": "fixed", "coefficient": 0.1, "form": "k2"}},
+        {"advantage": "rloo", "group_size": 2},
+        {"advantage": "grpo", "group_size": 4, "kl": {"control": "fixed", "coefficient": 0.1, "form": "k3"}},
+        {"kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 1}},
+    ],
+    ids=["shared", "sequence-k2", "rloo", "grpo-k3", "refresh"],
+)
+def test_every_variant_trains_and_resumes_to_the_same_bytes(
+    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], options: dict[str, Any]
 ) -> None:
-    options = {"critic": {"kind": "shared"}, "updates": 4}
-    stages.run("ppo", tmp_path / "whole", **options)
+    options = {"updates": 4, "learning_rate": 1e-2} | options
+    metrics = stages.run("ppo", tmp_path / "whole", **options)
+    assert metrics["ppo/kl"] > 1e-3, "the policy moved"
     with pytest.raises(KeyboardInterrupt):
         stages.run("ppo", tmp_path / "cut", interrupting(3), **options)
-    stages.run("ppo", tmp_path / "cut", **options)
+    assert stages.run("ppo", tmp_path / "cut", **options) == metrics
     assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+def test_a_refreshed_reference_is_the_policy_of_its_time_and_kl_to_sft_is_what_is_judged(
+    stages: Any, tmp_path: Path
+) -> None:
+    options = {"updates": 4, "learning_rate": 1e-2}
+    kl = {"control": "fixed", "coefficient": 0.1}
+    metrics = stages.run("ppo", tmp_path / "refreshed", kl=kl | {"refresh_every": 2}, **options)
+    history = read_rows(tmp_path / "refreshed" / "artifact" / "history.jsonl")
+    assert [row["ppo/kl_to_reference"] == 0 for row in history] == [True, False, True, False]
+    assert history[1]["ppo/kl_to_reference"] == history[1]["ppo/kl"], "until the first refresh the reference is SFT"
+    assert history[2]["ppo/kl"] > 0 and history[3]["ppo/kl_to_reference"] != history[3]["ppo/kl"]
+    stages.run("ppo", tmp_path / "held", kl=kl, **options)
+    held = read_rows(tmp_path / "held" / "artifact" / "history.jsonl")
+    assert [row["ppo/kl"] for row in held[:3]] == [row["ppo/kl"] for row in history[:3]]
+    assert held[3]["ppo/kl"] != history[3]["ppo/kl"], "from there on it pulls elsewhere"
+    rows = read_rows(tmp_path / "refreshed" / "artifact" / "evaluation.jsonl")
+    assert metrics["ppo/kl"] == pytest.approx(sum(row["policy"]["kl"] for row in rows) / len(rows))
+    assert all(row["sft"]["kl"] == 0 for row in rows) and metrics["ppo/kl"] > history[3]["ppo/kl_to_reference"]
+
+
+def test_groups_are_responses_to_one_prompt(stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    real = stage.gather_experience
+
+    def watched(models: Any, samples: Any, *rest: Any) -> Any:
+        seen.append(samples)
+        return real(models, samples, *rest)
+
+    monkeypatch.setattr(stage, "gather_experience", watched)
+    stages.run("ppo", tmp_path, updates=1, advantage="rloo", group_size=4)
+    prompts = [ids[mask].tolist() for ids, mask in zip(seen[0].prompt_ids, seen[0].prompt_mask, strict=True)]
+    assert len(prompts) == 8 and prompts[0] == prompts[3] and prompts[4] == prompts[7] and prompts[0] != prompts[4]
+    assert len({tuple(ids) for ids in seen[0].response_ids.tolist()}) > 2, "each is sampled anew"
+
+
+def test_best_of_n_is_the_likeliest_to_please_of_n_sft_responses(stages: Any, tmp_path: Path) -> None:
+    metrics = stages.run("ppo", tmp_path, updates=1, learning_rate=1e-9, best_of=4, score={"missing_eos": "keep"})
+    assert metrics["ppo/best_of_kl_bound"] == pytest.approx(0.6362943611)  # log 4 - 3/4
+    assert metrics["ppo/best_of_proxy_reward"] > metrics["ppo/proxy_reward"] + 0.3, "the policy is still SFT"
+    assert "ppo/best_of_gold" in metrics
+    assert not any("best_of" in name for name in stages.run("ppo", tmp_path / "without", updates=1))
 
 
 def test_the_stage_is_given_seeds_of_its_own(stages: Any, tmp_path: Path, undisturbed: Any) -> None:
