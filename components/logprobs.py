@@ -4,6 +4,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from components.batching import position_ids
 from components.models import autocast
@@ -13,23 +16,27 @@ NEVER = -1e9
 """Logit of a token of probability 0 (finite, so that entropy is)."""
 
 
+LOGITS_AT_ONCE = 2**26
+"""Elements of the float32 logits that are held at a time (256 MiB); more tokens go in turns."""
+
+
 class TokenStats(NamedTuple):
     """Of the K tokens that count, in row-major order of (N, L)."""
 
     logprobs: Tensor
     """(K,) log-probability of each token given those before it, nats, at the temperature asked for."""
-    entropy: Tensor
-    """(K,) entropy of the distribution each was drawn from, nats."""
+    logprobs_at_1: Tensor
+    """(K,) the same at temperature 1, without gradient."""
     hidden: Tensor
     """(K, D) last hidden state at the position that predicts the token, float32."""
-    logprobs_at_1: Tensor
-    """(K,) as `logprobs`, at temperature 1 (the same tensor where that is the temperature)."""
+    entropy: Tensor | None
+    """(K,) entropy of the distribution each was drawn from, nats, where asked for."""
 
 
 def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
     """Float32 logits (..., V) from last hidden states (..., D); the pad token has none: it can't be sampled."""
     logits = model.get_output_embeddings()(hidden).float()
-    return logits.index_fill(-1, torch.tensor([model.config.pad_token_id], device=logits.device), NEVER)
+    return logits.index_fill_(-1, torch.tensor([model.config.pad_token_id], device=logits.device), NEVER)
 
 
 def last_hidden(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
@@ -52,20 +59,31 @@ def predicts(counts: Tensor) -> Tensor:
 
 
 def token_stats(
-    model: Any, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime, temperature: float = 1.0
-) -> TokenStats:
-    """Log-probability, entropy and hidden state for the tokens where `counts` (N, L) is True.
+    model: Any, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime, temperature: float = 1.0,
+    with_entropy: bool = False,
+) -> TokenStats:  # fmt: skip
+    """Log-probability, hidden state and, where asked for, entropy for the tokens where `counts` (N, L) is True.
 
     A token at the first position has no prediction: `counts` must be False there. The output layer runs only at the
-    positions asked for, so a batch whose prompts are long costs little memory.
+    positions asked for, and no more than `LOGITS_AT_ONCE` of its logits are held; where they go in turns, a backward
+    pass computes those of each turn again.
     """
     with autocast(runtime):
         hidden = last_hidden(model, ids, mask)[predicts(counts)]
-        logits = vocabulary_logits(model, hidden)
-    tokens = ids[counts].unsqueeze(-1)
-    at_1 = torch.log_softmax(logits, -1)
-    at_temperature = at_1 if temperature == 1.0 else torch.log_softmax(logits / temperature, -1)
-    entropy = -(at_temperature.exp() * at_temperature).sum(-1)
-    return TokenStats(
-        at_temperature.gather(-1, tokens).squeeze(-1), entropy, hidden.float(), at_1.gather(-1, tokens).squeeze(-1)
-    )
+    tokens = ids[counts]
+    rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+
+    def turn(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        with autocast(runtime):
+            logits = vocabulary_logits(model, hidden)
+        scaled = logits if temperature == 1.0 else logits / temperature
+        logprobs = -cross_entropy(scaled, tokens, reduction="none")
+        with torch.no_grad():
+            at_1 = logprobs.detach() if temperature == 1.0 else -cross_entropy(logits, tokens, reduction="none")
+        return logprobs, at_1, *([Categorical(logits=scaled, validate_args=False).entropy()] if with_entropy else [])
+
+    turns = zip(hidden.split(rows), tokens.split(rows), strict=True)
+    again = torch.is_grad_enabled() and len(tokens) > rows
+    parts = [checkpoint(turn, h, t, use_reentrant=False) if again else turn(h, t) for h, t in turns]
+    logprobs, at_1, *entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+    return TokenStats(logprobs, at_1, hidden.float(), entropy[0] if entropy else None)

@@ -114,11 +114,11 @@ class Learner:
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Policy loss - entropy bonus (+ KL loss), means over the tokens of `rows`; the last hidden states (K, D)."""
         config, mask = self.job.ppo, experience.samples.response_mask[rows]
-        stats = batch.stats(self.models.policy, self.job.runtime, self.job.generation.temperature)
+        stats = batch.stats(self.models.policy, self.job, config.entropy_coefficient > 0)
         logprobs, old = scatter(stats.logprobs, mask), experience.logprobs[rows]
         surrogate = policy_loss(logprobs, old, experience.advantages[rows], mask, config.clip_range)
         policy = masked_mean(surrogate.loss, mask)
-        loss = policy - config.entropy_coefficient * stats.entropy.mean()
+        loss = policy if stats.entropy is None else policy - config.entropy_coefficient * stats.entropy.mean()
         if config.kl.form != "reward":
             tether = kl_loss(logprobs, old, experience.reference[rows], mask, config.kl.form)
             loss = loss + experience.kl_weight * masked_mean(tether, mask)

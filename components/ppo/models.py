@@ -107,9 +107,10 @@ class Packed:
         width = int(mask.sum(1).max())
         return cls(*(x.gather(1, order)[:, :width] for x in (ids, mask, counts)))
 
-    def stats(self, model: Any, runtime: Runtime, temperature: float) -> TokenStats:
-        """Token statistics of `model` on the training path."""
-        return token_stats(model, self.ids, self.mask, self.counts, runtime, temperature)
+    def stats(self, model: Any, job: PpoJob, with_entropy: bool) -> TokenStats:
+        """Token statistics of `model` on the training path, at the temperature of sampling."""
+        temperature = job.generation.temperature
+        return token_stats(model, self.ids, self.mask, self.counts, job.runtime, temperature, with_entropy)
 
 
 def micro_batches(samples: Samples, size: int) -> Iterator[Tensor]:
@@ -125,33 +126,25 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
         (B, T): `policy`, `policy_at_1`, `reference`, `sft`, `sft_at_1` log-probabilities, `entropy`, and with a critic
         `values`; (B,): `raw_scores`.
     """
-    mask, critic = samples.response_mask, models.critic
-    names = [
-        "policy",
-        "policy_at_1",
-        "reference",
-        "sft",
-        "sft_at_1",
-        "entropy",
-        *(["values"] if critic is not None else []),
-    ]
-    out = {name: torch.zeros(mask.shape, device=mask.device) for name in names}
+    mask, out = samples.response_mask, dict[str, Tensor]()
     raw = torch.zeros(len(mask), device=mask.device)
     for rows in micro_batches(samples, job.ppo.micro_batch_size):
         batch = Packed.of(samples, rows)
         three = (models.policy, models.reference, models.sft)
         asked = {id(m): m for m in three}  # a model that plays two parts is asked once
-        stats = {key: batch.stats(m, job.runtime, job.generation.temperature) for key, m in asked.items()}
+        stats = {key: batch.stats(m, job, with_entropy=m is models.policy) for key, m in asked.items()}
         policy, reference, sft = (stats[id(m)] for m in three)
         raw[rows] = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime)
         flat = {
             "policy": policy.logprobs, "policy_at_1": policy.logprobs_at_1, "reference": reference.logprobs,
-            "sft": sft.logprobs, "sft_at_1": sft.logprobs_at_1, "entropy": policy.entropy,
+            "sft": sft.logprobs, "sft_at_1": sft.logprobs_at_1,
         }  # fmt: skip
-        if critic is not None:
-            flat["values"] = critic.values(batch, policy.hidden, job.runtime)
+        if policy.entropy is not None:
+            flat["entropy"] = policy.entropy
+        if models.critic is not None:
+            flat["values"] = models.critic.values(batch, policy.hidden, job.runtime)
         for name, found in flat.items():
-            out[name][rows] = scatter(found, mask[rows])
+            out.setdefault(name, torch.zeros(mask.shape, device=mask.device))[rows] = scatter(found, mask[rows])
     return out | {"raw_scores": raw}
 
 

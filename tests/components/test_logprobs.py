@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from components import logprobs
 from components.batching import pad
 from components.logprobs import token_stats
 from components.runtime import Runtime
@@ -32,7 +33,7 @@ def padded(language: Any, side: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_they_equal_transformers_own_forward(language: Any, runtime: Runtime, temperature: float) -> None:
-    stats = token_stats(language.model, *padded(language, "right"), runtime, temperature)
+    stats = token_stats(language.model, *padded(language, "right"), runtime, temperature, with_entropy=True)
     expected, entropies = [], []
     for prompt, response in responses(language):
         logits = language.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
@@ -53,7 +54,9 @@ def test_at_another_temperature_those_at_1_stand_beside_them(language: Any, runt
 
 
 def test_padding_on_the_left_or_right_gives_the_same(language: Any, runtime: Runtime) -> None:
-    left, right = (token_stats(language.model, *padded(language, side), runtime) for side in ("left", "right"))
+    left, right = (
+        token_stats(language.model, *padded(language, side), runtime, with_entropy=True) for side in ("left", "right")
+    )
     for one, other in zip(left, right, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
@@ -63,7 +66,7 @@ def test_what_the_padding_holds_changes_nothing(language: Any, runtime: Runtime,
     ids, mask, counts = padded(language, side)
     garbage = torch.where(mask, ids, torch.randint_like(ids, 1, len(language.tokenizer)))
     assert not torch.equal(ids, garbage)
-    one, other = (token_stats(language.model, x, mask, counts, runtime) for x in (ids, garbage))
+    one, other = (token_stats(language.model, x, mask, counts, runtime, with_entropy=True) for x in (ids, garbage))
     assert torch.allclose(one.logprobs, other.logprobs, atol=1e-6)
 
 
@@ -85,10 +88,33 @@ def test_no_gradient_reaches_tokens_that_stand_in_the_padding_alone(language: An
     model.lm_head = untied
     ids, mask, counts = padded(language, side)
     unused = next(t for t in range(10, len(language.tokenizer)) if not (ids == t).any())
-    stats = token_stats(model, torch.where(mask, ids, torch.full_like(ids, unused)), mask, counts, runtime)
+    stats = token_stats(
+        model, torch.where(mask, ids, torch.full_like(ids, unused)), mask, counts, runtime, with_entropy=True
+    )
+    assert stats.entropy is not None
     (stats.logprobs.sum() + stats.entropy.sum()).backward()
     gradient = model.get_input_embeddings().weight.grad
     assert not gradient[unused].any()
     assert gradient[ids[mask].unique()].any(1).sum() > 10, "the tokens that count get one"
     assert not untied.weight.grad[language.tokenizer.pad_token_id].any()
     assert not torch.isnan(gradient).any()
+
+
+def test_logits_taken_in_turns_give_the_same_numbers_and_gradients(
+    language: Any, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = copy.deepcopy(language.model).requires_grad_(True)
+    batch, found, held = padded(language, "left"), [], []
+    real = logprobs.vocabulary_logits
+    monkeypatch.setattr(logprobs, "vocabulary_logits", lambda m, h: held.append(len(h)) or real(m, h))
+    for at_once in (logprobs.LOGITS_AT_ONCE, 3 * len(language.tokenizer)):
+        monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", at_once)
+        model.zero_grad()
+        stats = token_stats(model, *batch, runtime, 0.7, with_entropy=True)
+        (stats.logprobs.sum() + stats.entropy.sum()).backward()
+        found.append([*stats, torch.cat([p.grad.flatten() for p in model.parameters()])])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+    tokens = len(found[0][0])
+    assert held[0] == tokens > 6 and max(held[1:]) == 3, "never more than that are held"
+    assert sum(held[1:]) == 2 * tokens, "and they are computed again for the gradient"
