@@ -1,6 +1,5 @@
 """The four models of PPO: policy, reference, reward model and critic, and how each is asked."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from components.adapters import AdapterView, Backbone, load_adapter, tensors_digest
+from components.adapters_config import AdapterConfig
 from components.logprobs import TokenStats, last_hidden, token_stats
 from components.models import autocast, frozen, load_causal_lm, load_reward_model
 from components.ppo.config import PpoJob
 from components.ppo.rollout import Samples
 from components.reward.scoring import ScoreScale, score_tokens
 from components.runtime import Runtime
+from components.training import torch_seed
 
 
 class SeparateCritic(nn.Module):
@@ -55,7 +57,13 @@ class Models:
 
     @classmethod
     def load(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
-        """Policy and reference from the SFT artifact, reward model (and a separate critic) from the reward artifact."""
+        """Policy and reference from the SFT artifact, reward model (and a separate critic) from the reward artifact.
+
+        Raises:
+            UserError: `ppo.lora` is set, and the reward artifact holds no adapter of this SFT model.
+        """
+        if job.ppo.lora is not None:
+            return cls._on_one_backbone(job, job.ppo.lora, inputs)
         policy, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
         reference, _ = load_causal_lm(inputs["sft"], job.runtime)
         reward_model, _ = load_reward_model(inputs["reward"], job.runtime)
@@ -66,6 +74,20 @@ class Models:
         else:
             critic = SharedCritic(policy.config.hidden_size).to(job.runtime.device)
         return cls(policy, frozen(reference), frozen(reward_model), critic, tokenizer, scale)
+
+    @classmethod
+    def _on_one_backbone(cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path]) -> "Models":
+        """The same as views of the SFT model, which is held once: the reference is it without an adapter."""
+        model, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
+        backbone, adapter, scale = Backbone(model), inputs["reward"] / "adapter", ScoreScale.read(inputs["reward"])
+        reward_model = load_adapter(backbone, "reward", adapter)
+        policy = backbone.add("policy", config, torch_seed(job.seed, "ppo", "adapter"))
+        critic: SeparateCritic | SharedCritic
+        if job.ppo.critic.kind == "separate":
+            critic = SeparateCritic(load_adapter(backbone, "critic", adapter), scale)
+        else:
+            critic = SharedCritic(model.config.hidden_size).to(job.runtime.device)
+        return cls(policy, AdapterView(backbone), frozen(reward_model), critic, tokenizer, scale)
 
     def policy_and_values(self, batch: "Packed", runtime: Runtime, temperature: float) -> tuple[TokenStats, Tensor]:
         """The policy's token statistics and the critic's values (K,) on the training path."""
@@ -139,9 +161,5 @@ def scatter(flat: Tensor, mask: Tensor) -> Tensor:
 
 
 def weights_digest(model: Any) -> str:
-    """sha256 of all parameters' bytes: what a frozen model must keep."""
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    """sha256 of the bytes of all its weights, a shared backbone's among them: what a frozen model must keep."""
+    return tensors_digest(model.weights() if isinstance(model, AdapterView) else model.named_parameters())
