@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -69,6 +69,15 @@ class RunConfig(Settings):
     """The blind comparison with SFT."""
     gates: GatesConfig
     """Thresholds by stage and gate; null leaves a gate off."""
+
+    @model_validator(mode="after")
+    def _one_backbone(self) -> Self:
+        if self.ppo.lora is not None and self.reward.lora is None:
+            raise ValueError(
+                "ppo.lora: the reward model shares the policy's backbone only where it is an adapter too: set "
+                "reward.lora, as in --set reward.lora.rank=8"
+            )
+        return self
 
     def job(self, kind: type[Job]) -> Job:
         """The part of this config that a stage's job class names: all that enters the stage's key."""

@@ -61,8 +61,8 @@ STAGES: dict[str, Stage] = {
             ("pandas", "great-expectations"),
         ),
         _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH),
-        _stage("reward", "components.reward.stage", "components.reward.config:RewardJob", TORCH),
-        _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", TORCH),
+        _stage("reward", "components.reward.stage", "components.reward.config:RewardJob", (*TORCH, "peft")),
+        _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", (*TORCH, "peft")),
         _stage(
             "human_eval.sample",
             "components.human_eval.sample",

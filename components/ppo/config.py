@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from components.adapters_config import AdapterConfig
 from components.generation import GenerationConfig
 from components.optim import OptimizerConfig
 from components.runtime import Runtime
@@ -119,6 +120,9 @@ class PpoConfig(OptimizerConfig):
     """The reward of a response."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
+    lora: AdapterConfig | None = None
+    """Policy, reference, critic and reward model share one frozen backbone, the policy a LoRA adapter of this shape
+    (critic and reward model: of `reward.lora`'s, which must be set too); null trains whole models."""
     evaluate: int = Field(512, ge=256)
     """Held-out prompts of the final evaluation; the KL gate's interval needs at least 256."""
     best_of: int | None = Field(None, ge=2)

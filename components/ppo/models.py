@@ -1,7 +1,6 @@
 """The four models of PPO: policy, reference, reward model and critic, and how each is asked."""
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from components.adapters import AdapterView, Backbone, load_adapter, tensors_digest
+from components.adapters_config import AdapterConfig
 from components.logprobs import TokenStats, last_hidden, predicts, token_stats
 from components.models import autocast, frozen, load_causal_lm, load_reward_model
 from components.ppo.config import PpoJob
 from components.ppo.rollout import Samples
 from components.reward.scoring import ScoreScale, score_tokens
 from components.runtime import Runtime
+from components.training import torch_seed
 
 
 class SeparateCritic(nn.Module):
@@ -63,19 +65,36 @@ class Models:
 
     @classmethod
     def load(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
-        """Policy and reference from the SFT artifact, reward model (and a separate critic) from the reward artifact."""
-        policy, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
-        reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0])
-        refreshed = job.ppo.kl.refresh_every is not None
-        sft = frozen(load_causal_lm(inputs["sft"], job.runtime)[0]) if refreshed else reference
-        reward_model, _ = load_reward_model(inputs["reward"], job.runtime)
+        """Policy and reference from the SFT artifact, reward model (and a separate critic) from the reward artifact.
+
+        Raises:
+            UserError: `ppo.lora` is set, and the reward artifact holds no adapter of this SFT model.
+        """
         scale = ScoreScale.read(inputs["reward"])
-        critic: SeparateCritic | SharedCritic | None = None
-        if job.ppo.has_critic and job.ppo.critic.kind == "separate":
-            critic = SeparateCritic(load_reward_model(inputs["reward"], job.runtime)[0], scale)
-        elif job.ppo.has_critic:
-            critic = SharedCritic(policy.config.hidden_size).to(job.runtime.device)
-        return cls(policy, reference, frozen(reward_model), critic, tokenizer, scale, sft)
+        if job.ppo.lora is not None:
+            return cls._on_one_backbone(job, job.ppo.lora, inputs, scale)
+        policy, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
+        sft = reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0])
+        if job.ppo.kl.refresh_every:
+            reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0])
+        reward_model = frozen(load_reward_model(inputs["reward"], job.runtime)[0])
+        critic = build_critic(job, policy.config, lambda: load_reward_model(inputs["reward"], job.runtime)[0], scale)
+        return cls(policy, reference, reward_model, critic, tokenizer, scale, sft)
+
+    @classmethod
+    def _on_one_backbone(
+        cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path], scale: ScoreScale
+    ) -> "Models":
+        """The same as views of the SFT model, which is held once: SFT is it without an adapter."""
+        model, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
+        backbone, adapter = Backbone(model), inputs["reward"] / "adapter"
+        reward_model = frozen(load_adapter(backbone, "reward", adapter))
+        policy = backbone.add("policy", config, torch_seed(job.seed, "ppo", "adapter"))
+        sft = reference = AdapterView(backbone)
+        if job.ppo.kl.refresh_every:
+            reference = frozen(backbone.add("reference", config, torch_seed(job.seed, "ppo", "adapter")))
+        critic = build_critic(job, model.config, lambda: load_adapter(backbone, "critic", adapter), scale)
+        return cls(policy, reference, reward_model, critic, tokenizer, scale, sft)
 
     def trained(self) -> dict[str, Any]:
         """What takes gradients: the policy, and the critic where there is one."""
@@ -86,6 +105,17 @@ class Models:
         with torch.no_grad():
             for held, trained in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
                 held.copy_(trained)
+
+
+def build_critic(
+    job: PpoJob, config: Any, from_reward_model: Callable[[], Any], scale: ScoreScale
+) -> SeparateCritic | SharedCritic | None:
+    """The value function the job names; `config` is the policy's, and a separate one starts as the reward model."""
+    if not job.ppo.has_critic:
+        return None
+    if job.ppo.critic.kind == "separate":
+        return SeparateCritic(from_reward_model(), scale)
+    return SharedCritic(config.hidden_size).to(job.runtime.device)
 
 
 @dataclass(frozen=True)
@@ -154,9 +184,5 @@ def scatter(flat: Tensor, mask: Tensor) -> Tensor:
 
 
 def weights_digest(model: Any) -> str:
-    """sha256 of all parameters' bytes: what a frozen model must keep."""
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    """sha256 of the bytes of all its weights, a shared backbone's among them: what a frozen model must keep."""
+    return tensors_digest(model.weights() if isinstance(model, AdapterView) else model.named_parameters())

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from components.adapters import AdapterView
 from components.batching import Messages, encode_prompt, pad
 from components.generation import GenerationConfig
 from components.logprobs import vocabulary_logits
@@ -76,7 +77,8 @@ def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
     else:
         import copy
 
-        yield copy.deepcopy(model).requires_grad_(False).to(torch.bfloat16)
+        whole = model.merged() if isinstance(model, AdapterView) else copy.deepcopy(model)
+        yield whole.requires_grad_(False).to(torch.bfloat16)
 
 
 @torch.no_grad()

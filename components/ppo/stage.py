@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from components.adapters import AdapterView, save_adapter
 from components.batching import encode_prompt
 from components.data.jsonl import read_rows, write_json, write_rows
 from components.data.task import task_scores
@@ -49,6 +50,8 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
     models.policy.eval()
     save_model(models.policy, models.tokenizer, out / "artifact" / "model")
+    if isinstance(models.policy, AdapterView):
+        save_adapter(models.policy, out / "artifact" / "adapter")
     write_rows(out / "artifact" / "history.jsonl", trained["history"])
     write_rows(out / "artifact" / "samples.jsonl", trained["samples"])
     metrics = evaluate(models, job, data, out)

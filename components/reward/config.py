@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from components.adapters_config import AdapterConfig
 from components.generation import GenerationConfig
 from components.optim import OptimizerConfig
 from components.runtime import Runtime
@@ -27,6 +28,8 @@ class RewardConfig(OptimizerConfig):
     """Equal-mass bins of the expected calibration error."""
     scale_responses: int = Field(512, ge=16)
     """SFT responses, on prompts of the calibration split, that the score's shift and scale are measured on."""
+    lora: AdapterConfig | None = None
+    """Train a LoRA adapter (and the head) beside the frozen SFT model; null trains all of it."""
     checkpoint_every: int = unkeyed(100, ge=1)
     """Optimiser steps between checkpoints."""
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from components.adapters import AdapterView, Backbone, save_adapter
 from components.batching import encode_prompt, encode_response, pad
 from components.data.jsonl import read_rows, write_json
 from components.errors import CheckFailed
@@ -38,8 +39,13 @@ class Pair(NamedTuple):
 
 
 def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
-    """Train a scalar head and body on `inputs["data"]` from `inputs["sft"]`; publish model, scale and calibration."""
+    """Train a scalar head and body on `inputs["data"]` from `inputs["sft"]`; publish model, scale and calibration.
+
+    With `reward.lora` the body is an adapter, published beside the whole model.
+    """
     model, tokenizer = load_reward_model(inputs["sft"], job.runtime, seed=torch_seed(job.seed, "reward", "head"))
+    if job.reward.lora is not None:
+        model = Backbone(model).add("reward", job.reward.lora, torch_seed(job.seed, "reward", "adapter"), model.score)
     splits = {s: read_rows(inputs["data"] / f"pairs.{s}.jsonl") for s in ("train", "calibration", "test")}
     splits["train"] = splits["train"][: job.reward.max_pairs]
     pairs = {s: encode_pairs(tokenizer, rows, job.generation) for s, rows in splits.items()}
@@ -64,6 +70,8 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
     )  # fmt: skip
     model = frozen(model)
     save_model(model, tokenizer, out / "artifact" / "model")
+    if isinstance(model, AdapterView):
+        save_adapter(model, out / "artifact" / "adapter")
     calibration = _calibrate(job, model, pad_id, splits, pairs)
     write_json(out / "artifact" / "calibration.json", calibration)
     scale = _measure_scale(job, inputs, model, tokenizer, calibration["temperature"])

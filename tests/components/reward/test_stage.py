@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from components.adapters import Backbone, load_adapter
 from components.data.jsonl import read_rows
 from components.errors import CheckFailed
 from components.generation import GenerationConfig
@@ -145,3 +146,52 @@ def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
     assert stages.run("reward", tmp_path, again) == trained[1]
     assert again.steps == list(range(at // 2 * 2 + 1 if at < 7 else 8, 8)), "it goes on from its last checkpoint"
     assert digests(tmp_path / "artifact") == digests(trained[0] / "artifact")
+
+
+LORA = {"lora": {"rank": 4}, "learning_rate": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def adapted(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    out = tmp_path_factory.mktemp("adapted")
+    return out, stages.run("reward", out, **LORA)
+
+
+def test_with_lora_the_whole_model_scores_as_the_adapter_on_the_sft_model_does(
+    stages: Any, adapted: tuple[Path, dict[str, float]], runtime: Runtime
+) -> None:
+    from components.reward.scoring import score_sequences
+
+    artifact = adapted[0] / "artifact"
+    whole, tokenizer = load_reward_model(artifact, runtime)
+    sft, _ = load_causal_lm(stages.inputs["sft"], runtime)
+    with_head = load_reward_model(stages.inputs["sft"], runtime, seed=1)[0]
+    expected_parameters = [(name, p.shape) for name, p in with_head.named_parameters()]
+    assert [(name, p.shape) for name, p in whole.named_parameters()] == expected_parameters
+    assert all(torch.equal(a, b) for a, b in zip(
+        (p for n, p in sft.named_parameters() if "_proj" not in n),
+        (p for n, p in whole.named_parameters() if "_proj" not in n and "score" not in n), strict=True,
+    )), "what is no linear layer of a block is the SFT model's"  # fmt: skip
+    adapter = load_adapter(Backbone(sft), "reward", artifact / "adapter")
+    pairs = encode_pairs(
+        tokenizer, read_rows(stages.inputs["data"] / "pairs.test.jsonl"), stages.job("reward").generation
+    )
+    scores = [score_sequences(m, tokenizer.pad_token_id, [p.chosen for p in pairs], runtime) for m in (whole, adapter)]
+    assert scores[0].std() > 1e-3 and torch.allclose(*scores, atol=1e-4)
+
+
+def test_with_lora_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
+    seen: list[dict[str, float]] = []
+    stages.run("reward", tmp_path, lambda step, metrics, total=None: seen.append(dict(metrics)),
+               epochs=24, max_pairs=32, checkpoint_every=100, **LORA | {"learning_rate": 3e-2})  # fmt: skip
+    assert seen[-1]["reward/train_accuracy"] > 0.9 and seen[-1]["reward/train_loss"] < 0.4
+
+
+@pytest.mark.parametrize("at", [1, 4, 7])
+def test_with_lora_an_interruption_leaves_no_trace(
+    stages: Any, adapted: tuple[Path, Any], tmp_path: Path, at: int, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("reward", tmp_path, interrupting(at), **LORA)
+    assert stages.run("reward", tmp_path, **LORA) == adapted[1]
+    assert digests(tmp_path / "artifact") == digests(adapted[0] / "artifact")
