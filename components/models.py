@@ -4,14 +4,16 @@ Weights are float32; `autocast` runs matrix products in the runtime's format. No
 """
 
 import contextlib
+import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -20,9 +22,12 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
+from components.adapters import AdapterView
 from components.errors import UserError
+from components.optim import OptimizerConfig
 from components.runtime import Runtime
 from components.sft.config import ScratchModel
 
@@ -168,6 +173,27 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
         config = json.loads((folder / name).read_text())
         kept = {key: value for key, value in config.items() if key not in whence}
         (folder / name).write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+
+
+@contextlib.contextmanager
+def recomputed(model: Any, config: OptimizerConfig) -> Iterator[None]:
+    """Where the config asks for gradient checkpointing (Chen et al. 2016), forward passes of `model` within keep only
+    what enters each block, and their backward pass, within or after, computes the rest again.
+
+    Only the blocks' own flags are raised: what is in them, dropout above all, stays in the mode it is in.
+    """
+    body = model.backbone.model if isinstance(model, AdapterView) else model
+    blocks = [m for m in body.modules() if isinstance(m, GradientCheckpointingLayer)]
+    blocks = blocks if config.gradient_checkpointing and torch.is_grad_enabled() else []
+    training = [block.training for block in blocks]
+    for block in blocks:
+        block.gradient_checkpointing, block.training = True, True
+        block._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for block, before in zip(blocks, training, strict=True):
+            block.gradient_checkpointing, block.training = False, before
 
 
 def frozen(model: Any) -> Any:

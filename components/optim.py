@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from components.settings import Settings
+from components.settings import Settings, unkeyed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +31,9 @@ class OptimizerConfig(Settings):
     """`tensorflow` adds epsilon before the second moment's bias correction: early steps are smaller."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Global gradient norm to clip at."""
+    gradient_checkpointing: bool = unkeyed(False)
+    """Keep only what enters each transformer block and compute the rest again for the gradient: less memory, more time,
+    the same result."""
 
 
 def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":

@@ -11,6 +11,7 @@ from torch import Tensor
 from components import checkpoint
 from components.batching import length_buckets
 from components.errors import CheckFailed
+from components.models import recomputed
 from components.optim import OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
 
 
@@ -119,7 +120,8 @@ def fit(
         for start in range(0, len(batch), micro_batch_size):
             micro = batch[start : start + micro_batch_size]
             share = len(micro) / len(batch)
-            loss, values = batch_loss(micro)
+            with recomputed(model, optimizer_config):
+                loss, values = batch_loss(micro)
             if not torch.isfinite(loss):
                 raise CheckFailed(
                     f"{group}: the loss is {loss.item()} at step {step + 1}. Lower {group}.learning_rate."

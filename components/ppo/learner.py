@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from components.errors import CheckFailed
+from components.models import recomputed
 from components.optim import build_optimizer, learning_rate_at, set_learning_rate
 from components.ppo.config import PpoJob
 from components.ppo.experience import Experience
@@ -106,7 +107,8 @@ class Learner:
             loss, metrics = loss + self.job.ppo.critic.coefficient * value, metrics | {"ppo/value_loss": value.item()}
         yield loss, metrics
         if isinstance(critic, SeparateCritic):
-            value = self._value_loss(experience, rows, critic.values(batch, hidden, self.job.runtime))
+            with recomputed(critic.model, self.job.ppo):
+                value = self._value_loss(experience, rows, critic.values(batch, hidden, self.job.runtime))
             yield value, {"ppo/value_loss": value.item()}
 
     def _policy_loss(
@@ -114,7 +116,8 @@ class Learner:
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Policy loss - entropy bonus (+ KL loss), means over the tokens of `rows`; the last hidden states (K, D)."""
         config, mask = self.job.ppo, experience.samples.response_mask[rows]
-        stats = batch.stats(self.models.policy, self.job, config.entropy_coefficient > 0)
+        with recomputed(self.models.policy, config):
+            stats = batch.stats(self.models.policy, self.job, config.entropy_coefficient > 0)
         logprobs, old = scatter(stats.logprobs, mask), experience.logprobs[rows]
         surrogate = policy_loss(logprobs, old, experience.advantages[rows], mask, config.clip_range)
         policy = masked_mean(surrogate.loss, mask)

@@ -61,6 +61,26 @@ def test_micro_batches_change_nothing_but_memory(load: Load, kind: str) -> None:
     assert torch.allclose(*weights, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_gradient_checkpointing_keeps_less_and_ends_with_the_same_bytes(load: Load, kind: str) -> None:
+    weights, kept = [], []
+    for on in (False, True):
+        learner, experience = ready(load, epochs=2, critic={"kind": kind}, gradient_checkpointing=on)
+        saved: list[int] = []
+
+        def count(tensor: torch.Tensor, saved: list[int] = saved) -> torch.Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            learner.update(experience, 0)
+        kept.append(sum(saved))
+        weights.append([weights_digest(m) for m in learner.models.trained().values()])
+        assert not any(getattr(m, "gradient_checkpointing", False) for m in learner.models.policy.modules())
+    assert weights[0] == weights[1]
+    assert kept[1] < 0.7 * kept[0]
+
+
 def test_an_update_leaves_reference_and_reward_model_alone(load: Load) -> None:
     learner, experience = ready(load)
     models = learner.models
