@@ -93,6 +93,7 @@ def fit(
     out: Path,
     checkpoint_every: int,
     report: Report,
+    part: int | None = None,
 ) -> int:
     """Train `model` on examples 0..N-1 in length-bucketed batches; resumes from `out/checkpoint`.
 
@@ -101,6 +102,7 @@ def fit(
         lengths: N example lengths in tokens.
         micro_batch_size: examples per forward; gradients accumulate to `batch_size`, weighted by examples.
         group: metric group and checkpoint folder, `sft` or `reward`.
+        part: which model, of a stage that trains several: a data order and a checkpoint folder of its own.
 
     Returns:
         the number of optimiser steps.
@@ -108,9 +110,10 @@ def fit(
     Raises:
         CheckFailed: a loss or gradient isn't finite.
     """
-    batches = [b for e in range(epochs) for b in length_buckets(lengths, batch_size, seeded(seed, group, "order", e))]
+    name = group if part is None else f"{group}-{part}"
+    batches = [b for e in range(epochs) for b in length_buckets(lengths, batch_size, seeded(seed, name, "order", e))]
     optimizer = build_optimizer(model, optimizer_config)
-    folder = out / "checkpoint" / group
+    folder = out / "checkpoint" / name
     resumed = restore_state(folder, {"model": model}, {"model": optimizer})
     for step in range(resumed[0] if resumed else 0, len(batches)):
         rate = learning_rate_at(step, len(batches), optimizer_config)
@@ -127,8 +130,8 @@ def fit(
                     f"{group}: the loss is {loss.item()} at step {step + 1}. Lower {group}.learning_rate."
                 )
             (loss * share).backward()
-            for name, value in values.items():
-                metrics[name] = metrics.get(name, 0.0) + value * share
+            for metric, value in values.items():
+                metrics[metric] = metrics.get(metric, 0.0) + value * share
         metrics[f"{group}/grad_norm"] = clip_and_step(model, optimizer, optimizer_config.max_grad_norm, group)
         metrics[f"{group}/learning_rate"] = rate
         if (step + 1) % checkpoint_every == 0 or step + 1 == len(batches):

@@ -71,7 +71,12 @@ class RunConfig(Settings):
     """Thresholds by stage and gate; null leaves a gate off."""
 
     @model_validator(mode="after")
-    def _one_backbone(self) -> Self:
+    def _reward_model_fits_ppo(self) -> Self:
+        if self.ppo.score.ensemble != "mean" and self.reward.members < 2:
+            raise ValueError(
+                f"ppo.score.ensemble: {self.ppo.score.ensemble} is of several reward models: set reward.members to 2 or "
+                "more"
+            )
         if self.ppo.lora is not None and self.reward.lora is None:
             raise ValueError(
                 "ppo.lora: the reward model shares the policy's backbone only where it is an adapter too: set "

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from components.adapters_config import AdapterConfig
 from components.generation import GenerationConfig
 from components.optim import OptimizerConfig
+from components.reward.config import EnsembleConfig
 from components.runtime import Runtime
 from components.settings import Settings, unkeyed
 
@@ -57,7 +58,7 @@ class KLConfig(Settings):
         return (1 + 0.2 / self.horizon) ** updates if math.log1p(0.2 / self.horizon) * updates < 700 else math.inf
 
 
-class ScoreConfig(Settings):
+class ScoreConfig(EnsembleConfig):
     """From the reward model's score (shifted and scaled to the SFT responses) to the reward of the last token."""
 
     clip: float = Field(5.0, gt=0)

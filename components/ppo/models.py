@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from components.adapters import AdapterView, Backbone, load_adapter, tensors_digest
 from components.adapters_config import AdapterConfig
+from components.errors import UserError
 from components.logprobs import TokenStats, last_hidden, predicts, token_stats
 from components.models import autocast, frozen, load_causal_lm, load_reward_model
 from components.ppo.config import PpoJob
 from components.ppo.rollout import Samples
-from components.reward.scoring import ScoreScale, score_tokens
+from components.reward.scoring import ScoreScale, as_one, member_folder, read_sft_scores, score_tokens
 from components.runtime import Runtime
 from components.training import torch_seed
 
@@ -70,30 +71,29 @@ class Models:
         Raises:
             UserError: `ppo.lora` is set, and the reward artifact holds no adapter of this SFT model.
         """
-        scale = ScoreScale.read(inputs["reward"])
         if job.ppo.lora is not None:
-            return cls._on_one_backbone(job, job.ppo.lora, inputs, scale)
+            return cls._on_one_backbone(job, job.ppo.lora, inputs)
         policy, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
         sft = reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0])
         if job.ppo.kl.refresh_every:
             reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0])
-        reward_model = frozen(load_reward_model(inputs["reward"], job.runtime)[0])
-        critic = build_critic(job, policy.config, lambda: load_reward_model(inputs["reward"], job.runtime)[0], scale)
+        reward_model, scale, critic = load_judges(
+            job, inputs["reward"], policy.config, lambda folder, name: load_reward_model(folder, job.runtime)[0]
+        )
         return cls(policy, reference, reward_model, critic, tokenizer, scale, sft)
 
     @classmethod
-    def _on_one_backbone(
-        cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path], scale: ScoreScale
-    ) -> "Models":
+    def _on_one_backbone(cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path]) -> "Models":
         """The same as views of the SFT model, which is held once: SFT is it without an adapter."""
         model, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
-        backbone, adapter = Backbone(model), inputs["reward"] / "adapter"
-        reward_model = frozen(load_adapter(backbone, "reward", adapter))
+        backbone = Backbone(model)
+        reward_model, scale, critic = load_judges(
+            job, inputs["reward"], model.config, lambda folder, name: load_adapter(backbone, name, folder / "adapter")
+        )
         policy = backbone.add("policy", config, torch_seed(job.seed, "ppo", "adapter"))
         sft = reference = AdapterView(backbone)
         if job.ppo.kl.refresh_every:
             reference = frozen(backbone.add("reference", config, torch_seed(job.seed, "ppo", "adapter")))
-        critic = build_critic(job, model.config, lambda: load_adapter(backbone, "critic", adapter), scale)
         return cls(policy, reference, reward_model, critic, tokenizer, scale, sft)
 
     def trained(self) -> dict[str, Any]:
@@ -107,15 +107,33 @@ class Models:
                 held.copy_(trained)
 
 
-def build_critic(
-    job: PpoJob, config: Any, from_reward_model: Callable[[], Any], scale: ScoreScale
-) -> SeparateCritic | SharedCritic | None:
-    """The value function the job names; `config` is the policy's, and a separate one starts as the reward model."""
-    if not job.ppo.has_critic:
-        return None
-    if job.ppo.critic.kind == "separate":
-        return SeparateCritic(from_reward_model(), scale)
-    return SharedCritic(config.hidden_size).to(job.runtime.device)
+Critic = SeparateCritic | SharedCritic | None
+
+
+def load_judges(
+    job: PpoJob, artifact: Path, config: Any, load: Callable[[Path, str], Any]
+) -> tuple[Any, ScoreScale, Critic]:
+    """The reward model of `artifact` (frozen), its scale, and the value function, which may start as its first member.
+
+    Args:
+        config: the policy's.
+        load: takes a member's folder and a name, and returns the model there, a new one each time.
+    """
+    sft_scores, temperature = read_sft_scores(artifact), ScoreScale.read(artifact).temperature
+    if len(sft_scores) == 1 and job.ppo.score.ensemble != "mean":
+        raise UserError(
+            f"ppo.score.ensemble is {job.ppo.score.ensemble}, and {artifact} holds one reward model. "
+            "Set reward.members to 2 or more."
+        )
+    names = ["reward", *(f"reward-{m + 1}" for m in range(1, len(sft_scores)))]
+    members = [frozen(load(member_folder(artifact, m), name)) for m, name in enumerate(names)]
+    model, combined = as_one(members, sft_scores, job.ppo.score)
+    critic: Critic = None
+    if job.ppo.has_critic and job.ppo.critic.kind == "separate":
+        critic = SeparateCritic(load(artifact, "critic"), ScoreScale.measure(sft_scores[0], temperature))
+    elif job.ppo.has_critic:
+        critic = SharedCritic(config.hidden_size).to(job.runtime.device)
+    return model, ScoreScale.measure(combined, temperature), critic
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Options of the reward model. Importable without torch."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from components.adapters_config import AdapterConfig
@@ -7,6 +9,15 @@ from components.generation import GenerationConfig
 from components.optim import OptimizerConfig
 from components.runtime import Runtime
 from components.settings import Settings, unkeyed
+
+
+class EnsembleConfig(Settings):
+    """What becomes of the scores of several reward models (Coste et al. 2024)."""
+
+    ensemble: Literal["mean", "minimum", "lower"] = "mean"
+    """The members' mean, their minimum (worst case), or their mean less `ensemble_deviations` standard deviations."""
+    ensemble_deviations: float = Field(1.0, ge=0)
+    """k of `lower`."""
 
 
 class RewardConfig(OptimizerConfig):
@@ -22,6 +33,9 @@ class RewardConfig(OptimizerConfig):
     """Pairs a forward pass (both responses of each); gradients accumulate up to `batch_size`."""
     max_pairs: int | None = Field(None, ge=1)
     """Train on this many pairs at most (the first ones, in data order); null for all."""
+    members: int = Field(1, ge=1)
+    """Reward models to train, each from a head and in an order of its own. They are calibrated as one, by their mean
+    score; PPO is rewarded by what `ppo.score.ensemble` makes of them."""
     use_margin: bool = False
     """Subtract a pair's `margin`, where the data has one, from its score difference (Llama 2, equation 2)."""
     calibration_bins: int = Field(10, ge=2)

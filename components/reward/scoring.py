@@ -1,16 +1,19 @@
 """Scores of whole responses, raw and on the scale that PPO uses."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from components.batching import length_buckets, pad
+from components.errors import CheckFailed
 from components.logprobs import last_hidden
 from components.models import autocast
+from components.reward.config import EnsembleConfig
 from components.runtime import Runtime
 from components.settings import Settings
 from components.training import seeded
@@ -36,8 +39,59 @@ class ScoreScale(Settings):
 
     @classmethod
     def read(cls, artifact: Path) -> "ScoreScale":
-        """The scale of a reward artifact."""
+        """The scale of a reward artifact: of its members' mean score, where it has several."""
         return cls.model_validate_json((artifact / "reward.json").read_text())
+
+    @classmethod
+    def measure(cls, raw: Tensor, temperature: float) -> "ScoreScale":
+        """The scale on which SFT responses with these raw scores (N,) have mean 0 and standard deviation 1.
+
+        Raises:
+            CheckFailed: they all have the same.
+        """
+        raw = raw.double()
+        shift, scale = float(raw.mean()), float(raw.std())
+        if not scale > 0:
+            raise CheckFailed("every SFT response has the same score: the reward model tells nothing apart.")
+        first_percentile = float(((raw - shift) / scale).quantile(0.01))
+        return cls(
+            shift=shift, scale=scale, missing_eos_score=first_percentile, temperature=temperature, responses=len(raw)
+        )
+
+
+def member_folder(artifact: Path, member: int) -> Path:
+    """Where a reward artifact holds its reward model `member` (from 0): `model/` and, of LoRA, `adapter/`."""
+    return artifact if member == 0 else artifact / "members" / str(member + 1)
+
+
+def read_sft_scores(artifact: Path) -> Tensor:
+    """Raw scores (M, N), float64, that the M members of a reward artifact gave N SFT responses."""
+    return torch.tensor(json.loads((artifact / "sft_scores.json").read_text()), dtype=torch.float64)
+
+
+def combine(raw: Tensor, shifts: Tensor, config: EnsembleConfig) -> Tensor:
+    """One score (N,) of the members' raw scores (M, N), which are log-odds up to a constant each: `shifts` (M,)."""
+    if len(raw) == 1:
+        return raw[0]
+    scores = raw - shifts.to(raw).unsqueeze(1)
+    if config.ensemble == "minimum":
+        return scores.amin(0)
+    return scores.mean(0) - (config.ensemble_deviations * scores.std(0) if config.ensemble == "lower" else 0)
+
+
+class RewardEnsemble(nn.Module):
+    """Several reward models as one."""
+
+    def __init__(self, members: Sequence[Any], shifts: Tensor, config: EnsembleConfig) -> None:
+        super().__init__()
+        self.members, self.shifts, self.how = nn.ModuleList(members), shifts, config
+
+
+def as_one(members: Sequence[Any], sft_scores: Tensor, config: EnsembleConfig) -> tuple[Any, Tensor]:
+    """The model that `score_tokens` asks for the combined score, and the combined scores (N,) of the SFT responses."""
+    shifts = sft_scores.mean(1)
+    model = members[0] if len(members) == 1 else RewardEnsemble(members, shifts, config)
+    return model, combine(sft_scores, shifts, config)
 
 
 def last_counted(mask: Tensor) -> Tensor:
@@ -46,11 +100,14 @@ def last_counted(mask: Tensor) -> Tensor:
 
 
 def score_tokens(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
-    """Raw scores (N,) float32: the scalar head at the last counted token.
+    """Raw scores (N,) float32: the scalar head at the last counted token, or what an ensemble makes of its members'.
 
     Args:
         ids, mask: (N, L) prompt and response, padded on either side.
     """
+    if isinstance(model, RewardEnsemble):
+        raw = torch.stack([score_tokens(member, ids, mask, runtime) for member in model.members])
+        return combine(raw, model.shifts, model.how)
     with autocast(runtime):
         hidden = last_hidden(model, ids, mask)
         hidden = hidden[torch.arange(len(ids), device=ids.device), last_counted(mask)]

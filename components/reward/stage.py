@@ -12,7 +12,6 @@ from torch.nn.functional import logsigmoid
 from components.adapters import AdapterView, Backbone, save_adapter
 from components.batching import encode_prompt, encode_response, pad
 from components.data.jsonl import read_rows, write_json
-from components.errors import CheckFailed
 from components.generation import GenerationConfig
 from components.models import frozen, load_causal_lm, load_reward_model, save_model
 from components.ppo.rollout import generate_responses
@@ -24,8 +23,8 @@ from components.reward.calibration import (
     length_baseline,
     majority_baseline,
 )
-from components.reward.config import RewardJob
-from components.reward.scoring import ScoreScale, invariance, score_sequences, score_tokens
+from components.reward.config import EnsembleConfig, RewardJob
+from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, score_tokens
 from components.stats import clustered_mean
 from components.training import Report, fit, torch_seed
 
@@ -43,47 +42,69 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
 
     With `reward.lora` the body is an adapter, published beside the whole model.
     """
-    model, tokenizer = load_reward_model(inputs["sft"], job.runtime, seed=torch_seed(job.seed, "reward", "head"))
-    if job.reward.lora is not None:
-        model = Backbone(model).add("reward", job.reward.lora, torch_seed(job.seed, "reward", "adapter"), model.score)
     splits = {s: read_rows(inputs["data"] / f"pairs.{s}.jsonl") for s in ("train", "calibration", "test")}
     splits["train"] = splits["train"][: job.reward.max_pairs]
+    _, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
     pairs = {s: encode_pairs(tokenizer, rows, job.generation) for s, rows in splits.items()}
-    train, pad_id = pairs["train"], tokenizer.pad_token_id
+    pad_id, members = tokenizer.pad_token_id, []
+    for member in range(job.reward.members):
+        model = frozen(_train(job, inputs["sft"], pairs["train"], pad_id, member, out, report))
+        folder = member_folder(out / "artifact", member)
+        save_model(model, tokenizer, folder / "model")
+        if isinstance(model, AdapterView):
+            save_adapter(model, folder / "adapter")
+        members.append(model)
+    sft_scores = _score_sft(job, inputs, members, tokenizer)
+    write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
+    whole, combined = as_one(members, sft_scores, EnsembleConfig())
+    calibration = _calibrate(job, whole, pad_id, splits, pairs)
+    write_json(out / "artifact" / "calibration.json", calibration)
+    scale = ScoreScale.measure(combined, calibration["temperature"])
+    write_json(out / "artifact" / "reward.json", scale.model_dump())
+    metrics = {f"reward/{name}": float(calibration[name]) for name in _REPORTED} | {
+        "reward/test_pairs": float(len(pairs["test"])),
+        "reward/invariance": invariance(whole, pad_id, [p.chosen for p in pairs["test"][:32]], job.runtime),
+        "reward/shift": scale.shift,
+        "reward/scale": scale.scale,
+    }
+    if len(members) > 1:
+        centred = sft_scores - sft_scores.mean(1, keepdim=True)
+        metrics["reward/disagreement"] = float(centred.std(0).mean()) / scale.scale
+    write_json(out / "artifact" / "metrics.json", metrics)
+    return metrics
+
+
+def _train(
+    job: RewardJob, sft: Path, pairs: Sequence[Pair], pad_id: int, member: int, out: Path, report: Report
+) -> Any:
+    """Train the reward model `member` (from 0) on the pairs; the members' steps are counted through."""
+    config, own = job.reward, (member,) if member else ()
+    model, _ = load_reward_model(sft, job.runtime, seed=torch_seed(job.seed, "reward", "head", *own))
+    if config.lora is not None:
+        model = Backbone(model).add("reward", config.lora, torch_seed(job.seed, "reward", "adapter", *own), model.score)
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
-        rows = [train[i] for i in batch]
+        rows = [pairs[i] for i in batch]
         ids, mask = pad([p.chosen for p in rows] + [p.rejected for p in rows], pad_id)
         scores = score_tokens(model, ids.to(job.runtime.device), mask.to(job.runtime.device), job.runtime)
         chosen, rejected = scores.chunk(2)
-        margin = torch.tensor([p.margin for p in rows], device=scores.device) if job.reward.use_margin else 0.0
+        margin = torch.tensor([p.margin for p in rows], device=scores.device) if config.use_margin else 0.0
         loss = bradley_terry_loss(chosen, rejected, margin)
         accuracy = (chosen > rejected).float().mean()
         return loss, {"reward/train_loss": loss.item(), "reward/train_accuracy": accuracy.item()}
 
+    def counted_through(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+        steps = total or 0
+        report(member * steps + step, metrics, total=config.members * steps)
+
     model.requires_grad_(True).train()
     fit(
-        model, batch_loss, [max(len(p.chosen), len(p.rejected)) for p in train],
-        epochs=job.reward.epochs, batch_size=job.reward.batch_size, micro_batch_size=job.reward.micro_batch_size,
-        optimizer_config=job.reward, seed=job.seed, group="reward", out=out,
-        checkpoint_every=job.reward.checkpoint_every, report=report,
+        model, batch_loss, [max(len(p.chosen), len(p.rejected)) for p in pairs],
+        epochs=config.epochs, batch_size=config.batch_size, micro_batch_size=config.micro_batch_size,
+        optimizer_config=config, seed=job.seed, group="reward", out=out,
+        checkpoint_every=config.checkpoint_every, report=counted_through, part=member or None,
     )  # fmt: skip
-    model = frozen(model)
-    save_model(model, tokenizer, out / "artifact" / "model")
-    if isinstance(model, AdapterView):
-        save_adapter(model, out / "artifact" / "adapter")
-    calibration = _calibrate(job, model, pad_id, splits, pairs)
-    write_json(out / "artifact" / "calibration.json", calibration)
-    scale = _measure_scale(job, inputs, model, tokenizer, calibration["temperature"])
-    write_json(out / "artifact" / "reward.json", scale.model_dump())
-    metrics = {f"reward/{name}": float(calibration[name]) for name in _REPORTED} | {
-        "reward/test_pairs": float(len(pairs["test"])),
-        "reward/invariance": invariance(model, pad_id, [p.chosen for p in pairs["test"][:32]], job.runtime),
-        "reward/shift": scale.shift,
-        "reward/scale": scale.scale,
-    }
-    write_json(out / "artifact" / "metrics.json", metrics)
-    return metrics
+    return model
 
 
 _REPORTED = (
@@ -139,23 +160,13 @@ def _calibrate(
     }
 
 
-def _measure_scale(
-    job: RewardJob, inputs: Mapping[str, Path], model: Any, tokenizer: Any, temperature: float
-) -> ScoreScale:
-    """Score SFT responses to prompts of the calibration split: they get mean 0 and standard deviation 1."""
+def _score_sft(job: RewardJob, inputs: Mapping[str, Path], members: Sequence[Any], tokenizer: Any) -> Tensor:
+    """Raw scores (M, N), float64, of SFT responses to prompts of the calibration split: they make the scale."""
     rows = read_rows(inputs["data"] / "prompts.calibration.jsonl")[: job.reward.scale_responses]
     policy, _ = load_causal_lm(inputs["sft"], job.runtime)
     prompts = [row["prompt"] for row in rows]
     seed = torch_seed(job.seed, "reward", "scale")
     responses = generate_responses(policy, tokenizer, prompts, job.generation, seed, job.runtime)
     encoded = [encode_prompt(tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
-    raw = score_sequences(
-        model, tokenizer.pad_token_id, [p + r.token_ids for p, r in zip(encoded, responses, strict=True)], job.runtime
-    ).double()
-    shift, scale = float(raw.mean()), float(raw.std())
-    if not scale > 0:
-        raise CheckFailed("every SFT response has the same score: the reward model tells nothing apart.")
-    first_percentile = float(((raw - shift) / scale).quantile(0.01))
-    return ScoreScale(
-        shift=shift, scale=scale, missing_eos_score=first_percentile, temperature=temperature, responses=len(raw)
-    )
+    texts = [p + r.token_ids for p, r in zip(encoded, responses, strict=True)]
+    return torch.stack([score_sequences(m, tokenizer.pad_token_id, texts, job.runtime).double() for m in members])

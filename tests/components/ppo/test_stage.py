@@ -18,9 +18,13 @@ from torch import Tensor
 
 from components.data.jsonl import read_rows, write_rows
 from components.errors import CheckFailed, UserError
+from components.models import load_reward_model
 from components.ppo import experience, stage
 from components.ppo.learner import Learner
+from components.ppo.models import Models, weights_digest
 from components.ppo.stage import prompt_batch
+from components.reward.scoring import read_sft_scores, score_tokens
+from components.runtime import Runtime
 
 ROOT = Path(__file__).parents[3]
 
@@ -280,6 +284,42 @@ def test_groups_are_responses_to_one_prompt(stages: Any, tmp_path: Path, monkeyp
     prompts = [ids[mask].tolist() for ids, mask in zip(seen[0].prompt_ids, seen[0].prompt_mask, strict=True)]
     assert len(prompts) == 8 and prompts[0] == prompts[3] and prompts[4] == prompts[7] and prompts[0] != prompts[4]
     assert len({tuple(ids) for ids in seen[0].response_ids.tolist()}) > 2, "each is sampled anew"
+
+
+def test_a_policy_is_rewarded_by_what_the_config_makes_of_several_reward_models(
+    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], runtime: Runtime
+) -> None:
+    metrics = stages.run("reward", tmp_path / "whole", members=2)
+    steps = interrupting(-1)
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("reward", tmp_path / "reward", interrupting(11), members=2)  # 7 steps each: in the second member's
+    assert stages.run("reward", tmp_path / "reward", steps, members=2) == metrics
+    assert digests(tmp_path / "reward" / "artifact") == digests(tmp_path / "whole" / "artifact")
+    assert steps.steps[-1] == 14 and len(steps.steps) < 7, "the first member isn't trained again"
+    artifact = tmp_path / "reward" / "artifact"
+    first, second = (weights_digest(load_reward_model(f, runtime)[0]) for f in (artifact, artifact / "members" / "2"))
+    assert first != second and metrics["reward/disagreement"] > 0
+
+    several = type(stages)(stages.inputs | {"reward": artifact})
+    raw = read_sft_scores(artifact)
+    centred = raw - raw.mean(1, keepdim=True)
+    for how, combined in (("mean", centred.mean(0)), ("minimum", centred.amin(0))):
+        models = Models.load(several.job("ppo", score={"ensemble": how}), several.inputs)
+        assert models.scale.shift == pytest.approx(combined.mean().item(), abs=1e-9)
+        assert models.scale.scale == pytest.approx(combined.std().item())
+        ids = torch.tensor([[7, 8, 9]])
+        one = [score_tokens(m, ids, ids > 0, runtime).double() for m in models.reward_model.members]
+        pair = torch.cat(one) - raw.mean(1)
+        expected = pair.mean() if how == "mean" else pair.min()
+        assert score_tokens(models.reward_model, ids, ids > 0, runtime).item() == pytest.approx(
+            expected.item(), abs=1e-5
+        )
+    options = {"updates": 2, "score": {"ensemble": "lower", "missing_eos": "keep"}}
+    lower = several.run("ppo", tmp_path / "lower", **options)
+    options["score"] = {"missing_eos": "keep"}
+    assert lower["ppo/proxy_reward"] != several.run("ppo", tmp_path / "mean", **options)["ppo/proxy_reward"]
+    with pytest.raises(UserError, match=r"ensemble is minimum, and .* holds one reward model\. Set reward\.members"):
+        stages.run("ppo", tmp_path / "one", score={"ensemble": "minimum"})
 
 
 def test_best_of_n_is_the_likeliest_to_please_of_n_sft_responses(stages: Any, tmp_path: Path) -> None:

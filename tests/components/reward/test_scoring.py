@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from components import logprobs
 from components.batching import pad
 from components.models import load_reward_model
-from components.reward.scoring import ScoreScale, invariance, last_counted, score_sequences, score_tokens
+from components.reward.config import EnsembleConfig
+from components.reward.scoring import ScoreScale, combine, invariance, last_counted, score_sequences, score_tokens
 from components.runtime import Runtime
 
 SCALE = ScoreScale(shift=2.0, scale=0.5, missing_eos_score=-2.5, temperature=1.5, responses=16)
@@ -75,6 +76,27 @@ def test_what_the_padding_holds_changes_no_score(model: Any, sequences: list[lis
 
 def test_a_scaled_score_counts_sft_standard_deviations_from_sfts_mean() -> None:
     assert SCALE(torch.tensor([2.0, 2.5, 1.0])).tolist() == [0.0, 1.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"ensemble": "mean"}, [2.0, -1.0]),
+        ({"ensemble": "minimum"}, [1.0, -4.0]),
+        ({"ensemble": "lower"}, [2.0 - 1.0, -1.0 - 3.0]),
+        ({"ensemble": "lower", "ensemble_deviations": 0.5}, [2.0 - 0.5, -1.0 - 1.5]),
+    ],
+)
+def test_members_scores_are_combined_after_each_ones_own_level_is_taken_off(
+    config: dict[str, Any], expected: list[float]
+) -> None:
+    # centred: (1, 2, 3) and (-4, -1, 2), deviations 1 and 3
+    raw = torch.tensor([[11.0, 6.0], [2.0, -1.0], [3.5, 2.5]])
+    shifts = torch.tensor([10.0, 0.0, 0.5])
+    assert combine(raw, shifts, EnsembleConfig(**config)).tolist() == pytest.approx(expected)
+    assert combine(raw[:1], shifts[:1], EnsembleConfig(**config)).tolist() == [11.0, 6.0], (
+        "one model's score is its own"
+    )
 
 
 def test_a_scale_of_0_is_refused(tmp_path: Any) -> None:
