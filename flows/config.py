@@ -74,8 +74,8 @@ class RunConfig(Settings):
     def _reward_model_fits_ppo(self) -> Self:
         if self.ppo.score.ensemble != "mean" and self.reward.members < 2:
             raise ValueError(
-                f"ppo.score.ensemble: {self.ppo.score.ensemble} is of several reward models: set reward.members to 2 or "
-                "more"
+                f"ppo.score.ensemble: {self.ppo.score.ensemble} is of several reward models: set reward.members to 2 "
+                "or more"
             )
         if self.ppo.lora is not None and self.reward.lora is None:
             raise ValueError(

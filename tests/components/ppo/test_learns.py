@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForSequenceClassification
 
+from components.adapters import AdapterView, Backbone
+from components.adapters_config import AdapterConfig
 from components.generation import GenerationConfig
 from components.models import build_causal_lm, frozen, train_tokenizer
 from components.ppo import models as ppo_models
@@ -30,11 +32,18 @@ class Small:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.tokenizer = train_tokenizer(["one two three four five six."], 100)
-        self.policy = build_causal_lm(ScratchModel(hidden_size=16, layers=1, heads=2), self.tokenizer, 16, seed=5)
-        self.reference = frozen(copy.deepcopy(self.policy))
+        self.policy: Any = build_causal_lm(ScratchModel(hidden_size=16, layers=1, heads=2), self.tokenizer, 16, seed=5)
+        self.reference: Any = frozen(copy.deepcopy(self.policy))
         self.prompt = self.tokenizer("one two")["input_ids"]
         size = len(self.tokenizer)
         self.table = torch.linspace(-1, 1, size)[torch.randperm(size, generator=torch.Generator().manual_seed(1))]
+
+    def value_model(self) -> Any:
+        """A scalar-head model, drawn anew."""
+        torch.manual_seed(6)
+        model: Any = LlamaForSequenceClassification(copy.deepcopy(self.policy.config))
+        model.score = torch.nn.Linear(16, 1, bias=False)
+        return model
 
     def score(self, model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
         """The last token's entry, and half the one of the response's first token."""
@@ -56,6 +65,7 @@ class Small:
         """Log-probability of every response, float64."""
         ids, mask = self.responses()
         whole = torch.cat([torch.tensor([self.prompt] * len(ids)), ids], 1)
+        model = model.merged() if isinstance(model, AdapterView) else model
         logits = model(whole).logits[:, len(self.prompt) - 1 : -1].double()
         logits = logits.index_fill(-1, torch.tensor([self.tokenizer.pad_token_id]), -1e9)
         found = logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
@@ -68,6 +78,21 @@ class Small:
         return self.score(
             None, whole, torch.cat([torch.ones_like(whole[:, : -self.tokens]).bool(), mask], 1), None
         ).double()
+
+
+class OneBackbone(Small):
+    """The same, with policy, reference and critic as views of one frozen model."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(tokens)
+        with torch.no_grad():  # the output layer is frozen: its inputs have to be long enough to reach the optimum
+            self.policy.model.norm.weight.fill_(8)
+        self.backbone = Backbone(self.policy)
+        self.policy, self.reference = self.backbone.add("policy", AdapterConfig(), seed=0), AdapterView(self.backbone)
+
+    def value_model(self) -> Any:
+        torch.manual_seed(6)
+        return self.backbone.add("critic", AdapterConfig(rank=2), seed=1, score=torch.nn.Linear(16, 1, bias=False))
 
 
 def trained(
@@ -89,9 +114,7 @@ def trained(
     job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(max_new_tokens=task.tokens), ppo=config)
     head: Any = SharedCritic(16) if critic else None
     if critic == "separate":
-        torch.manual_seed(6)
-        head = SeparateCritic(LlamaForSequenceClassification(copy.deepcopy(task.policy.config)), UNIT)
-        head.model.score = torch.nn.Linear(16, 1, bias=False)
+        head = SeparateCritic(task.value_model(), UNIT)
     learner = Learner.start(Models(task.policy, task.reference, None, head, task.tokenizer, UNIT), job)
     generator = torch.Generator().manual_seed(2)
     for update in range(updates):
@@ -135,6 +158,18 @@ def test_an_advantage_of_the_whole_response_leads_to_the_same_optimum(
     )  # fmt: skip
     assert distance(start, optimum) > 0.15
     assert distance(found, optimum) < 0.05
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_through_adapters_of_one_backbone_it_approaches_the_optimum_too(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, critic: str
+) -> None:
+    task = OneBackbone(1)
+    start = task.distribution(task.policy)
+    optimum = (start + task.scores() / BETA).log_softmax(-1)
+    assert distance(start, optimum) > 0.15
+    assert distance(trained(task, runtime, monkeypatch, critic, "reward", 60), optimum) < 0.05
+    assert torch.equal(task.distribution(task.reference), start)
 
 
 def test_k3_as_a_loss_has_a_fixed_point_of_its_own(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

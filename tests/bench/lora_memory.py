@@ -1,0 +1,147 @@
+"""Peak memory of a PPO update with LoRA, four models on one backbone, against LoRA training of one model.
+
+    OMP_WAIT_POLICY=PASSIVE python tests/bench/lora_memory.py [--model .tether/models/smollm2]
+
+Each side runs in a process of its own on the same base model, batch (B responses to B prompts, random tokens, all of
+one length), micro-batch and adapter. `one` loads one model and minimises -mean log-probability of the responses: two
+steps of forward, backward, AdamW. `ppo` loads four models, computes scores, KL, values and advantages of the batch, and
+makes an update of two epochs. What is printed is the process's peak resident memory (VmHWM, from after the weights are
+loaded) less what it held after its imports: weights, activations, gradients, moments. The bar is a ratio of 1.4.
+"""
+
+import argparse
+import gc
+import re
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+
+def memory(what: str) -> int:
+    """`VmRSS` (now) or `VmHWM` (the peak) of this process, bytes."""
+    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def samples(policy: Any, runtime: Any, options: argparse.Namespace) -> Any:
+    """A batch of random prompts and responses with the log-probabilities that the policy gives them."""
+    import torch
+
+    from components.logprobs import token_stats
+    from components.ppo.models import Packed, scatter
+    from components.ppo.rollout import Samples
+
+    torch.manual_seed(0)
+    sizes = (options.batch, options.prompt), (options.batch, options.response)
+    prompt, response = (torch.randint(100, 40_000, size) for size in sizes)
+    unscored = Samples(
+        prompt, torch.ones(sizes[0]).bool(), response, torch.ones(sizes[1]).bool(), torch.zeros(sizes[1]),
+        torch.zeros(options.batch).bool(),
+    )  # fmt: skip
+    logprobs = torch.zeros(sizes[1])
+    with torch.no_grad():
+        for rows in torch.arange(options.batch).split(options.micro_batch):
+            batch = Packed.of(unscored, rows)
+            stats = token_stats(policy, batch.ids, batch.mask, batch.counts, runtime)
+            logprobs[rows] = scatter(stats.logprobs, unscored.response_mask[rows])
+    return Samples(*(logprobs if name == "logprobs" else value for name, value in vars(unscored).items()))
+
+
+def measure(folder: Path, options: argparse.Namespace) -> None:
+    """Print the peak of one side; `folder` holds the SFT model and the reward adapter as a run's artifacts would."""
+    import peft.tuners.lora  # noqa: F401 (or importing it were counted)
+    import torch
+
+    from components.adapters import Backbone
+    from components.generation import GenerationConfig
+    from components.logprobs import token_stats
+    from components.models import load_causal_lm
+    from components.optim import build_optimizer
+    from components.ppo.config import PpoConfig, PpoJob
+    from components.ppo.experience import gather_experience
+    from components.ppo.learner import Learner
+    from components.ppo.models import Models, Packed
+    from components.runtime import Runtime
+    from components.training import clip_and_step
+
+    runtime = Runtime(device="cpu", dtype="float32", threads=2).resolve()
+    torch.set_num_threads(runtime.threads)
+    after_imports = memory("VmRSS")
+    config = PpoConfig(
+        batch_size=options.batch, minibatch_size=options.batch, micro_batch_size=options.micro_batch, epochs=2,
+        stop_epochs_above=None, kl={"control": "fixed"}, lora={"rank": options.rank},
+    )  # fmt: skip
+    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(), ppo=config)
+    if options.side == "ppo":
+        models = Models.load(job, {"sft": folder / "sft", "reward": folder / "reward"})
+        policy = models.policy
+    else:
+        policy = Backbone(load_causal_lm(folder / "sft", runtime)[0]).add("policy", config.lora, seed=0)
+    batch = samples(policy, runtime, options)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again, at what is held now
+    if options.side == "ppo":
+        learner = Learner.start(models, job)
+        learner.update(gather_experience(models, batch, job, 0.1), 0)
+    else:
+        optimizer = build_optimizer(policy, config)
+        for _ in range(2):
+            for rows in torch.arange(options.batch).split(options.micro_batch):
+                packed = Packed.of(batch, rows)
+                stats = token_stats(policy, packed.ids, packed.mask, packed.counts, runtime)
+                (-stats.logprobs.mean() * len(rows) / options.batch).backward()
+            clip_and_step(policy, optimizer, 1.0, "one")
+    print(memory("VmHWM") - after_imports)
+
+
+def prepare(folder: Path, options: argparse.Namespace) -> None:
+    """What a run's SFT and reward stages would leave: the base model, and an adapter with a head on it."""
+    import torch
+
+    from components.adapters import Backbone, save_adapter
+    from components.adapters_config import AdapterConfig
+    from components.data.jsonl import write_json
+    from components.models import load_base, save_model
+    from components.reward.scoring import ScoreScale
+
+    model, tokenizer = load_base(options.model)
+    save_model(model, tokenizer, folder / "sft" / "model")
+    head = torch.nn.Linear(model.config.hidden_size, 1, bias=False)
+    view = Backbone(model).add("reward", AdapterConfig(rank=options.rank), seed=1, score=head)
+    save_adapter(view, folder / "reward" / "adapter")
+    scale = ScoreScale(shift=0.0, scale=1.0, missing_eos_score=-1.0, temperature=1.0, responses=16)
+    write_json(folder / "reward" / "reward.json", scale.model_dump())
+
+
+def main() -> None:
+    """Measure both sides and print their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=Path(".tether/models/smollm2"))
+    for name, default in (("batch", 8), ("micro-batch", 8), ("prompt", 64), ("response", 64), ("rank", 8)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--side", choices=["ppo", "one"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        measure(options.folder, options)
+        return
+    with TemporaryDirectory() as folder:
+        prepare(Path(folder), options)
+        command = [sys.executable, __file__, *sys.argv[1:], "--folder", folder]
+        peaks = {
+            side: int(subprocess.run([*command, "--side", side], check=True, capture_output=True, text=True).stdout)
+            for side in ("one", "ppo")
+        }
+    mib = {side: f"{peak / 2**20:.0f} MiB" for side, peak in peaks.items()}
+    print(f"B={options.batch} T={options.prompt}+{options.response} micro-batch={options.micro_batch}: "
+          f"one {mib['one']}, PPO {mib['ppo']}, ratio {peaks['ppo'] / peaks['one']:.2f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""PPO with `ppo.lora`: policy, reference, critic and reward model are adapters of one frozen SFT model, or none."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.adapters import Backbone, load_adapter
+from components.data.jsonl import read_rows
+from components.errors import CheckFailed, UserError
+from components.logprobs import last_hidden, token_stats
+from components.models import load_causal_lm, load_reward_model
+from components.ppo.learner import Learner
+from components.ppo.models import Models, Packed, frozen_pass, scatter
+from components.ppo.rollout import Samples, sample
+from components.runtime import Runtime
+
+LORA = {"lora": {"rank": 4}, "learning_rate": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def adapted(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The stages, with a reward model that is an adapter (of another rank than the policy's will be)."""
+    out = tmp_path_factory.mktemp("reward")
+    stages.run("reward", out, lora={"rank": 3}, learning_rate=1e-2)
+    return type(stages)(stages.inputs | {"reward": out / "artifact"})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(adapted: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    out = tmp_path_factory.mktemp("ppo")
+    return out, adapted.run("ppo", out, **LORA)
+
+
+@pytest.fixture
+def loaded(adapted: Any) -> tuple[Any, Models, Samples]:
+    """The job, fresh models and eight sampled responses."""
+    from components.batching import encode_prompt
+
+    job = adapted.job("ppo", **LORA)
+    models = Models.load(job, adapted.inputs)
+    rows = read_rows(adapted.inputs["data"] / "prompts.train.jsonl")[:8]
+    prompts = [encode_prompt(models.tokenizer, r["prompt"], 64) for r in rows]
+    generator = torch.Generator().manual_seed(0)
+    return job, models, sample(models.policy, models.tokenizer, prompts, job.generation, generator)
+
+
+def test_the_four_are_one_backbone_and_start_as_whole_models_would(
+    adapted: Any, loaded: tuple[Any, Models, Samples]
+) -> None:
+    job, models, samples = loaded
+    views = (models.policy, models.reference, models.reward_model, models.critic.model)
+    assert len({id(view.backbone) for view in views}) == 1
+    one = sum(p.numel() for _, p in models.reference.weights())
+    everything = {id(p): p.numel() for view in views for _, p in view.weights()}
+    assert one < sum(everything.values()) < 2 * one
+    here = frozen_pass(models, samples, job)
+    there = frozen_pass(Models.load(adapted.job("ppo"), adapted.inputs), samples, job)
+    assert torch.equal(here["policy"], here["reference"]) and torch.equal(here["reference"], there["reference"])
+    for name in ("raw_scores", "values"):
+        assert torch.allclose(here[name], there[name], atol=1e-4) and here[name].std() > 1e-3
+    last = samples.response_mask.sum(1) - 1
+    hidden = last_hidden(models.reward_model, *(x[:, :-1] for x in (samples.ids, samples.mask)))
+    rows = torch.arange(8)
+    scores = models.scale(models.reward_model.score(hidden).squeeze(-1))[rows, samples.prompt_ids.shape[1] + last - 1]
+    assert torch.allclose(here["values"][rows, last], scores, atol=1e-5), "the critic starts as the reward model"
+
+
+def test_what_trains_is_the_policys_adapter_and_the_critics_with_its_head(loaded: tuple[Any, Models, Samples]) -> None:
+    job, models, samples = loaded
+    learner = Learner.start(models, job)
+    assert {n.split(".")[0] for n, p in models.policy.named_parameters() if p.requires_grad} == {"adapter"}
+    assert {n.split(".")[1] for n, p in models.critic.named_parameters() if p.requires_grad} == {"adapter", "score"}
+    batch = Packed.of(samples, torch.arange(8))
+    stats, values = models.policy_and_values(batch, job.runtime, 1.0)
+    (stats.logprobs.sum() + values.sum()).backward()
+    trained = [p for optimizer in (learner.policy_optimizer, learner.critic_optimizer)
+               for group in optimizer.param_groups for p in group["params"]]  # fmt: skip
+    assert all(p.grad is not None for p in trained)
+    assert all(p.grad is None for view in (models.reference, models.reward_model) for _, p in view.weights())
+    assert len(trained) == len(list(models.policy.parameters())) + len(list(models.critic.parameters()))
+
+
+def test_the_artifact_holds_the_whole_model_and_the_adapter_and_they_agree(
+    adapted: Any, undisturbed: tuple[Path, dict[str, float]], loaded: tuple[Any, Models, Samples], runtime: Runtime
+) -> None:
+    artifact = undisturbed[0] / "artifact"
+    assert {p.name for p in (artifact / "adapter").iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors", "backbone.json",
+    }  # fmt: skip
+    history = read_rows(artifact / "history.jsonl")
+    assert history[0]["ppo/kl"] == 0 and all(row["ppo/kl"] != 0 for row in history[1:])
+    assert max(row["ppo/sampler_drift"] for row in history) <= 1e-4
+    _, _, samples = loaded
+    whole, _ = load_causal_lm(artifact, runtime)
+    sft, _ = load_causal_lm(adapted.inputs["sft"], runtime)
+    with torch.no_grad():
+        at_start = token_stats(sft, samples.ids, samples.mask, samples.counts, runtime).logprobs
+        found = [
+            token_stats(m, samples.ids, samples.mask, samples.counts, runtime).logprobs
+            for m in (whole, load_adapter(Backbone(sft), "policy", artifact / "adapter"))
+        ]
+    assert torch.allclose(*found, atol=1e-4) and (found[0] - at_start).abs().max() > 1e-2
+    assert scatter(found[0], samples.response_mask).shape == samples.response_ids.shape
+
+
+@pytest.mark.parametrize("at", [1, 4, 5])
+def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
+    adapted: Any, undisturbed: Any, tmp_path: Path, at: int, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        adapted.run("ppo", tmp_path, interrupting(at), **LORA)
+    assert adapted.run("ppo", tmp_path, **LORA) == undisturbed[1]
+    assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
+
+
+def test_with_a_shared_critic_there_is_no_critics_adapter_and_it_resumes(
+    adapted: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    options = LORA | {"critic": {"kind": "shared"}, "updates": 4}
+    assert set(Models.load(adapted.job("ppo", **options), adapted.inputs).policy.backbone.configs) == {
+        "policy", "reward",
+    }  # fmt: skip
+    adapted.run("ppo", tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        adapted.run("ppo", tmp_path / "cut", interrupting(3), **options)
+    adapted.run("ppo", tmp_path / "cut", **options)
+    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+@pytest.mark.parametrize(
+    ("which", "said"), [("backbone", "reference"), ("adapter", "reward model"), ("score", "reward model")]
+)
+def test_a_change_of_what_is_held_stops_the_run(
+    adapted: Any, tmp_path: Path, which: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Learner.update
+
+    def update(self: Learner, experience: Any, number: int) -> dict[str, float]:
+        if number == 1:
+            held = self.models.reward_model
+            name = next(n for n, _ in held.weights() if n.startswith("model" if which == "backbone" else which))
+            with torch.no_grad():
+                dict(held.weights())[name].view(-1)[-1].add_(1e-4)
+        return whole(self, experience, number)
+
+    monkeypatch.setattr(Learner, "update", update)
+    with pytest.raises(CheckFailed, match=f"the {said} changed during PPO"):
+        adapted.run("ppo", tmp_path, updates=2, **LORA)
+    assert not (tmp_path / "artifact" / "metrics.json").exists()
+
+
+def test_a_reward_model_that_is_no_adapter_of_this_sft_model_is_refused(
+    stages: Any, adapted: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"trained whole.*Set reward\.lora") as caught:
+        stages.run("ppo", tmp_path / "whole", **LORA)
+    assert caught.value.exit_code == 2
+    reward = tmp_path / "reward"
+    for file in (p for p in adapted.inputs["reward"].rglob("*") if p.is_file()):
+        copied = reward / file.relative_to(adapted.inputs["reward"])
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.write_bytes(file.read_bytes())
+    (reward / "adapter" / "backbone.json").write_text(json.dumps({"sha256": "0" * 64}))
+    with pytest.raises(UserError, match="another model than the SFT model"):
+        type(stages)(adapted.inputs | {"reward": reward}).run("ppo", tmp_path / "other", **LORA)
+    assert load_reward_model(reward, stages.job("ppo").runtime)[0].config.num_labels == 1
+
+
+def test_in_bfloat16_it_runs_and_sampler_and_training_path_agree(adapted: Any, tmp_path: Path) -> None:
+    from components.ppo import stage
+
+    job = adapted.job("ppo", **LORA | {"updates": 2})
+    half = job.model_copy(update={"runtime": job.runtime.model_copy(update={"dtype": "bfloat16"})})
+    stage.run(half, adapted.inputs, tmp_path, lambda *a, **k: None)
+    drift = [row["ppo/sampler_drift"] for row in read_rows(tmp_path / "artifact" / "history.jsonl")]
+    assert len(drift) == 2 and max(drift) <= 0.01
