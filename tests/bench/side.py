@@ -73,7 +73,7 @@ class Clock:
         self.device = device
         self.updates: list[dict[str, float]] = []
 
-    def now(self) -> tuple[float, float]:
+    def now(self) -> Mark:
         """Seconds of both clocks, once the device has done its work."""
         if self.device == "cuda":
             torch.cuda.synchronize()
@@ -208,7 +208,10 @@ def trl_clock(work: Workload, smollm2: Path) -> Clock:
 
 
 def rollouts(work: Workload, pairs: int, smollm2: Path, batch: int = 64) -> dict[str, float]:
-    """Generated tokens a second of our sampler and of `generate`, in turns in this process; medians over `pairs`."""
+    """Generated tokens a second of our sampler and of `generate`, in turns in this process; medians over `pairs`.
+
+    `cpu_ratio` is that of processor time, all threads.
+    """
     policy, tokenizer = causal_lm(work.size, smollm2)
     lengths = work.lengths(batch)
     forced = ForcedLengths(lengths.ends[0], tokenizer)
@@ -227,15 +230,15 @@ def rollouts(work: Workload, pairs: int, smollm2: Path, batch: int = 64) -> dict
             ids = policy.generate(**inputs, max_new_tokens=CAP, do_sample=True, top_k=0, top_p=1.0, use_cache=True)
         return int((ids[:, inputs["input_ids"].shape[1] :] != tokenizer.pad_token_id).sum())
 
-    def rate(run: Callable[[], int]) -> float:
-        began = time.perf_counter()
+    def rates(run: Callable[[], int]) -> tuple[float, float]:
+        began, before = time.perf_counter(), time.process_time()
         assert run() == tokens
-        return tokens / (time.perf_counter() - began)
+        return tokens / (time.perf_counter() - began), tokens / (time.process_time() - before)
 
-    rates = [(rate(tether), rate(generate)) for _ in range(pairs + 1)][1:]
+    found = [(rates(tether), rates(generate)) for _ in range(pairs + 1)][1:]
     return {
-        "tether": median(a for a, _ in rates), "generate": median(b for _, b in rates),
-        "ratio": median(a / b for a, b in rates),
+        "tether": median(a[0] for a, _ in found), "generate": median(b[0] for _, b in found),
+        "ratio": median(a[0] / b[0] for a, b in found), "cpu_ratio": median(a[1] / b[1] for a, b in found),
     }  # fmt: skip
 
 

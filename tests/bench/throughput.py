@@ -32,6 +32,7 @@ SIZES, VARIANTS, DTYPES = ("1m", "7m", "30m", "135m"), ("ragged", "full"), ("flo
 CRITICS = ("separate", "shared")
 PHASES = ("rollout", "scoring", "training", "other", "update")
 CLOCKS = tuple(phase + clock for clock in ("", " cpu") for phase in PHASES)
+"""What `side.py` calls its seconds: of the clock, then of the processor."""
 SPEED_BARS = {
     ("separate", "7m"): {"ragged": 1.5, "full": 1.2},
     ("separate", "135m"): {"ragged": 1.3, "full": 1.05},
@@ -143,7 +144,7 @@ def rollouts(options: argparse.Namespace, size: str) -> list[Any]:
     found = measure(options, "rollout", size=size)
     print(
         f"{size}, rollout of 64 ragged: {found['tether']:.0f} tokens/s, `generate` {found['generate']:.0f}; "
-        f"{judged(found['ratio'], ROLLOUT_BAR)}"
+        f"{judged(found['ratio'], ROLLOUT_BAR)}, by processor time {found['cpu_ratio']:.2f}"
     )
     return [{"size": size, **found}]
 
