@@ -1,0 +1,167 @@
+"""The throughput benchmark's table of lengths, its forced ends, its counts of bytes and operations, its ratios."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from components.generation import GenerationConfig
+from components.models import build_causal_lm
+from components.ppo.rollout import Samples, sample
+from components.sft.config import ScratchModel
+from tests.bench.throughput import ratio, table
+from tests.bench.workload import (
+    CAP,
+    SIZES,
+    ForcedLengths,
+    Lengths,
+    Workload,
+    decoding_bytes,
+    numbers_tokenizer,
+    scalar_model,
+    training_flops,
+    trunk_parameters,
+)  # fmt: skip
+
+TINY = ScratchModel(hidden_size=32, layers=2, heads=2, vocabulary=300)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> tuple[Any, Any]:
+    """A small model and its tokenizer."""
+    tokenizer = numbers_tokenizer(TINY.vocabulary)
+    tokenizer.padding_side = "left"
+    return build_causal_lm(TINY, tokenizer, max_positions=2 * CAP, seed=0), tokenizer
+
+
+def sampled(tiny: tuple[Any, Any], lengths: Lengths, prompts: list[list[int]], seed: int = 3) -> Samples:
+    """Responses of the first update, from our sampler."""
+    generator = torch.Generator().manual_seed(seed)
+    with ForcedLengths(lengths.ends[0], tiny[1]).in_our_sampler(seed):
+        return sample(*tiny, prompts, GenerationConfig(max_new_tokens=CAP), generator)
+
+
+def test_lengths_are_in_their_bounds_and_the_same_for_both_sides() -> None:
+    work = Workload("7m", "ragged", "float32", updates=9)
+    lengths, again = work.lengths(), work.lengths()
+    assert lengths.prompts.shape == (32,) and lengths.ends.shape == (10, 32)
+    assert 16 <= lengths.prompts.min() < lengths.prompts.max() <= 64
+    assert lengths.ends.min() == 8 and lengths.ends.max() == 64
+    assert lengths.ends[0].tolist() != lengths.ends[1].tolist()
+    assert torch.equal(lengths.ends, again.ends) and torch.equal(lengths.prompts, again.prompts)
+
+
+def test_in_the_full_variant_nothing_is_short_and_nothing_ends() -> None:
+    lengths = Workload("135m", "full", "float32", updates=1).lengths()
+    assert (lengths.prompts == CAP).all() and (lengths.responses == CAP).all() and (lengths.ends > CAP).all()
+    assert lengths.ends.shape == (2, 8)
+
+
+@pytest.mark.parametrize("size", [name for name, shape in SIZES.items() if shape])
+def test_sizes_are_about_what_they_are_called(size: str) -> None:
+    shape = SIZES[size]
+    assert shape
+    with torch.device("meta"):
+        model = build_causal_lm(shape, numbers_tokenizer(shape.vocabulary), 2 * CAP, seed=0)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(float(size[:-1]) * 1e6, rel=0.06)
+
+
+@pytest.mark.parametrize("variant", ["ragged", "full"])
+def test_responses_end_where_the_table_says(tiny: tuple[Any, Any], variant: Any) -> None:
+    work = Workload("135m", variant, "float32", updates=0)
+    lengths = work.lengths()
+    prompts = work.prompts(tiny[1], lengths.prompts)
+    inputs = tiny[1].pad({"input_ids": prompts}, return_tensors="pt")
+    torch.manual_seed(0)
+    # Pad and EOS are likely, so that some must be exchanged.
+    hook = tiny[0].lm_head.register_forward_hook(lambda _, __, logits: logits + 4 * (torch.arange(300) < 2))
+    ours = sampled(tiny, lengths, prompts)
+    with ForcedLengths(lengths.ends[0], tiny[1]).in_generate():
+        theirs = tiny[0].generate(**inputs, max_new_tokens=CAP, do_sample=True, top_k=0)
+    hook.remove()
+    theirs = theirs[:, inputs["input_ids"].shape[1] :]
+    for ids in (ours.response_ids, theirs):
+        assert (ids != tiny[1].pad_token_id).sum(1).tolist() == lengths.responses[0].tolist()
+        ends = [(row == tiny[1].eos_token_id).nonzero().flatten().tolist() for row in ids]
+        assert ends == [[n - 1] if n <= CAP else [] for n in lengths.ends[0].tolist()]
+        assert len(ids.unique()) > 50, "it is sampled"
+    assert ours.ended.tolist() == [variant == "ragged"] * work.batch
+
+
+def test_tokens_that_need_no_exchange_are_the_sampler_s_own(tiny: tuple[Any, Any]) -> None:
+    work = Workload("135m", "full", "float32", updates=0)
+    prompts = work.prompts(tiny[1], torch.full((8,), 16))
+    forced = sampled(tiny, work.lengths(), prompts)
+    free = sample(*tiny, prompts, GenerationConfig(max_new_tokens=CAP), torch.Generator().manual_seed(3))
+    untouched = free.response_mask.sum(1).min() - 1
+    assert untouched > 0 and torch.equal(forced.response_ids[:, :untouched], free.response_ids[:, :untouched])
+
+
+def test_a_scalar_model_is_the_policy_s_trunk_and_shares_nothing(tiny: tuple[Any, Any]) -> None:
+    made = scalar_model(tiny[0], seed=1)
+    ids = torch.tensor([[5, 6, 7]])
+    found = made.model(ids).last_hidden_state
+    assert torch.equal(found, tiny[0].model(ids).last_hidden_state)
+    assert made(ids).logits.shape == (1, 1)
+    assert not {p.data_ptr() for p in made.parameters()} & {p.data_ptr() for p in tiny[0].parameters()}
+
+
+def test_bytes_read_in_decoding_are_those_of_the_weights_and_the_cache(
+    tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, read = tiny[0], []
+    forward = model.model.forward
+
+    def counted(**inputs: Any) -> Any:
+        layers = inputs["past_key_values"].layers
+        cache = sum(x.nbytes for layer in layers if layer.is_initialized for x in (layer.keys, layer.values))
+        # A tied output layer reads the whole embedding; looking tokens up reads next to nothing.
+        read.append(cache + sum(p.nbytes for p in model.parameters()))
+        return forward(**inputs)
+
+    monkeypatch.setattr(model.model, "forward", counted)
+    ends = torch.tensor([[9, 30, 12]])
+    prompts = [[5, 6, 7, 8, 9]] * 3
+    sampled(tiny, Lengths(torch.tensor([5, 5, 5]), ends), prompts)
+    assert len(read) == 30
+    assert decoding_bytes(model.config, trunk_parameters(model), [5] * 3, ends[0].tolist(), width=4) == sum(read)
+
+
+def test_operations_of_training_are_those_that_torch_counts(tiny: tuple[Any, Any]) -> None:
+    model, prompt, response = tiny[0], 20, 12
+    rows, tokens = 2, prompt + response
+    model.set_attn_implementation("eager")  # torch then counts all of attention's products, the masked ones too
+    ids = torch.randint(2, 300, (rows, tokens))
+    with FlopCounterMode(display=False) as counter:
+        hidden = model.model(input_ids=ids).last_hidden_state[:, prompt - 1 : -1]
+        model.get_output_embeddings()(hidden).sum().backward()
+    model.zero_grad()
+    masked = 6 * 2 * 32 * tokens**2 * rows
+    norms = 6 * 32 * 5 * rows * tokens
+    once = training_flops(model.config, trunk_parameters(model), [prompt] * rows, [response] * rows, 1, 1)
+    assert once == counter.get_total_flops() - masked + norms
+    thrice = training_flops(model.config, trunk_parameters(model), [prompt] * rows, [response] * rows, 3, 2)
+    assert thrice == 3 * (2 * once - 6 * 300 * 32 * response * rows)
+
+
+def test_ratios_are_medians_of_pairs_and_say_whether_they_meet_their_bars() -> None:
+    def run(update: float, peak: float) -> dict[str, Any]:
+        seconds = {"rollout": update / 4, "scoring": update / 4, "training": update / 2, "other": 0.0, "update": update}
+        return {
+            "seconds": seconds | {f"{name} cpu": value for name, value in seconds.items()},
+            "samples_per_second": 32 / update,
+            "peak": peak,
+        }
+
+    assert ratio([2.0, 9.0, 8.0], [1.0, 3.0, 2.0]) == 3.0
+    measured = {
+        ("trl", "float32"): [run(8.0, 2e9), run(4.0, 2e9), run(6.0, 2e9)],
+        ("separate", "float32"): [run(4.0, 1.5e9)] * 3,
+        ("shared", "float32"): [run(2.0, 1e9)] * 3,
+    }
+    lines = table(measured, "7m", "ragged", "float32").splitlines()
+    assert lines[2] == "| rollout, s | 1.50 | 1.00 | 1.50 | 0.50 | 3.00 |"
+    assert lines[-2] == "| samples/s | 5.33 | 8.00 | 1.50 (≥ 1.5 met) | 16.00 | 3.00 (≥ 2.8 met) |"
+    assert lines[-1] == "| memory, GB | 2.00 | 1.50 | 0.75 (≤ 0.7 MISSED) | 1.00 | 0.50 (≤ 0.6 met) |"
+    assert table(measured, "1m", "ragged", "float32").splitlines()[-1].endswith("| 0.75 | 1.00 | 0.50 |")

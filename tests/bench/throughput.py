@@ -1,0 +1,207 @@
+"""Tether's PPO update against that of TRL 1.12.0's PPOTrainer: samples/s, seconds of each phase, peak memory.
+
+    pip install --no-deps --target /tmp/trl trl==1.12.0
+    python tests/bench/throughput.py --trl /tmp/trl                     # on the CPU, against TRL
+    python tests/bench/throughput.py --rollout                          # our sampler against `generate`
+    python tests/bench/throughput.py --device cuda --dtype bfloat16     # on a GPU, ours alone, against its limits
+
+The work is fixed (`workload.py`): equal models, prompts and response lengths; batches of 32 responses (8 at 135m),
+which are one minibatch and one micro-batch; 4 epochs, so 4 optimiser steps an update; no gradient checkpointing, no
+dropout, AdamW. `ragged`: prompts of 16 to 64 tokens, responses of 8 to 64 with EOS; `full`: all of 64, without. TRL
+has a separate value model always; it is compared with both of our critics. bfloat16 is each side's own autocast.
+
+Every measurement is a process of its own (`side.py`): an update that isn't measured, then `--updates`. Sides alternate,
+in reversed order every second pair; ratios are medians over `--pairs` of TRL / ours for time, ours / TRL for memory.
+Memory is the peak while updating less what the imports took. What each phase holds stands in `side.py`; `cpu` is
+processor time, all threads.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+SIZES, VARIANTS, DTYPES = ("1m", "7m", "30m", "135m"), ("ragged", "full"), ("float32", "bfloat16")
+CRITICS = ("separate", "shared")
+PHASES = ("rollout", "scoring", "training", "other", "update")
+CLOCKS = tuple(phase + clock for clock in ("", " cpu") for phase in PHASES)
+"""What `side.py` calls its seconds: of the clock, then of the processor."""
+SPEED_BARS = {
+    ("separate", "7m"): {"ragged": 1.5, "full": 1.2},
+    ("separate", "135m"): {"ragged": 1.3, "full": 1.05},
+    ("shared", "7m"): {"ragged": 2.8, "full": 2.3},
+    ("shared", "135m"): {"ragged": 2.0, "full": 1.6},
+}
+"""Least ratio of samples/s, against TRL in the same format."""
+MEMORY_BARS = {"separate": 0.7, "shared": 0.6}
+"""Largest ratio of peak memory, at the sizes of `SPEED_BARS`."""
+ACROSS_BAR, ROLLOUT_BAR = 3.0, 2.0
+"""Least ratio of our shared bfloat16 at 135m to TRL's float32; of our sampler's tokens/s to `generate`'s."""
+
+Measured = dict[tuple[str, str], list[dict[str, Any]]]
+"""What `side.py` printed, by (side, dtype), a pair an item."""
+
+
+def measure(options: argparse.Namespace, side: str, **what: Any) -> Any:
+    """Run `side.py`; everything in its environment but TRL's path is the same for all sides."""
+    given = {name: getattr(options, name) for name in ("device", "threads", "updates", "pairs")} | {
+        "side": side, "smollm2": str(options.smollm2), "variant": "ragged", "dtype": "float32",
+        "peaks": {"bandwidth": options.bandwidth, "flops": options.peak_flops}, **what,
+    }  # fmt: skip
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *([str(options.trl)] if side == "trl" else [])]),
+        "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false",
+        "ACCELERATE_MIXED_PRECISION": "bf16" if given["dtype"] == "bfloat16" else "no",
+    }  # fmt: skip
+    command = [sys.executable, str(HERE / "side.py"), json.dumps(given)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{side}, {what}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def alternate(options: argparse.Namespace, size: str, variant: str) -> Measured:
+    """All sides in all formats, in turns, `--pairs` times."""
+    sides = [(side, dtype) for dtype in options.dtype for side in ("trl", *CRITICS)]
+    measured: Measured = {side: [] for side in sides}
+    for pair in range(options.pairs):
+        for side, dtype in sides if pair % 2 == 0 else reversed(sides):
+            measured[side, dtype].append(measure(options, side, size=size, variant=variant, dtype=dtype))
+            print(f"{size} {variant} {dtype} {side}, pair {pair + 1}", file=sys.stderr)
+    return measured
+
+
+def ratio(over: Iterable[float], under: Iterable[float]) -> float:
+    """Median of the ratios of each pair."""
+    return median(a / b for a, b in zip(over, under, strict=True))
+
+
+def judged(value: float, bar: float | None, largest: bool = False) -> str:
+    """A ratio beside its bar, where it has one."""
+    if bar is None:
+        return f"{value:.2f}"
+    sign, met = ("≤", value <= bar) if largest else ("≥", value >= bar)
+    return f"{value:.2f} ({sign} {bar:g} {'met' if met else 'MISSED'})"
+
+
+def table(measured: Measured, size: str, variant: str, dtype: str) -> str:
+    """A Markdown table of a size, variant and format: a phase a line, then samples/s and memory."""
+    runs = {side: measured[side, dtype] for side in ("trl", *CRITICS)}
+    titles = ["", "TRL", *(title for critic in CRITICS for title in (critic, "ratio"))]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    seconds = {side: {p: [r["seconds"][p] for r in found] for p in CLOCKS} for side, found in runs.items()}
+    for phase in CLOCKS:
+        cells = [f"{phase}, s", f"{median(seconds['trl'][phase]):.2f}"]
+        for critic in CRITICS:
+            here, there = seconds[critic][phase], seconds["trl"][phase]
+            cells += [f"{median(here):.2f}", f"{ratio(there, here):.2f}" if all(here) else ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    for name, title, unit, largest in (
+        ("samples_per_second", "samples/s", 1, False),
+        ("peak", "memory, GB", 1e9, True),
+    ):
+        values = {side: [r[name] / unit for r in found] for side, found in runs.items()}
+        cells = [title, f"{median(values['trl']):.2f}"]
+        for critic in CRITICS:
+            bars = SPEED_BARS.get((critic, size))
+            bar = bars and (MEMORY_BARS[critic] if largest else bars[variant])
+            cells += [f"{median(values[critic]):.2f}", judged(ratio(values[critic], values["trl"]), bar, largest)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def across(measured: Measured) -> str:
+    """Our shared trunk in bfloat16 against TRL in float32."""
+    speeds = [[r["samples_per_second"] for r in measured[k]] for k in (("shared", "bfloat16"), ("trl", "float32"))]
+    return f"shared trunk in bfloat16 / TRL in float32: {judged(ratio(*speeds), ACROSS_BAR)} samples/s"
+
+
+def on_cpu(options: argparse.Namespace, size: str) -> list[Any]:
+    """Measure and print both variants of a size; returns what was measured."""
+    kept = []
+    for variant in options.variants:
+        measured = alternate(options, size, variant)
+        for dtype in options.dtype:
+            print(f"\n{size}, {variant}, {dtype}, {options.pairs} pairs\n\n{table(measured, size, variant, dtype)}\n")
+        if size == "135m" and len(options.dtype) == 2:
+            print(across(measured))
+        kept += [
+            {"size": size, "variant": variant, "side": side, "dtype": dtype, "runs": runs}
+            for (side, dtype), runs in measured.items()
+        ]
+    return kept
+
+
+def rollouts(options: argparse.Namespace, size: str) -> list[Any]:
+    """Measure and print our sampler against `generate`."""
+    found = measure(options, "rollout", size=size)
+    print(
+        f"{size}, rollout of 64 ragged: {found['tether']:.0f} tokens/s, `generate` {found['generate']:.0f}; "
+        f"{judged(found['ratio'], ROLLOUT_BAR)}, by processor time {found['cpu_ratio']:.2f}"
+    )
+    return [{"size": size, **found}]
+
+
+def on_gpu(options: argparse.Namespace, size: str) -> list[Any]:
+    """Measure and print ours alone, against the device's limits."""
+    kept = []
+    for variant in options.variants:
+        for dtype in options.dtype:
+            for critic in CRITICS:
+                found = measure(options, critic, size=size, variant=variant, dtype=dtype)
+                print(
+                    f"{size}, {variant}, {dtype}, {critic}: {found['samples_per_second']:.1f} samples/s; "
+                    f"decoding {found['decoded_tokens_per_second']:.0f} tokens/s, {found['bandwidth_share']:.1%} of "
+                    f"the bandwidth limit; training {found['flop_utilisation']:.1%} model FLOP utilisation"
+                )
+                kept.append({"size": size, "variant": variant, "dtype": dtype, "critic": critic, **found})
+    return kept
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    home = Path(os.environ.get("TETHER_HOME", ".tether"))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"], help="each against TRL's own")
+    parser.add_argument("--pairs", type=int, default=5, help="measurements of each side")
+    parser.add_argument("--updates", type=int, default=2, help="measured updates of each measurement")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rollout", action="store_true", help="only our sampler against `generate`")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: ours alone (never run yet)")
+    # NVIDIA's data sheet of the H200 SXM: 4.8 TB/s; dense bfloat16 989 TFLOP/s (half of the figure with sparsity).
+    parser.add_argument("--bandwidth", type=float, default=4.8e12, help="the device's memory bandwidth, bytes/s")
+    parser.add_argument("--peak-flops", type=float, default=989e12, help="the device's peak in the format, FLOP/s")
+    parser.add_argument("--smollm2", type=Path, default=home / "models" / "smollm2", help="from `tether fetch smollm2`")
+    parser.add_argument("--trl", type=Path, default=Path("/tmp/trl"), help="the folder TRL was installed into")
+    parser.add_argument("--out", type=Path, default=None, help="write every measurement here, as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure size after size and print as they come."""
+    options = arguments()
+    alone = options.rollout or options.device == "cuda"
+    if not alone and not (options.trl / "trl").is_dir():
+        raise SystemExit(f"no TRL in {options.trl}: pip install --no-deps --target {options.trl} trl==1.12.0")
+    one = rollouts if options.rollout else on_gpu if options.device == "cuda" else on_cpu
+    kept: list[Any] = []
+    for size in options.sizes:
+        if size == "135m" and not options.smollm2.is_dir():
+            print(f"135m left out: no model in {options.smollm2}; `tether fetch smollm2` makes it")
+            continue
+        kept += one(options, size)
+        if options.out:
+            options.out.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
