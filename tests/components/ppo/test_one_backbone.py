@@ -75,10 +75,11 @@ def test_what_trains_is_the_policys_adapter_and_the_critics_with_its_head(loaded
     assert {n.split(".")[0] for n, p in models.policy.named_parameters() if p.requires_grad} == {"adapter"}
     assert {n.split(".")[1] for n, p in models.critic.named_parameters() if p.requires_grad} == {"adapter", "score"}
     batch = Packed.of(samples, torch.arange(8))
-    stats, values = models.policy_and_values(batch, job.runtime, 1.0)
+    stats = batch.stats(models.policy, job, with_entropy=False)
+    values = models.critic.values(batch, stats.hidden, job.runtime)
     (stats.logprobs.sum() + values.sum()).backward()
-    trained = [p for optimizer in (learner.policy_optimizer, learner.critic_optimizer)
-               for group in optimizer.param_groups for p in group["params"]]  # fmt: skip
+    groups = [group for optimizer in learner.optimizers.values() for group in optimizer.param_groups]
+    trained = [p for group in groups for p in group["params"]]
     assert all(p.grad is not None for p in trained)
     assert all(p.grad is None for view in (models.reference, models.reward_model) for _, p in view.weights())
     assert len(trained) == len(list(models.policy.parameters())) + len(list(models.critic.parameters()))
@@ -132,7 +133,7 @@ def test_with_a_shared_critic_there_is_no_critics_adapter_and_it_resumes(
 
 
 @pytest.mark.parametrize(
-    ("which", "said"), [("backbone", "reference"), ("adapter", "reward model"), ("score", "reward model")]
+    ("which", "said"), [("backbone", "SFT policy"), ("adapter", "reward model"), ("score", "reward model")]
 )
 def test_a_change_of_what_is_held_stops_the_run(
     adapted: Any, tmp_path: Path, which: str, said: str, monkeypatch: pytest.MonkeyPatch
