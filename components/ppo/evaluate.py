@@ -15,7 +15,7 @@ from components.ppo.config import PpoJob
 from components.ppo.experience import rewarded_scores
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models, frozen_pass
-from components.ppo.rollout import sample, sampling_copy
+from components.ppo.rollout import rollout_engine
 from components.ppo.text import echo, repetition
 from components.sft.demonstrations import encode_demonstrations, mean_loss
 from components.stats import clustered_mean
@@ -96,10 +96,10 @@ def respond(
     asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
     generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", stream))
     rows: list[dict[str, Any]] = []
-    with sampling_copy(model, job.runtime) as sampler:
+    with rollout_engine(model, models.tokenizer, job.runtime) as engine:
         for start in range(0, len(prompts), job.ppo.batch_size):
             batch = slice(start, start + job.ppo.batch_size)
-            samples = sample(sampler, models.tokenizer, encoded[batch], job.generation, generator, job.runtime.device)
+            samples = engine.sample(encoded[batch], job.generation, generator)
             found = frozen_pass(asked, samples, job)
             mask = samples.response_mask
             kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)

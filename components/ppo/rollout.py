@@ -6,16 +6,23 @@ Legend: B responses, P prompt tokens (padded on the left), T response tokens (pa
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from components.adapters import AdapterView
 from components.batching import Messages, encode_prompt, pad
 from components.generation import GenerationConfig
 from components.logprobs import vocabulary_logits
+from components.ppo.cache import open_context
 from components.runtime import Runtime
+
+LEAVE_EVERY = {"cpu": 1, "cuda": 8}
+"""Tokens between the looks at which rows have ended, by kind of device: a look makes the host wait for a GPU."""
+LONGEST_BLOCK, BLOCK = 1024, 128
+"""Distributions over more tokens than the first are inverted in blocks of the second."""
 
 
 @dataclass(frozen=True)
@@ -95,53 +102,111 @@ def sample(
     The pad token is never sampled. Rows that have ended are dropped from the forward pass.
 
     Args:
+        model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
         prompts: B lists of token ids.
         generator: source of all randomness, on the CPU (so that a device doesn't change the stream).
     """
-    from transformers import DynamicCache
-
-    prompt_ids, prompt_mask = (x.to(device) for x in pad(prompts, tokenizer.pad_token_id, side="left"))
+    pad_id, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    prompt_ids, prompt_mask = (x.to(device) for x in pad(prompts, pad_id, side="left"))
     batch, cap = len(prompts), generation.max_new_tokens
-    response = torch.full((batch, cap), tokenizer.pad_token_id, dtype=torch.long, device=device)
+    response = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
     logprobs = torch.zeros(batch, cap, device=device)
-    length = torch.full((batch,), cap, dtype=torch.long, device=device)
     uniforms = torch.rand(batch, cap, generator=generator).to(device)
-    cache = DynamicCache(config=model.config)
-    rows = torch.arange(batch, device=device)
-    ids, mask = prompt_ids, prompt_mask.long()
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    rows = prompt_mask.sum(1).argsort(stable=True)
+    going = torch.ones_like(rows, dtype=torch.bool)
+    context = open_context(model, prompt_ids[rows], prompt_mask[rows], cap)
+    hidden = context.read_prompts()
     for t in range(cap):
-        hidden = model.base_model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        ).last_hidden_state[:, -1]
-        logp = torch.log_softmax(vocabulary_logits(model, hidden) / generation.temperature, -1)
-        tokens = _inverse_cdf(logp, uniforms[rows, t])
-        response[rows, t] = tokens
-        logprobs[rows, t] = logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        going = tokens != tokenizer.eos_token_id
-        length[rows[~going]] = t + 1
-        if not going.any():
+        tokens, found = _draw(vocabulary_logits(model, hidden), uniforms[rows, t], generation.temperature)
+        response[rows, t], logprobs[rows, t] = tokens, found
+        going &= tokens != eos
+        if t + 1 == cap:
             break
-        if not going.all():
-            kept = going.nonzero().squeeze(-1)
-            cache.batch_select_indices(kept)
-            rows, mask, positions, tokens = rows[kept], mask[kept], positions[kept], tokens[kept]
-        ids = tokens.unsqueeze(-1)
-        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
-        positions = positions[:, -1:] + 1
-    width = int(length.max())
-    response_mask = torch.arange(width, device=device) < length.unsqueeze(-1)
-    last = response.gather(1, (length - 1).unsqueeze(-1)).squeeze(-1)
+        if t % LEAVE_EVERY[torch.device(device).type] == 0:
+            kept = _closed_up(going)
+            if len(kept) == 0:
+                break
+            if len(kept) < len(rows):
+                context.keep(kept)
+                rows, tokens, going = rows[kept], tokens[kept], going[kept]
+        hidden = context.append(tokens)
+    ends = response == eos
+    ended = ends.any(1)
+    length = torch.where(ended, ends.long().argmax(1) + 1, cap)
+    mask = torch.arange(int(length.max()), device=device) < length.unsqueeze(-1)
+    response, logprobs = response[:, : mask.shape[1]], logprobs[:, : mask.shape[1]]
     return Samples(
-        prompt_ids, prompt_mask, response[:, :width], response_mask, logprobs[:, :width], last == tokenizer.eos_token_id
+        prompt_ids, prompt_mask, response.masked_fill(~mask, pad_id), mask, logprobs.masked_fill(~mask, 0), ended
     )
 
 
-def _inverse_cdf(logp: Tensor, uniform: Tensor) -> Tensor:
-    """Draw a token per row (B, V) by inverting the cumulative distribution at `uniform` (B,)."""
-    cumulative = logp.double().exp().cumsum(-1)
-    threshold = (uniform.double() * cumulative[:, -1]).unsqueeze(-1)
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp(max=logp.shape[-1] - 1)
+def _closed_up(going: Tensor) -> Tensor:
+    """Which of the rows (B,) to keep, in an order that moves none but the last ones, into the gaps."""
+    count = int(going.sum())
+    order = torch.arange(count, device=going.device)
+    order[~going[:count]] = going[count:].nonzero().squeeze(1) + count
+    return order
+
+
+def _draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """A token per row of `logits` (n, V), by inverting the cumulative distribution at `uniform` (n,), and its
+    log-probability (n,)."""
+    probabilities = torch.softmax(logits if temperature == 1.0 else logits / temperature, -1)
+    tokens = _inverse_cdf(probabilities, uniform.double())
+    return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+
+
+def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The first index of each row (n, V) at which the sum of weights exceeds `uniform` (n,) of the whole.
+
+    Never one of weight 0. Long rows are searched by the sums of blocks and then within a block: cumulative sums of a
+    vocabulary of 49,152 in float64 cost more than all else between two tokens.
+    """
+    blocked = weights.shape[1] > LONGEST_BLOCK
+    if blocked:
+        blocks = functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+        weights = blocks.sum(2)
+    cumulative = weights.cumsum(1, dtype=torch.float64)
+    threshold = uniform * cumulative[:, -1]
+    index = torch.searchsorted(cumulative, threshold.unsqueeze(1), right=True)
+    if not blocked:
+        return index.squeeze(1)
+    above = cumulative.gather(1, index).squeeze(1) - threshold
+    block = blocks.take_along_dim(index.unsqueeze(2), 1).squeeze(1)
+    within = (1 - above / weights.gather(1, index).squeeze(1)).clamp(0, 1 - 2**-52)
+    return index.squeeze(1) * BLOCK + _inverse_cdf(block, within)
+
+
+class RolloutEngine(Protocol):
+    """Whatever samples responses: the model in this process, or a server that holds its weights."""
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], generation: GenerationConfig, generator: torch.Generator
+    ) -> Samples:
+        """One response to each prompt (token ids), as `sample` below describes. `generator` gives all randomness."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Samples from a model in this process."""
+
+    model: Any
+    tokenizer: Any
+    device: str
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], generation: GenerationConfig, generator: torch.Generator
+    ) -> Samples:
+        """See `RolloutEngine`."""
+        return sample(self.model, self.tokenizer, prompts, generation, generator, self.device)
+
+
+@contextmanager
+def rollout_engine(model: Any, tokenizer: Any, runtime: Runtime) -> Iterator[RolloutEngine]:
+    """An engine that samples from the weights that `model` has now; don't train it while this is open."""
+    with sampling_copy(model, runtime) as sampler:
+        yield LocalEngine(sampler, tokenizer, runtime.device)
 
 
 def generate_responses(
@@ -158,10 +223,10 @@ def generate_responses(
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     generator = torch.Generator().manual_seed(seed)
     out: dict[int, Response] = {}
-    with sampling_copy(model, runtime) as sampler:
+    with rollout_engine(model, tokenizer, runtime) as engine:
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            samples = sample(sampler, tokenizer, [encoded[i] for i in batch], generation, generator, runtime.device)
+            samples = engine.sample([encoded[i] for i in batch], generation, generator)
             for i, text, ids, mask, ended in zip(
                 batch, samples.texts(tokenizer), samples.response_ids, samples.response_mask, samples.ended, strict=True
             ):

@@ -24,7 +24,7 @@ from components.ppo.evaluate import evaluate
 from components.ppo.experience import SAMPLER_TOLERANCE, Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
-from components.ppo.rollout import Samples, sample, sampling_copy
+from components.ppo.rollout import Samples, rollout_engine
 from components.training import Report, restore_state, save_state, seeded, torch_seed
 
 SAMPLES_SHOWN = 8
@@ -123,8 +123,8 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
 def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int) -> Samples:
     """A response of the policy to each prompt; the randomness is the update's own, so resuming needs no state."""
     generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", "sampling", update))
-    with sampling_copy(models.policy, job.runtime) as sampler:
-        return sample(sampler, models.tokenizer, prompts, job.generation, generator, job.runtime.device)
+    with rollout_engine(models.policy, models.tokenizer, job.runtime) as engine:
+        return engine.sample(prompts, job.generation, generator)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[
         value = SeparateCritic(scalar_model(policy, 1), UNIT)
     reference, reward = frozen(copy.deepcopy(policy)), frozen(scalar_model(policy, 2))
     learner = Learner.start(Models(policy, reference, reward, value, tokenizer, UNIT), job)
-    steps = counted_steps(learner.policy_optimizer)
+    steps = counted_steps(learner.optimizers["policy"])
     lengths, clock = work.lengths(), Clock(runtime.device)
     prompts = work.prompts(tokenizer, lengths.prompts)
     forget_peak()
