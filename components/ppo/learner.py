@@ -14,7 +14,7 @@ from components.optim import build_optimizer, learning_rate_at, set_learning_rat
 from components.ppo.config import PpoJob
 from components.ppo.experience import Experience
 from components.ppo.maths import explained_variance, kl_estimates, kl_loss, masked_mean, policy_loss, value_loss
-from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, scatter
+from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, micro_batches, scatter
 from components.training import clip_and_step, seeded
 
 
@@ -78,8 +78,7 @@ class Learner:
         config, mask = self.job.ppo, experience.samples.response_mask[rows]
         tokens = mask.sum()
         totals: dict[str, float] = defaultdict(float)
-        by_length = rows[experience.samples.mask[rows].sum(1).argsort(stable=True)]
-        for micro in by_length.split(config.micro_batch_size):
+        for micro in micro_batches(experience.samples, rows, config.micro_batch_size):
             share = experience.samples.response_mask[micro].sum() / tokens
             for loss, metrics in self._losses(experience, micro):
                 if not torch.isfinite(loss):

@@ -19,6 +19,9 @@ from components.reward.scoring import ScoreScale, as_one, member_folder, read_sf
 from components.runtime import Runtime
 from components.training import torch_seed
 
+PADDING = 0.2
+"""Most padding of a micro-batch, as a share of its tokens."""
+
 
 class SeparateCritic(nn.Module):
     """A value function of its own, started from the reward model, in the unit of the scaled scores."""
@@ -161,9 +164,21 @@ class Packed:
         return token_stats(model, self.ids, self.mask, self.counts, job.runtime, temperature, with_entropy)
 
 
-def micro_batches(samples: Samples, size: int) -> Iterator[Tensor]:
-    """Indices of all rows of `samples` in runs of `size`, sorted by length so that little is padding."""
-    yield from samples.mask.sum(1).argsort(stable=True).split(size)
+def micro_batches(samples: Samples, rows: Tensor, size: int) -> Iterator[Tensor]:
+    """`rows` (on the CPU) of `samples` in runs of at most `size`, sorted by length.
+
+    A run ends earlier where the next row would take its padding over `PADDING` of its tokens.
+    """
+    lengths = samples.mask[rows].sum(1).cpu()
+    order = lengths.argsort(stable=True)
+    start = tokens = 0
+    for at, length in enumerate(lengths[order].tolist()):
+        count = at - start
+        if count == size or (count + 1) * length > (1 + PADDING) * (tokens + length):
+            yield rows[order[start:at]]
+            start, tokens = at, 0
+        tokens += length
+    yield rows[order[start:]]
 
 
 @torch.no_grad()
@@ -176,7 +191,7 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
     """
     mask, out = samples.response_mask, dict[str, Tensor]()
     raw = torch.zeros(len(mask), device=mask.device)
-    for rows in micro_batches(samples, job.ppo.micro_batch_size):
+    for rows in micro_batches(samples, torch.arange(len(mask)), job.ppo.micro_batch_size):
         batch = Packed.of(samples, rows)
         three = (models.policy, models.reference, models.sft)
         asked = {id(m): m for m in three}  # a model that plays two parts is asked once

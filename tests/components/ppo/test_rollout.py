@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from components.generation import GenerationConfig
 from components.logprobs import token_stats
-from components.ppo.models import Packed, scatter
+from components.ppo.models import Packed, micro_batches, scatter
 from components.ppo.rollout import Samples, generate_responses, sample
 from components.runtime import Runtime
 
@@ -120,6 +122,22 @@ def test_packing_moves_tokens_and_changes_none(language: Any) -> None:
         )
         assert packed.mask[i].long().diff().le(0).all(), "padding stands on the right alone"
     assert packed.ids.shape[1] == samples.mask[rows].sum(1).max()
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 9))
+def test_micro_batches_hold_every_row_once_and_little_padding(lengths: list[int], size: int, seed: int) -> None:
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    nothing = torch.zeros(len(lengths), 0, dtype=torch.bool)
+    samples = Samples(nothing.long(), nothing, ids, mask, ids.float(), mask.any(1))
+    rows = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))[: max(1, len(lengths) // 2)]
+    found = list(micro_batches(samples, rows, size))
+    assert sorted(torch.cat(found).tolist()) == sorted(rows.tolist())
+    for micro in found:
+        real = [lengths[i] for i in micro.tolist()]
+        assert len(real) <= size and len(real) * max(real) <= 1.2 * sum(real) + 1e-6
+    if len(set(lengths)) == 1:
+        assert len(found) == -(-len(rows) // size), "nothing to pad: as few as may be"
 
 
 def test_generated_responses_come_back_in_the_prompts_order_with_their_tokens(language: Any, runtime: Runtime) -> None:

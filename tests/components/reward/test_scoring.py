@@ -58,8 +58,8 @@ def test_a_score_that_depends_on_padding_is_seen(
         )
     elif broken == "attention":
         forward = whole.base_model.forward
-        whole.base_model.forward = lambda attention_mask, **rest: forward(
-            attention_mask=torch.ones_like(attention_mask), **rest
+        whole.base_model.forward = lambda input_ids, attention_mask=None, **rest: forward(
+            input_ids, attention_mask=torch.ones_like(input_ids), **rest
         )
     else:
         monkeypatch.setattr("components.reward.scoring.last_counted", lambda mask: mask.shape[1] - 1)
