@@ -4,12 +4,12 @@ Legend: B responses, P prompt tokens (padded on the left), T response tokens (pa
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from components.adapters import AdapterView
@@ -80,12 +80,33 @@ class Response:
 def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
     """The model to sample from: itself in float32, else a copy with weights in bfloat16 (cast once, not per token)."""
     if runtime.dtype == "float32":
-        yield model
+        with _weights_by_column(model) if runtime.device == "cpu" else nullcontext():
+            yield model
     else:
         import copy
 
         whole = model.merged() if isinstance(model, AdapterView) else copy.deepcopy(model)
         yield whole.requires_grad_(False).to(torch.bfloat16)
+
+
+@contextmanager
+def _weights_by_column(model: Any) -> Iterator[None]:
+    """The trunk's linear weights, equal in shape and value, stored by column; the tensors themselves come back after.
+
+    A token of a few dozen rows is bound by how fast BLAS reads the weights: by column it is up to twice as fast. Not
+    the output layer: it may be the embedding too, whose rows are looked up, and a large one is slower by column.
+    """
+    trunk = model.base_model
+    modules = trunk.modules() if isinstance(trunk, nn.Module) else ()
+    weights = [m.weight for m in modules if isinstance(m, nn.Linear)]
+    by_row = [weight.data for weight in weights]
+    try:
+        for weight in weights:
+            weight.data = weight.data.t().contiguous().t()
+        yield
+    finally:
+        for weight, data in zip(weights, by_row, strict=True):
+            weight.data = data
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, SeparateCritic, SharedCritic
-from components.ppo.rollout import sample, sampling_copy
+from components.ppo.rollout import rollout_engine
 from components.reward.scoring import ScoreScale
 from components.runtime import Runtime, activate
 
@@ -92,7 +92,7 @@ class Clock:
 def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[Clock, Any]:
     """Tether's update, as `components.ppo.stage.train` does it; returns the clock and the policy.
 
-    Rollout is `sample` (in bfloat16 with the copy it samples from), scoring is `gather_experience`, training is
+    Rollout is a `rollout_engine` opened and asked, scoring is `gather_experience`, training is
     `Learner.update`.
     """
     config = PpoConfig(
@@ -115,8 +115,9 @@ def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[
     for update in range(work.updates + 1):
         began = clock.now()
         generator = torch.Generator().manual_seed(update)
-        with ForcedLengths(lengths.ends[update], tokenizer).in_our_sampler(update), sampling_copy(policy, runtime) as m:
-            samples = sample(m, tokenizer, prompts, job.generation, generator, runtime.device)
+        forced = ForcedLengths(lengths.ends[update], tokenizer)
+        with forced.in_our_sampler(update), rollout_engine(policy, tokenizer, runtime) as engine:
+            samples = engine.sample(prompts, job.generation, generator)
         rolled = clock.now()
         experience = gather_experience(learner.models, samples, job, beta=0.1)
         scored = clock.now()
@@ -207,7 +208,7 @@ def trl_clock(work: Workload, smollm2: Path) -> Clock:
     return clock
 
 
-def rollouts(work: Workload, pairs: int, smollm2: Path, batch: int = 64) -> dict[str, float]:
+def rollouts(work: Workload, pairs: int, smollm2: Path, runtime: Runtime, batch: int = 64) -> dict[str, float]:
     """Generated tokens a second of our sampler and of `generate`, in turns in this process; medians over `pairs`.
 
     `cpu_ratio` is that of processor time, all threads.
@@ -219,11 +220,9 @@ def rollouts(work: Workload, pairs: int, smollm2: Path, batch: int = 64) -> dict
     inputs = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
 
     def tether() -> int:
-        with forced.in_our_sampler(0):
-            options = GenerationConfig(max_new_tokens=CAP)
-            return int(
-                sample(policy, tokenizer, prompts, options, torch.Generator().manual_seed(0)).response_mask.sum()
-            )
+        options, generator = GenerationConfig(max_new_tokens=CAP), torch.Generator().manual_seed(0)
+        with forced.in_our_sampler(0), rollout_engine(policy, tokenizer, runtime) as engine:
+            return int(engine.sample(prompts, options, generator).response_mask.sum())
 
     def generate() -> int:
         with forced.in_generate(), torch.no_grad():
@@ -270,7 +269,7 @@ def main() -> None:
         activate(runtime)
     imports = memory("VmRSS")
     if side == "rollout":
-        print(json.dumps(rollouts(work, given["pairs"], smollm2)))
+        print(json.dumps(rollouts(work, given["pairs"], smollm2, runtime)))
         return
     clock, policy = (trl_clock(work, smollm2), None) if side == "trl" else ours(work, side, runtime, smollm2)
     measured = clock.updates[1:]

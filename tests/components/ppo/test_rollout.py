@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from components.generation import GenerationConfig
 from components.logprobs import token_stats
 from components.ppo.models import Packed, micro_batches, scatter
-from components.ppo.rollout import Samples, generate_responses, sample
+from components.ppo.rollout import Samples, generate_responses, rollout_engine, sample
 from components.runtime import Runtime
 
 
@@ -109,6 +109,24 @@ def test_when_and_whether_its_neighbours_end_changes_no_response(language: Any) 
         n = int(lengths[row])
         assert other.response_ids[row][other.response_mask[row]].tolist() == whole.response_ids[row, :n].tolist()
         assert torch.allclose(other.logprobs[row, :n], whole.logprobs[row, :n], atol=1e-5)
+
+
+def test_the_engine_samples_as_the_sampler_and_gives_back_every_weight_as_it_was(
+    language: Any, runtime: Runtime
+) -> None:
+    model, generation = copy.deepcopy(language.model), GenerationConfig(max_new_tokens=12)
+    before = {name: (p.data_ptr(), p.stride(), p.clone()) for name, p in model.named_parameters()}
+    alone = draw(language, language.prompts, seed=3, model=model)
+    with pytest.raises(KeyboardInterrupt), rollout_engine(model, language.tokenizer, runtime) as engine:
+        assert model.base_model.layers[0].mlp.up_proj.weight.t().is_contiguous()
+        assert model.lm_head.weight.is_contiguous()
+        samples = engine.sample(language.prompts, generation, torch.Generator().manual_seed(3))
+        raise KeyboardInterrupt
+    assert torch.equal(samples.response_ids, alone.response_ids)
+    torch.testing.assert_close(samples.logprobs, alone.logprobs, atol=1e-5, rtol=0)
+    for name, parameter in model.named_parameters():
+        place, stride, values = before[name]
+        assert (parameter.data_ptr(), parameter.stride()) == (place, stride) and torch.equal(parameter, values)
 
 
 def test_packing_moves_tokens_and_changes_none(language: Any) -> None:
