@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recipe import ppo_config, trl_config
+from recipe import trl_config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -22,7 +22,7 @@ from components.batching import encode_prompt
 from components.data.jsonl import read_rows
 from components.logprobs import NEVER
 from components.models import load_reward_model
-from components.ppo.config import PpoJob
+from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.evaluate import respond
 from components.ppo.models import Models
 from components.ppo.stage import prompt_batch, train
@@ -107,9 +107,7 @@ def main() -> None:
     runtime = Runtime(device="cpu", dtype="float32", threads=1).resolve()
     activate(runtime)
     generation = load_config("demo").generation
-    critic = "separate" if given["side"] == "trl" else given["side"]
-    config = ppo_config(given["batch"], given["updates"], given["learning_rate"], critic)
-    job = PpoJob(seed=given["seed"], runtime=runtime, generation=generation, ppo=config)
+    job = PpoJob(seed=given["seed"], runtime=runtime, generation=generation, ppo=PpoConfig(**given["config"]))
     train_prompts, held_out = (
         [row["prompt"] for row in read_rows(data / f"prompts.{split}.jsonl")] for split in ("train", "test")
     )
@@ -130,7 +128,7 @@ def main() -> None:
     else:
         ours(models, job, train_prompts, data, after)
     seconds = {"all": time.perf_counter() - began, "judging": spent}
-    print(json.dumps({"given": given, "config": config.model_dump(mode="json"), "seconds": seconds, "points": judged}))
+    print(json.dumps({"given": given, "seconds": seconds, "points": judged}))
 
 
 if __name__ == "__main__":

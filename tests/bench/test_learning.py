@@ -6,7 +6,7 @@ import random
 import pytest
 
 from components.optim import learning_rate_at
-from tests.bench.learning import Compared, Curve, at_equal_kl, judge, median_curve, report
+from tests.bench.learning import Compared, Curve, at_equal_kl, judge, median_curve, report, rising
 from tests.bench.recipe import BETA, ppo_config
 
 
@@ -26,15 +26,20 @@ def test_a_curve_that_is_the_same_with_fewer_points_or_less_kl_has_no_gap() -> N
     assert at_equal_kl(gained(1.0, reach=3.0, points=4), gained(1.0)).gap == pytest.approx(0)
 
 
-def test_points_count_by_their_kl_not_by_when_they_were_reached() -> None:
-    theirs = gained(1.0)
-    assert at_equal_kl([theirs[0], *reversed(theirs[1:])], theirs).gap == pytest.approx(0)
+def test_points_over_which_kl_falls_are_one_and_the_order_of_training_stays() -> None:
+    curve = [(0.0, 0.5), (1.0, 0.6), (3.0, 0.7), (2.0, 0.9), (1.9, 1.1), (4.0, 1.2)]
+    assert rising(curve).tolist() == [[0.0, 0.5], [1.0, 0.6], pytest.approx([2.3, 0.9]), [4.0, 1.2]]
+
+
+def test_a_late_policy_does_not_stand_in_for_an_early_one_of_the_same_kl() -> None:
+    theirs = [(0.0, 0.5), (2.2, 1.0), (1.8, 2.0)]
+    assert at_equal_kl([(0.0, 0.5), (2.0, 1.5)], theirs).gap == pytest.approx(0)
 
 
 def test_curves_that_share_no_kl_are_refused() -> None:
     with pytest.raises(ValueError, match=r"share KL from 0.00 to 0.20 nats only"):
         at_equal_kl(gained(1.0, reach=0.2), gained(1.0))
-    with pytest.raises(ValueError, match=r"share KL from 0.00 to 0.00 nats only"):
+    with pytest.raises(ValueError, match=r"share KL from 0.00 to -0.50 nats only"):
         at_equal_kl([(0.0, 0.5), (-1.0, 0.4)], gained(1.0))
 
 
