@@ -27,14 +27,15 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Hours: PPO's throughput against TRL, which is no dependency and gets a folder of its own; the demo over ten seeds,
-# without the tether and with a tighter one; then the run on real preferences.
+# Hours: PPO's throughput and what it learns against TRL, which is no dependency and gets a folder of its own; the demo
+# over ten seeds, without the tether and with a tighter one; then the run on real preferences.
 TRL := .tether/trl
 bench: $(INSTALLED)
 	$(BIN)/tether fetch smollm2
 	test -d $(TRL)/trl || $(PIP) --no-deps --target $(TRL) trl==1.12.0
 	$(BIN)/python tests/bench/throughput.py --trl $(TRL) --dtype float32 bfloat16
 	$(BIN)/python tests/bench/throughput.py --rollout
+	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/seeds.py $(ARGS)
 	$(BIN)/python -m pytest -m bench
 

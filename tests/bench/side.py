@@ -19,10 +19,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from recipe import EPOCHS, ppo_config, trl_config
 from torch import Tensor
 from workload import (
     CAP,
-    EPOCHS,
     ForcedLengths,
     Workload,
     causal_lm,
@@ -34,7 +34,7 @@ from workload import (
 
 from components.generation import GenerationConfig
 from components.models import frozen
-from components.ppo.config import PpoConfig, PpoJob
+from components.ppo.config import PpoJob
 from components.ppo.experience import gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, SeparateCritic, SharedCritic
@@ -43,6 +43,7 @@ from components.reward.scoring import ScoreScale
 from components.runtime import Runtime, activate
 
 LEARNING_RATE = 1e-6
+GENERATION = GenerationConfig(max_new_tokens=CAP)
 UNIT = ScoreScale(shift=0.0, scale=1.0, missing_eos_score=-1.0, temperature=1.0, responses=16)
 
 
@@ -95,12 +96,8 @@ def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[
     Rollout is a `rollout_engine` opened and asked, scoring is `gather_experience`, training is
     `Learner.update`.
     """
-    config = PpoConfig(
-        updates=work.updates + 1, batch_size=work.batch, minibatch_size=work.batch, micro_batch_size=work.batch,
-        epochs=EPOCHS, learning_rate=LEARNING_RATE, stop_epochs_above=None, kl={"control": "fixed"},
-        score={"missing_eos": "keep"}, critic={"kind": critic, "learning_rate": LEARNING_RATE},
-    )  # fmt: skip
-    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(max_new_tokens=CAP), ppo=config)
+    config = ppo_config(work.batch, work.updates + 1, LEARNING_RATE, critic)
+    job = PpoJob(seed=0, runtime=runtime, generation=GENERATION, ppo=config)
     policy, tokenizer = causal_lm(work.size, smollm2)
     policy = policy.to(runtime.device)
     value: Any = SharedCritic(policy.config.hidden_size).to(runtime.device)
@@ -119,7 +116,7 @@ def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[
         with forced.in_our_sampler(update), rollout_engine(policy, tokenizer, runtime) as engine:
             samples = engine.sample(prompts, job.generation, generator)
         rolled = clock.now()
-        experience = gather_experience(learner.models, samples, job, beta=0.1)
+        experience = gather_experience(learner.models, samples, job, config.kl.coefficient)
         scored = clock.now()
         metrics = learner.update(experience, update)
         clock.update(began, began, rolled, scored, clock.now())
@@ -146,7 +143,7 @@ def trl_clock(work: Workload, smollm2: Path) -> Clock:
     """
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
-    from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+    from trl.experimental.ppo import PPOTrainer, ppo_trainer
 
     policy, tokenizer = causal_lm(work.size, smollm2)
     reference, reward, value = copy.deepcopy(policy), scalar_model(policy, 2), scalar_model(policy, 1)
@@ -180,13 +177,9 @@ def trl_clock(work: Workload, smollm2: Path) -> Clock:
             assert len(steps) == len(micro_batches) == EPOCHS * len(clock.updates)
 
     with tempfile.TemporaryDirectory() as folder, patch.object(ppo_trainer, "batch_generation", timed_generation):
-        options = PPOConfig(
-            output_dir=folder, report_to="none", use_cpu=True, bf16=work.dtype == "bfloat16", seed=0, disable_tqdm=True,
-            per_device_train_batch_size=work.batch, gradient_accumulation_steps=1, num_mini_batches=1,
-            num_ppo_epochs=EPOCHS, total_episodes=work.batch * (work.updates + 1), response_length=CAP, temperature=1.0,
-            local_rollout_forward_batch_size=work.batch, stop_token="eos", missing_eos_penalty=None, kl_coef=0.1,
-            learning_rate=LEARNING_RATE, num_sample_generations=0, save_strategy="no", gradient_checkpointing=False,
-        )  # fmt: skip
+        options = trl_config(
+            ppo_config(work.batch, work.updates + 1, LEARNING_RATE), GENERATION, folder, seed=0, dtype=work.dtype
+        )
         trainer = PPOTrainer(
             args=options, processing_class=tokenizer, model=policy, ref_model=reference, reward_model=reward,
             value_model=value, train_dataset=data, eval_dataset=data, callbacks=[Ended()],
@@ -220,9 +213,9 @@ def rollouts(work: Workload, pairs: int, smollm2: Path, runtime: Runtime, batch:
     inputs = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
 
     def tether() -> int:
-        options, generator = GenerationConfig(max_new_tokens=CAP), torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         with forced.in_our_sampler(0), rollout_engine(policy, tokenizer, runtime) as engine:
-            return int(engine.sample(prompts, options, generator).response_mask.sum())
+            return int(engine.sample(prompts, GENERATION, generator).response_mask.sum())
 
     def generate() -> int:
         with forced.in_generate(), torch.no_grad():

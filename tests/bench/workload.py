@@ -31,8 +31,8 @@ SIZES = {
 }
 """Llamas with random weights and tied embeddings: 1.05 M parameters (25 % embeddings), 6.8 M (31 %), 30.4 M (28 %);
 135m is SmolLM2-135M."""
-EPOCHS, SHORTEST_PROMPT, SHORTEST_RESPONSE, CAP = 4, 16, 8, 64
-"""Passes over each batch, and tokens: prompts and responses are at most CAP."""
+SHORTEST_PROMPT, SHORTEST_RESPONSE, CAP = 16, 8, 64
+"""Tokens: prompts and responses are at most CAP."""
 
 
 class Lengths(NamedTuple):
