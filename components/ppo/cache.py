@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from components.batching import position_ids
 
-PREFILL_PARTS = 4
+PREFILL_PARTS = 8
 """Prompts are read sorted by length in this many parts, each padded to its own longest."""
 
 
