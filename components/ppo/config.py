@@ -75,7 +75,9 @@ class CriticConfig(Settings):
     """The value function of `advantage: gae` and `sequence`."""
 
     kind: Literal["separate", "shared"] = "separate"
-    """`separate`: a model of its own, from the reward model on; `shared`: a linear head on the policy's trunk."""
+    """`separate`: a model of its own; `shared`: a linear head on the policy's trunk."""
+    start: Literal["reward", "sft"] = "reward"
+    """What a separate critic starts as: the reward model, or the SFT policy's trunk with a head of zeros."""
     learning_rate: float = Field(1e-3, gt=0, le=1)
     """Peak learning rate of a separate critic."""
     coefficient: float = Field(0.5, gt=0)

@@ -1,5 +1,6 @@
 """The four models of PPO: policy, reference, reward model and critic, and how each is asked."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ PADDING = 0.2
 
 
 class SeparateCritic(nn.Module):
-    """A value function of its own, started from the reward model, in the unit of the scaled scores."""
+    """A value function of its own: a scalar-head model whose output `scale` brings to the unit of scaled scores."""
 
     def __init__(self, model: Any, scale: ScoreScale) -> None:
         super().__init__()
@@ -81,22 +82,27 @@ class Models:
         if job.ppo.kl.refresh_every:
             reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0])
         reward_model, scale, critic = load_judges(
-            job, inputs["reward"], policy.config, lambda folder, name: load_reward_model(folder, job.runtime)[0]
-        )
+            job, inputs["reward"], policy.config,
+            load=lambda folder, name: load_reward_model(folder, job.runtime)[0],
+            from_sft=lambda: load_reward_model(inputs["sft"], job.runtime, seed=0)[0],
+        )  # fmt: skip
         return cls(policy, reference, reward_model, critic, tokenizer, scale, sft)
 
     @classmethod
     def _on_one_backbone(cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path]) -> "Models":
         """The same as views of the SFT model, which is held once: SFT is it without an adapter."""
         model, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
-        backbone = Backbone(model)
+        width = model.config.hidden_size
+        backbone, seed = Backbone(model), functools.partial(torch_seed, job.seed, "ppo")
         reward_model, scale, critic = load_judges(
-            job, inputs["reward"], model.config, lambda folder, name: load_adapter(backbone, name, folder / "adapter")
-        )
-        policy = backbone.add("policy", config, torch_seed(job.seed, "ppo", "adapter"))
+            job, inputs["reward"], model.config,
+            load=lambda folder, name: load_adapter(backbone, name, folder / "adapter"),
+            from_sft=lambda: backbone.add("critic", config, seed("critic"), nn.Linear(width, 1, bias=False)),
+        )  # fmt: skip
+        policy = backbone.add("policy", config, seed("adapter"))
         sft = reference = AdapterView(backbone)
         if job.ppo.kl.refresh_every:
-            reference = frozen(backbone.add("reference", config, torch_seed(job.seed, "ppo", "adapter")))
+            reference = frozen(backbone.add("reference", config, seed("adapter")))
         return cls(policy, reference, reward_model, critic, tokenizer, scale, sft)
 
     def trained(self) -> dict[str, Any]:
@@ -114,13 +120,14 @@ Critic = SeparateCritic | SharedCritic | None
 
 
 def load_judges(
-    job: PpoJob, artifact: Path, config: Any, load: Callable[[Path, str], Any]
+    job: PpoJob, artifact: Path, config: Any, load: Callable[[Path, str], Any], from_sft: Callable[[], Any]
 ) -> tuple[Any, ScoreScale, Critic]:
-    """The reward model of `artifact` (frozen), its scale, and the value function, which may start as its first member.
+    """The reward model of `artifact` (frozen), its scale, and the value function.
 
     Args:
         config: the policy's.
-        load: takes a member's folder and a name, and returns the model there, a new one each time.
+        load: takes a member's folder and a name, and returns the reward model there, a new one each time.
+        from_sft: returns a scalar-head model on the SFT policy's trunk.
     """
     sft_scores, temperature = read_sft_scores(artifact), ScoreScale.read(artifact).temperature
     if len(sft_scores) == 1 and job.ppo.score.ensemble != "mean":
@@ -131,12 +138,16 @@ def load_judges(
     names = ["reward", *(f"reward-{m + 1}" for m in range(1, len(sft_scores)))]
     members = [frozen(load(member_folder(artifact, m), name)) for m, name in enumerate(names)]
     model, combined = as_one(members, sft_scores, job.ppo.score)
-    critic: Critic = None
-    if job.ppo.has_critic and job.ppo.critic.kind == "separate":
-        critic = SeparateCritic(load(artifact, "critic"), ScoreScale.measure(sft_scores[0], temperature))
-    elif job.ppo.has_critic:
-        critic = SharedCritic(config.hidden_size).to(job.runtime.device)
-    return model, ScoreScale.measure(combined, temperature), critic
+    scale = ScoreScale.measure(combined, temperature)
+    if not job.ppo.has_critic:
+        return model, scale, None
+    if job.ppo.critic.kind == "shared":
+        return model, scale, SharedCritic(config.hidden_size).to(job.runtime.device)
+    if job.ppo.critic.start == "reward":
+        return model, scale, SeparateCritic(load(artifact, "critic"), ScoreScale.measure(sft_scores[0], temperature))
+    trunk = from_sft()
+    nn.init.zeros_(trunk.score.weight)
+    return model, scale, SeparateCritic(trunk, scale.model_copy(update={"shift": 0.0, "scale": 1.0}))
 
 
 @dataclass(frozen=True)

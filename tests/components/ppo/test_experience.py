@@ -124,7 +124,7 @@ def test_a_reference_that_is_not_the_start_stops_the_run(load: Load) -> None:
 
 
 def test_the_critic_starts_from_the_reward_model_in_the_unit_of_scaled_scores(load: Load) -> None:
-    from components.ppo.models import frozen_pass
+    from components.ppo.models import frozen_pass, weights_digest
 
     job, models, samples = load()
     found = frozen_pass(models, samples, job)
@@ -135,3 +135,7 @@ def test_the_critic_starts_from_the_reward_model_in_the_unit_of_scaled_scores(lo
     assert not found["values"][~samples.response_mask].any()
     shared = frozen_pass(*load(critic={"kind": "shared"})[1:], job)
     assert not shared["values"].any(), "a shared head starts at 0, the mean of SFT's scaled scores"
+    job, models, samples = load(critic={"start": "sft"})
+    assert not frozen_pass(models, samples, job)["values"].any(), "and so does a critic that starts as SFT"
+    trunks = [weights_digest(model.base_model) for model in (models.critic.model, models.sft, models.reward_model)]
+    assert trunks[0] == trunks[1] != trunks[2]

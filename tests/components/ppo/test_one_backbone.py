@@ -118,18 +118,36 @@ def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 
 
-def test_with_a_shared_critic_there_is_no_critics_adapter_and_it_resumes(
-    adapted: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
+@pytest.mark.parametrize(
+    ("variant", "adapters"),
+    [
+        ({"critic": {"kind": "shared"}}, {"policy", "reward"}),
+        ({"critic": {"start": "sft"}}, {"policy", "reward", "critic"}),
+        (
+            {"advantage": "rloo", "group_size": 2, "kl": {"control": "fixed", "refresh_every": 1}},
+            {"policy", "reward", "reference"},
+        ),
+    ],
+    ids=["shared", "from-sft", "rloo-refresh"],
+)
+def test_a_variant_holds_the_adapters_it_needs_and_resumes_to_the_same_bytes(
+    adapted: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], variant: Any, adapters: set[str]
 ) -> None:
-    options = LORA | {"critic": {"kind": "shared"}, "updates": 4}
-    assert set(Models.load(adapted.job("ppo", **options), adapted.inputs).policy.backbone.configs) == {
-        "policy", "reward",
-    }  # fmt: skip
+    options = LORA | {"updates": 4} | variant
+    models = Models.load(adapted.job("ppo", **options), adapted.inputs)
+    assert set(models.policy.backbone.configs) == adapters
     adapted.run("ppo", tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
         adapted.run("ppo", tmp_path / "cut", interrupting(3), **options)
     adapted.run("ppo", tmp_path / "cut", **options)
     assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+def test_gradient_checkpointing_recomputes_with_the_adapter_of_the_forward_pass(
+    adapted: Any, undisturbed: tuple[Path, dict[str, float]], tmp_path: Path, digests: Callable[[Path], Any]
+) -> None:
+    assert adapted.run("ppo", tmp_path, gradient_checkpointing=True, **LORA) == undisturbed[1]
+    assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 
 
 @pytest.mark.parametrize(

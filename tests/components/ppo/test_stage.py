@@ -233,12 +233,13 @@ def test_people_s_data_have_no_gold_and_the_run_needs_none(stages: Any, tmp_path
     "options",
     [
         {"critic": {"kind": "shared"}},
+        {"critic": {"start": "sft"}},
         {"advantage": "sequence", "kl": {"control": "fixed", "coefficient": 0.1, "form": "k2"}},
         {"advantage": "rloo", "group_size": 2},
         {"advantage": "grpo", "group_size": 4, "kl": {"control": "fixed", "coefficient": 0.1, "form": "k3"}},
         {"kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 1}},
     ],
-    ids=["shared", "sequence-k2", "rloo", "grpo-k3", "refresh"],
+    ids=["shared", "from-sft", "sequence-k2", "rloo", "grpo-k3", "refresh"],
 )
 def test_every_variant_trains_and_resumes_to_the_same_bytes(
     stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], options: dict[str, Any]
