@@ -56,11 +56,11 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     """Score `samples` and compute rewards, advantages and returns at KL coefficient `beta`.
 
     Raises:
-        CheckFailed: a score isn't finite, or the sampler and the training path disagree on log-probabilities.
+        CheckFailed: a score isn't finite, or the sampler and the training path disagree on log-probabilities. (Where
+            the sampler's are kept, the first step of the update checks that.)
     """
     mask, config = samples.response_mask, job.ppo
     found = frozen_pass(models, samples, job)
-    drift = check_sampler(samples, found["policy"], job.runtime.dtype)
     if not torch.isfinite(found["raw_scores"]).all():
         raise CheckFailed("the reward model gave a score that isn't finite.")
     old, reference, sft, values = found["policy"], found["reference"], found["sft"], found.get("values")
@@ -82,8 +82,9 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
         "ppo/entropy": masked_mean(found["entropy"], mask).item(),
         "ppo/response_tokens": mask.sum(1).float().mean().item(),
         "ppo/ended": samples.ended.float().mean().item(),
-        "ppo/sampler_drift": drift,
     }
+    if samples.seen is None:
+        metrics["ppo/sampler_drift"] = check_sampler(samples.logprobs, old, mask, job.runtime.dtype)
     if models.sft is not models.reference:
         metrics["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean().item()
     # The rewards, and in them the score, were divided by the unit: a KL beside them is divided likewise.
@@ -91,17 +92,16 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     return Experience(samples, old, values, scores, advantages, returns, reference, kl_weight, metrics)
 
 
-def check_sampler(samples: Samples, recomputed: Tensor, dtype: str) -> float:
+def check_sampler(sampled: Tensor, recomputed: Tensor, mask: Tensor, dtype: str) -> float:
     """Compare the sampler's log-probabilities with `recomputed` (B, T); returns the difference that is judged.
 
     Raises:
         CheckFailed: it exceeds the tolerance of `dtype`.
     """
-    mask = samples.response_mask
     if dtype == "float32":
-        drift = (samples.logprobs - recomputed).abs()[mask].max().item()
+        drift = (sampled - recomputed).abs()[mask].max().item()
     else:
-        drift = masked_mean(kl_estimates(samples.logprobs, recomputed, mask).k3, mask).item()
+        drift = masked_mean(kl_estimates(sampled, recomputed, mask).k3, mask).item()
     if not drift <= SAMPLER_TOLERANCE[dtype]:
         raise CheckFailed(
             f"the sampler and the training path disagree on log-probabilities by {drift:.2g} nats "

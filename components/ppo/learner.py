@@ -12,10 +12,13 @@ from components.errors import CheckFailed
 from components.models import recomputed
 from components.optim import build_optimizer, learning_rate_at, set_learning_rate
 from components.ppo.config import PpoJob
-from components.ppo.experience import Experience
+from components.ppo.experience import Experience, check_sampler
 from components.ppo.maths import explained_variance, kl_estimates, kl_loss, masked_mean, policy_loss, value_loss
 from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, micro_batches, scatter
 from components.training import clip_and_step, seeded
+
+LARGEST = ("ppo/ratio_max", "ppo/sampler_drift")
+"""Metrics of an update that are the largest value met, not a mean."""
 
 
 @dataclass
@@ -47,7 +50,8 @@ class Learner:
         """Learn from a batch; returns metrics averaged over the optimiser steps taken.
 
         Raises:
-            CheckFailed: a loss or gradient isn't finite.
+            CheckFailed: a loss or gradient isn't finite, or the log-probabilities kept from sampling aren't those of
+                the training path.
         """
         config, rate = self.job.ppo, self.set_rates(update)
         sums: dict[str, float] = defaultdict(float)
@@ -56,51 +60,56 @@ class Learner:
             order = list(range(config.batch_size))
             seeded(self.job.seed, "ppo", "minibatches", update, epoch).shuffle(order)
             for start in range(0, config.batch_size, config.minibatch_size):
-                metrics = self._step(experience, torch.tensor(order[start : start + config.minibatch_size]))
+                rows = torch.tensor(order[start : start + config.minibatch_size])
+                metrics = self._step(experience, rows, first=steps == 0)
                 steps += 1
                 for name, value in metrics.items():
-                    sums[name] = max(sums[name], value) if name == "ppo/ratio_max" else sums[name] + value
+                    sums[name] = max(sums[name], value) if name in LARGEST else sums[name] + value
                 limit = config.stop_epochs_above
                 stopped = limit is not None and metrics["ppo/approx_kl"] > limit
                 if stopped:
                     break
             if stopped:
                 break
-        means = {name: value if name == "ppo/ratio_max" else value / steps for name, value in sums.items()}
+        means = {name: value if name in LARGEST else value / steps for name, value in sums.items()}
         mask = experience.samples.response_mask
         if experience.values is not None and experience.returns is not None:
             explained = explained_variance(experience.values, experience.returns, mask)
             means["ppo/explained_variance"] = explained.item()
         return means | {"ppo/learning_rate": rate, "ppo/optimizer_steps": float(steps)}
 
-    def _step(self, experience: Experience, rows: Tensor) -> dict[str, float]:
-        """One optimiser step on the responses `rows`, in micro-batches weighted by tokens."""
+    def _step(self, experience: Experience, rows: Tensor, first: bool) -> dict[str, float]:
+        """One optimiser step on the responses `rows`, in micro-batches weighted by tokens.
+
+        On the `first` of an update the policy is still the one that sampled: where the sampler's log-probabilities were
+        kept, they must be those of the training path.
+        """
         config, mask = self.job.ppo, experience.samples.response_mask[rows]
         tokens = mask.sum()
         totals: dict[str, float] = defaultdict(float)
         for micro in micro_batches(experience.samples, rows, config.micro_batch_size):
             share = experience.samples.response_mask[micro].sum() / tokens
-            for loss, metrics in self._losses(experience, micro):
+            for loss, metrics in self._losses(experience, micro, first):
                 if not torch.isfinite(loss):
                     raise CheckFailed(f"ppo: the loss is {loss.item()}. Lower ppo.learning_rate or look at the batch.")
                 (loss * share).backward()
                 for name, value in metrics.items():
-                    totals[name] = (
-                        max(totals[name], value) if name == "ppo/ratio_max" else totals[name] + value * share.item()
-                    )
+                    totals[name] = max(totals[name], value) if name in LARGEST else totals[name] + value * share.item()
         for name, model in self.models.trained().items():
             norm = clip_and_step(model, self.optimizers[name], config.max_grad_norm, f"ppo ({name})")
             totals["ppo/grad_norm" if name == "policy" else "ppo/critic_grad_norm"] = norm
         return totals
 
-    def _losses(self, experience: Experience, rows: Tensor) -> Iterator[tuple[Tensor, dict[str, float]]]:
+    def _losses(
+        self, experience: Experience, rows: Tensor, first: bool = False
+    ) -> Iterator[tuple[Tensor, dict[str, float]]]:
         """The losses to backpropagate on `rows`, one after the other, each with what to report of it.
 
         A separate critic's comes when the policy's is done, so that its graph takes the place of the policy's. A shared
         trunk has one graph and one loss.
         """
         batch, critic = Packed.of(experience.samples, rows), self.models.critic
-        loss, hidden, metrics = self._policy_loss(experience, rows, batch)
+        loss, hidden, metrics = self._policy_loss(experience, rows, batch, first)
         if isinstance(critic, SharedCritic):
             value = self._value_loss(experience, rows, critic.values(batch, hidden, self.job.runtime))
             loss, metrics = loss + self.job.ppo.critic.coefficient * value, metrics | {"ppo/value_loss": value.item()}
@@ -111,13 +120,16 @@ class Learner:
             yield value, {"ppo/value_loss": value.item()}
 
     def _policy_loss(
-        self, experience: Experience, rows: Tensor, batch: Packed
+        self, experience: Experience, rows: Tensor, batch: Packed, first: bool
     ) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Policy loss - entropy bonus (+ KL loss), means over the tokens of `rows`; the last hidden states (K, D)."""
         config, mask = self.job.ppo, experience.samples.response_mask[rows]
         with recomputed(self.models.policy, config):
             stats = batch.stats(self.models.policy, self.job, config.entropy_coefficient > 0)
         logprobs, old = scatter(stats.logprobs, mask), experience.logprobs[rows]
+        drift = {}
+        if first and experience.samples.seen is not None:
+            drift["ppo/sampler_drift"] = check_sampler(old, logprobs.detach(), mask, self.job.runtime.dtype)
         surrogate = policy_loss(logprobs, old, experience.advantages[rows], mask, config.clip_range)
         policy = masked_mean(surrogate.loss, mask)
         loss = policy if stats.entropy is None else policy - config.entropy_coefficient * stats.entropy.mean()
@@ -132,6 +144,7 @@ class Learner:
                 "ppo/clip_fraction": masked_mean(surrogate.clipped.float(), mask).item(),
                 "ppo/approx_kl": masked_mean(kl_estimates(old, logprobs.detach(), mask).k3, mask).item(),
                 "ppo/ratio_max": surrogate.ratio.max().item(),
+                **drift,
             },
         )
 

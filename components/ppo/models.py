@@ -31,7 +31,7 @@ class SeparateCritic(nn.Module):
         super().__init__()
         self.model, self.scale = model, scale
 
-    def values(self, batch: "Packed", hidden: Tensor, runtime: Runtime) -> Tensor:
+    def values(self, batch: "Packed", hidden: Tensor | None, runtime: Runtime) -> Tensor:
         """Values (K,) of the states in which the tokens that count were chosen; `hidden` is the policy's, not used."""
         with autocast(runtime):
             own = last_hidden(self.model, batch.ids, batch.mask)[predicts(batch.counts)]
@@ -46,7 +46,7 @@ class SharedCritic(nn.Linear):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def values(self, batch: "Packed", hidden: Tensor, runtime: Runtime) -> Tensor:
+    def values(self, batch: "Packed", hidden: Tensor | None, runtime: Runtime) -> Tensor:
         """Values (K,) from the policy's hidden states (K, D) where the tokens that count were chosen."""
         return self(hidden).squeeze(-1)
 
@@ -104,6 +104,11 @@ class Models:
         if job.ppo.kl.refresh_every:
             reference = frozen(backbone.add("reference", config, seed("adapter")))
         return cls(policy, reference, reward_model, critic, tokenizer, scale, sft)
+
+    def value_head(self) -> Callable[[Tensor], Tensor] | None:
+        """What gives values (n,) of the policy's last hidden states (n, D), where the critic does."""
+        critic = self.critic
+        return (lambda hidden: critic(hidden).squeeze(-1)) if isinstance(critic, SharedCritic) else None
 
     def trained(self) -> dict[str, Any]:
         """What takes gradients: the policy, and the critic where there is one."""
@@ -194,32 +199,40 @@ def micro_batches(samples: Samples, rows: Tensor, size: int) -> Iterator[Tensor]
 
 @torch.no_grad()
 def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tensor]:
-    """All that is fixed before the first update of a batch, on the training path.
+    """All that is fixed before the first update of a batch: what the sampler saw of the policy where that was kept, the
+    rest on the training path.
 
     Returns:
         (B, T): `policy`, `policy_at_1`, `reference`, `sft`, `sft_at_1` log-probabilities, `entropy`, and with a critic
         `values`; (B,): `raw_scores`.
     """
-    mask, out = samples.response_mask, dict[str, Tensor]()
-    raw = torch.zeros(len(mask), device=mask.device)
+    mask, critic = samples.response_mask, models.critic
+    asked = {id(m): m for m in (models.policy, models.reference, models.sft)}  # one that plays two parts is asked once
+    found = {key: {n: torch.zeros_like(samples.logprobs) for n in ("logprobs", "at_1", "entropy")} for key in asked}
+    values, raw = torch.zeros_like(samples.logprobs), torch.zeros(len(mask), device=mask.device)
+    seen = samples.seen
+    if seen is not None and not (isinstance(critic, SharedCritic) and seen.values is None):
+        del asked[id(models.policy)]
+        found[id(models.policy)] = {"logprobs": samples.logprobs, "at_1": seen.logprobs_at_1, "entropy": seen.entropy}
+        values = values if seen.values is None else seen.values
     for rows in micro_batches(samples, torch.arange(len(mask)), job.ppo.micro_batch_size):
-        batch = Packed.of(samples, rows)
-        three = (models.policy, models.reference, models.sft)
-        asked = {id(m): m for m in three}  # a model that plays two parts is asked once
-        stats = {key: batch.stats(m, job, with_entropy=m is models.policy) for key, m in asked.items()}
-        policy, reference, sft = (stats[id(m)] for m in three)
+        batch, counted, hidden = Packed.of(samples, rows), mask[rows], None
+        for key, model in asked.items():
+            stats = batch.stats(model, job, with_entropy=model is models.policy)
+            hidden = stats.hidden if model is models.policy else hidden
+            flat = {"logprobs": stats.logprobs, "at_1": stats.logprobs_at_1, "entropy": stats.entropy}
+            for name, tensor in flat.items():
+                if tensor is not None:
+                    found[key][name][rows] = scatter(tensor, counted)
         raw[rows] = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime)
-        flat = {
-            "policy": policy.logprobs, "policy_at_1": policy.logprobs_at_1, "reference": reference.logprobs,
-            "sft": sft.logprobs, "sft_at_1": sft.logprobs_at_1,
-        }  # fmt: skip
-        if policy.entropy is not None:
-            flat["entropy"] = policy.entropy
-        if models.critic is not None:
-            flat["values"] = models.critic.values(batch, policy.hidden, job.runtime)
-        for name, found in flat.items():
-            out.setdefault(name, torch.zeros(mask.shape, device=mask.device))[rows] = scatter(found, mask[rows])
-    return out | {"raw_scores": raw}
+        if isinstance(critic, SeparateCritic) or (critic is not None and hidden is not None):
+            values[rows] = scatter(critic.values(batch, hidden, job.runtime), counted)
+    policy, reference, sft = (found[id(m)] for m in (models.policy, models.reference, models.sft))
+    out = {
+        "policy": policy["logprobs"], "policy_at_1": policy["at_1"], "reference": reference["logprobs"],
+        "sft": sft["logprobs"], "sft_at_1": sft["at_1"], "entropy": policy["entropy"], "raw_scores": raw,
+    }  # fmt: skip
+    return out | ({} if critic is None else {"values": values})
 
 
 def scatter(flat: Tensor, mask: Tensor) -> Tensor:

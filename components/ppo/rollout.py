@@ -3,10 +3,10 @@
 Legend: B responses, P prompt tokens (padded on the left), T response tokens (padded on the right).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,17 @@ LONGEST_BLOCK, BLOCK = 1024, 128
 """Distributions over more tokens than the first are inverted in blocks of the second."""
 
 
+class Seen(NamedTuple):
+    """What the sampler computed on the way, (B, T), 0 where the response mask is False."""
+
+    logprobs_at_1: Tensor
+    """Log-probabilities at temperature 1, nats."""
+    entropy: Tensor
+    """Entropy of the distribution that a token was drawn from, nats."""
+    values: Tensor | None
+    """What the value head said of the state a token was chosen in, where the sampler was given one."""
+
+
 @dataclass(frozen=True)
 class Samples:
     """Prompts and the responses sampled to them."""
@@ -41,6 +52,8 @@ class Samples:
     """(B, T) log-probabilities as the sampler computed them, nats, 0 where the mask is False."""
     ended: Tensor
     """(B,) bool: EOS was sampled before the cap."""
+    seen: Seen | None = None
+    """Where the sampler's numbers are as exact as the training path's; None where they must be recomputed."""
 
     @property
     def ids(self) -> Tensor:
@@ -117,6 +130,7 @@ def sample(
     generation: GenerationConfig,
     generator: torch.Generator,
     device: str = "cpu",
+    value_head: Callable[[Tensor], Tensor] | None = None,
 ) -> Samples:
     """Sample one response a prompt from the whole softmax at `generation.temperature`, until EOS or the cap.
 
@@ -126,20 +140,32 @@ def sample(
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
         prompts: B lists of token ids.
         generator: source of all randomness, on the CPU (so that a device doesn't change the stream).
+        value_head: values (n,) from last hidden states (n, D).
     """
     pad_id, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     prompt_ids, prompt_mask = (x.to(device) for x in pad(prompts, pad_id, side="left"))
     batch, cap = len(prompts), generation.max_new_tokens
     response = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
-    logprobs = torch.zeros(batch, cap, device=device)
+    found: dict[str, Tensor] = {}
     uniforms = torch.rand(batch, cap, generator=generator).to(device)
     rows = prompt_mask.sum(1).argsort(stable=True)
     going = torch.ones_like(rows, dtype=torch.bool)
     context = open_context(model, prompt_ids[rows], prompt_mask[rows], cap)
     hidden = context.read_prompts()
     for t in range(cap):
-        tokens, found = _draw(vocabulary_logits(model, hidden), uniforms[rows, t], generation.temperature)
-        response[rows, t], logprobs[rows, t] = tokens, found
+        logits = vocabulary_logits(model, hidden)
+        scaled = logits if generation.temperature == 1.0 else logits / generation.temperature
+        probabilities = torch.softmax(scaled, -1)
+        tokens = response[rows, t] = _choose(probabilities, uniforms[rows, t])
+        logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+        log_partition = scaled.gather(1, tokens.unsqueeze(1)).squeeze(1) - logprobs
+        facts = {"logprobs": logprobs, "entropy": log_partition - torch.linalg.vecdot(probabilities, scaled)}
+        if scaled is not logits:
+            facts["logprobs_at_1"] = -functional.cross_entropy(logits, tokens, reduction="none")
+        if value_head is not None:
+            facts["values"] = value_head(hidden.float())
+        for name, value in facts.items():
+            found.setdefault(name, torch.zeros(batch, cap, device=device))[rows, t] = value
         going &= tokens != eos
         if t + 1 == cap:
             break
@@ -155,10 +181,10 @@ def sample(
     ended = ends.any(1)
     length = torch.where(ended, ends.long().argmax(1) + 1, cap)
     mask = torch.arange(int(length.max()), device=device) < length.unsqueeze(-1)
-    response, logprobs = response[:, : mask.shape[1]], logprobs[:, : mask.shape[1]]
-    return Samples(
-        prompt_ids, prompt_mask, response.masked_fill(~mask, pad_id), mask, logprobs.masked_fill(~mask, 0), ended
-    )
+    response = response[:, : mask.shape[1]].masked_fill(~mask, pad_id)
+    found = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in found.items()}
+    seen = Seen(found.get("logprobs_at_1", found["logprobs"]), found["entropy"], found.get("values"))
+    return Samples(prompt_ids, prompt_mask, response, mask, found["logprobs"], ended, seen)
 
 
 def _closed_up(going: Tensor) -> Tensor:
@@ -169,12 +195,9 @@ def _closed_up(going: Tensor) -> Tensor:
     return order
 
 
-def _draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """A token per row of `logits` (n, V), by inverting the cumulative distribution at `uniform` (n,), and its
-    log-probability (n,)."""
-    probabilities = torch.softmax(logits if temperature == 1.0 else logits / temperature, -1)
-    tokens = _inverse_cdf(probabilities, uniform.double())
-    return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+def _choose(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """A token per row (n, V), by inverting the cumulative distribution at `uniform` (n,)."""
+    return _inverse_cdf(probabilities, uniform.double())
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
@@ -214,20 +237,25 @@ class LocalEngine:
 
     model: Any
     tokenizer: Any
-    device: str
+    runtime: Runtime
+    value_head: Callable[[Tensor], Tensor] | None
 
     def sample(
         self, prompts: Sequence[Sequence[int]], generation: GenerationConfig, generator: torch.Generator
     ) -> Samples:
-        """See `RolloutEngine`."""
-        return sample(self.model, self.tokenizer, prompts, generation, generator, self.device)
+        """See `RolloutEngine`. In bfloat16 rounding makes the sampler another policy: what it saw isn't kept."""
+        device, exact = self.runtime.device, self.runtime.dtype == "float32"
+        found = sample(self.model, self.tokenizer, prompts, generation, generator, device, self.value_head)
+        return found if exact else replace(found, seen=None)
 
 
 @contextmanager
-def rollout_engine(model: Any, tokenizer: Any, runtime: Runtime) -> Iterator[RolloutEngine]:
+def rollout_engine(
+    model: Any, tokenizer: Any, runtime: Runtime, value_head: Callable[[Tensor], Tensor] | None = None
+) -> Iterator[RolloutEngine]:
     """An engine that samples from the weights that `model` has now; don't train it while this is open."""
     with sampling_copy(model, runtime) as sampler:
-        yield LocalEngine(sampler, tokenizer, runtime.device)
+        yield LocalEngine(sampler, tokenizer, runtime, value_head)
 
 
 def generate_responses(

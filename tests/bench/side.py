@@ -113,7 +113,8 @@ def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[
         began = clock.now()
         generator = torch.Generator().manual_seed(update)
         forced = ForcedLengths(lengths.ends[update], tokenizer)
-        with forced.in_our_sampler(update), rollout_engine(policy, tokenizer, runtime) as engine:
+        head = learner.models.value_head()
+        with forced.in_our_sampler(update), rollout_engine(policy, tokenizer, runtime, head) as engine:
             samples = engine.sample(prompts, job.generation, generator)
         rolled = clock.now()
         experience = gather_experience(learner.models, samples, job, config.kl.coefficient)

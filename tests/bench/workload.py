@@ -16,7 +16,6 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
-from torch.nn import functional
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from components.models import build_causal_lm, load_base
@@ -128,16 +127,15 @@ class ForcedLengths:
     def in_our_sampler(self, seed: int) -> Iterator[None]:
         """While `sample` runs with a generator of `seed`; a row is told by its uniform, as ended rows are dropped."""
         drawn = torch.rand(len(self.ends), CAP, generator=torch.Generator().manual_seed(seed))
-        draw, step = rollout._draw, iter(range(CAP))
+        choose, step = rollout._choose, iter(range(CAP))
 
-        def forced(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        def forced(probabilities: Tensor, uniform: Tensor) -> Tensor:
             t = next(step)
             same = uniform.unsqueeze(1) == drawn[:, t].to(uniform.device)
             assert same.sum(1).eq(1).all(), "the sampler doesn't draw as this hook thinks"
-            tokens = self.exchange(draw(logits, uniform, temperature)[0], same.long().argmax(1), t)
-            return tokens, -functional.cross_entropy(logits / temperature, tokens, reduction="none")
+            return self.exchange(choose(probabilities, uniform), same.long().argmax(1), t)
 
-        with patch.object(rollout, "_draw", forced):
+        with patch.object(rollout, "_choose", forced):
             yield
 
     @contextmanager

@@ -112,7 +112,7 @@ def test_sampler_and_training_path_agree_and_kl_starts_at_nothing(language_model
                 torch.Generator().manual_seed(0),
             )  # fmt: skip
             found = token_stats(model, drawn.ids, drawn.mask, drawn.counts, runtime)
-        check_sampler(drawn, scatter(found.logprobs, drawn.response_mask), dtype)
+        check_sampler(drawn.logprobs, scatter(found.logprobs, drawn.response_mask), drawn.response_mask, dtype)
 
 
 def test_a_folder_without_a_model_is_the_users_mistake(tmp_path: Path) -> None:

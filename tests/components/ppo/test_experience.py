@@ -47,8 +47,12 @@ def test_scores_are_scaled_clipped_then_missing_eos_then_length(config: dict[str
 def test_at_the_start_kl_is_0_and_the_sampler_agrees(load: Load, temperature: float) -> None:
     job, models, samples = load(generation=GenerationConfig(max_new_tokens=10, temperature=temperature))
     experience = gather_experience(models, samples, job, beta=0.1)
-    assert experience.metrics["ppo/kl"] == 0 and experience.metrics["ppo/kl_at_temperature_1"] == 0
-    assert experience.metrics["ppo/sampler_drift"] <= 1e-4
+    assert abs(experience.metrics["ppo/kl"]) < 1e-5 and abs(experience.metrics["ppo/kl_at_temperature_1"]) < 1e-5
+    recomputed = gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
+    assert recomputed.metrics["ppo/kl"] == 0 and recomputed.metrics["ppo/sampler_drift"] <= 1e-4
+    for name in ("ppo/entropy", "ppo/kl_at_temperature_1", "ppo/proxy_reward"):
+        assert experience.metrics[name] == pytest.approx(recomputed.metrics[name], abs=1e-5)
+    assert torch.allclose(experience.advantages, recomputed.advantages, atol=1e-3)
     check_start(experience, "float32")
     mask = samples.response_mask
     assert experience.advantages[mask].std().item() == pytest.approx(1, abs=1e-3)
@@ -59,7 +63,7 @@ def test_the_metrics_are_of_the_batch_both_units_of_kl_among_them(load: Load) ->
     job, models, samples = load()
     with torch.no_grad():
         models.policy.model.norm.weight.add_(0.2)
-    drifted = dataclasses.replace(samples, logprobs=relogprobs(models, samples, job))
+    drifted = dataclasses.replace(samples, logprobs=relogprobs(models, samples, job), seen=None)
     metrics = gather_experience(models, drifted, job, beta=0.25).metrics
     tokens = samples.response_mask.sum().item()
     assert metrics["ppo/kl"] != 0 and metrics["ppo/beta"] == 0.25
@@ -71,7 +75,7 @@ def test_the_metrics_are_of_the_batch_both_units_of_kl_among_them(load: Load) ->
 def relogprobs(models: Any, samples: Samples, job: Any) -> torch.Tensor:
     from components.ppo.models import frozen_pass
 
-    return frozen_pass(models, samples, job)["policy"]
+    return frozen_pass(models, dataclasses.replace(samples, seen=None), job)["policy"]
 
 
 def test_a_sampler_that_drifts_from_the_training_path_stops_the_run(load: Load) -> None:
@@ -79,29 +83,31 @@ def test_a_sampler_that_drifts_from_the_training_path_stops_the_run(load: Load) 
     with torch.no_grad():
         models.policy.model.norm.weight.add_(0.2)  # trained on after sampling
     with pytest.raises(CheckFailed, match="sampler and the training path disagree"):
-        gather_experience(models, samples, job, beta=0.1)
+        gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
 
 
 def test_drift_is_the_largest_difference_in_float32_the_mean_kl_in_bfloat16_and_never_under_the_mask() -> None:
     samples = ended(2, 4, eos=(True, True))
     off = torch.zeros(2, 4)
     off[0, 3] = 9.0
-    assert check_sampler(samples, off, "float32") == 0
+    assert check_sampler(samples.logprobs, off, samples.response_mask, "float32") == 0
     off[1, 2] = 2e-4
     with pytest.raises(CheckFailed, match="largest"):
-        check_sampler(samples, off, "float32")
+        check_sampler(samples.logprobs, off, samples.response_mask, "float32")
     off[1, 2] = 0.1  # rounding in bfloat16
-    assert check_sampler(samples, off, "bfloat16") == pytest.approx((math.expm1(0.1) - 0.1) / 6, rel=1e-4)
+    assert check_sampler(samples.logprobs, off, samples.response_mask, "bfloat16") == pytest.approx(
+        (math.expm1(0.1) - 0.1) / 6, rel=1e-4
+    )
     off[1, 2] = -1.0
     with pytest.raises(CheckFailed, match="mean KL"):
-        check_sampler(samples, off, "bfloat16")
+        check_sampler(samples.logprobs, off, samples.response_mask, "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logprobs_that_are_not_numbers_never_pass_as_agreement(dtype: str) -> None:
     samples = ended(2, 4, eos=(True, True))
     with pytest.raises(CheckFailed):
-        check_sampler(samples, torch.full((2, 4), float("nan")), dtype)
+        check_sampler(samples.logprobs, torch.full((2, 4), float("nan")), samples.response_mask, dtype)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

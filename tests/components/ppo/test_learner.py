@@ -24,6 +24,11 @@ def ready(load: Load, **options: Any) -> tuple[Learner, Experience]:
     return Learner.start(models, job), experience
 
 
+def repeatable(experience: Experience) -> Experience:
+    """The same, without what the sampler saw: the policy may have left it."""
+    return dataclasses.replace(experience, samples=dataclasses.replace(experience.samples, seen=None))
+
+
 @pytest.mark.parametrize("kind", ["separate", "shared"])
 def test_the_first_step_has_ratio_1_and_clips_nothing(load: Load, kind: str) -> None:
     learner, experience = ready(load, epochs=1, minibatch_size=8, micro_batch_size=4, critic={"kind": kind})
@@ -47,7 +52,7 @@ def test_tokens_of_positive_advantage_become_likelier_and_of_negative_less(load:
 def gather(learner: Learner, experience: Experience) -> torch.Tensor:
     from components.ppo.models import frozen_pass
 
-    return frozen_pass(learner.models, experience.samples, learner.job)["policy"]
+    return frozen_pass(learner.models, repeatable(experience).samples, learner.job)["policy"]
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared"])
@@ -106,6 +111,20 @@ def test_a_loss_that_is_not_finite_stops_the_run(load: Load, what: str, value: f
         learner.update(broken, 0)
 
 
+def test_what_the_sampler_kept_must_be_the_training_paths_at_the_first_step(load: Load) -> None:
+    learner, experience = ready(load)
+    assert learner.update(experience, 0)["ppo/sampler_drift"] <= 1e-4
+    learner, experience = ready(load)
+    before = weights_digest(learner.models.policy)
+    mask = experience.samples.response_mask
+    off = experience.logprobs + 2e-4 * (mask.cumsum(0) == 1) * (mask.cumsum(1) == 1)  # the first token of the batch
+    with pytest.raises(CheckFailed, match="sampler and the training path disagree"):
+        learner.update(dataclasses.replace(experience, logprobs=off + 2e-4 * mask), 0)
+    assert weights_digest(learner.models.policy) == before
+    metrics = learner.update(dataclasses.replace(repeatable(experience), logprobs=off), 0)
+    assert "ppo/sampler_drift" not in metrics, "that was judged when the batch was scored"
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(load: Load) -> None:
     learner, experience = ready(load)
     before = weights_digest(learner.models.policy)
@@ -118,7 +137,8 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step(load: Load)
 
 def test_the_critic_fits_the_returns_at_its_own_rate(load: Load) -> None:
     learner, experience = ready(load, critic={"learning_rate": 1e-2}, learning_rate=1e-4, stop_epochs_above=None)
-    losses = [learner.update(experience, 0)["ppo/value_loss"] for _ in range(15)]
+    again = repeatable(experience)
+    losses = [learner.update(again, 0)["ppo/value_loss"] for _ in range(15)]
     assert losses[-1] < losses[0] / 2
     rates = [learner.optimizers[name].param_groups[0]["lr"] for name in ("policy", "critic")]
     assert rates == pytest.approx([1e-4, 1e-2])
@@ -128,12 +148,12 @@ def test_the_entropy_bonus_widens_the_policy(load: Load) -> None:
     entropies = []
     for coefficient in (0.0, 1.0):
         learner, experience = ready(load, entropy_coefficient=coefficient, learning_rate=3e-3, stop_epochs_above=None)
-        still = dataclasses.replace(experience, advantages=torch.zeros_like(experience.advantages))
+        still = dataclasses.replace(repeatable(experience), advantages=torch.zeros_like(experience.advantages))
         for _ in range(4):
             learner.update(still, 0)
         from components.ppo.models import frozen_pass
 
-        found = frozen_pass(learner.models, experience.samples, learner.job)["entropy"]
+        found = frozen_pass(learner.models, still.samples, learner.job)["entropy"]
         entropies.append(found[experience.samples.response_mask].mean().item())
     assert entropies[1] > entropies[0] + 0.01
 

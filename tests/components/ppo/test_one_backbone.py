@@ -1,5 +1,6 @@
 """PPO with `ppo.lora`: policy, reference, critic and reward model are adapters of one frozen SFT model, or none."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_the_four_are_one_backbone_and_start_as_whole_models_would(
     one = sum(p.numel() for _, p in models.reference.weights())
     everything = {id(p): p.numel() for view in views for _, p in view.weights()}
     assert one < sum(everything.values()) < 2 * one
+    samples = dataclasses.replace(samples, seen=None)
     here = frozen_pass(models, samples, job)
     there = frozen_pass(Models.load(adapted.job("ppo"), adapted.inputs), samples, job)
     assert torch.equal(here["policy"], here["reference"]) and torch.equal(here["reference"], there["reference"])
@@ -93,7 +95,7 @@ def test_the_artifact_holds_the_whole_model_and_the_adapter_and_they_agree(
         "adapter_config.json", "adapter_model.safetensors", "backbone.json",
     }  # fmt: skip
     history = read_rows(artifact / "history.jsonl")
-    assert history[0]["ppo/kl"] == 0 and all(row["ppo/kl"] != 0 for row in history[1:])
+    assert abs(history[0]["ppo/kl"]) < 1e-5 and all(row["ppo/kl"] != 0 for row in history[1:])
     assert max(row["ppo/sampler_drift"] for row in history) <= 1e-4
     _, _, samples = loaded
     whole, _ = load_causal_lm(artifact, runtime)

@@ -129,6 +129,33 @@ def test_the_engine_samples_as_the_sampler_and_gives_back_every_weight_as_it_was
         assert (parameter.data_ptr(), parameter.stride()) == (place, stride) and torch.equal(parameter, values)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_what_the_sampler_saw_is_what_the_training_path_computes(
+    language: Any, runtime: Runtime, temperature: float
+) -> None:
+    head = torch.nn.Linear(24, 1)
+    generation = GenerationConfig(max_new_tokens=12, temperature=temperature)
+    with rollout_engine(
+        eager(language, 4.0), language.tokenizer, runtime, lambda hidden: head(hidden).squeeze(-1)
+    ) as engine:
+        samples = engine.sample(language.prompts, generation, torch.Generator().manual_seed(5))
+    batch = Packed.of(samples, torch.arange(len(samples.ended)))
+    stats = token_stats(
+        eager(language, 4.0), batch.ids, batch.mask, batch.counts, runtime, temperature, with_entropy=True
+    )
+    mask, seen = samples.response_mask, samples.seen
+    assert seen is not None and seen.values is not None and not mask.all()
+    pairs = (
+        (samples.logprobs, stats.logprobs), (seen.logprobs_at_1, stats.logprobs_at_1), (seen.entropy, stats.entropy),
+        (seen.values, head(stats.hidden).squeeze(-1)),
+    )  # fmt: skip
+    for kept, recomputed in pairs:
+        assert torch.allclose(kept[mask], recomputed, atol=2e-5) and not kept[~mask].any()
+    rounded = runtime.model_copy(update={"dtype": "bfloat16"})
+    with rollout_engine(language.model, language.tokenizer, rounded) as engine:
+        assert engine.sample(language.prompts, generation, torch.Generator()).seen is None
+
+
 def test_packing_moves_tokens_and_changes_none(language: Any) -> None:
     samples = draw(language, language.prompts, model=eager(language, 4.0))
     rows = torch.tensor([3, 0, 7])
