@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 	$(BIN)/tether run demo
 
 test: check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Real Prefect and MLflow servers and workers on loopback: docs/operations.md, and what may die.
 test-servers: $(INSTALLED)
