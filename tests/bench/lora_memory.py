@@ -119,6 +119,7 @@ def prepare(folder: Path, options: argparse.Namespace) -> None:
     save_adapter(view, folder / "reward" / "adapter")
     scale = ScoreScale(shift=0.0, scale=1.0, missing_eos_score=-1.0, temperature=1.0, responses=16)
     write_json(folder / "reward" / "reward.json", scale.model_dump())
+    write_json(folder / "reward" / "sft_scores.json", [[-1.0, 0.0, 1.0]])
 
 
 def main() -> None:
