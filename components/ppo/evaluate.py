@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def respond(
         for start in range(0, len(prompts), job.ppo.batch_size):
             batch = slice(start, start + job.ppo.batch_size)
             samples = engine.sample(encoded[batch], job.generation, generator)
-            found = frozen_pass(asked, samples, job)
+            found = frozen_pass(asked, replace(samples, seen=None), job)  # the judged KL is the training path's
             mask = samples.response_mask
             kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
             scores = rewarded_scores(found["raw_scores"], samples, models.scale, job.ppo.score)

@@ -157,11 +157,7 @@ def sample(
         scaled = logits if generation.temperature == 1.0 else logits / generation.temperature
         probabilities = torch.softmax(scaled, -1)
         tokens = response[rows, t] = _choose(probabilities, uniforms[rows, t])
-        logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
-        log_partition = scaled.gather(1, tokens.unsqueeze(1)).squeeze(1) - logprobs
-        facts = {"logprobs": logprobs, "entropy": log_partition - torch.linalg.vecdot(probabilities, scaled)}
-        if scaled is not logits:
-            facts["logprobs_at_1"] = -functional.cross_entropy(logits, tokens, reduction="none")
+        facts = _facts(logits, scaled, probabilities, tokens)
         if value_head is not None:
             facts["values"] = value_head(hidden.float())
         for name, value in facts.items():
@@ -183,8 +179,17 @@ def sample(
     mask = torch.arange(int(length.max()), device=device) < length.unsqueeze(-1)
     response = response[:, : mask.shape[1]].masked_fill(~mask, pad_id)
     found = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in found.items()}
-    seen = Seen(found.get("logprobs_at_1", found["logprobs"]), found["entropy"], found.get("values"))
+    seen = Seen(found["logprobs_at_1"], found["entropy"], found.get("values"))
     return Samples(prompt_ids, prompt_mask, response, mask, found["logprobs"], ended, seen)
+
+
+def _facts(logits: Tensor, scaled: Tensor, probabilities: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    """Log-probability, entropy and log-probability at temperature 1 (n,) of the tokens drawn, from (n, V)."""
+    logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+    log_partition = scaled.gather(1, tokens.unsqueeze(1)).squeeze(1) - logprobs
+    at_1 = logprobs if scaled is logits else -functional.cross_entropy(logits, tokens, reduction="none")
+    entropy = log_partition - torch.linalg.vecdot(probabilities, scaled)
+    return {"logprobs": logprobs, "entropy": entropy, "logprobs_at_1": at_1}
 
 
 def _closed_up(going: Tensor) -> Tensor:

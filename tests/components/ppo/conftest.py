@@ -15,12 +15,12 @@ from components.ppo.rollout import Samples, sample
 
 @pytest.fixture
 def load(stages: Any) -> Callable[..., tuple[PpoJob, Models, Samples]]:
-    """`load(**options)`: the job, fresh models and eight sampled responses."""
+    """`load(**options)`: the job, fresh models and eight sampled responses; `of` other stages than the shared ones."""
 
-    def make(**options: Any) -> tuple[PpoJob, Models, Samples]:
-        job = stages.job("ppo", **options)
-        models = Models.load(job, stages.inputs)
-        rows = read_rows(stages.inputs["data"] / "prompts.train.jsonl")[:8]
+    def make(of: Any = stages, **options: Any) -> tuple[PpoJob, Models, Samples]:
+        job = of.job("ppo", **options)
+        models = Models.load(job, of.inputs)
+        rows = read_rows(of.inputs["data"] / "prompts.train.jsonl")[:8]
         prompts = [encode_prompt(models.tokenizer, r["prompt"], 64) for r in rows]
         generator = torch.Generator().manual_seed(0)
         return job, models, sample(models.policy, models.tokenizer, prompts, job.generation, generator)

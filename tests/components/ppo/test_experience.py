@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from components.data.jsonl import read_rows
 from components.errors import CheckFailed
 from components.generation import GenerationConfig
 from components.ppo.config import ScoreConfig
+from components.ppo.evaluate import respond
 from components.ppo.experience import check_sampler, gather_experience, rewarded_scores
-from components.ppo.rollout import Samples
+from components.ppo.rollout import LocalEngine, Samples
 from components.ppo.stage import check_start
 from components.reward.scoring import ScoreScale
 
@@ -145,3 +147,23 @@ def test_the_critic_starts_from_the_reward_model_in_the_unit_of_scaled_scores(lo
     assert not frozen_pass(models, samples, job)["values"].any(), "and so does a critic that starts as SFT"
     trunks = [weights_digest(model.base_model) for model in (models.critic.model, models.sft, models.reward_model)]
     assert trunks[0] == trunks[1] != trunks[2]
+
+
+def test_the_judged_kl_is_the_training_paths_whatever_the_sampler_says_of_itself(
+    load: Load, stages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, models, _ = load()
+    with torch.no_grad():
+        models.policy.model.norm.weight.add_(0.2)
+    data = stages.inputs["data"]
+    prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[:4]]
+    honest = [row["kl"] for row in respond(models, models.policy, prompts, job, data)]
+    real = LocalEngine.sample
+
+    def flattering(self: LocalEngine, *rest: Any) -> Samples:
+        samples = real(self, *rest)
+        return dataclasses.replace(samples, logprobs=samples.logprobs - 1.0)
+
+    monkeypatch.setattr(LocalEngine, "sample", flattering)
+    assert [row["kl"] for row in respond(models, models.policy, prompts, job, data)] == honest
+    assert max(map(abs, honest)) > 1e-3

@@ -16,7 +16,7 @@ from components.logprobs import last_hidden, token_stats
 from components.models import load_causal_lm, load_reward_model
 from components.ppo.learner import Learner
 from components.ppo.models import Models, Packed, frozen_pass, scatter
-from components.ppo.rollout import Samples, sample
+from components.ppo.rollout import Samples
 from components.runtime import Runtime
 
 LORA = {"lora": {"rank": 4}, "learning_rate": 1e-2}
@@ -37,16 +37,9 @@ def undisturbed(adapted: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 @pytest.fixture
-def loaded(adapted: Any) -> tuple[Any, Models, Samples]:
+def loaded(adapted: Any, load: Callable[..., Any]) -> tuple[Any, Models, Samples]:
     """The job, fresh models and eight sampled responses."""
-    from components.batching import encode_prompt
-
-    job = adapted.job("ppo", **LORA)
-    models = Models.load(job, adapted.inputs)
-    rows = read_rows(adapted.inputs["data"] / "prompts.train.jsonl")[:8]
-    prompts = [encode_prompt(models.tokenizer, r["prompt"], 64) for r in rows]
-    generator = torch.Generator().manual_seed(0)
-    return job, models, sample(models.policy, models.tokenizer, prompts, job.generation, generator)
+    return load(adapted, **LORA)
 
 
 def test_the_four_are_one_backbone_and_start_as_whole_models_would(

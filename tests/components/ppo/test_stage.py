@@ -18,13 +18,10 @@ from torch import Tensor
 
 from components.data.jsonl import read_rows, write_rows
 from components.errors import CheckFailed, UserError
-from components.models import load_reward_model
 from components.ppo import experience, stage
 from components.ppo.learner import Learner
-from components.ppo.models import Models, weights_digest
+from components.ppo.models import Models
 from components.ppo.stage import prompt_batch
-from components.reward.scoring import read_sft_scores, score_tokens
-from components.runtime import Runtime
 
 ROOT = Path(__file__).parents[3]
 
@@ -229,108 +226,6 @@ def test_people_s_data_have_no_gold_and_the_run_needs_none(stages: Any, tmp_path
     assert not {"ppo/gold", "ppo/violations"} & metrics.keys() and "ppo/reward_gain" in metrics
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"critic": {"kind": "shared"}},
-        {"critic": {"start": "sft"}},
-        {"advantage": "sequence", "kl": {"control": "fixed", "coefficient": 0.1, "form": "k2"}},
-        {"advantage": "rloo", "group_size": 2},
-        {"advantage": "grpo", "group_size": 4, "kl": {"control": "fixed", "coefficient": 0.1, "form": "k3"}},
-        {"kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 1}},
-    ],
-    ids=["shared", "from-sft", "sequence-k2", "rloo", "grpo-k3", "refresh"],
-)
-def test_every_variant_trains_and_resumes_to_the_same_bytes(
-    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], options: dict[str, Any]
-) -> None:
-    options = {"updates": 4, "learning_rate": 1e-2} | options
-    metrics = stages.run("ppo", tmp_path / "whole", **options)
-    assert metrics["ppo/kl"] > 1e-3, "the policy moved"
-    with pytest.raises(KeyboardInterrupt):
-        stages.run("ppo", tmp_path / "cut", interrupting(3), **options)
-    assert stages.run("ppo", tmp_path / "cut", **options) == metrics
-    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
-
-
-def test_a_refreshed_reference_is_the_policy_of_its_time_and_kl_to_sft_is_what_is_judged(
-    stages: Any, tmp_path: Path
-) -> None:
-    options = {"updates": 4, "learning_rate": 1e-2}
-    kl = {"control": "fixed", "coefficient": 0.1}
-    metrics = stages.run("ppo", tmp_path / "refreshed", kl=kl | {"refresh_every": 2}, **options)
-    history = read_rows(tmp_path / "refreshed" / "artifact" / "history.jsonl")
-    assert [abs(row["ppo/kl_to_reference"]) < 1e-5 for row in history] == [True, False, True, False]
-    assert history[1]["ppo/kl_to_reference"] == history[1]["ppo/kl"], "until the first refresh the reference is SFT"
-    assert history[2]["ppo/kl"] > 0 and history[3]["ppo/kl_to_reference"] != history[3]["ppo/kl"]
-    stages.run("ppo", tmp_path / "held", kl=kl, **options)
-    held = read_rows(tmp_path / "held" / "artifact" / "history.jsonl")
-    assert [row["ppo/kl"] for row in held[:3]] == [row["ppo/kl"] for row in history[:3]]
-    assert held[3]["ppo/kl"] != history[3]["ppo/kl"], "from there on it pulls elsewhere"
-    rows = read_rows(tmp_path / "refreshed" / "artifact" / "evaluation.jsonl")
-    assert metrics["ppo/kl"] == pytest.approx(sum(row["policy"]["kl"] for row in rows) / len(rows))
-    assert all(row["sft"]["kl"] == 0 for row in rows) and metrics["ppo/kl"] > history[3]["ppo/kl_to_reference"]
-
-
-def test_groups_are_responses_to_one_prompt(stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    real = stage.gather_experience
-
-    def watched(models: Any, samples: Any, *rest: Any) -> Any:
-        seen.append(samples)
-        return real(models, samples, *rest)
-
-    monkeypatch.setattr(stage, "gather_experience", watched)
-    stages.run("ppo", tmp_path, updates=1, advantage="rloo", group_size=4)
-    prompts = [ids[mask].tolist() for ids, mask in zip(seen[0].prompt_ids, seen[0].prompt_mask, strict=True)]
-    assert len(prompts) == 8 and prompts[0] == prompts[3] and prompts[4] == prompts[7] and prompts[0] != prompts[4]
-    assert len({tuple(ids) for ids in seen[0].response_ids.tolist()}) > 2, "each is sampled anew"
-
-
-def test_a_policy_is_rewarded_by_what_the_config_makes_of_several_reward_models(
-    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], runtime: Runtime
-) -> None:
-    metrics = stages.run("reward", tmp_path / "whole", members=2)
-    steps = interrupting(-1)
-    with pytest.raises(KeyboardInterrupt):
-        stages.run("reward", tmp_path / "reward", interrupting(11), members=2)  # 7 steps each: in the second member's
-    assert stages.run("reward", tmp_path / "reward", steps, members=2) == metrics
-    assert digests(tmp_path / "reward" / "artifact") == digests(tmp_path / "whole" / "artifact")
-    assert steps.steps[-1] == 14 and len(steps.steps) < 7, "the first member isn't trained again"
-    artifact = tmp_path / "reward" / "artifact"
-    first, second = (weights_digest(load_reward_model(f, runtime)[0]) for f in (artifact, artifact / "members" / "2"))
-    assert first != second and metrics["reward/disagreement"] > 0
-
-    several = type(stages)(stages.inputs | {"reward": artifact})
-    raw = read_sft_scores(artifact)
-    centred = raw - raw.mean(1, keepdim=True)
-    for how, combined in (("mean", centred.mean(0)), ("minimum", centred.amin(0))):
-        models = Models.load(several.job("ppo", score={"ensemble": how}), several.inputs)
-        assert models.scale.shift == pytest.approx(combined.mean().item(), abs=1e-9)
-        assert models.scale.scale == pytest.approx(combined.std().item())
-        ids = torch.tensor([[7, 8, 9]])
-        one = [score_tokens(m, ids, ids > 0, runtime).double() for m in models.reward_model.members]
-        pair = torch.cat(one) - raw.mean(1)
-        expected = pair.mean() if how == "mean" else pair.min()
-        assert score_tokens(models.reward_model, ids, ids > 0, runtime).item() == pytest.approx(
-            expected.item(), abs=1e-5
-        )
-    options = {"updates": 2, "score": {"ensemble": "lower", "missing_eos": "keep"}}
-    lower = several.run("ppo", tmp_path / "lower", **options)
-    options["score"] = {"missing_eos": "keep"}
-    assert lower["ppo/proxy_reward"] != several.run("ppo", tmp_path / "mean", **options)["ppo/proxy_reward"]
-    with pytest.raises(UserError, match=r"ensemble is minimum, and .* holds one reward model\. Set reward\.members"):
-        stages.run("ppo", tmp_path / "one", score={"ensemble": "minimum"})
-
-
-def test_best_of_n_is_the_likeliest_to_please_of_n_sft_responses(stages: Any, tmp_path: Path) -> None:
-    metrics = stages.run("ppo", tmp_path, updates=1, learning_rate=1e-9, best_of=4, score={"missing_eos": "keep"})
-    assert metrics["ppo/best_of_kl_bound"] == pytest.approx(0.6362943611)  # log 4 - 3/4
-    assert metrics["ppo/best_of_proxy_reward"] > metrics["ppo/proxy_reward"] + 0.3, "the policy is still SFT"
-    assert "ppo/best_of_gold" in metrics
-    assert not any("best_of" in name for name in stages.run("ppo", tmp_path / "without", updates=1))
-
-
 def test_the_stage_is_given_seeds_of_its_own(stages: Any, tmp_path: Path, undisturbed: Any) -> None:
     torch.manual_seed(12345)  # the global stream is nobody's source
     assert stages.run("ppo", tmp_path / "same") == undisturbed[1]
@@ -340,7 +235,6 @@ def test_the_stage_is_given_seeds_of_its_own(stages: Any, tmp_path: Path, undist
 
 def test_each_update_draws_afresh_and_a_repeated_update_the_same(stages: Any) -> None:
     from components.batching import encode_prompt
-    from components.ppo.models import Models
 
     job = stages.job("ppo")
     models = Models.load(job, stages.inputs)
