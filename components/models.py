@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
@@ -30,16 +29,10 @@ from components.errors import UserError
 from components.optim import OptimizerConfig
 from components.runtime import Runtime
 from components.sft.config import ScratchModel
+from components.tokenizers import gguf_file, load_tokenizer
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
-
-PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-_ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 
 def autocast(runtime: Runtime) -> contextlib.AbstractContextManager[Any]:
@@ -47,38 +40,6 @@ def autocast(runtime: Runtime) -> contextlib.AbstractContextManager[Any]:
     if runtime.dtype == "float32":
         return contextlib.nullcontext()
     return torch.autocast(runtime.device, dtype=torch.bfloat16)
-
-
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A tokenizer for a model from scratch: whole words where `texts` hold few enough, else byte-level BPE."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    texts = list(texts)
-    special = [PAD, UNKNOWN, END, *_ROLES]
-    split = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), pre_tokenizers.Punctuation()])
-    words = {word for text in texts for word, _ in split.pre_tokenize_str(text)}
-    if len(words) + len(special) <= vocabulary:
-        tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate([*special, *sorted(words)])}, UNKNOWN))
-        tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Metaspace(prepend_scheme="never")
-    else:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer, tokenizer.decoder = (
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-            decoders.ByteLevel(),
-        )
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        tokenizer.train_from_iterator(
-            texts,
-            trainers.BpeTrainer(
-                vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-            ),
-        )
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNKNOWN, eos_token=END,
-        additional_special_tokens=list(_ROLES), clean_up_tokenization_spaces=False,
-    )  # fmt: skip
-    wrapped.chat_template = CHAT_TEMPLATE
-    return wrapped
 
 
 def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, seed: int) -> LlamaForCausalLM:
@@ -108,33 +69,19 @@ def load_base(folder: Path) -> tuple[Any, Any]:
     Raises:
         UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
     """
-    gguf = sorted(folder.glob("*.gguf"))
-    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
-    try:
-        if gguf:
-            from transformers import GgufConfig
+    tokenizer = load_tokenizer(folder)
+    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
+    if (gguf := gguf_file(folder)) is not None:
+        from transformers import GgufConfig
 
-            options |= {"gguf_file": gguf[0].name, "quantization_config": GgufConfig(dequantize=True)}
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf[0].name)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-            options["use_safetensors"] = True
+        del options["use_safetensors"]
+        options |= {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
+    try:
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (OSError, ValueError) as error:
         raise UserError(f"sft.base: {folder} holds no model that transformers can load: {error}") from error
-    if tokenizer.chat_template is None or tokenizer.eos_token_id is None:
-        raise UserError(f"sft.base: the tokenizer in {folder} has no chat template or no EOS token; add them to it.")
-    return _separate_pad(model, tokenizer)
-
-
-def _separate_pad(model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Give pad an id of its own: with pad = eos a classifier reads its score before EOS."""
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        if "<|endoftext|>" in tokenizer.get_vocab() and tokenizer.eos_token != "<|endoftext|>":
-            tokenizer.pad_token = "<|endoftext|>"
-        else:
-            tokenizer.add_special_tokens({"pad_token": PAD})
-            model.resize_token_embeddings(len(tokenizer))
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # the pad token was added
+        model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     return model.eval(), tokenizer

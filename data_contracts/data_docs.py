@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _PASS, _FAIL = '<strong style="color:#176f2c">PASS</strong>', '<strong style="color:#b3261e">FAIL</strong>'
 _WARN = '<strong style="color:#8a5300">WARN</strong>'
 _ICONS = {"text-success": _PASS, "text-danger": _FAIL, "text-warning": _WARN}
@@ -61,7 +63,8 @@ def index_page(checks: Sequence[Mapping[str, Any]], summary: Mapping[str, str], 
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Data contract</title>'
         f"<style>{_STYLE}</style></head><body><h1>Data contract</h1><ul>{facts}</ul>"
         "<table><thead><tr><th>Status</th><th>Check</th>"
-        "<th>What it asks</th><th>Severity</th><th>Rows</th><th>First rows, or value</th></tr></thead><tbody>"
+        "<th>What it asks</th><th>Severity</th><th>Value</th><th>Threshold</th><th>Rows</th><th>First rows</th></tr>"
+        "</thead><tbody>"
         f"{''.join(map(_table_row, checks))}</tbody></table><h2>Great Expectations' Data Docs</h2><ul>{pages}</ul>"
         "</body></html>\n"
     )
@@ -69,11 +72,12 @@ def index_page(checks: Sequence[Mapping[str, Any]], summary: Mapping[str, str], 
 
 def _table_row(check: Mapping[str, Any]) -> str:
     status = _PASS if check["passed"] else _FAIL if check["severity"] == "error" else _WARN
-    value = ", ".join(map(str, check["first_rows"])) or (
-        "" if check["observed"] is None else f"{check['observed']:.3f}"
-    )
-    name = html.escape(f"{check['suite']}: {check['check']}")
+    shown = ", ".join(map(str, check["row_numbers"]))
+    value = "" if check["value"] is None else f"{check['value']:.3g}"
+    name = html.escape(f"{check['suite']}: {check['name']}")
+    threshold = html.escape(", ".join(f"{end:g}" for end in np.atleast_1d(check["threshold"])))
     return (
         f"<tr><td>{status}</td><td>{name}</td><td>{html.escape(check['description'])}</td><td>{check['severity']}</td>"
-        f'<td class="n">{check["rows"]}</td><td>{html.escape(value)}</td></tr>'
+        f'<td class="n">{value}</td><td class="n">{threshold}</td><td class="n">{check["rows"]}</td>'
+        f"<td>{html.escape(shown)}</td></tr>"
     )

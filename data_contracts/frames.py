@@ -1,68 +1,73 @@
-"""The narrow frames that the contract judges: row numbers, booleans and lengths, never a text."""
+"""The narrow frames that the contract judges: row numbers, booleans and measures, never a text."""
 
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from components.data.rows import Item, Row
-from components.data.splits import SPLITS, loose_key, prompt_key
-from data_contracts.suites import ROW_CHECKS
+import numpy as np
+from numpy.typing import NDArray
+
+from components.data.splits import SPLITS
+from data_contracts.ledger import BIT, Ledger
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def row_frame(rows: Sequence[Row]) -> "pd.DataFrame":
-    """A line a source row: `row_id` and, for each row check, whether the row passes it."""
+def row_frame(facts: NDArray[Any], checks: Sequence[str]) -> "pd.DataFrame":
+    """A line a row: `row_id` and, for each of `checks`, whether the row passes it."""
     import pandas as pd
 
-    failed = [{problem.check for problem in row.problems} for row in rows]
-    columns: dict[str, list] = {"row_id": [row.number for row in rows]}
-    columns |= {name: [name not in checks for checks in failed] for name, _, _ in ROW_CHECKS}
-    return pd.DataFrame(columns)
+    columns = {name: facts["failed"] & BIT[name] == 0 for name in checks}
+    return pd.DataFrame({"row_id": facts["row"], **columns})
 
 
-def pair_frame(
-    pairs: Mapping[str, Sequence[Item]], stands_in: Mapping[str, set[str]], first_wins: Mapping[int, bool]
-) -> "pd.DataFrame":
+def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]) -> "pd.DataFrame":
     """A line a kept pair.
 
     Args:
-        pairs: the pairs of each split.
-        stands_in: the key of each prompt -> the splits that it stands in, demonstrations counted too.
-        first_wins: source row number -> whether the response shown first is preferred, where there is an order.
+        facts: of the kept pairs (n,).
+        splits_of_prompt: how many splits each pair's prompt stands in, demonstrations counted too (n,).
+        near_training: whether it is a test pair whose prompt is nearly one of training (n,).
     """
     import pandas as pd
 
-    learned = {loose_key(json.loads(key)): key for key, splits in stands_in.items() if "train" in splits}
-    lines = []
-    for split in SPLITS:
-        for item in pairs[split]:
-            key = prompt_key(item["prompt"])
-            near = split == "test" and learned.get(loose_key(item["prompt"]), key) != key
-            lines.append(
-                {
-                    "row_id": item["row"], "split": split, "splits_of_prompt": len(stands_in[key]),
-                    "near_duplicate": near, "pairs_in_test": len(pairs["test"]), "longer_wins": longer_wins(item),
-                    "first_wins": float(first_wins[item["row"]]) if item["row"] in first_wins else None,
-                }
-            )  # fmt: skip
-    return pd.DataFrame(lines).astype({"longer_wins": float, "first_wins": float})
+    first_wins = np.where(facts["first_wins"] < 0, np.nan, facts["first_wins"])
+    return pd.DataFrame(
+        {
+            "row_id": facts["row"],
+            "split": np.array(SPLITS)[facts["split"]],
+            "splits_of_prompt": splits_of_prompt,
+            "near_training": near_training,
+            "longer_wins": longer_wins(facts["words"]),
+            "first_wins": first_wins.astype(float),
+        }
+    )
 
 
-def longer_wins(item: Item) -> float | None:
-    """1 if the chosen response has more words than the rejected, 0 if fewer, None if as many."""
-    chosen, rejected = len(item["chosen"].split()), len(item["rejected"].split())
-    return None if chosen == rejected else float(chosen > rejected)
+def measure_frame(measures: Mapping[str, float]) -> "pd.DataFrame":
+    """One line: a column a measure of the whole."""
+    import pandas as pd
+
+    return pd.DataFrame({"row_id": [0], **{name: [float(value)] for name, value in measures.items()}})
 
 
-def length_preference(pairs: Sequence[Item]) -> float | None:
+def longer_wins(words: NDArray[Any]) -> NDArray[np.float64]:
+    """For words (n, 2) of chosen and rejected: 1 if the chosen has more, 0 if fewer, NaN if as many; (n,)."""
+    chosen, rejected = words[:, 0], words[:, 1]
+    return np.where(chosen == rejected, np.nan, (chosen > rejected).astype(float))
+
+
+def length_preference(words: NDArray[Any]) -> float | None:
     """Share of pairs in which the longer response wins, pairs of equal length left out; None if there is no other."""
-    wins = [win for item in pairs if (win := longer_wins(item)) is not None]
-    return sum(wins) / len(wins) if wins else None
+    wins = longer_wins(words)
+    return None if np.isnan(wins).all() else float(np.nanmean(wins))
 
 
-def quarantine_reasons(rows: Sequence[Row]) -> dict[str, int]:
-    """How many rows fail each check, most first."""
-    return dict(Counter(problem.check for row in rows for problem in row.problems).most_common())
+def splits_of(ledgers: Sequence[tuple[Ledger, NDArray[np.bool_]]]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The distinct prompts (hashes, sorted) of the kept rows of `ledgers`, and how many splits each stands in."""
+    prompts = np.concatenate([ledger.facts["prompt"][kept] for ledger, kept in ledgers])
+    splits = np.concatenate([ledger.facts["split"][kept] for ledger, kept in ledgers])
+    distinct, place = np.unique(prompts, return_inverse=True)
+    stands = np.zeros((len(distinct), len(SPLITS)), bool)
+    stands[place, splits] = True
+    return distinct, stands.sum(1)

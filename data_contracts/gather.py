@@ -1,25 +1,24 @@
-"""From a source to judged rows: read, detect the format, parse, check the schema, find duplicates."""
+"""From a source to judged rows, one by one: read, detect the format, parse, check the schema."""
 
-import hashlib
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from components.canonical import canonical_json
 from components.data import demonstrations, formats
 from components.data.config import DataConfig
 from components.data.readers import is_gzipped, read_source
-from components.data.rows import Problem, RawRow, Row
+from components.data.rows import BadRow, RawRow, Row, text_problems
+from components.data.transcripts import as_messages, split_messages, split_transcript
 from components.errors import UserError
 from data_contracts.schemas import schema_problems
 
 logger = logging.getLogger(__name__)
 
 DETECT_ON = 1000
-_EVERY = 20_000
+_COLUMNS = {"preferences": "columns", "demonstrations": "demonstration_columns", "prompts": "prompt_columns"}
 
 
 class Source(NamedTuple):
@@ -34,8 +33,8 @@ class Source(NamedTuple):
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig) -> "Source":
-        """The file or saved folder that `data` names as `preferences` or `demonstrations`."""
-        field = "columns" if name == "preferences" else "demonstration_columns"
+        """The file or saved folder that `data` names as `preferences`, `demonstrations` or `prompts`."""
+        field = _COLUMNS[name]
         return cls(name, str(path), read_source(path, data.hub.split), getattr(data, field), f"data.{field}")
 
 
@@ -46,47 +45,80 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
     shows whether it is all there.
 
     Raises:
-        UserError: as `gather_pairs` or `gather_demonstrations`.
+        UserError: the source can't be read, has no known format, or not one valid row.
     """
-    gather = gather_pairs if name == "preferences" else gather_demonstrations
     source = Source.named(name, path, data)
     first = list(islice(source.rows, DETECT_ON))
     if is_gzipped(path):
         deque(source.rows, maxlen=0)
-    try:
-        gather(source._replace(rows=first), data.max_characters, lambda rows: None)
-    except UserError:
-        gather(Source.named(name, path, data), data.max_characters, lambda rows: None)
+    if any(not row.problems for row in judged_rows(source._replace(rows=first), data.max_characters)):
+        return
+    rows = judged_rows(Source.named(name, path, data), data.max_characters)
+    reasons: dict[str, tuple[int, int]] = {}
+    count = 0
+    for row in rows:
+        count += 1
+        if not row.problems:
+            return
+        for problem in row.problems:
+            times, at = reasons.get(problem.text, (0, row.number))
+            reasons[problem.text] = times + 1, at
+    raise not_one_valid(source, count, reasons)
 
 
-def gather_pairs(source: Source, max_characters: int, progress: Callable[[int], None]) -> list[Row]:
-    """Every row of `source` as a preference pair or with its problems.
+def judged_rows(source: Source, max_characters: int) -> Iterator[Row]:
+    """Every row of `source` as a pair (or several, of a ranking), demonstration or prompt, or with its problems.
 
     Raises:
-        UserError: the source can't be read, has no known format, or not one valid row.
+        UserError: the source can't be read, or has no known format.
     """
-    raws, name = _detected(source, formats.detect)
-    rows = _checked((formats.parse_pair(raw, name, source.name, max_characters) for raw in raws), progress)
-    mark_duplicate_pairs(rows)
-    return _some_valid(rows, source, "preference pair")
-
-
-def gather_demonstrations(source: Source, max_characters: int, progress: Callable[[int], None]) -> list[Row]:
-    """Every row of `source` as a demonstration or with its problems. Raises `UserError` as `gather_pairs`."""
-    raws, name = _detected(source, demonstrations.detect)
-    rows = _checked(
-        (demonstrations.parse_demonstration(raw, name, source.name, max_characters) for raw in raws), progress
-    )
-    mark_duplicate_demonstrations(rows)
-    return _some_valid(rows, source, "demonstration")
-
-
-def _detected(source: Source, detect: Callable[[list[RawRow], object], str]) -> tuple[Iterator[RawRow], str]:
-    raws = iter(_renamed(source))
+    raws = _renamed(source)
     first = list(islice(raws, DETECT_ON))
-    name = detect(first, source.shown)
+    if source.name == "preferences":
+        name = formats.detect(first, source.shown)
+    elif source.name == "demonstrations":
+        name = demonstrations.detect(first, source.shown)
+    else:
+        name = "prompts"
     logger.info("%s: read as %s", source.shown, name)
-    return chain(first, raws), name
+    for raw in chain(first, raws):
+        for row in _parsed(raw, name, source, max_characters):
+            if row.item is not None and not row.problems:
+                row.problems = schema_problems(row.item)
+                row.data = row.item if row.problems else {}
+            yield row
+
+
+def _parsed(raw: RawRow, name: str, source: Source, max_characters: int) -> list[Row]:
+    if source.name == "preferences":
+        return formats.parse_pairs(raw, name, source.name, max_characters)
+    if source.name == "demonstrations":
+        return [demonstrations.parse_demonstration(raw, name, source.name, max_characters)]
+    return [parse_prompt(raw, source.name, max_characters)]
+
+
+def parse_prompt(raw: RawRow, source: str, max_characters: int) -> Row:
+    """Row `raw` as a prompt: `prompt` (text, transcript or messages), or what comes before a conversation's answer."""
+    row = Row(source, raw.number)
+    try:
+        if raw.problem:
+            raise BadRow(*raw.problem)
+        data = raw.data
+        if data.get("prompt") is not None:
+            prompt = as_messages(data["prompt"], "prompt")
+        elif isinstance(data.get("messages"), list):
+            prompt = split_messages(data["messages"], "messages")[0]
+        elif isinstance(data.get("chosen"), str):
+            prompt = split_transcript(data["chosen"])[0]
+        else:
+            raise BadRow("fields_present", "`prompt` is missing")
+        row.item = {"prompt": prompt, "category": data.get("category"), "source": source, "row": raw.number}
+        row.problems = text_problems(prompt, {}, max_characters)
+    except BadRow as bad:
+        row.problems = [bad.problem]
+    if row.problems:
+        row.data = raw.data
+    return row
 
 
 def _renamed(source: Source) -> Iterator[RawRow]:
@@ -104,60 +136,11 @@ def _renamed(source: Source) -> Iterator[RawRow]:
         yield raw
 
 
-def _checked(rows: Iterable[Row], progress: Callable[[int], None]) -> list[Row]:
-    out = []
-    for row in rows:
-        if row.item is not None and not row.problems:
-            row.problems = schema_problems(row.item)
-            row.data = row.item if row.problems else {}
-        out.append(row)
-        if len(out) % _EVERY == 0:
-            progress(len(out))
-    return out
-
-
-def _some_valid(rows: list[Row], source: Source, what: str) -> list[Row]:
-    if any(not row.problems for row in rows):
-        return rows
-    reasons = Counter(problem.text for row in rows for problem in row.problems)
-    text, count = reasons.most_common(1)[0]
-    first = next(row.number for row in rows if any(p.text == text for p in row.problems))
-    raise UserError(
-        f"{source.shown} has not one valid {what} in {len(rows)} rows. The commonest reason: {text} ({count} rows, the "
+def not_one_valid(source: Source, rows: int, reasons: Mapping[str, tuple[int, int]]) -> UserError:
+    """The error for a source without a valid row; `reasons` are texts with how often and where first."""
+    what = {"preferences": "preference pair", "demonstrations": "demonstration", "prompts": "prompt"}[source.name]
+    text, (count, first) = max(reasons.items(), key=lambda found: found[1][0])
+    return UserError(
+        f"{source.shown} has not one valid {what} in {rows} rows. The commonest reason: {text} ({count} rows, the "
         f"first is row {first}). Mend the rows, or map your names with {source.field}."
     )
-
-
-def mark_duplicate_pairs(rows: list[Row]) -> None:
-    """Mark pairs that stand there before, and all pairs whose two responses are also preferred the other way."""
-    first: dict[bytes, Row] = {}
-    turned: dict[bytes, bytes] = {}
-    for row in rows:
-        if row.problems or row.item is None:
-            continue
-        key = _key(row.item["prompt"], row.item["chosen"], row.item["rejected"])
-        if key in first:
-            row.problems.append(Problem("unique", f"duplicate of row {first[key].number}"))
-            row.data = row.item
-        else:
-            first[key] = row
-            turned[key] = _key(row.item["prompt"], row.item["rejected"], row.item["chosen"])
-    for key, row in first.items():
-        if (other := first.get(turned[key])) is not None:
-            row.problems.append(Problem("consistent", f"contradicts row {other.number}"))
-            row.data = row.item or {}
-
-
-def mark_duplicate_demonstrations(rows: list[Row]) -> None:
-    first: dict[bytes, int] = {}
-    for row in rows:
-        if row.problems or row.item is None:
-            continue
-        key = _key(row.item["prompt"], row.item["response"])
-        if first.setdefault(key, row.number) != row.number:
-            row.problems.append(Problem("unique", f"duplicate of row {first[key]}"))
-            row.data = row.item
-
-
-def _key(*parts: Any) -> bytes:
-    return hashlib.sha256(canonical_json(parts).encode()).digest()[:16]

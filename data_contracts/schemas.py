@@ -43,6 +43,12 @@ class PairRow(_Row):
     """Annotators who preferred `chosen`."""
     votes: int | None = Field(ge=1)
     """Annotators who voted, those for neither among them."""
+    soft_label: float | None = Field(ge=0.5, le=1, allow_inf_nan=False)
+    """Share of the votes for `chosen`, one for neither a half: a target for the reward loss."""
+    objectives: dict[str, Annotated[float, Field(ge=0, le=1)]] | None
+    """Share of the votes for `chosen` on single questions, by name."""
+    weight: float = Field(gt=0, le=1)
+    """What the pair counts: the pairs of one ranking share a count of 1."""
     category: str | None
     """Stratum of the prompt."""
     source: Text
@@ -59,6 +65,15 @@ class PairRow(_Row):
         return self
 
 
+class PromptRow(_Row):
+    """A prompt for PPO."""
+
+    prompt: list[Message] = Field(min_length=1)
+    category: str | None
+    source: Text
+    row: int = Field(ge=1)
+
+
 class QuarantinedRow(_Row):
     """A row that was kept out, and why."""
 
@@ -68,13 +83,14 @@ class QuarantinedRow(_Row):
     data: dict[str, Any]
 
 
-_PAIR, _DEMONSTRATION = TypeAdapter(PairRow), TypeAdapter(DemonstrationRow)
+_PAIR, _DEMONSTRATION, _PROMPT = TypeAdapter(PairRow), TypeAdapter(DemonstrationRow), TypeAdapter(PromptRow)
 
 
 def schema_problems(item: Item) -> list[Problem]:
-    """What of a canonical pair (or demonstration, if it has a `response`) breaks its schema."""
+    """What of a canonical pair (demonstration, if it has a `response`; prompt, without `chosen`) breaks its schema."""
+    schema = _DEMONSTRATION if "response" in item else _PAIR if "chosen" in item else _PROMPT
     try:
-        (_DEMONSTRATION if "response" in item else _PAIR).validate_python(item)
+        schema.validate_python(item)
     except ValidationError as error:
         return [
             _problem([str(part) for part in e["loc"]], e["msg"])

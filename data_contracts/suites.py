@@ -6,89 +6,100 @@ analytics are switched off before the import.
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from components.data.splits import SPLITS
+from components.data.checks_config import CheckConfig, ChecksConfig, RangeConfig, RowChecks, Severity
 from components.errors import CheckFailed
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FIRST_ROWS = 10
-FEWEST_TEST_PAIRS = 200
-_SEVERITY = {"error": "critical", "warning": "warning"}
+"""How many of a check's rows pages for people name."""
+_SEVERITY = {"error": "critical", "quarantine": "warning", "warn": "info"}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One expectation: on which column, what it asks, and whether its failure blocks (`error`) or is only shown."""
+    """One expectation: on which column, what it asks, and what its failure means."""
 
     name: str
     column: str
     description: str
-    severity: Literal["error", "warning"]
+    severity: Severity
+    threshold: float | tuple[float, float]
     kind: str
     options: dict[str, Any]
 
 
-# A row that fails one of these is quarantined; columns of booleans, one row a source row.
-ROW_CHECKS: tuple[tuple[str, str, Literal["error", "warning"]], ...] = (
-    ("readable", "The row is a JSON object in UTF-8 with one cell for each column", "error"),
-    ("fields_present", "Every field of the format is there and of the right type", "error"),
-    ("turns_valid", "A prompt comes before, and the assistant's response last", "error"),
-    ("prompts_agree", "Chosen and rejected response answer the same prompt", "error"),
-    ("texts_filled", "No response and no prompt turn is empty", "error"),
-    ("responses_differ", "The two responses differ", "error"),
-    ("text_clean", "No control characters and no broken UTF-8", "error"),
-    ("votes_valid", "Votes are counts of known answers, and the chosen response has the most", "error"),
-    ("consistent", "No other row prefers the same two responses the other way", "error"),
-    ("length_within", "Prompt and response are no longer than data.max_characters", "warning"),
-    ("unique", "The row repeats no other", "warning"),
-    ("decided", "The votes are no tie", "warning"),
-)
-_PAIRS_ONLY = {"prompts_agree", "responses_differ", "votes_valid", "consistent", "decided"}
+_PAIRS_ONLY = {
+    "prompts_agree", "responses_differ", "votes_valid", "consistent", "decided", "differ_truncated"
+}  # fmt: skip
+_TOKENS_ONLY = {"differ_truncated", "prompt_fits", "response_fits"}
+_RESPONSES_ONLY = {"response_fits"}
 
 
-def row_checks(tolerated_share: float, pairs: bool) -> list[Check]:
-    """The checks of source rows; each passes while at most `tolerated_share` of the rows fail it."""
-    options = {"value_set": [True], "mostly": 1 - tolerated_share}
+def row_checks(checks: ChecksConfig, source: str, tokenized: bool = True) -> list[Check]:
+    """The checks of the rows of a source (`preferences`, `demonstrations`, `prompts`).
+
+    Each passes while at most its threshold's share of the rows fail it.
+    """
+    left_out = set() if tokenized else _TOKENS_ONLY
+    if source != "preferences":
+        left_out |= _PAIRS_ONLY
+    if source == "prompts":
+        left_out |= _RESPONSES_ONLY
     return [
-        Check(
+        _check(
+            checks,
             name,
             name,
-            f"{description} (at most {tolerated_share:.1%} of rows fail)",
-            severity,
             "ExpectColumnValuesToBeInSet",
-            options,
+            value_set=[True],
+            mostly=1 - asked.threshold,
         )
-        for name, description, severity in ROW_CHECKS
-        if pairs or name not in _PAIRS_ONLY
+        for name, asked in checks
+        if name in RowChecks.model_fields and name not in left_out
     ]
 
 
-def pair_checks(frame: "pd.DataFrame") -> list[Check]:
+def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
     """The checks of the pairs that are kept and split; those of a mean only where `frame` has values for it."""
-    checks = [
-        Check("no_leak", "splits_of_prompt", "No prompt stands in two splits", "error",
-              "ExpectColumnValuesToBeInSet", {"value_set": [1]}),
-        Check("every_split", "split", "Train, calibration and test each have pairs", "error",
-              "ExpectColumnDistinctValuesToContainSet", {"value_set": list(SPLITS)}),
-        Check("enough_test_pairs", "pairs_in_test",
-              f"At least {FEWEST_TEST_PAIRS} test pairs, else intervals are wide", "warning",
-              "ExpectColumnMinToBeBetween", {"min_value": FEWEST_TEST_PAIRS}),
-        Check("no_near_duplicate", "near_duplicate",
-              "No test prompt is a training prompt but for case, punctuation and white space", "warning",
-              "ExpectColumnValuesToBeInSet", {"value_set": [False]}),
-        Check("length_preference", "longer_wins",
-              "The longer response (in words) wins in 20 to 80 % of pairs, else length alone explains much", "warning",
-              "ExpectColumnMeanToBeBetween", {"min_value": 0.2, "max_value": 0.8}),
-        Check("label_position", "first_wins", "The response shown first wins in 40 to 60 % of pairs", "warning",
-              "ExpectColumnMeanToBeBetween", {"min_value": 0.4, "max_value": 0.6}),
-    ]  # fmt: skip
-    return [check for check in checks if frame[check.column].notna().any()]
+    in_set, mean = "ExpectColumnValuesToBeInSet", "ExpectColumnMeanToBeBetween"
+    apart = 1 - checks.no_near_duplicate.threshold
+    found = [
+        _check(checks, "no_leak", "splits_of_prompt", in_set, value_set=[1], mostly=1 - checks.no_leak.threshold),
+        _check(checks, "no_near_duplicate", "near_training", in_set, value_set=[False], mostly=apart),
+        _check(checks, "length_preference", "longer_wins", mean, **_ends(checks.length_preference)),
+        _check(checks, "label_position", "first_wins", mean, **_ends(checks.label_position)),
+    ]
+    return [check for check in found if frame[check.column].notna().any()]
+
+
+_AT_LEAST = ("every_split", "enough_pairs", "enough_test_pairs")
+
+
+def measure_checks(checks: ChecksConfig, chance: Mapping[str, float]) -> list[Check]:
+    """The checks of measures of the whole: `chance` is, by check, what chance alone may reach."""
+    out = []
+    for name, by_chance in chance.items():
+        limit = getattr(checks, name).threshold
+        ends = {"min_value": limit} if name in _AT_LEAST else {"max_value": max(limit, by_chance)}
+        out.append(_check(checks, name, name, "ExpectColumnMaxToBeBetween", **ends))
+    return out
+
+
+def _check(checks: ChecksConfig, name: str, column: str, kind: str, **options: Any) -> Check:
+    asked: CheckConfig | RangeConfig = getattr(checks, name)
+    description = (ChecksConfig.model_fields[name].description or "").replace("\n", " ")
+    return Check(name, column, description, asked.severity, asked.threshold, kind, options)
+
+
+def _ends(asked: RangeConfig) -> dict[str, float]:
+    return dict(zip(("min_value", "max_value"), asked.threshold, strict=True))
 
 
 @dataclass(frozen=True)
@@ -124,8 +135,8 @@ def judge(made: Any, suite: Suite) -> list[dict[str, Any]]:
     """Run `suite` in the context `made`.
 
     Returns:
-        an object per check: check, suite, description, severity, rows (how many fail), first_rows (the row numbers of
-        the first of them), observed (a whole-set check's value, else null), passed.
+        an object per check: name, suite, description, severity, threshold, value (of a check of rows the share that
+        fails, else what was measured), rows (how many fail), row_numbers (theirs), passed.
     """
     gx = great_expectations()
     expectations = [
@@ -159,11 +170,14 @@ def _outcome(suite: str, check: Check, result: Any) -> dict[str, Any]:
         if raised["raised_exception"]:
             raise CheckFailed(f"Great Expectations could not judge {check.name}: {raised['exception_message']}")
     found = result.result
-    bad = [int(n) for group in found.get("unexpected_index_list") or () for n in group["row_id"]]
-    observed = found.get("observed_value")
+    bad = sorted({int(n) for group in found.get("unexpected_index_list") or () for n in group["row_id"]})
+    count, of = int(found.get("unexpected_count", 0)), int(found.get("element_count", 0) or 0)
+    value = found.get("observed_value")
+    if "unexpected_count" in found:
+        value = count / of if of else 0.0
     return {
-        "check": check.name, "suite": suite, "description": check.description, "severity": check.severity,
-        "rows": int(found.get("unexpected_count", 0)), "first_rows": bad[:FIRST_ROWS],
-        "observed": round(float(observed), 6) if isinstance(observed, Real) else None,
-        "passed": bool(result.success),
+        "name": check.name, "suite": suite, "description": check.description, "severity": check.severity,
+        "threshold": list(check.threshold) if isinstance(check.threshold, tuple) else check.threshold,
+        "value": round(float(value), 6) if isinstance(value, Real) else None,
+        "rows": count, "row_numbers": bad, "passed": bool(result.success),
     }  # fmt: skip

@@ -6,25 +6,23 @@ prompt, and the whole is judged again. The stage ends well on bad data: the gate
 
 import json
 import logging
-import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-from components.data.config import DataConfig, ValidateJob
-from components.data.jsonl import write_json, write_rows
-from components.data.rows import Item, RawRow, Row
-from components.data.splits import SPLITS, choose, prompt_key, split_of, standing
-from components.data.support_desk import generate
-from components.errors import CheckFailed, UserError
-from components.stats import fleiss_kappa
-from data_contracts.frames import length_preference, pair_frame, quarantine_reasons, row_frame
-from data_contracts.gather import Source, gather_demonstrations, gather_pairs
-from data_contracts.schemas import QuarantinedRow
+import numpy as np
 
-if TYPE_CHECKING:
-    import pandas as pd
+from components.data.config import ValidateJob
+from components.data.jsonl import write_json
+from components.data.splits import SPLITS
+from components.errors import UserError
+from data_contracts.examine import Examination
+from data_contracts.frames import length_preference
+from data_contracts.ledger import BIT, ROW_CHECKS
+from data_contracts.suites import FIRST_ROWS
+from data_contracts.whole import TRAIN
 
 logger = logging.getLogger(__name__)
 
@@ -35,171 +33,130 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
     """Validate the data of `job`.
 
     Args:
-        inputs: `preferences` and `demonstrations`, each a file or saved folder, where `job.data` names one.
+        inputs: `preferences`, `demonstrations` and `prompts`, each a file or saved folder, and `base`, a pretrained
+            model's folder, where `job` names one.
         out: gets `artifact/` (pairs, demonstrations and prompts by split, quarantine, report) and `attachments/`.
 
     Raises:
-        UserError: a source can't be read, or holds not one valid row; nothing is written then.
+        UserError: a source can't be read, or holds not one valid row; no artifact is written then.
     """
-    data = job.data
-    pair_rows, demonstration_rows = _read(job, inputs, report)
-    kept = choose([row for row in pair_rows if not row.problems], _pair_key, data.max_pairs, job.seed)
-    pairs = _by_split(kept, data)
-    taught = [row for row in demonstration_rows if not row.problems]
-    demonstrations = _by_split(taught, data) if demonstration_rows else _chosen_responses(pairs)
-    if not pairs["train"] or not demonstrations["train"]:
-        missing = "pair" if not pairs["train"] else "demonstration"
-        raise UserError(
-            f"After quarantine and splitting no {missing} is left to train on ({len(kept)} valid pairs of "
-            f"{len(pair_rows)} rows). Give more data, or a larger data.split.train."
-        )
-    stands_in = standing({name: [*pairs[name], *demonstrations[name]] for name in SPLITS})
-    first_wins = {row.number: row.first_wins for row in kept if row.first_wins is not None}
-    frame = pair_frame(pairs, stands_in, first_wins)
-    checks, context = _judge(data, pair_rows, demonstration_rows, frame)
-
-    quarantined = [row for row in [*pair_rows, *demonstration_rows] if row.problems]
-    prompts = {name: distinct_prompts(pairs[name]) for name in SPLITS}
-    shutil.rmtree(out / "artifact", ignore_errors=True)
-    _write(out / "artifact", pairs, demonstrations, prompts)
-    write_quarantine(out / "artifact" / "quarantine.jsonl", quarantined)
+    scratch = out / "rows"
+    try:
+        found = Examination(job, inputs, scratch, lambda rows: report(rows, {"data/rows": float(rows)}))
+        _refuse_nothing(found)
+        checks, context = found.judge()
+        shutil.rmtree(out / "artifact", ignore_errors=True)
+        sizes = write_splits(found, out / "artifact")
+        kept_out = write_quarantine(found, out / "artifact")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):  # it holds something
+            out.rmdir()
     write_json(out / "artifact" / "report.json", checks)
     write_json(out / "artifact" / "task.json", {"name": "none" if "preferences" in inputs else "support-desk"})
-
-    sizes = {f"data/pairs_{name}": len(pairs[name]) for name in SPLITS}
-    metrics = {
-        "data/pairs": sum(sizes.values()),
-        "data/quarantined": len(quarantined),
-        "data/demonstrations": sum(map(len, demonstrations.values())),
-        "data/leaked_prompts": sum(len(splits) > 1 for splits in stands_in.values()),
-        "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
-        "data/length_preference": length_preference([item for name in SPLITS for item in pairs[name]]),
-        "data/annotator_agreement": annotator_agreement(pair_rows),
-        **sizes,
-        **{f"data/prompts_{name}": len(prompts[name]) for name in SPLITS},
-    }
-    final = {name: float(value) for name, value in metrics.items() if value is not None}
+    final = metrics(found, checks, kept_out) | sizes
     _show(context, out / "attachments" / "data_docs", checks, inputs, final)
-    report(len(pair_rows) + len(demonstration_rows), final)
-    logger.info("kept %d pairs; quarantined %s", len(kept), quarantine_reasons(quarantined) or "nothing")
+    report(sum(len(source.ledger.facts) for source in found.sources.values()), final)
+    logger.info("kept %d pairs; quarantined %s", final["data/pairs"], quarantine_reasons(found) or "nothing")
     return final
 
 
-def _read(job: ValidateJob, inputs: Mapping[str, Path], report: Report) -> tuple[list[Row], list[Row]]:
-    """The rows of both sources; no demonstrations where the chosen responses serve."""
-    data = job.data
-    for name, value in (("preferences", data.preferences), ("demonstrations", data.demonstrations)):
-        if value is not None and name not in inputs:
-            raise CheckFailed(f"data.{name} is {value!r}, but the stage was given no input of that name")
-    generated: tuple[list[Item], list[Item]] = ([], [])
-    if "preferences" not in inputs:
-        generated = generate(job.seed, data.generator)
-
-    def source(name: str, rows: Sequence[Item]) -> Source:
-        if name not in inputs:
-            return Source("support-desk", "the support desk's generator", _numbered(rows), {}, "")
-        return Source.named(name, inputs[name], data)
-
-    def progress(rows: int) -> None:
-        report(rows, {"data/rows": float(rows)})
-
-    pairs = gather_pairs(source("preferences", generated[1]), data.max_characters, progress)
-    if "demonstrations" not in inputs and not generated[0]:
-        return pairs, []
-    taught = source("demonstrations", generated[0])
-    return pairs, gather_demonstrations(taught, data.max_characters, lambda rows: progress(len(pairs) + rows))
+def _refuse_nothing(found: Examination) -> None:
+    pairs = found.only_pairs
+    for examined, what in ((pairs, "pair"), (found.taught, "demonstration")):
+        if not (examined.facts["split"] == TRAIN).any():
+            raise UserError(
+                f"After quarantine and splitting no {what} is left to train on ({int(pairs.kept.sum())} valid pairs of "
+                f"{len(pairs.ledger.facts)} rows). Give more data, or a larger data.split.train."
+            )
 
 
-def _numbered(rows: Sequence[Item]) -> Iterable[RawRow]:
-    return (RawRow(number, row) for number, row in enumerate(rows, 1))
+def metrics(found: Examination, checks: Sequence[Mapping[str, Any]], quarantined: int) -> dict[str, float]:
+    """What the gates and MLflow see of the whole."""
+    pairs, agreement = found.only_pairs.facts, found.agreement
+    values: dict[str, Any] = {
+        "data/pairs": len(pairs),
+        "data/quarantined": quarantined,
+        "data/leaked_prompts": (found.leaks > 1).sum(),
+        "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
+        "data/length_preference": length_preference(pairs["words"]),
+        "data/annotator_agreement": agreement.kappa and agreement.kappa.value,
+        "data/annotator_agreement_low": agreement.kappa and agreement.kappa.low,
+        "data/krippendorff_alpha": agreement.alpha and agreement.alpha.value,
+    }
+    values |= {f"data/check_{check['name']}": check["value"] for check in checks if check["suite"] == "whole"}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def _pair_key(row: Row) -> str:
-    item = row.item or {}
-    return f"{prompt_key(item['prompt'])} {item['chosen']} {item['rejected']}"
+def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
+    """Pairs, demonstrations and prompts of each split, and how many there are, as metrics."""
+    artifact.mkdir(parents=True)
+    pairs, taught, asked = found.only_pairs, found.taught, found.sources.get("prompts") or found.only_pairs
+    sizes: dict[str, float] = {}
+    with ExitStack() as files:
+
+        def open_(name: str) -> IO[bytes]:
+            return files.enter_context((artifact / f"{name}.jsonl").open("wb"))
+
+        pair_files = [open_(f"pairs.{split}") for split in SPLITS]
+        for index, line in pairs.ledger.lines():
+            if pairs.kept[index]:
+                pair_files[pairs.ledger.facts["split"][index]].write(line)
+        train, heldout = open_("demonstrations.train"), open_("demonstrations.heldout")
+        demonstrations = _first_of(taught, "taught")
+        for index, item in taught.ledger.items(demonstrations):
+            row = {name: item[name] for name in ("prompt", "source", "row")}
+            response = item.get("response", item.get("chosen"))
+            (train if taught.ledger.facts["split"][index] == TRAIN else heldout).write(
+                _line(row | {"response": response})
+            )
+        prompt_files = [open_(f"prompts.{split}") for split in SPLITS]
+        prompts = _first_of(asked, "prompt")
+        for index, item in asked.ledger.items(prompts):
+            prompt_files[asked.ledger.facts["split"][index]].write(
+                _line({"prompt": item["prompt"], "category": item["category"]})
+            )
+    for name, facts in (("pairs", pairs.facts), ("prompts", asked.ledger.facts[prompts])):
+        counts = np.bincount(facts["split"], minlength=len(SPLITS))
+        sizes |= {f"data/{name}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
+    return sizes | {"data/demonstrations": float(demonstrations.sum())}
 
 
-def _by_split(rows: Iterable[Row], data: DataConfig) -> dict[str, list[Item]]:
-    out: dict[str, list[Item]] = {name: [] for name in SPLITS}
-    for row in rows:
-        if row.item:
-            out[split_of(row.item["prompt"], data.split)].append(row.item)
+def _first_of(examined: Any, fact: str) -> Any:
+    """The kept rows (n,) that are the first with their hash of `fact`."""
+    places = np.flatnonzero(examined.kept)
+    _, first = np.unique(examined.ledger.facts[fact][places], return_index=True)
+    out = np.zeros_like(examined.kept)
+    out[places[first]] = True
     return out
 
 
-def _chosen_responses(pairs: Mapping[str, Sequence[Item]]) -> dict[str, list[Item]]:
-    """The chosen responses of each split as demonstrations, each once."""
-    out: dict[str, list[Item]] = {}
-    for name in SPLITS:
-        once: dict[str, Item] = {}
-        for pair in pairs[name]:
-            item = {"prompt": pair["prompt"], "response": pair["chosen"], "source": pair["source"], "row": pair["row"]}
-            once.setdefault(f"{prompt_key(pair['prompt'])} {pair['chosen']}", item)
-        out[name] = list(once.values())
-    return out
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def distinct_prompts(pairs: Iterable[Item]) -> list[Item]:
-    """The prompts of `pairs`, each once, in the order of their first pair, with its category."""
-    out: dict[str, Item] = {}
-    for pair in pairs:
-        out.setdefault(prompt_key(pair["prompt"]), {"prompt": pair["prompt"], "category": pair["category"]})
-    return list(out.values())
+def write_quarantine(found: Examination, artifact: Path) -> int:
+    """The rows that were kept out, with number and reasons; those without a majority also in `review.jsonl`.
 
-
-def _judge(
-    data: DataConfig, pair_rows: Sequence[Row], demonstration_rows: Sequence[Row], kept: "pd.DataFrame"
-) -> tuple[list[dict[str, Any]], Any]:
-    """Every check's outcome, and the context that knows them."""
-    from data_contracts import suites
-
-    contract = [suites.Suite("pair_rows", row_frame(pair_rows), suites.row_checks(data.tolerated_share, pairs=True))]
-    if demonstration_rows:
-        checks = suites.row_checks(data.tolerated_share, pairs=False)
-        contract.append(suites.Suite("demonstration_rows", row_frame(demonstration_rows), checks))
-    contract.append(suites.Suite("kept_pairs", kept, suites.pair_checks(kept)))
-    context = suites.context()
-    return [outcome for suite in contract for outcome in suites.judge(context, suite)], context
-
-
-def _write(
-    artifact: Path,
-    pairs: Mapping[str, Sequence[Item]],
-    demonstrations: Mapping[str, Sequence[Item]],
-    prompts: Mapping[str, Sequence[Item]],
-) -> None:
-    heldout = sorted([*demonstrations["calibration"], *demonstrations["test"]], key=lambda item: item["row"])
-    write_rows(artifact / "demonstrations.train.jsonl", demonstrations["train"])
-    write_rows(artifact / "demonstrations.heldout.jsonl", heldout)
-    for name in SPLITS:
-        write_rows(artifact / f"pairs.{name}.jsonl", pairs[name])
-        write_rows(artifact / f"prompts.{name}.jsonl", prompts[name])
-
-
-def write_quarantine(path: Path, rows: Sequence[Row]) -> None:
-    """The rows that were kept out, one JSON object a line, in ASCII: they may hold what UTF-8 can't."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="ascii") as out:
-        for row in rows:
-            reasons = [problem.text.encode("ascii", "backslashreplace").decode() for problem in row.problems]
-            kept_out = QuarantinedRow(file=row.source, row=row.number, reasons=reasons, data=row.data)
-            out.write(_line(kept_out) + "\n")
-
-
-def _line(row: QuarantinedRow) -> str:
-    """`row` as JSON; what JSON doesn't know (dates and bytes of a Parquet file) as text."""
-    return json.dumps({name: getattr(row, name) for name in type(row).model_fields}, sort_keys=True, default=str)
-
-
-def annotator_agreement(rows: Sequence[Row]) -> float | None:
-    """Fleiss' kappa of all readable votes, also those on ties and on pairs quarantined for their texts; None without.
-
-    Each pair counts in both orders: which response stands first means nothing, and with the winner always first chance
-    agreement would be overstated.
+    Returns:
+        how many rows were kept out.
     """
-    ballots = [row.ballot for row in rows if row.ballot]
-    kappa = fleiss_kappa([*ballots, *((second, first, equal) for first, second, equal in ballots)] or [[0, 0, 0]])
-    return None if math.isnan(kappa) else kappa
+    count, undecided = 0, BIT["decided"]
+    with (artifact / "quarantine.jsonl").open("wb") as out, (artifact / "review.jsonl").open("wb") as review:
+        for examined in found.sources.values():
+            for index, line in examined.ledger.quarantined(examined.source.name):
+                out.write(line)
+                count += 1
+                if examined.ledger.facts["failed"][index] & undecided:
+                    review.write(line)
+    return count
+
+
+def quarantine_reasons(found: Examination) -> dict[str, int]:
+    """How many of the rows that were kept out fail each check, most first."""
+    failed = [source.ledger.facts["failed"][~source.ledger.good()] for source in found.sources.values()]
+    counts = {name: sum(int((bits & BIT[name] != 0).sum()) for bits in failed) for name in ROW_CHECKS}
+    return dict(sorted(((name, n) for name, n in counts.items() if n), key=lambda found: -found[1]))
 
 
 def _show(
@@ -207,15 +164,21 @@ def _show(
     folder: Path,
     checks: Sequence[Mapping[str, Any]],
     inputs: Mapping[str, Path],
-    metrics: Mapping[str, float],
+    final: Mapping[str, float],
 ) -> None:
-    from data_contracts.data_docs import write_data_docs
-
     simulated = "the support desk's generator (simulated)"
     otherwise = {
         "preferences": simulated,
         "demonstrations": "chosen responses" if "preferences" in inputs else simulated,
     }
     sources = {name: str(inputs.get(name, instead)) for name, instead in otherwise.items()}
-    counts = {"pairs kept": f"{metrics['data/pairs']:.0f}", "rows quarantined": f"{metrics['data/quarantined']:.0f}"}
-    write_data_docs(context, folder, checks, sources | counts)
+    counts = {"pairs kept": f"{final['data/pairs']:.0f}", "rows quarantined": f"{final['data/quarantined']:.0f}"}
+    show_pages(context, folder, checks, sources | counts)
+
+
+def show_pages(context: Any, folder: Path, checks: Sequence[Mapping[str, Any]], summary: Mapping[str, str]) -> None:
+    """Data Docs in `folder`, behind a table of `checks` with the first of their rows."""
+    from data_contracts.data_docs import write_data_docs
+
+    shown = [{**check, "row_numbers": check["row_numbers"][:FIRST_ROWS]} for check in checks]
+    write_data_docs(context, folder, shown, summary)

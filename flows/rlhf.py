@@ -46,7 +46,7 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
 
     # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt.
     #    Gates: contract, pairs, leaked_prompts, annotator_agreement.
-    data = stage("validate", **sources.data)
+    data = stage("validate", **sources.data, **sources.base)
 
     # 2. SFT: imitate the demonstrations. What comes out is the start, the reference and the baseline of all below.
     #    Gates: loss, perplexity_ratio, ended.

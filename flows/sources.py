@@ -16,7 +16,7 @@ class Sources:
     """The inputs of a run, digested."""
 
     data: dict[str, Source] = field(default_factory=dict)
-    """`preferences` and `demonstrations`, where the config names them; else the built-in task is generated."""
+    """`preferences`, `demonstrations`, `prompts`, where the config names them; else the built-in task is generated."""
     base: dict[str, Source] = field(default_factory=dict)
     """`base`, the pretrained model's folder, where the config names one."""
     sheet: Source | None = None
@@ -30,7 +30,7 @@ def find_sources(config: RunConfig, home: Path, sheet: Path | None = None) -> So
         UserError: something is not there or can't be read, or a data file holds not one valid row.
     """
     data = {}
-    for name in ("preferences", "demonstrations"):
+    for name in ("preferences", "demonstrations", "prompts"):
         value = getattr(config.data, name)
         if value is not None:
             path = resolve_source(value, config.data.hub, home / "datasets", f"data.{name}")

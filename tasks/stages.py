@@ -58,7 +58,7 @@ STAGES: dict[str, Stage] = {
             "validate",
             "data_contracts.validate",
             "components.data.config:ValidateJob",
-            ("pandas", "great-expectations"),
+            ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid"),
         ),
         _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH),
         _stage("reward", "components.reward.stage", "components.reward.config:RewardJob", (*TORCH, "peft")),

@@ -1,11 +1,14 @@
 """Options of the data and of the stage that validates them. Importable without torch or pandas."""
 
-from typing import Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from components.data.checks_config import ChecksConfig, NearDuplicateConfig
 from components.data.support_desk import SupportDeskConfig
+from components.generation import GenerationConfig
 from components.settings import Settings, unkeyed
+from components.sft.config import SftConfig
 
 
 class SplitConfig(Settings):
@@ -44,28 +47,57 @@ class DataConfig(Settings):
     """A path or hub name of preference pairs; null generates the support desk's."""
     demonstrations: str | None = unkeyed(None)
     """A path or hub name of demonstrations; null takes the chosen responses, or the support desk's demonstrations."""
+    prompts: str | None = unkeyed(None)
+    """A path or hub name of the prompts that PPO uses; null takes those of the preferences."""
     hub: HubConfig = unkeyed(HubConfig())
     """Which part of a hub dataset to read."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`."""
     demonstration_columns: dict[str, str] = Field(default_factory=dict)
     """Standard field -> column of the demonstrations where names differ."""
+    prompt_columns: dict[str, str] = Field(default_factory=dict)
+    """Standard field -> column of the prompts where names differ."""
     split: SplitConfig = SplitConfig()
     """How prompts are divided."""
     max_pairs: int | None = Field(None, ge=10)
     """At most this many valid pairs, a seeded choice that doesn't depend on their order; null keeps all."""
     max_characters: int = Field(20_000, ge=10)
     """Longest prompt and response together, in characters; longer rows are quarantined."""
-    tolerated_share: float = Field(0.05, ge=0, lt=1)
-    """Share of rows that one row check may quarantine before the contract fails."""
+    labels: Literal["majority", "dawid_skene"] = "majority"
+    """Which response is chosen where annotators voted: the most frequent answer's, or the likelier one once each
+    annotator's competence is estimated from all votes (Dawid and Skene 1979)."""
+    checks: ChecksConfig = ChecksConfig()
+    """What is checked, how grave each finding is, and from where on."""
+    near_duplicate: NearDuplicateConfig = NearDuplicateConfig()
+    """What counts as a near-duplicate."""
     generator: SupportDeskConfig = SupportDeskConfig()
     """Size and habits of the built-in task (read where `preferences` or `demonstrations` is generated)."""
 
 
+class TokenizerConfig(Settings):
+    """What the run's tokenizer depends on, where it has no pretrained one."""
+
+    vocabulary: int
+    """Most tokens."""
+    max_demonstrations: int | None
+    """It is made from this many training demonstrations; null for all."""
+
+
 class ValidateJob(Settings):
-    """What the validate stage's output depends on, beside its input files."""
+    """What the validate stage's output depends on, beside its input files and the pretrained tokenizer."""
 
     seed: int
-    """Seed of the generator and of the choice of `max_pairs`."""
+    """Seed of the generator, of samples, and of the choice of `max_pairs`."""
+    generation: GenerationConfig
+    """Lengths that texts are cut to."""
     data: DataConfig
-    """Sources, formats, splits and limits."""
+    """Sources, formats, splits, checks and limits."""
+    sft: TokenizerConfig
+    """The part of SFT's options that makes the tokenizer."""
+
+    @field_validator("sft", mode="before")
+    @classmethod
+    def _of_sft(cls, given: Any) -> Any:
+        if isinstance(given, SftConfig):
+            return {"vocabulary": given.scratch.vocabulary, "max_demonstrations": given.max_demonstrations}
+        return given

@@ -4,14 +4,17 @@ transcripts     `chosen`, `rejected`: whole conversations with "\\n\\nHuman:" an
 strings         `prompt`, `chosen`, `rejected`: texts
 conversational  `chosen`, `rejected`: lists of messages, with the prompt inside or as `prompt` beside them (TRL's)
 votes           `prompt`, `a`, `b` and `votes` (labels or counts) or `label`; the most frequent answer decides
+ranking         `prompt`, `responses` (two or more), best first or with `ranks` (1 is best, equal ranks are ties)
 
 Every format also takes `category`, `margin` (or `score_chosen`, `score_rejected`); the first three take vote counts as
 `votes_chosen`, `votes`. A vote or label is a (or a1), b (or a2), equal or tie; `votes_a`, `votes_b`, `votes_equal` hold
-counts too. A `stance` beside a prompt with `a` and `b` becomes the prompt's last line.
+counts too. A `stance` beside a prompt with `a` and `b` becomes the prompt's last line. Votes of single questions, as
+`votes_helpful` of `votes`, become the shares of the pair's `objectives`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from components.data.rows import (
@@ -41,6 +44,7 @@ class Parsed(NamedTuple):
     ballot: Ballot | None = None
     first_wins: bool | None = None
     tie: bool = False
+    votes: tuple[tuple[str, int], ...] = ()
 
 
 def detect(rows: Sequence[RawRow], path: object) -> str:
@@ -58,7 +62,8 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     raise UserError(
         f"{path}: {what}. The first {len(rows)} rows have the fields {', '.join(fields) or 'none'}; expected are "
         "`chosen` and `rejected` (transcripts or lists of messages), with `prompt` (texts), or `prompt`, `a`, `b` and "
-        "`votes` or `label`. Add what is missing, or map your names with data.columns."
+        "`votes` or `label`, or `prompt` and `responses` (a ranking). Add what is missing, or "
+        "map your names with data.columns."
     )
 
 
@@ -69,7 +74,45 @@ def _format_of(data: Mapping[str, Any]) -> str | None:
         return "strings" if data.get("prompt") is not None else "transcripts"
     if {"prompt", "a", "b"} <= data.keys() and data.keys() & {"votes", "label", "votes_a"}:
         return "votes"
-    return None
+    return "ranking" if {"prompt", "responses"} <= data.keys() else None
+
+
+def parse_pairs(raw: RawRow, name: str, source: str, max_characters: int) -> list[Row]:
+    """The pairs of row `raw`: one, or all of a ranking's, weighted so that the ranking counts once.
+
+    k responses give k (k - 1) / 2 pairs (Ouyang et al. 2022, section 3.5), fewer where ranks are equal.
+    """
+    if name != "ranking" or raw.problem:
+        return [parse_pair(raw, name, source, max_characters)]
+    try:
+        pairs = _ranking(raw.data)
+    except BadRow as bad:
+        return [Row(source, raw.number, data=raw.data, problems=[bad.problem])]
+    rest = {key: value for key, value in raw.data.items() if key not in ("responses", "ranks")}
+    rows = []
+    for better, worse in pairs:
+        data = rest | {"chosen": better, "rejected": worse}
+        row = parse_pair(raw._replace(data=data), "strings", source, max_characters)
+        if row.item is not None:
+            row.item["weight"] = 1 / len(pairs)
+        rows.append(row)
+    return rows
+
+
+def _ranking(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The better and the worse response of each pair of a ranking."""
+    responses, ranks = data.get("responses"), data.get("ranks")
+    if not isinstance(responses, list) or len(responses) < 2:
+        raise BadRow("fields_present", "`responses` is not a list of two or more texts")
+    if ranks is None:
+        ranks = list(range(1, len(responses) + 1))
+    if not isinstance(ranks, list) or len(ranks) != len(responses):
+        raise BadRow("fields_present", f"`ranks` doesn't give each of {len(responses)} responses a rank")
+    placed = sorted((_number(rank, f"ranks[{i}]"), i) for i, rank in enumerate(ranks))
+    pairs = [(responses[i], responses[j]) for (better, i), (worse, j) in combinations(placed, 2) if better < worse]
+    if not pairs:
+        raise BadRow("decided", "tie")
+    return pairs
 
 
 def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
@@ -81,7 +124,7 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
         pair = _PARSERS[name](raw.data)
         ballot = pair.ballot or _counted_ballot(raw.data, name)
         row.item = _item(raw, source, pair, ballot)
-        row.ballot, row.first_wins = ballot, pair.first_wins
+        row.ballot, row.first_wins, row.votes = ballot, pair.first_wins, pair.votes
         row.problems = text_problems(pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, max_characters)
         if pair.tie or (ballot and pair.first_wins is None and ballot.first == ballot.second):
             row.problems.append(Problem("decided", "tie"))
@@ -97,8 +140,25 @@ def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> Item
     return {
         "prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected, "margin": _margin(raw.data),
         "votes_chosen": chosen_votes, "votes": None if ballot is None else sum(ballot),
+        "soft_label": None if ballot is None else ((chosen_votes or 0) + ballot.equal / 2) / sum(ballot),
+        "objectives": _objectives(raw.data, ballot), "weight": 1.0,
         "category": raw.data.get("category"), "source": source, "row": raw.number,
     }  # fmt: skip
+
+
+_NOT_OBJECTIVES = ("votes_chosen", "votes_rejected", "votes_a", "votes_b", "votes_equal")
+
+
+def _objectives(data: Mapping[str, Any], ballot: Ballot | None) -> dict[str, float] | None:
+    """Share of votes for the chosen response on each single question, from `votes_NAME` of `votes`."""
+    names = [n for n in data if n.startswith("votes_") and n not in _NOT_OBJECTIVES and data[n] is not None]
+    if not names or ballot is None or "chosen" not in data:
+        return None
+    shares = {name.removeprefix("votes_"): _count(data[name], name) / sum(ballot) for name in names}
+    too_many = next((name for name, share in shares.items() if share > 1), None)
+    if too_many:
+        raise BadRow("votes_valid", f"votes_{too_many} is {data[f'votes_{too_many}']} of {sum(ballot)} votes")
+    return shares
 
 
 def _transcripts(data: Mapping[str, Any]) -> Parsed:
@@ -127,13 +187,22 @@ def _votes(data: Mapping[str, Any]) -> Parsed:
     if isinstance(data.get("stance"), str) and prompt[-1]["role"] == "user":
         prompt[-1] = {"role": "user", "content": f"{prompt[-1]['content']}\n{data['stance'].strip()}"}
     first, second = text_field(data, "a"), text_field(data, "b")
+    votes = _named_votes(data.get("votes"))
     ballot = _ballot(data)
     answers = ballot or Ballot(*(int(side == _side(data["label"])) for side in Ballot._fields))
     most = max(answers)
     winners = [side for side, n in zip(Ballot._fields, answers, strict=True) if n == most]
     second_wins = winners == ["second"]
     chosen, rejected = (second, first) if second_wins else (first, second)
-    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie=len(winners) > 1 or winners == ["equal"])
+    tie = len(winners) > 1 or winners == ["equal"]
+    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, votes)
+
+
+def _named_votes(votes: Any) -> tuple[tuple[str, int], ...]:
+    """Annotator and place in `Ballot` of each vote, where every one names its annotator."""
+    if not isinstance(votes, list) or not all(isinstance(v, dict) and v.get("annotator") is not None for v in votes):
+        return ()
+    return tuple((str(v["annotator"]), Ballot._fields.index(_side(v.get("label", v.get("vote"))))) for v in votes)
 
 
 def _ballot(data: Mapping[str, Any]) -> Ballot | None:

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 Message = dict[str, str]
@@ -11,6 +12,11 @@ Item = dict[str, Any]
 
 # C0 controls but tab, line feed and carriage return; delete; C1; lone surrogates (bytes that were no UTF-8)
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+MARKERS = re.compile(
+    r"<\|[A-Za-z_]{2,20}\|>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
+    r"|\n\n(?:Human|Assistant):|### (?:Instruction|Response):"
+)
+"""What templates put between turns; inside a text it makes a model read a turn where there is none."""
 
 
 class Problem(NamedTuple):
@@ -54,6 +60,8 @@ class Row:
     ballot: Ballot | None = None
     first_wins: bool | None = None
     """Whether the response that the source puts first is preferred; None where the format has no order."""
+    votes: tuple[tuple[str, int], ...] = ()
+    """Annotator and place in `Ballot` of each vote, where the source names its annotators."""
     data: dict[str, Any] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -75,7 +83,7 @@ def most_common_format(
 
 def text_problems(prompt: list[Message], responses: dict[str, str], max_characters: int) -> list[Problem]:
     """What is wrong with the texts of one row; `responses` by the name that reasons call them."""
-    problems = []
+    problems = [Problem("roles_alternate", text)] if (text := wrong_order([m["role"] for m in prompt])) else []
     if any(not m["content"].strip() for m in prompt):
         problems.append(Problem("texts_filled", "empty prompt turn"))
     empty = [name for name, text in responses.items() if not text.strip()]
@@ -88,9 +96,25 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
         for name, text in named.items()
         if (char := unclean(text))
     ]
-    length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()))
+    problems += [
+        Problem("no_markers", f"{found.group().strip()!r} in {name}")
+        for name, text in named.items()
+        if (found := MARKERS.search(text))
+    ]
+    length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()), default=0)
     if length > max_characters:
         problems.append(
             Problem("length_within", f"{length} characters, more than data.max_characters ({max_characters})")
         )
     return problems
+
+
+def wrong_order(roles: Sequence[str]) -> str | None:
+    """Why the roles of a prompt's turns are none that a chat template knows; None if they are in order."""
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if "system" in turns:
+        return f"turn {roles.index('system', len(roles) - len(turns)) + 1} is a second or late system message"
+    for before, after in pairwise(turns):
+        if before == after:
+            return f"two {after} turns in a row"
+    return None if turns and turns[-1] == "user" else "the turn before the response is not the user's"

@@ -21,7 +21,12 @@ def prompt_key(prompt: Sequence[Message]) -> str:
 
 def split_of(prompt: Sequence[Message], shares: SplitConfig) -> str:
     """The split of a prompt: u = the first 8 bytes of sha256("split" + its key) / 2^64, cut at the shares."""
-    digest = hashlib.sha256(("split" + prompt_key(prompt)).encode()).digest()
+    return split_of_key(prompt_key(prompt), shares)
+
+
+def split_of_key(key: str, shares: SplitConfig) -> str:
+    """`split_of`, of a prompt's key."""
+    digest = hashlib.sha256(("split" + key).encode()).digest()
     u = int.from_bytes(digest[:8], "big") / 2**64
     if u < shares.train:
         return "train"

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from components.data.jsonl import read_rows, write_json, write_rows
 from components.data.task import task_scores
-from components.models import build_causal_lm, load_base, save_model, train_tokenizer
+from components.models import build_causal_lm, load_base, save_model
 from components.ppo.rollout import generate_responses
 from components.sft.config import SftJob
 from components.sft.demonstrations import Example, encode_demonstrations, mean_loss, token_losses
+from components.tokenizers import texts_of, train_tokenizer
 from components.training import Report, fit, torch_seed
 
 
@@ -24,7 +25,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     if "base" in inputs:
         model, tokenizer = load_base(inputs["base"])
     else:
-        tokenizer = train_tokenizer(_texts(train), job.sft.scratch.vocabulary)
+        tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary)
         longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
         model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
     model.to(job.runtime.device)
@@ -57,10 +58,6 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     metrics |= _sample(job, inputs["data"], model, tokenizer, out)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
-
-
-def _texts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [text for row in rows for text in [*(m["content"] for m in row["prompt"]), row["response"]]]
 
 
 def unigram_loss(train: Sequence[Example], heldout: Sequence[Example], vocabulary: int) -> float:

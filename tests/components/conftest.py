@@ -107,7 +107,8 @@ def stages(desk_data: Path, runtime: Runtime, tmp_path_factory: pytest.TempPathF
 def language(runtime: Runtime) -> Language:
     """A Llama with two random layers over the support desk's words. Don't train it: others use it too."""
     from components.batching import encode_prompt
-    from components.models import build_causal_lm, frozen, train_tokenizer
+    from components.models import build_causal_lm, frozen
+    from components.tokenizers import train_tokenizer
 
     demonstrations, _ = generate(1, SupportDeskConfig(demonstrations=200, pairs=50))
     texts = [d["response"] for d in demonstrations] + [m["content"] for d in demonstrations for m in d["prompt"]]

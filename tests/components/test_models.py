@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from components.batching import pad
 from components.errors import UserError
-from components.models import build_causal_lm, load_base, load_causal_lm, load_reward_model, save_model, train_tokenizer
+from components.models import build_causal_lm, load_base, load_causal_lm, load_reward_model, save_model
 from components.reward.scoring import score_sequences
 from components.runtime import Runtime
 from components.sft.config import ScratchModel
+from components.tokenizers import train_tokenizer
 
 TEXTS = ["Hello. My lamp, is late!", "We will  send a replacement.", "What can you do? Nothing.", "(order A 12)"]
 

@@ -2,10 +2,13 @@ import re
 
 import pytest
 
+from components.data.checks_config import ChecksConfig
+from components.data.config import SplitConfig
 from components.data.rows import Problem, Row
 from data_contracts import suites
 from data_contracts.data_docs import index_page, sanitized, write_data_docs
 from data_contracts.frames import row_frame
+from data_contracts.ledger import Ledger
 
 SECRET = "a very private response"
 
@@ -14,11 +17,15 @@ SECRET = "a very private response"
 def docs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs") / "data_docs"
     rows = [
-        Row("p", n, data={"chosen": SECRET}, problems=[Problem("turns_valid", SECRET)] if n < 9 else [])
+        Row("p", n, data={"chosen": SECRET}, problems=[Problem("turns_valid" if n < 9 else "readable", SECRET)])
         for n in range(1, 21)
     ]
+    ledger = Ledger(folder.parent / "rows.jsonl", ChecksConfig(), SplitConfig(), 0)
+    ledger.fill(rows, lambda rows: None)
+    asked = suites.row_checks(ChecksConfig(), "preferences")
+    frame = row_frame(ledger.facts, [check.name for check in asked])
     context = suites.context()
-    checks = suites.judge(context, suites.Suite("pair_rows", row_frame(rows), suites.row_checks(0.05, pairs=True)))
+    checks = suites.judge(context, suites.Suite("pair_rows", frame, asked))
     write_data_docs(context, folder, checks, {"preferences": "<mine>.jsonl"})
     return {page.relative_to(folder).as_posix(): page.read_text() for page in folder.rglob("*") if page.is_file()}
 
@@ -51,15 +58,16 @@ def test_what_was_read_is_escaped(docs):
 
 def test_a_failed_warning_is_told_from_a_failed_error():
     check = {
-        "check": "c",
+        "name": "c",
         "suite": "s",
         "description": "d",
         "rows": 0,
-        "first_rows": [],
-        "observed": 0.25,
+        "row_numbers": [],
+        "value": 0.25,
+        "threshold": 0.2,
         "passed": False,
     }
-    assert ">WARN<" in index_page([check | {"severity": "warning"}], {}, [])
+    assert ">WARN<" in index_page([check | {"severity": "warn"}], {}, [])
     assert ">FAIL<" in index_page([check | {"severity": "error"}], {}, [])
 
 

@@ -1,40 +1,55 @@
+import json
+
 import pytest
 
+from components.data.checks_config import ChecksConfig
+from components.data.config import DataConfig, SplitConfig
 from components.data.rows import RawRow
 from components.errors import UserError
-from data_contracts.gather import DETECT_ON, Source, gather_demonstrations, gather_pairs
+from data_contracts.gather import DETECT_ON, Source, judged_rows, look_at
+from data_contracts.ledger import Ledger
+from data_contracts.whole import mark_duplicates
 
 GOOD = {"prompt": "hi", "chosen": "x", "rejected": "y"}
 
 
-def gather(rows, columns=None, read=gather_pairs, most=1000):
+def gather(rows, columns=None, name="preferences", most=1000):
     raws = [RawRow(number, row) for number, row in enumerate(rows, 1)]
-    return read(Source("preferences", "my.jsonl", iter(raws), columns or {}, "data.columns"), most, lambda rows: None)
+    return list(judged_rows(Source(name, "my.jsonl", iter(raws), columns or {}, "data.columns"), most))
 
 
 def reasons(rows):
     return {row.number: [p.text for p in row.problems] for row in rows if row.problems}
 
 
-def test_a_repeated_pair_is_marked_with_the_first_rows_number():
-    assert reasons(gather([GOOD, GOOD | {"chosen": "z"}, GOOD])) == {3: ["duplicate of row 1"]}
+@pytest.fixture
+def late(tmp_path):
+    """What the whole shows of rows, by row number."""
+
+    def late(rows, name="preferences"):
+        ledger = Ledger(tmp_path / "rows.jsonl", ChecksConfig(), SplitConfig(), 0)
+        ledger.fill(gather(rows, name=name), lambda rows: None)
+        mark_duplicates(ledger)
+        return {int(ledger.facts["row"][i]): [p.text for p in found] for i, found in ledger.late.items()}
+
+    return late
 
 
-def test_both_sides_of_a_contradiction_are_marked():
+def test_a_repeated_pair_is_marked_with_the_first_rows_number(late):
+    assert late([GOOD, GOOD | {"chosen": "z"}, GOOD]) == {3: ["duplicate of row 1"]}
+
+
+def test_both_sides_of_a_contradiction_are_marked(late):
     turned = {"prompt": "hi", "chosen": "y", "rejected": "x"}
-    assert reasons(gather([GOOD, turned, GOOD | {"prompt": "other"}])) == {
-        1: ["contradicts row 2"],
-        2: ["contradicts row 1"],
-    }
+    assert late([GOOD, turned, GOOD | {"prompt": "other"}]) == {1: ["contradicts row 2"], 2: ["contradicts row 1"]}
 
 
-def test_the_same_responses_to_another_prompt_are_no_duplicate():
-    assert reasons(gather([GOOD, GOOD | {"prompt": "other"}])) == {}
+def test_the_same_responses_to_another_prompt_are_no_duplicate(late):
+    assert late([GOOD, GOOD | {"prompt": "other"}]) == {}
 
 
-def test_a_repeated_demonstration_is_marked():
-    rows = gather([{"prompt": "hi", "response": r} for r in "aba"], read=gather_demonstrations)
-    assert reasons(rows) == {3: ["duplicate of row 1"]}
+def test_a_repeated_demonstration_is_marked(late):
+    assert late([{"prompt": "hi", "response": r} for r in "aba"], "demonstrations") == {3: ["duplicate of row 1"]}
 
 
 def test_a_quarantined_row_keeps_the_fields_it_came_with():
@@ -46,11 +61,14 @@ def test_a_row_that_breaks_its_schema_is_marked_by_field():
     assert reasons(gather([GOOD, GOOD | {"category": 5}])) == {2: ["category: Input should be a valid string"]}
 
 
-def test_a_source_without_one_valid_row_is_refused_with_the_commonest_reason():
+def test_a_source_without_one_valid_row_is_refused_with_the_commonest_reason(tmp_path):
     with pytest.raises(
         UserError, match=r"my\.jsonl has not one valid preference pair in 3 rows.*`rejected` is missing \(2"
     ):
-        gather([GOOD | {"rejected": None}, GOOD | {"chosen": ""}, GOOD | {"rejected": None}])
+        rows = [GOOD | {"rejected": None}, GOOD | {"chosen": ""}, GOOD | {"rejected": None}]
+        path = tmp_path / "my.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        look_at("preferences", path, DataConfig())
 
 
 def test_the_format_is_found_behind_bad_rows_and_all_rows_come_through():

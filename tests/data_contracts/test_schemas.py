@@ -4,7 +4,8 @@ from data_contracts.schemas import schema_problems
 
 PAIR = {
     "prompt": [{"role": "user", "content": "hi"}], "chosen": "x", "rejected": "y", "margin": None, "votes_chosen": 3,
-    "votes": 5, "category": "c", "source": "preferences", "row": 1,
+    "votes": 5, "soft_label": 0.6, "objectives": None, "weight": 1.0, "category": "c", "source": "preferences",
+    "row": 1,
 }  # fmt: skip
 
 

@@ -4,10 +4,9 @@ import json
 import pytest
 
 from components.data import support_desk
-from components.data.config import DataConfig, ValidateJob
+from components.data.config import DataConfig
 from components.data.splits import prompt_key, split_of
 from components.errors import CheckFailed, UserError
-from data_contracts.validate import annotator_agreement, run
 
 
 def pairs(n=60):
@@ -17,14 +16,6 @@ def pairs(n=60):
 def write(path, rows):
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
-
-
-def validate(out, inputs=None, seed=0, **data):
-    inputs = inputs or {}
-    given = {name: str(path) for name, path in inputs.items()}
-    return run(
-        ValidateJob(seed=seed, data=DataConfig(**given | data)), inputs, out, lambda step, metrics, total=None: None
-    )
 
 
 def lines(out, name):
@@ -39,7 +30,7 @@ def small(**changes):
     return {"generator": support_desk.SupportDeskConfig(demonstrations=50, pairs=120, **changes)}
 
 
-def test_the_support_desk_is_split_by_prompt_into_the_files_that_later_stages_read(tmp_path):
+def test_the_support_desk_is_split_by_prompt_into_the_files_that_later_stages_read(tmp_path, validate):
     metrics = validate(tmp_path, **small())
     shares = DataConfig().split
     for name in ("train", "calibration", "test"):
@@ -50,7 +41,8 @@ def test_the_support_desk_is_split_by_prompt_into_the_files_that_later_stages_re
         assert {prompt_key(p["prompt"]) for p in prompts} == {prompt_key(p["prompt"]) for p in found}
         assert len(prompts) == metrics[f"data/prompts_{name}"]
         assert set(found[0]) == {
-            "prompt", "chosen", "rejected", "margin", "votes_chosen", "votes", "category", "source", "row",
+            "prompt", "chosen", "rejected", "margin", "votes_chosen", "votes", "soft_label", "objectives", "weight",
+                "category", "source", "row",
         }  # fmt: skip
     assert all(split_of(d["prompt"], shares) == "train" for d in lines(tmp_path, "demonstrations.train"))
     assert all(split_of(d["prompt"], shares) != "train" for d in lines(tmp_path, "demonstrations.heldout"))
@@ -60,21 +52,21 @@ def test_the_support_desk_is_split_by_prompt_into_the_files_that_later_stages_re
     assert 0.3 < metrics["data/annotator_agreement"] < 1
 
 
-def test_the_same_job_gives_the_same_bytes_and_another_seed_others(tmp_path):
+def test_the_same_job_gives_the_same_bytes_and_another_seed_others(tmp_path, validate):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         validate(tmp_path / name, seed=seed, **small())
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert contents(tmp_path / "a")["pairs.train.jsonl"] != contents(tmp_path / "c")["pairs.train.jsonl"]
 
 
-def test_the_name_of_a_file_changes_no_byte(tmp_path):
+def test_the_name_of_a_file_changes_no_byte(tmp_path, validate):
     for name in ("a", "b"):
         source = write(tmp_path / f"{name}.jsonl", [*pairs(), "not json"])
         validate(tmp_path / name, {"preferences": source})
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_one_bad_row_among_good_ones_is_quarantined_with_its_number(tmp_path):
+def test_one_bad_row_among_good_ones_is_quarantined_with_its_number(tmp_path, validate):
     rows = [*pairs()[:3], {"prompt": "q", "chosen": "x"}, *pairs()[3:]]
     metrics = validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
     assert lines(tmp_path / "out", "quarantine") == [
@@ -83,25 +75,25 @@ def test_one_bad_row_among_good_ones_is_quarantined_with_its_number(tmp_path):
     assert (metrics["data/pairs"], metrics["data/quarantined"], metrics["data/contract"]) == (60, 1, 1)
     assert "data/annotator_agreement" not in metrics
     report = json.loads((tmp_path / "out/artifact/report.json").read_text())
-    found = next(check for check in report if check["check"] == "fields_present")
-    assert (found["rows"], found["first_rows"], found["passed"]) == (1, [4], True)
+    found = next(check for check in report if check["name"] == "fields_present")
+    assert (found["rows"], found["row_numbers"], found["passed"]) == (1, [4], True)
     assert (tmp_path / "out/attachments/data_docs/index.html").exists()
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"artifact", "attachments"}
 
 
-def test_many_bad_rows_fail_the_contract_and_the_good_ones_are_kept_for_the_gate(tmp_path):
+def test_many_bad_rows_fail_the_contract_and_the_good_ones_are_kept_for_the_gate(tmp_path, validate):
     rows = pairs() + [{"prompt": f"q{i}", "chosen": "x", "rejected": "x"} for i in range(10)]
     metrics = validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
     assert (metrics["data/contract"], metrics["data/pairs"], metrics["data/quarantined"]) == (0, 60, 10)
 
 
-def test_what_utf8_cannot_hold_is_quarantined_and_written_down(tmp_path):
+def test_what_utf8_cannot_hold_is_quarantined_and_written_down(tmp_path, validate):
     source = write(tmp_path / "p.jsonl", [*pairs(), '{"prompt": "q", "chosen": "\\ud800", "rejected": "x"}'])
     validate(tmp_path / "out", {"preferences": source})
     assert lines(tmp_path / "out", "quarantine")[0]["data"]["chosen"] == "\ud800"
 
 
-def test_without_demonstrations_the_chosen_responses_are_taught_in_their_own_split(tmp_path):
+def test_without_demonstrations_the_chosen_responses_are_taught_in_their_own_split(tmp_path, validate):
     validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", pairs())})
     train = [(prompt_key(d["prompt"]), d["response"]) for d in lines(tmp_path / "out", "demonstrations.train")]
     assert train == [(prompt_key(p["prompt"]), p["chosen"]) for p in lines(tmp_path / "out", "pairs.train")]
@@ -112,7 +104,7 @@ def test_without_demonstrations_the_chosen_responses_are_taught_in_their_own_spl
     assert json.loads((tmp_path / "out/artifact/task.json").read_text()) == {"name": "none"}
 
 
-def test_given_demonstrations_are_judged_and_taught(tmp_path):
+def test_given_demonstrations_are_judged_and_taught(tmp_path, validate):
     taught = [{"instruction": f"do {i}", "output": f"done {i}"} for i in range(40)] + [
         {"instruction": "x", "output": ""}
     ]
@@ -126,7 +118,7 @@ def test_given_demonstrations_are_judged_and_taught(tmp_path):
     assert all(d["source"] == "demonstrations" for d in lines(tmp_path / "out", "demonstrations.train"))
 
 
-def test_max_pairs_keeps_that_many_by_seed(tmp_path):
+def test_max_pairs_keeps_that_many_by_seed(tmp_path, validate):
     inputs = {"preferences": write(tmp_path / "p.jsonl", pairs(200))}
     kept = {}
     for seed in (0, 1):
@@ -138,7 +130,7 @@ def test_max_pairs_keeps_that_many_by_seed(tmp_path):
     assert kept[0] != kept[1]
 
 
-def test_the_rows_order_changes_no_prompts_split(tmp_path):
+def test_the_rows_order_changes_no_prompts_split(tmp_path, validate):
     for name, rows in (("a", pairs()), ("b", pairs()[::-1])):
         validate(tmp_path / name, {"preferences": write(tmp_path / f"{name}.jsonl", rows)})
     for split in ("train", "calibration", "test"):
@@ -168,32 +160,21 @@ def packed(tmp_path):
     ],
     ids=["missing", "empty", "truncated", "no rejected", "null rejected", "no json"],
 )
-def test_a_source_that_gives_nothing_is_the_users_error_in_one_paragraph_and_leaves_nothing(tmp_path, make, said):
+def test_a_source_that_gives_nothing_is_the_users_error_in_one_paragraph_and_leaves_nothing(
+    tmp_path, make, said, validate
+):
     with pytest.raises(UserError, match=said) as error:
         validate(tmp_path / "out", {"preferences": make(tmp_path)})
     assert "\n" not in str(error.value) and error.value.exit_code == 2
     assert not (tmp_path / "out").exists()
 
 
-def test_a_split_without_training_pairs_is_the_users_error(tmp_path):
+def test_a_split_without_training_pairs_is_the_users_error(tmp_path, validate):
     rows = [p for p in pairs() if split_of([{"role": "user", "content": p["prompt"]}], DataConfig().split) != "train"]
     with pytest.raises(UserError, match="no pair is left to train on"):
         validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
 
 
-def test_a_source_that_the_config_names_and_nobody_passed_is_no_silent_default(tmp_path):
-    job = ValidateJob(seed=0, data=DataConfig(preferences="owner/name"))
+def test_a_source_that_the_config_names_and_nobody_passed_is_no_silent_default(tmp_path, validate):
     with pytest.raises(CheckFailed, match=r"data\.preferences is 'owner/name'"):
-        run(job, {}, tmp_path, lambda *args: None)
-
-
-def test_agreement_counts_ties_and_says_nothing_without_votes(tmp_path):
-    from components.data.formats import parse_pair
-    from components.data.rows import RawRow
-
-    def row(votes):
-        return parse_pair(RawRow(1, {"prompt": "q", "a": "x", "b": "y", "votes": votes}), "votes", "p", 100)
-
-    assert annotator_agreement([]) is None
-    assert annotator_agreement([row(["a", "a"]), row(["b", "b"])]) == pytest.approx(1.0)
-    assert annotator_agreement([row(["a", "b"]), row(["a", "b"])]) == pytest.approx(-1.0)
+        validate(tmp_path, preferences="owner/name")

@@ -24,7 +24,7 @@ def reasons(data, most=LONG):
 
 PAIR = {
     "prompt": [USER], "chosen": "good", "rejected": "bad", "margin": None, "votes_chosen": None, "votes": None,
-    "category": None, "source": "preferences", "row": 7,
+    "soft_label": None, "objectives": None, "weight": 1.0, "category": None, "source": "preferences", "row": 7,
 }  # fmt: skip
 
 

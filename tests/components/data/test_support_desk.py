@@ -44,7 +44,7 @@ def test_no_prompt_stands_twice_and_there_are_thousands(rows: tuple[Rows, Rows])
 def test_the_vocabulary_stays_between_300_and_600_and_hardly_a_word_of_a_pair_is_unknown(
     rows: tuple[Rows, Rows],
 ) -> None:
-    from components.models import train_tokenizer
+    from components.tokenizers import train_tokenizer
 
     demonstrations, pairs = rows
     texts = [t for d in demonstrations[:4000] for t in (*(m["content"] for m in d["prompt"]), d["response"])]

@@ -17,8 +17,9 @@ from components.runtime import Runtime
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from components.models import build_causal_lm, save_model, train_tokenizer
+    from components.models import build_causal_lm, save_model
     from components.sft.config import ScratchModel
+    from components.tokenizers import train_tokenizer
 
     root = tmp_path_factory.mktemp("inputs")
     demonstrations, pairs = generate(0, SupportDeskConfig(demonstrations=50, pairs=50))

@@ -11,7 +11,7 @@ from transformers import LlamaForSequenceClassification
 from components.adapters import AdapterView, Backbone
 from components.adapters_config import AdapterConfig
 from components.generation import GenerationConfig
-from components.models import build_causal_lm, frozen, train_tokenizer
+from components.models import build_causal_lm, frozen
 from components.ppo import models as ppo_models
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import gather_experience
@@ -21,6 +21,7 @@ from components.ppo.rollout import sample
 from components.reward.scoring import ScoreScale, last_counted
 from components.runtime import Runtime
 from components.sft.config import ScratchModel
+from components.tokenizers import train_tokenizer
 
 BETA = 0.5
 UNIT = ScoreScale(shift=0.0, scale=1.0, missing_eos_score=-1.0, temperature=1.0, responses=16)

@@ -1,0 +1,153 @@
+"""What the data contract checks, how grave each finding is, and from where on it is one."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from components.settings import Settings
+
+Severity = Literal["error", "quarantine", "warn"]
+
+
+UNUSABLE = (
+    "readable", "fields_present", "turns_valid", "prompts_agree", "texts_filled", "responses_differ", "text_clean",
+    "votes_valid", "decided",
+)  # fmt: skip
+"""Row checks without which there is no pair."""
+
+
+class CheckConfig(Settings):
+    """One check. Rows that fail a check of severity `error` or `quarantine` are kept out, those of `warn` stay."""
+
+    severity: Severity
+    """`error` fails the contract beyond the threshold; `quarantine` and `warn` are only shown."""
+    threshold: float = Field(allow_inf_nan=False)
+    """Of a check of rows: the largest share of them that may fail. Else the limit of its value."""
+
+
+class RangeConfig(Settings):
+    """A check whose value must lie between two ends."""
+
+    severity: Literal["error", "warn"]
+    """`error` fails the contract; `warn` is only shown."""
+    threshold: tuple[float, float]
+    """The two ends."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        low, high = self.threshold
+        if not low <= high:
+            raise ValueError(f"the threshold's ends {low:g} and {high:g} are the wrong way round")
+        return self
+
+
+def _error(threshold: float) -> CheckConfig:
+    return CheckConfig(severity="error", threshold=threshold)
+
+
+def _quarantine(threshold: float) -> CheckConfig:
+    return CheckConfig(severity="quarantine", threshold=threshold)
+
+
+def _warn(threshold: float) -> CheckConfig:
+    return CheckConfig(severity="warn", threshold=threshold)
+
+
+def _within(low: float, high: float) -> RangeConfig:
+    return RangeConfig(severity="warn", threshold=(low, high))
+
+
+class RowChecks(Settings):
+    """The checks of single rows, those that need the other rows or the tokenizer among them."""
+
+    readable: CheckConfig = _error(0.05)
+    """The row is a JSON object in UTF-8 with one cell for each column."""
+    fields_present: CheckConfig = _error(0.05)
+    """Every field of the format is there and of the right type."""
+    turns_valid: CheckConfig = _error(0.05)
+    """A prompt comes before, and the assistant's response last."""
+    roles_alternate: CheckConfig = _quarantine(0.05)
+    """A system message stands first or nowhere, then user and assistant take turns, and the user asks last."""
+    prompts_agree: CheckConfig = _error(0.05)
+    """Chosen and rejected response answer the same prompt."""
+    texts_filled: CheckConfig = _error(0.05)
+    """No response and no prompt turn is empty."""
+    responses_differ: CheckConfig = _error(0.05)
+    """The two responses differ."""
+    text_clean: CheckConfig = _error(0.05)
+    """No control characters and no broken UTF-8."""
+    votes_valid: CheckConfig = _error(0.05)
+    """Votes are counts of known answers, and the chosen response has the most."""
+    consistent: CheckConfig = _error(0.05)
+    """No other row prefers the same two responses the other way."""
+    no_markers: CheckConfig = _quarantine(0.05)
+    """No special token of the tokenizer and no marker of a chat template stands in a text."""
+    differ_truncated: CheckConfig = _quarantine(0.05)
+    """The two responses still differ once cut to generation.max_new_tokens."""
+    length_within: CheckConfig = _quarantine(0.05)
+    """Prompt and response are no longer than data.max_characters."""
+    unique: CheckConfig = _quarantine(0.05)
+    """The row repeats no other."""
+    decided: CheckConfig = _quarantine(0.05)
+    """The votes have a majority (the rows without one stand in review.jsonl, for experts)."""
+    near_unique: CheckConfig = _warn(0.05)
+    """The row nearly repeats no earlier one (MinHash over words; data.near_duplicate)."""
+    prompt_fits: CheckConfig = _warn(0.1)
+    """The prompt is within generation.max_prompt_tokens; a longer one loses its oldest turns."""
+    response_fits: CheckConfig = _warn(0.1)
+    """The responses are within generation.max_new_tokens, EOS included; a longer one is cut and has no EOS."""
+
+    @model_validator(mode="after")
+    def _unusable_rows_go(self) -> Self:
+        for name in UNUSABLE:
+            if getattr(self, name).severity == "warn":
+                raise ValueError(f"{name}.severity is warn, but a row that fails it can't be used: make it quarantine")
+        return self
+
+
+class SetChecks(Settings):
+    """The checks of what is left after quarantine, as a whole."""
+
+    no_leak: CheckConfig = _error(0)
+    """No prompt stands in two splits."""
+    every_split: CheckConfig = _error(1)
+    """Train, calibration and test each have this many pairs."""
+    enough_pairs: CheckConfig = _warn(500)
+    """This many pairs are left after quarantine."""
+    enough_test_pairs: CheckConfig = _warn(200)
+    """This many of them are for testing, else intervals are wide."""
+    no_near_duplicate: CheckConfig = _warn(0)
+    """At most this share of test prompts is nearly a training prompt (data.near_duplicate, or equal but for case,
+    punctuation and white space)."""
+    length_preference: RangeConfig = _within(0.2, 0.8)
+    """Share of pairs in which the longer response (in words) wins; outside, length alone explains much."""
+    label_position: RangeConfig = _within(0.4, 0.6)
+    """Share of pairs in which the response shown first wins."""
+    length_drift: CheckConfig = _warn(0.1)
+    """Largest difference of the distributions of response length (in tokens) in train and held-out splits
+    (Kolmogorov-Smirnov; what chance alone exceeds in 5 of 100 draws is allowed)."""
+    language_drift: CheckConfig = _warn(0.1)
+    """Total variation distance of the languages of train and held-out splits (what chance alone exceeds in 5 of 100
+    draws is allowed)."""
+    prompts_alike: CheckConfig = _warn(0.65)
+    """How well a classifier tells preference prompts from the prompts PPO will use (data.prompts): area under the ROC
+    curve, 0.5 is not at all."""
+    known_tokens: CheckConfig = _warn(0.01)
+    """Share of unknown tokens in the kept texts."""
+    template_agrees: CheckConfig = _error(0)
+    """The tokenizer's chat template renders a conversation as its prompt, the response and EOS: the share of prompts of
+    which this is not so."""
+
+
+class ChecksConfig(RowChecks, SetChecks):
+    """Every check of the data contract: `--set data.checks.length_preference.severity=error`."""
+
+
+class NearDuplicateConfig(Settings):
+    """What a near-duplicate is: sets of runs of words whose Jaccard similarity, estimated by MinHash (Broder 1997; 64
+    permutations: standard error 0.04 at 0.9), is at least `jaccard`."""
+
+    jaccard: float = Field(0.9, gt=0, le=1)
+    """Least similarity."""
+    words: int = Field(3, ge=1)
+    """Length of a run of words."""

@@ -1,0 +1,68 @@
+"""What the votes of a source say of its annotators: how far they agree, and each with the others."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.stats import Interval
+from components.votes import (
+    NONE,
+    DawidSkene,
+    Votes,
+    annotator_agreement,
+    fleiss_kappa_interval,
+    krippendorff_alpha,
+    plurality,
+)
+from data_contracts.ledger import Ledger
+
+_ANSWERS = {0: "a", 1: "b", 2: "equal", NONE: "none"}
+
+
+@dataclass
+class Agreement:
+    """What the votes of all readable rows say, those of quarantined rows too; None without votes."""
+
+    kappa: Interval | None
+    """Fleiss', each pair in both orders: which response stands first means nothing, and with the winner always first
+    chance agreement would be overstated."""
+    alpha: Interval | None
+    """Krippendorff's, likewise."""
+    majority: dict[str, int] | None
+    """Rows by their most frequent answer (a is the response that stands first, chosen where there is no order); `none`
+    where two are equally frequent."""
+
+
+def agreement_of(facts: NDArray[Any]) -> Agreement:
+    """The agreement in a ledger's facts (n,); intervals are clustered by prompt."""
+    facts = facts[facts["voted"]]
+    if not len(facts):
+        return Agreement(None, None, None)
+    # Rows kept out when they were read have no prompt's hash: each is a cluster of its own.
+    clusters = np.where(facts["out"], facts["row"].astype(np.uint64), facts["prompt"]).tolist()
+    kappa, alpha = (
+        found if math.isfinite((found := statistic(facts["ballot"], clusters, symmetric=True)).value) else None
+        for statistic in (fleiss_kappa_interval, krippendorff_alpha)
+    )
+    labels = plurality(facts["ballot"])
+    return Agreement(kappa, alpha, {answer: int((labels == label).sum()) for label, answer in _ANSWERS.items()})
+
+
+def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[dict[str, Any]]:
+    """Each named annotator: votes, agreement with the plurality of the others' with its interval, and, where the labels
+    are Dawid and Skene's, `accuracy`, the probability of naming the true one."""
+    item, annotator, label = ledger.votes.T
+    found = annotator_agreement(Votes(item, annotator, label, items=len(ledger.facts)))
+    rows = []
+    for name, i in ledger.annotators.items():
+        share = float(found.share[i])
+        rows.append(
+            {"annotator": name, "votes": int(found.votes[i]), "compared": int(found.compared[i]),
+             "agreement": share if math.isfinite(share) else None,
+             "interval": [float(found.low[i]), float(found.high[i])]}
+            | ({} if competence is None else {"accuracy": float(competence.accuracy[i])})
+        )  # fmt: skip
+    return rows

@@ -1,0 +1,88 @@
+"""`tether data check`: the contract on a file, without a run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.data.config import ValidateJob
+from data_contracts.agreement import annotator_table
+from data_contracts.examine import Examination, Progress
+from data_contracts.frames import length_preference
+from data_contracts.suites import FIRST_ROWS
+from data_contracts.validate import show_pages, write_quarantine
+
+
+class Check(Examination):
+    """The contract on the sources that are given, and no others."""
+
+    given_alone = True
+
+    def report(self, checks: list[dict[str, Any]], quarantined: int) -> dict[str, Any]:
+        """What `--json` prints: `rows` and `row_numbers` (1-based, of the source file) by check, and the votes."""
+        agreement = self.agreement
+        shown = ("name", "source", "severity", "rows", "row_numbers", "threshold", "value", "passed", "interval")
+        found: dict[str, Any] = {
+            "rows": sum(len(examined.ledger.facts) for examined in self.sources.values()),
+            "pairs": 0 if self.pairs is None else int(self.pairs.kept.sum()),
+            "quarantined": quarantined,
+            "checks": [{name: check[name] for name in shown if name in check} for check in checks],
+            "kappa": agreement.kappa and agreement.kappa.value,
+            "kappa_interval": agreement.kappa and [agreement.kappa.low, agreement.kappa.high],
+            "alpha": agreement.alpha and agreement.alpha.value,
+            "alpha_interval": agreement.alpha and [agreement.alpha.low, agreement.alpha.high],
+            "longer_wins": self.longer_of_all(),
+            "majority": agreement.majority,
+            "passed": all(check["passed"] for check in checks if check["severity"] == "error"),
+        }
+        if self.pairs is not None and len(self.pairs.ledger.annotators):
+            found["annotators"] = annotator_table(self.pairs.ledger, self.competence)
+        return found
+
+    def longer_of_all(self) -> float | None:
+        """Share of all decided rows in which the longer response (in words) wins, rows that repeat others too."""
+        if self.pairs is None:
+            return None
+        facts = self.pairs.ledger.facts
+        readable = (facts["words"] > 0).all(1) & self.pairs.ledger.passes("decided")
+        return length_preference(facts["words"][readable])
+
+
+def check(
+    job: ValidateJob, inputs: Mapping[str, Path], scratch: Path, out: Path | None, progress: Progress
+) -> dict[str, Any]:
+    """Judge the files of `inputs`.
+
+    Args:
+        scratch: a folder for what is too large for memory.
+        out: gets `quarantine.jsonl`, `review.jsonl` and `data_docs/`; None writes nothing.
+
+    Returns:
+        what `Check.report` says.
+
+    Raises:
+        UserError: a file can't be read, or holds not one valid row.
+    """
+    found = Check(job, inputs, scratch, progress)
+    checks, context = found.judge()
+    folder = scratch if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    quarantined = write_quarantine(found, folder)
+    report = found.report(checks, quarantined)
+    if out is not None:
+        counts = {"pairs kept": str(report["pairs"]), "rows quarantined": str(quarantined)}
+        show_pages(context, out / "data_docs", checks, {name: str(path) for name, path in inputs.items()} | counts)
+    return report
+
+
+def first_rows(check: Mapping[str, Any]) -> str:
+    """The first row numbers of a check for people."""
+    numbers = check["row_numbers"]
+    more = f" … {len(numbers) - FIRST_ROWS} more" if len(numbers) > FIRST_ROWS else ""
+    return ", ".join(map(str, numbers[:FIRST_ROWS])) + more
+
+
+def threshold_text(check: Mapping[str, Any]) -> str:
+    """A threshold for people."""
+    return " to ".join(f"{end:g}" for end in np.atleast_1d(check["threshold"]))

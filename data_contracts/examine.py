@@ -1,0 +1,261 @@
+"""Everything the contract finds out about a run's data, before anything is kept or written."""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.data.config import ValidateJob
+from components.data.rows import Item, RawRow, Row
+from components.data.splits import SPLITS
+from components.data.support_desk import generate
+from components.errors import CheckFailed
+from components.stats import Interval, clustered_proportion
+from components.tokenizers import load_tokenizer, texts_of, train_tokenizer
+from components.votes import DawidSkene
+from data_contracts import drift, frames, suites
+from data_contracts.agreement import Agreement, agreement_of
+from data_contracts.gather import Source, judged_rows, not_one_valid
+from data_contracts.ledger import Ledger
+from data_contracts.texts import SAMPLE, Texts, read_texts
+from data_contracts.whole import (
+    TEST,
+    TRAIN,
+    chosen_by_rank,
+    competence,
+    mark_duplicates,
+    mark_near_duplicates,
+    near_training,
+    relabelled,
+)
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int], None]
+KINDS = ("preferences", "demonstrations", "prompts")
+
+
+@dataclass
+class Examined:
+    """One source, read to its end."""
+
+    source: Source
+    ledger: Ledger
+    kept: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+    """Rows that neither quarantine nor `max_pairs` keeps out (n,)."""
+    texts: Texts | None = None
+
+    @property
+    def facts(self) -> NDArray[Any]:
+        """Of the kept rows."""
+        return self.ledger.facts[self.kept]
+
+    def texts_there(self) -> Texts:
+        """The texts' numbers; they are read before anything asks."""
+        assert self.texts is not None
+        return self.texts
+
+    def token_lengths(self, split: int, others: bool = False) -> NDArray[np.int32]:
+        """Tokens of the longer response of the kept rows of a split (`others`: of all other splits)."""
+        texts = self.texts_there()
+        here = self.kept[texts.index] & ((self.ledger.facts["split"][texts.index] == split) != others)
+        return texts.tokens[here, 1:].max(1, initial=-1)
+
+
+class Examination:
+    """The sources of a job in ledgers, and what was found in them."""
+
+    def __init__(self, job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress) -> None:
+        """Read and judge everything.
+
+        Args:
+            inputs: `preferences`, `demonstrations`, `prompts` (files or saved folders) and `base` (a pretrained model's
+                folder), where the job names them.
+            folder: for what is too large for memory; it may be removed when this is.
+            progress: told how many rows are read, now and then.
+
+        Raises:
+            UserError: a source can't be read, or holds not one valid row.
+        """
+        self.job, self.inputs, self.folder = job, inputs, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._rows = 0
+        self._progress = progress
+        sources = self._sources()
+        self.sources = {name: self._read(source) for name, source in sources.items()}
+        self.pairs = self.sources.get("preferences")
+        self.tokenizer = self._tokenizer()
+        for name, examined in self.sources.items():
+            self._examine_texts(examined)
+            most = job.data.max_pairs if name == "preferences" else None
+            examined.kept = chosen_by_rank(examined.ledger, most)
+
+    def _sources(self) -> dict[str, Source]:
+        data = self.job.data
+        for name in KINDS:
+            if getattr(data, name) is not None and name not in self.inputs:
+                what = f"data.{name} is {getattr(data, name)!r}"
+                raise CheckFailed(f"{what}, but the stage was given no input of that name")
+        given = {name: Source.named(name, self.inputs[name], data) for name in KINDS if name in self.inputs}
+        if "preferences" not in given and not self.given_alone:
+            rows: dict[str, Sequence[Item]] = {}
+            rows["demonstrations"], rows["preferences"] = generate(self.job.seed, data.generator)
+            made = {name: _generated(name, found) for name, found in rows.items()}
+            given = made | given
+        return {name: given[name] for name in KINDS if name in given}
+
+    competence: DawidSkene | None = None
+    """The annotators' model, where the labels are its."""
+    given_alone = False
+    """Whether sources are judged without a run: nothing is generated for what isn't given."""
+
+    def _read(self, source: Source) -> Examined:
+        data = self.job.data
+        ledger = Ledger(self.folder / f"{source.name}.jsonl", data.checks, data.split, self.job.seed)
+        rows: Iterable[Row] = judged_rows(source, data.max_characters)
+        if source.name == "preferences" and data.labels == "dawid_skene":
+            self.competence = competence(rows, source.shown)
+            again = Source.named(source.name, self.inputs[source.name], data) if source.name in self.inputs else source
+            rows = relabelled(judged_rows(again, data.max_characters), self.competence.posterior)
+        before = self._rows
+        ledger.fill(rows, lambda seen: self._progress(before + seen))
+        self._rows += len(ledger.facts)
+        mark_duplicates(ledger)
+        if not ledger.good().any():
+            raise not_one_valid(source, len(ledger.facts), ledger.reasons)
+        return Examined(source, ledger)
+
+    def _tokenizer(self) -> Any:
+        """The run's own: the pretrained model's, or the one that SFT will train on the same texts."""
+        if "base" in self.inputs:
+            return load_tokenizer(self.inputs["base"])
+        taught = self.sources.get("demonstrations") or self.pairs
+        if taught is None:
+            return None
+        ledger, limit = taught.ledger, self.job.sft.max_demonstrations
+        train = ledger.good() & (ledger.facts["split"] == TRAIN)
+        places = np.flatnonzero(train)
+        _, first = np.unique(ledger.facts["taught"][places], return_index=True)
+        once = np.zeros_like(train)
+        once[places[np.sort(first)][:limit]] = True
+        rows = (item | {"response": item.get("response", item.get("chosen"))} for _, item in ledger.items(once))
+        return train_tokenizer(texts_of(rows), self.job.sft.vocabulary)
+
+    def _examine_texts(self, examined: Examined) -> None:
+        job, ledger = self.job, examined.ledger
+        examined.texts = read_texts(
+            ledger, self.tokenizer, job.generation, job.data.near_duplicate, lambda rows: None
+        )  # fmt: skip
+        mark_near_duplicates(ledger, examined.texts, job.data.near_duplicate)
+
+    # What is asked of it
+
+    @cached_property
+    def taught(self) -> Examined:
+        """The rows that SFT learns from: demonstrations, or the pairs, whose chosen responses it is then taught."""
+        return self.sources.get("demonstrations") or self.only_pairs
+
+    @property
+    def only_pairs(self) -> Examined:
+        """The preference pairs."""
+        assert self.pairs is not None
+        return self.pairs
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        """Agreement of the annotators of all readable rows."""
+        return Agreement(None, None, None) if self.pairs is None else agreement_of(self.pairs.ledger.facts)
+
+    @cached_property
+    def longer_wins(self) -> Interval | None:
+        """Share of kept pairs in which the longer response (in words) wins, clustered by prompt."""
+        return None if self.pairs is None else _length_preference(self.pairs.facts)
+
+    @cached_property
+    def leaks(self) -> NDArray[np.int64]:
+        """How many splits each distinct prompt of the kept rows stands in."""
+        return self._standing[1]
+
+    @cached_property
+    def _standing(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        return frames.splits_of([(found.ledger, found.kept) for found in self.sources.values()])
+
+    def judge(self) -> tuple[list[dict[str, Any]], Any]:
+        """Every check's outcome (see `suites.judge`), and the Great Expectations context that knows them."""
+        checks, contract = self.job.data.checks, []
+        for name, examined in self.sources.items():
+            asked = suites.row_checks(checks, name, self.tokenizer is not None)
+            frame = frames.row_frame(examined.ledger.facts, [check.name for check in asked])
+            contract.append(suites.Suite(f"{name}_rows", frame, asked))
+        if self.pairs is not None:
+            frame = self._pair_frame(self.pairs)
+            contract.append(suites.Suite("kept_pairs", frame, suites.pair_checks(checks, frame)))
+        measures = self._measures()
+        if measures:
+            frame = frames.measure_frame({name: measured.value for name, measured in measures.items()})
+            chance = {name: measured.chance for name, measured in measures.items()}
+            contract.append(suites.Suite("whole", frame, suites.measure_checks(checks, chance)))
+        context = suites.context()
+        outcomes = [outcome for suite in contract for outcome in suites.judge(context, suite)]
+        for outcome in outcomes:
+            outcome["source"] = outcome["suite"].removesuffix("_rows") if outcome["suite"].endswith("_rows") else "kept"
+            if outcome["name"] == "length_preference" and self.longer_wins is not None:
+                outcome["interval"] = [self.longer_wins.low, self.longer_wins.high]
+        return outcomes, context
+
+    def _pair_frame(self, pairs: Examined) -> Any:
+        prompts, splits = self._standing
+        facts = pairs.facts
+        near = near_training(pairs.ledger, pairs.kept, pairs.texts_there(), self.job.data.near_duplicate)
+        return frames.pair_frame(facts, splits[np.searchsorted(prompts, facts["prompt"])], near)
+
+    def _measures(self) -> dict[str, drift.Measured]:
+        """Measures of the whole that make sense here, each with what chance alone would reach."""
+        found: dict[str, drift.Measured | None] = {}
+        if (pairs := self.pairs) is not None:
+            sizes = np.bincount(pairs.facts["split"], minlength=len(SPLITS))
+            counts = {"every_split": sizes.min(), "enough_pairs": sizes.sum(), "enough_test_pairs": sizes[TEST]}
+            found |= {name: drift.Measured(float(count), 0) for name, count in counts.items()}
+            if self.tokenizer is not None:
+                found["length_drift"] = drift.length_drift(pairs.token_lengths(TRAIN), pairs.token_lengths(TRAIN, True))
+            train, heldout = self._said(pairs, (TRAIN,)), self._said(pairs, range(TRAIN + 1, len(SPLITS)))
+            found["language_drift"] = drift.language_drift(train, heldout, self.job.seed)
+            if (prompts := self.sources.get("prompts")) is not None:
+                every = range(len(SPLITS))
+                one, other = (_prompts(self._sample(examined, every)) for examined in (pairs, prompts))
+                found["prompts_alike"] = drift.told_apart(one, other, self.job.seed)
+        if self.tokenizer is not None:
+            texts = (self.pairs or self.taught).texts_there()
+            found["known_tokens"] = drift.Measured(texts.unknown, 0)
+            found["template_agrees"] = drift.Measured(texts.misrendered, 0)
+        return {name: measured for name, measured in found.items() if measured is not None}
+
+    def _sample(self, examined: Examined, splits: Iterable[int]) -> list[Item]:
+        rows = [item for split in splits for item in examined.texts_there().samples.get(split, [])]
+        return random.Random(f"rows {self.job.seed}").sample(rows, min(SAMPLE, len(rows)))
+
+    def _said(self, pairs: Examined, splits: Iterable[int]) -> list[str]:
+        return [f"{item['chosen']} {item['rejected']}" for item in self._sample(pairs, splits)]
+
+
+def _generated(name: str, rows: Sequence[Item]) -> Source:
+    raws = [RawRow(number, row) for number, row in enumerate(rows, 1)]
+    return Source(name, "the support desk's generator", raws, {}, "")
+
+
+def _prompts(rows: Sequence[Item]) -> list[str]:
+    return ["\n".join(m["content"] for m in row["prompt"]) for row in rows]
+
+
+def _length_preference(facts: NDArray[Any]) -> Interval | None:
+    wins = frames.longer_wins(facts["words"])
+    counted = ~np.isnan(wins)
+    if not counted.any():
+        return None
+    return clustered_proportion(wins[counted], facts["prompt"][counted].tolist())

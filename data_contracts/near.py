@@ -1,0 +1,61 @@
+"""Near-duplicates by MinHash (Broder 1997) and banding (Leskovec, Rajaraman and Ullman, section 3.4)."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+PERMUTATIONS = 64
+_SEED = 7
+_FOUND = 0.95
+"""Least chance that two texts of exactly the wanted similarity share a band."""
+
+Signatures = NDArray[np.uint32]
+"""(n, PERMUTATIONS)"""
+
+
+def runs_of_words(text: str, words: int) -> list[str]:
+    """The runs of `words` words of a text; the whole of a shorter one."""
+    said = text.casefold().split()
+    return [" ".join(said[i : i + words]) for i in range(max(1, len(said) - words + 1))]
+
+
+def signatures(texts: Sequence[str], words: int) -> Signatures:
+    """MinHash signatures of texts as sets of runs of words."""
+    from rensa import RMinHash
+
+    if not texts:
+        return np.empty((0, PERMUTATIONS), np.uint32)
+    sets = [runs_of_words(text, words) for text in texts]
+    rows = RMinHash.digest_matrix_from_token_sets(sets, num_perm=PERMUTATIONS, seed=_SEED).to_rows()
+    return np.array(rows, np.uint32)
+
+
+def band_rows(jaccard: float) -> int:
+    """Rows of a band: the longest (so the fewest chance matches) that still finds `jaccard` in 95 of 100 cases."""
+    fitting = [r for r in (16, 8, 4, 2) if 1 - (1 - jaccard**r) ** (PERMUTATIONS // r) >= _FOUND]
+    return max(fitting, default=1)
+
+
+def near_earlier(found: Signatures, jaccard: float) -> NDArray[np.int64]:
+    """For each text an earlier one at least as similar as `jaccard` by their signatures, -1 if none was found; (n,).
+
+    Each text is compared with the first of those that it shares a band with.
+    """
+    earlier = np.full(len(found), -1, np.int64)
+    for band in _bands(found, band_rows(jaccard)):
+        _, first, group = np.unique(band, return_index=True, return_inverse=True)
+        other = first[group]
+        open_ = np.flatnonzero((other != np.arange(len(found))) & (earlier < 0))
+        alike = (found[open_] == found[other[open_]]).mean(1) >= jaccard
+        earlier[open_[alike]] = other[open_[alike]]
+    return earlier
+
+
+def _bands(found: Signatures, rows: int) -> Iterable[NDArray[np.uint64]]:
+    """Each band of the signatures as one number a text; equal bands are equal, others hardly ever."""
+    odd = np.random.default_rng(_SEED).integers(1, 2**63, rows, np.uint64) * np.uint64(2) + np.uint64(1)
+    for start in range(0, PERMUTATIONS, rows):
+        mixed = found[:, start : start + rows].astype(np.uint64) * odd
+        mixed ^= mixed >> np.uint64(29)
+        yield (mixed * odd).sum(1, dtype=np.uint64)

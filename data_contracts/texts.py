@@ -1,0 +1,165 @@
+"""What the contract learns from the texts themselves: tokens as the run's own tokenizer cuts them, sketches, samples.
+
+One pass over the good rows, in chunks. Texts are dropped as they are read; what stays is a few numbers a row.
+"""
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.data.config import NearDuplicateConfig
+from components.data.rows import Item, Problem
+from components.generation import GenerationConfig
+from components.tokenizers import rendered_prompt
+from data_contracts.ledger import Ledger
+from data_contracts.near import Signatures, signatures
+
+_CHUNK = 2_000
+SAMPLE = 2_000
+"""Texts of each split (or source) that language and classifier look at."""
+
+
+@dataclass
+class Texts:
+    """Of the rows `index` (m,) of a ledger, in order."""
+
+    index: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    """(m, 3): of the prompt, the chosen and the rejected response before they are cut, EOS included; -1 without."""
+    sketch: Signatures
+    """Of prompt and responses."""
+    prompt_sketch: Signatures
+    """Of the prompt."""
+    unknown: float
+    """Share of tokens that are the tokenizer's unknown token; NaN without tokenizer."""
+    misrendered: float
+    """Share of prompts that the chat template doesn't continue with response and EOS; NaN without tokenizer."""
+    samples: dict[int, list[Item]] = field(default_factory=dict)
+    """A few rows of each split (by its place in SPLITS)."""
+
+
+def read_texts(
+    ledger: Ledger,
+    tokenizer: Any,
+    generation: GenerationConfig,
+    near: NearDuplicateConfig,
+    progress: Callable[[int], None],
+) -> Texts:
+    """Read the texts of the good rows of `ledger`; rows that fail a check of texts are noted there.
+
+    Args:
+        tokenizer: the run's own; None leaves out what needs it.
+    """
+    wanted = ledger.good()
+    chosen_for_sample = _sampled(ledger, wanted)
+    markers = None if tokenizer is None else re.compile("|".join(map(re.escape, _special_texts(tokenizer))))
+    parts: list[tuple[NDArray[np.int32], Signatures, Signatures]] = []
+    counts = np.zeros(4)  # unknown tokens, tokens, misrendered prompts, prompts
+    texts = Texts(np.flatnonzero(wanted), np.empty((0, 3), np.int32), signatures([], 1), signatures([], 1), 0, 0)
+    seen = 0
+    rows = ledger.items(wanted)
+    while chunk := list(islice(rows, _CHUNK)):
+        indices, items = [index for index, _ in chunk], [item for _, item in chunk]
+        tokens = np.full((len(items), 3), -1, np.int32)
+        if tokenizer is not None:
+            tokens, more = _tokenised(ledger, tokenizer, generation, indices, items)
+            counts += more
+            _find_markers(ledger, markers, indices, items)
+        prompts = [" ".join(m["content"] for m in item["prompt"]) for item in items]
+        whole = [f"{prompt} {' '.join(_responses(item))}" for prompt, item in zip(prompts, items, strict=True)]
+        parts.append((tokens, signatures(whole, near.words), signatures(prompts, near.words)))
+        for index, item in chunk:
+            if index in chosen_for_sample:
+                texts.samples.setdefault(int(ledger.facts["split"][index]), []).append(item)
+        seen += len(items)
+        progress(seen)
+    if parts:
+        texts.tokens, texts.sketch, texts.prompt_sketch = (np.concatenate(p) for p in zip(*parts, strict=True))
+    unknown, total, wrong, prompts_read = counts
+    texts.unknown = unknown / total if total else float("nan")
+    texts.misrendered = wrong / prompts_read if prompts_read else float("nan")
+    return texts
+
+
+def _responses(item: Item) -> list[str]:
+    return [item[name] for name in ("chosen", "rejected", "response") if name in item]
+
+
+def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> set[int]:
+    """Up to SAMPLE good rows of each split, seeded."""
+    rng = random.Random(f"sample {ledger.seed}")
+    out: set[int] = set()
+    for split in np.unique(ledger.facts["split"][wanted]):
+        there = np.flatnonzero(wanted & (ledger.facts["split"] == split)).tolist()
+        out |= set(rng.sample(there, min(SAMPLE, len(there))))
+    return out
+
+
+def _special_texts(tokenizer: Any) -> list[str]:
+    return sorted({str(token) for token in tokenizer.all_special_tokens})
+
+
+def _find_markers(ledger: Ledger, markers: Any, indices: list[int], items: list[Item]) -> None:
+    for index, item in zip(indices, items, strict=True):
+        for text in (*(m["content"] for m in item["prompt"]), *_responses(item)):
+            if found := markers.search(text):
+                ledger.fail(index, Problem("no_markers", f"special token {found.group()!r} in a text"))
+                break
+
+
+def _tokenised(
+    ledger: Ledger, tokenizer: Any, generation: GenerationConfig, indices: list[int], items: list[Item]
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Lengths (n, 3) of the rows' texts in tokens, and the counts that `read_texts` adds up."""
+    rendered = [rendered_prompt(tokenizer, item["prompt"]) for item in items]
+    prompts = _ids(tokenizer, rendered)
+    sides = ("chosen", "rejected") if items and "chosen" in items[0] else ("response",)
+    answers = [_ids(tokenizer, [item[side] for item in items]) for side in sides]
+    tokens = np.full((len(items), 3), -1, np.int32)
+    tokens[:, 0] = [len(ids) for ids in prompts]
+    cap = generation.max_new_tokens
+    for side, ids in enumerate(answers, 1):
+        tokens[:, side] = [len(row) + 1 for row in ids]
+    for place, index in enumerate(indices):
+        if len(answers) == 2 and _cut(answers[0][place], cap) == _cut(answers[1][place], cap):
+            what = f"the responses agree in their first {cap} tokens (generation.max_new_tokens)"
+            ledger.fail(index, Problem("differ_truncated", what))
+        if tokens[place, 0] > generation.max_prompt_tokens:
+            ledger.fail(index, Problem("prompt_fits", f"the prompt has {tokens[place, 0]} tokens"))
+        if tokens[place].max(where=[False, True, True], initial=0) > cap:
+            ledger.fail(index, Problem("response_fits", f"a response has {tokens[place, 1:].max()} tokens"))
+    unknown_id = tokenizer.unk_token_id
+    unknown = sum(row.count(unknown_id) for ids in (prompts, *answers) for row in ids) if unknown_id is not None else 0
+    total = sum(len(row) for ids in (prompts, *answers) for row in ids)
+    wrong = sum(
+        not continues(tokenizer, text, item["prompt"], item[sides[0]])
+        for text, item in zip(rendered[:_RENDERED], items[:_RENDERED], strict=True)
+    )
+    return tokens, np.array([unknown, total, wrong, min(len(items), _RENDERED)], np.float64)
+
+
+_RENDERED = 50
+"""Rows of a chunk whose whole conversation is rendered to see that the template agrees."""
+
+
+def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], response: str) -> bool:
+    """Whether the chat template renders the conversation with its response as `prompt`, the response, then EOS."""
+    whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": response}], tokenize=False)
+    answer = response.strip()
+    rest = whole.removeprefix(prompt).lstrip()
+    return whole.startswith(prompt) and rest.removeprefix(answer).lstrip().startswith(str(tokenizer.eos_token))
+
+
+def _cut(ids: list[int], cap: int) -> tuple[list[int], bool]:
+    """What is left of a response, and whether its EOS is."""
+    return ids[:cap], len(ids) < cap
+
+
+def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []

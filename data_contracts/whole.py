@@ -1,0 +1,103 @@
+"""What only the whole of the rows shows: competence of annotators, duplicates, contradictions, near-duplicates."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.data.config import NearDuplicateConfig
+from components.data.rows import Problem, Row
+from components.data.splits import SPLITS
+from components.errors import UserError
+from components.votes import EQUAL, SECOND, DawidSkene, Votes, dawid_skene
+from data_contracts.ledger import Ledger
+from data_contracts.near import near_earlier
+from data_contracts.texts import Texts
+
+TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
+
+
+def competence(rows: Iterable[Row], shown: str) -> DawidSkene:
+    """Dawid and Skene's model of the annotators of all `rows`; its items are the rows in order.
+
+    Raises:
+        UserError: no row names who voted.
+    """
+    annotators: dict[str, int] = {}
+    votes, index = [], -1
+    for index, row in enumerate(rows):
+        votes += [(index, annotators.setdefault(name, len(annotators)), side) for name, side in row.votes]
+    if not votes:
+        raise UserError(
+            f"data.labels is dawid_skene, which weighs each annotator's votes, but no row of {shown} says who voted: "
+            "`votes` must be a list of {annotator, label}. Add the annotators, or set data.labels=majority."
+        )
+    item, annotator, label = np.array(votes).T
+    return dawid_skene(Votes(item, annotator, label, items=index + 1))
+
+
+def relabelled(rows: Iterable[Row], posterior: NDArray[np.float64]) -> Iterator[Row]:
+    """`rows` with the likeliest label of `posterior` (I, 3) as theirs and its probability as their soft label."""
+    for row, (first, second, equal) in zip(rows, posterior, strict=True):
+        if row.item is not None and np.isfinite(first):
+            label = int(np.argmax([first, second, equal]))
+            row.problems = [problem for problem in row.problems if problem.check != "decided"]
+            if label == EQUAL:
+                row.problems.append(Problem("decided", "most likely a tie (Dawid-Skene)"))
+            elif (label == SECOND) == bool(row.first_wins):
+                row.item["chosen"], row.item["rejected"] = row.item["rejected"], row.item["chosen"]
+                row.first_wins = not row.first_wins
+            row.item["soft_label"] = float(max(first, second) + equal / 2)
+            if row.ballot:
+                row.item["votes_chosen"] = row.ballot.first if row.first_wins else row.ballot.second
+        yield row
+
+
+def mark_duplicates(ledger: Ledger) -> None:
+    """Note rows that stand there before, and all pairs whose two responses are also preferred the other way."""
+    facts, good = ledger.facts, np.flatnonzero(ledger.good())
+    _, first, group = np.unique(facts["texts"][good], return_index=True, return_inverse=True)
+    repeats = first[group] != np.arange(len(good))
+    for index, before in zip(good[repeats], good[first[group[repeats]]], strict=True):
+        ledger.fail(int(index), Problem("unique", f"duplicate of row {facts['row'][before]}"))
+    once = good[~repeats]
+    order = np.argsort(facts["texts"][once])
+    place = np.searchsorted(facts["texts"][once], facts["turned"][once], sorter=order)
+    other = once[order[np.minimum(place, len(once) - 1)]] if len(once) else once
+    turned = (facts["texts"][other] == facts["turned"][once]) & (facts["turned"][once] != facts["texts"][once])
+    for index, against in zip(once[turned], other[turned], strict=True):
+        ledger.fail(int(index), Problem("consistent", f"contradicts row {facts['row'][against]}"))
+
+
+def mark_near_duplicates(ledger: Ledger, texts: Texts, near: NearDuplicateConfig) -> None:
+    """Note rows that nearly repeat an earlier one."""
+    earlier = near_earlier(texts.sketch, near.jaccard)
+    for place in np.flatnonzero(earlier >= 0):
+        row = ledger.facts["row"][texts.index[earlier[place]]]
+        ledger.fail(int(texts.index[place]), Problem("near_unique", f"nearly repeats row {row}"))
+
+
+def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: Texts, near: NearDuplicateConfig) -> NDArray[Any]:
+    """Which of the kept pairs (k,) are test pairs whose prompt is nearly one of training."""
+    facts, places = ledger.facts[kept], np.searchsorted(texts.index, np.flatnonzero(kept))
+    train, test = (np.flatnonzero(facts["split"] == split) for split in (TRAIN, TEST))
+    # A prompt that stands in both splits is a leak, which is said elsewhere.
+    test = test[~np.isin(facts["prompt"][test], facts["prompt"][train])]
+    out = np.zeros(len(facts), bool)
+    out[test] = np.isin(facts["loose"][test], facts["loose"][train])
+    sketches = texts.prompt_sketch[places[np.concatenate([train, test])]]
+    earlier = near_earlier(sketches, near.jaccard)[len(train) :]
+    out[test] |= (earlier >= 0) & (earlier < len(train))
+    return out
+
+
+def chosen_by_rank(ledger: Ledger, most: int | None) -> NDArray[np.bool_]:
+    """The good rows (n,), at most `most`: those of lowest rank, whatever their positions."""
+    good = ledger.good()
+    if most is None or good.sum() <= most:
+        return good
+    places = np.flatnonzero(good)
+    kept = np.zeros_like(good)
+    kept[places[np.argsort(ledger.facts["rank"][places], kind="stable")[:most]]] = True
+    return kept

@@ -1,0 +1,31 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.data.config import DataConfig, TokenizerConfig, ValidateJob
+from components.generation import GenerationConfig
+from data_contracts.validate import run
+
+
+@pytest.fixture(scope="session")
+def job() -> Any:
+    """A job of the validate stage with these options of `data`, for texts of up to 64 and 64 tokens."""
+
+    def job(seed: int = 0, **data: Any) -> ValidateJob:
+        generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=64)
+        tokenizer = TokenizerConfig(vocabulary=1000, max_demonstrations=None)
+        return ValidateJob(seed=seed, generation=generation, data=DataConfig(**data), sft=tokenizer)
+
+    return job
+
+
+@pytest.fixture(scope="session")
+def validate(job: Any) -> Any:
+    """Run the validate stage into `out` on `inputs` (names to paths); returns its metrics."""
+
+    def validate(out: Path, inputs: dict[str, Path] | None = None, seed: int = 0, **data: Any) -> dict[str, float]:
+        given = {name: str(path) for name, path in (inputs or {}).items() if name != "base"}
+        return run(job(seed, **given, **data), inputs or {}, out, lambda step, metrics, total=None: None)
+
+    return validate
