@@ -42,7 +42,7 @@ def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float
     error, groups = _standard_error(y, codes, mean)
     if groups < 2:
         return Interval(mean, float("nan"), float("nan"))
-    half = _t_quantile(level, groups) * error
+    half = t_quantile(level, groups) * error
     return Interval(mean, mean - half, mean + half)
 
 
@@ -71,7 +71,7 @@ def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level:
         effective = spread / error**2
     else:  # clusters that agree exactly (all 0.5): no spread to learn from, so no more worth than their values
         effective = float(y.size)
-    z2 = _t_quantile(level, groups) ** 2
+    z2 = t_quantile(level, groups) ** 2
     centre = (p + z2 / (2 * effective)) / (1 + z2 / effective)
     half = np.sqrt(z2) / (1 + z2 / effective) * np.sqrt(spread / effective + z2 / (4 * effective**2))
     return Interval(p, min(p, max(0.0, float(centre - half))), max(p, min(1.0, float(centre + half))))
@@ -102,21 +102,39 @@ def fleiss_kappa(counts: ArrayLike) -> float:
     Raises:
         ValueError: not a table of whole numbers of at least 0.
     """
+    observed, chance = fleiss_agreement(fleiss_terms(counts).sum(axis=0))
+    return float(beyond_chance(observed, chance))
+
+
+def fleiss_terms(counts: ArrayLike) -> FloatArray:
+    """What `fleiss_kappa` sums over the items of `counts` (items, categories), so that some can be left out.
+
+    Returns (items, 3 + categories): P_i, whether the item has two ratings, whether it has one, n_ij / n_i; zeros where
+    a term is undefined.
+
+    Raises:
+        ValueError: as `fleiss_kappa`.
+    """
     table = np.asarray(counts, dtype=np.float64)
     if table.ndim != 2 or (table.size and (table.min() < 0 or not np.array_equal(table, np.round(table)))):
         raise ValueError("counts must be a table (items, categories) of whole numbers of at least 0")
-    totals = table.sum(axis=1)
-    table, totals = table[totals > 0], totals[totals > 0]
-    several = totals > 1
-    if not several.any():
-        return float("nan")
-    n = totals[several]
-    agreement = float(np.mean((table[several] * (table[several] - 1)).sum(axis=1) / (n * (n - 1))))
-    shares = (table / totals[:, None]).mean(axis=0)
-    chance = float(np.square(shares).sum())
-    if chance > 1 - 1e-12:
-        return float("nan")
-    return (agreement - chance) / (1 - chance)
+    n = table.sum(axis=1)
+    agreement = (table * (table - 1)).sum(axis=1) / np.maximum(n * (n - 1), 1)
+    return np.column_stack([agreement, n > 1, n > 0, table / np.maximum(n, 1)[:, None]])
+
+
+def fleiss_agreement(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean P_i and P_e, both (...), from sums (..., 3 + categories) of `fleiss_terms`; NaN without items to average."""
+    with np.errstate(invalid="ignore"):
+        observed = sums[..., 0] / sums[..., 1]
+        shares = sums[..., 3:] / sums[..., 2, None]
+    return observed, np.square(shares).sum(axis=-1)
+
+
+def beyond_chance(observed: FloatArray, chance: FloatArray) -> FloatArray:
+    """(observed - chance) / (1 - chance) of agreements in any shape; NaN where chance alone agrees always."""
+    room = 1 - chance
+    return (observed - chance) / np.where(room < 1e-12, np.nan, room)
 
 
 def preference_kappa(votes_chosen: Sequence[int] | FloatArray, votes: Sequence[int] | FloatArray) -> float:
@@ -154,7 +172,8 @@ def _standard_error(y: FloatArray, codes: NDArray[np.int64], mean: float) -> tup
     return float(np.sqrt(groups / (groups - 1) * np.square(residuals).sum()) / y.size), groups
 
 
-def _t_quantile(level: float, groups: int) -> float:
+def t_quantile(level: float, groups: int) -> float:
+    """How many standard errors an interval of `level` spans to either side, where `groups` clusters gave the error."""
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be between 0 and 1, not {level}")
     return float(stats.t.ppf((1 + level) / 2, groups - 1))
