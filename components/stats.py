@@ -107,7 +107,7 @@ def fleiss_kappa(counts: ArrayLike) -> float:
 
 
 def fleiss_terms(counts: ArrayLike) -> FloatArray:
-    """What `fleiss_kappa` sums over the items of `counts` (items, categories), so that items can be left out or redrawn.
+    """What `fleiss_kappa` sums over the items of `counts` (items, categories), so that some can be left out.
 
     Returns (items, 3 + categories): P_i, whether the item has two ratings, whether it has one, n_ij / n_i; zeros where
     a term is undefined.

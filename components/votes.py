@@ -1,4 +1,4 @@
-"""Votes of several annotators on pairs: how far they agree, what they decide, and whom to believe. numpy and scipy only.
+"""Votes of several annotators on pairs: how far they agree, what they decide, who goes with the others.
 
 Counts are (I, K): how many annotators gave an item (a pair) each of K labels. Which response a pair's source puts first
 often means nothing, or worse, that it won: what is `symmetric` counts each item in both orders.
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse, special
+from scipy import special
 
 from components.stats import (
     FloatArray,
@@ -110,7 +110,7 @@ def krippendorff_alpha(
 ) -> Interval:
     """Krippendorff's alpha, nominal, of `counts` (I, K) with the interval of `fleiss_kappa_interval`.
 
-    Krippendorff 2011, Computing Krippendorff's Alpha-Reliability, section D: over items with m_u >= 2 votes,
+    Krippendorff 2011, Computing Krippendorff's Alpha-Reliability, section C: over items with m_u >= 2 votes,
     o_cc = sum_u n_uc (n_uc - 1) / (m_u - 1), n_c = sum_u n_uc, n = sum_c n_c, and
 
         alpha = 1 - D_o / D_e = ((n - 1) sum_c o_cc - sum_c n_c (n_c - 1)) / (n (n - 1) - sum_c n_c (n_c - 1)).
@@ -150,7 +150,7 @@ def _jackknifed(
     table = np.asarray(counts)
     terms = terms_of(table)
     if symmetric:
-        terms = terms + terms_of(table[:, _swapped(table.shape[1])])
+        terms = terms + terms_of(table[:, swapped(table.shape[1])])
     if clusters is not None:
         codes = cluster_codes(clusters)
         if codes.size != len(table):
@@ -158,19 +158,19 @@ def _jackknifed(
         terms = np.stack([np.bincount(codes, weights=term) for term in terms.T], axis=1)
     terms = terms[terms.any(axis=1)]  # a cluster that adds nothing is no draw
     total, groups = terms.sum(axis=0), len(terms)
-    observed, chance = (float(part) for part in agreement(total))
-    value = float(beyond_chance(np.float64(observed), np.float64(chance)))
+    observed, chance = agreement(total)
+    value = float(beyond_chance(observed, chance))
     if groups < 2:
         return Interval(value, float("nan"), float("nan"))
     without = beyond_chance(*agreement(total - terms))
-    half = t_quantile(level, groups) * float(np.sqrt((groups - 1) * without.var()))
-    if observed > 1 - 1e-12 and half < 1e-9:
-        z2 = t_quantile(level, groups) ** 2
-        return Interval(value, 1 - z2 / (groups + z2) / (1 - chance), 1.0)
-    return Interval(value, value - half, min(1.0, value + half))
+    spread, quantile = np.sqrt((groups - 1) * without.var()), t_quantile(level, groups)
+    if observed > 1 - 1e-12 and spread < 1e-9:
+        disagreement = quantile**2 / (groups + quantile**2)  # Wilson's upper end for none seen in `groups` draws
+        return Interval(value, float(1 - disagreement / (1 - chance)), 1.0)
+    return Interval(value, float(value - quantile * spread), float(np.minimum(value + quantile * spread, 1.0)))
 
 
-def _swapped(labels: int) -> list[int]:
+def swapped(labels: int) -> list[int]:
     """The K labels with first and second exchanged."""
     return [SECOND, FIRST, *range(2, labels)]
 
@@ -247,102 +247,6 @@ def annotator_agreement(votes: Votes, level: float = 0.95) -> AnnotatorAgreement
     known = compared > 0
     return AnnotatorAgreement(
         votes=tally(slice(None)), compared=compared, share=np.where(known, share, np.nan),
-        low=np.where(known, np.maximum(centre - half, 0.0), 0.0), high=np.where(known, np.minimum(centre + half, 1.0), 1.0),
+        low=np.where(known, np.maximum(centre - half, 0.0), 0.0),
+        high=np.where(known, np.minimum(centre + half, 1.0), 1.0),
     )  # fmt: skip
-
-
-class DawidSkene(NamedTuple):
-    """A fitted model of who errs how."""
-
-    posterior: FloatArray
-    """Probability of each item's true label given all votes, (I, K); NaN for items without votes."""
-    confusion: FloatArray
-    """Probability that annotator a answers l where k is true, (A, K, K) as [a, k, l]."""
-    prior: FloatArray
-    """Share of items whose true label is k, (K,)."""
-    log_likelihood: float
-    """Of the votes, in nats, without the smoothing's prior."""
-    iterations: int
-    converged: bool
-
-    @property
-    def label(self) -> NDArray[np.int8]:
-        """The most probable label, (I,); NONE where two are equally probable (to nine digits) or there is no vote."""
-        return plurality(np.round(self.posterior, 9))
-
-    @property
-    def accuracy(self) -> FloatArray:
-        """Each annotator's probability of answering the true label of an item drawn by `prior`, (A,)."""
-        return np.asarray(np.einsum("k,akk->a", self.prior, self.confusion))
-
-
-def dawid_skene(
-    votes: Votes,
-    symmetric: bool = True,
-    smoothing: float = 0.1,
-    tolerance: float = 1e-7,
-    max_iterations: int = 500,
-) -> DawidSkene:
-    """True labels and annotators' confusion matrices by EM (Dawid and Skene 1979, Applied Statistics 28:20, section 3).
-
-    From the vote shares (eq. 3.1), in turn: class shares (eq. 2.4) and confusion matrices (eq. 2.3) from the posterior,
-    and the posterior (eq. 2.5), in logs. A vote by the same annotator on the same item again counts again, as there.
-    A label that nobody gave keeps the probability 0.
-
-    Args:
-        symmetric: exchanging first and second leaves an annotator's confusion matrix, and the prior, as they are; the
-            same as fitting each item in both orders. Three numbers an annotator instead of six, and a data set that
-            stores its winner first does not teach that the first is always better. False sees position bias, and is
-            sound where the stored order is the shown one and was drawn by chance.
-        smoothing: votes added to each of the K x K cells of an annotator (a Dirichlet prior), so that a few votes make
-            nobody infallible; above 0.
-        tolerance: EM stops when an iteration raises the log-posterior by less than this, in nats a vote.
-
-    Raises:
-        ValueError: no votes, a vote without an annotator, or a smoothing that is not above 0.
-    """
-    if not votes.item.size or votes.annotator.min() < 0:
-        raise ValueError("Dawid-Skene needs votes, each with its annotator")
-    if smoothing <= 0:
-        raise ValueError(f"smoothing must be above 0, not {smoothing}")
-    size, labels, swap = votes.annotators, votes.labels, _swapped(votes.labels)
-    counts = votes.counts()
-    rated = counts.any(axis=1)
-    cell = votes.annotator * np.int64(labels) + votes.label
-    given = sparse.csr_array((np.ones(cell.size), (votes.item, cell)), shape=(votes.items, size * labels))[rated]
-
-    def parameters(posterior: FloatArray) -> tuple[FloatArray, FloatArray]:
-        prior = posterior.mean(axis=0)
-        expected = (given.T @ posterior).reshape(size, labels, labels).swapaxes(1, 2) + smoothing
-        if symmetric:
-            prior = (prior + prior[swap]) / 2
-            expected = (expected + expected[:, swap][:, :, swap]) / 2
-        return prior, expected / expected.sum(axis=2, keepdims=True)
-
-    posterior = counts[rated] / counts[rated].sum(axis=1, keepdims=True)
-    best, converged = -np.inf, False
-    for iteration in range(1, max_iterations + 1):
-        prior, confusion = parameters(posterior)
-        with np.errstate(divide="ignore"):
-            joint = np.log(prior) + given @ np.log(confusion).swapaxes(1, 2).reshape(size * labels, labels)
-        posterior, log_likelihood = _normalised(joint)
-        objective = log_likelihood + smoothing * float(np.log(confusion).sum())
-        converged = objective - best < tolerance * cell.size
-        if converged:
-            break
-        best = objective
-    everywhere = np.full((votes.items, labels), np.nan)
-    everywhere[rated] = posterior
-    return DawidSkene(everywhere, confusion, prior, log_likelihood, iteration, converged)
-
-
-def _normalised(joint: FloatArray) -> tuple[FloatArray, float]:
-    """The posterior (I, K) of log-probabilities `joint` (I, K), and the sum over items of their log-sum-exp.
-
-    Label by label: numpy is ten times slower along an axis of length three, and so is scipy's logsumexp.
-    """
-    by_label = np.ascontiguousarray(joint.T)
-    top = by_label.max(axis=0)
-    weight = np.exp(by_label - top)
-    total = weight.sum(axis=0)
-    return (weight / total).T, float((top + np.log(total)).sum())
