@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from components.dawid_skene import DawidSkene
 from components.stats import Interval
 from components.votes import (
     NONE,
-    DawidSkene,
     Votes,
     annotator_agreement,
     fleiss_kappa_interval,

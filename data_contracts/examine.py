@@ -15,10 +15,10 @@ from components.data.config import ValidateJob
 from components.data.rows import Item, RawRow, Row
 from components.data.splits import SPLITS
 from components.data.support_desk import generate
+from components.dawid_skene import DawidSkene
 from components.errors import CheckFailed
 from components.stats import Interval, clustered_proportion
 from components.tokenizers import load_tokenizer, texts_of, train_tokenizer
-from components.votes import DawidSkene
 from data_contracts import drift, frames, suites
 from data_contracts.agreement import Agreement, agreement_of
 from data_contracts.gather import Source, judged_rows, not_one_valid

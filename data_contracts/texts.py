@@ -21,6 +21,7 @@ from data_contracts.ledger import Ledger
 from data_contracts.near import Signatures, signatures
 
 _CHUNK = 2_000
+_RESPONSES = ("chosen", "rejected", "response")
 SAMPLE = 2_000
 """Texts of each split (or source) that language and classifier look at."""
 
@@ -88,7 +89,7 @@ def read_texts(
 
 
 def _responses(item: Item) -> list[str]:
-    return [item[name] for name in ("chosen", "rejected", "response") if name in item]
+    return [item[name] for name in _RESPONSES if name in item]
 
 
 def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> set[int]:
@@ -119,7 +120,7 @@ def _tokenised(
     """Lengths (n, 3) of the rows' texts in tokens, and the counts that `read_texts` adds up."""
     rendered = [rendered_prompt(tokenizer, item["prompt"]) for item in items]
     prompts = _ids(tokenizer, rendered)
-    sides = ("chosen", "rejected") if items and "chosen" in items[0] else ("response",)
+    sides = [side for side in _RESPONSES if side in items[0]]
     answers = [_ids(tokenizer, [item[side] for item in items]) for side in sides]
     tokens = np.full((len(items), 3), -1, np.int32)
     tokens[:, 0] = [len(ids) for ids in prompts]
@@ -137,11 +138,12 @@ def _tokenised(
     unknown_id = tokenizer.unk_token_id
     unknown = sum(row.count(unknown_id) for ids in (prompts, *answers) for row in ids) if unknown_id is not None else 0
     total = sum(len(row) for ids in (prompts, *answers) for row in ids)
-    wrong = sum(
-        not continues(tokenizer, text, item["prompt"], item[sides[0]])
+    whole = [
+        continues(tokenizer, text, item["prompt"], item[side])
+        for side in sides[:1]
         for text, item in zip(rendered[:_RENDERED], items[:_RENDERED], strict=True)
-    )
-    return tokens, np.array([unknown, total, wrong, min(len(items), _RENDERED)], np.float64)
+    ]
+    return tokens, np.array([unknown, total, whole.count(False), len(whole)], np.float64)
 
 
 _RENDERED = 50

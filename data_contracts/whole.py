@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from components.data.config import NearDuplicateConfig
 from components.data.rows import Problem, Row
 from components.data.splits import SPLITS
+from components.dawid_skene import DawidSkene, dawid_skene
 from components.errors import UserError
-from components.votes import EQUAL, SECOND, DawidSkene, Votes, dawid_skene
+from components.votes import EQUAL, SECOND, Votes
 from data_contracts.ledger import Ledger
 from data_contracts.near import near_earlier
 from data_contracts.texts import Texts

@@ -1,0 +1,208 @@
+"""Clean data raise no check; each fault planted in them is found by its own check, at its own row, and by no other."""
+
+import json
+import random
+
+import pytest
+
+from components.data.checks_config import ChecksConfig, RowChecks
+from data_contracts.check import check
+
+NOUNS = (
+    "river garden window letter market bridge winter summer forest kitchen teacher doctor village station ticket "
+    "basket mirror pillow candle ladder button pocket blanket hammer island mountain valley castle harbour engine"
+).split()
+VERBS = "describe explain compare repair paint clean measure carry lift visit remember forget borrow sell build".split()
+WORDS = [*NOUNS, *VERBS, "the", "and", "with", "from", "under", "over", "about", "before", "after", "without"]
+
+
+def sentence(rng, words):
+    return " ".join(rng.choice(WORDS) for _ in range(words)) + "."
+
+
+def clean(n=1200, seed=0):
+    """Pairs of distinct prompts; who wins, who stands first and how long a response is are independent."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(n):
+        prompt = f"Please {rng.choice(VERBS)} the {rng.choice(NOUNS)} number {i}: {sentence(rng, 12)}"
+        a, b = sentence(rng, rng.randint(6, 20)), sentence(rng, rng.randint(6, 20))
+        wins = rng.choice("ab")
+        others = {"a": "b", "b": "a"}[wins]
+        rows.append({"prompt": prompt, "a": a, "b": b, "votes": [wins, wins, wins, rng.choice([wins, others])]})
+    return rows
+
+
+@pytest.fixture
+def examined(tmp_path, job):
+    """The report of `tether data check` on rows (dicts, or lines as they are)."""
+
+    def examined(rows, prompts=None, **data):
+        inputs = {"preferences": tmp_path / "pairs.jsonl"}
+        if prompts is not None:
+            inputs["prompts"] = tmp_path / "prompts.jsonl"
+            inputs["prompts"].write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        inputs["preferences"].write_text("\n".join(lines) + "\n")
+        given = {name: str(path) for name, path in inputs.items()}
+        return check(job(**given, **data), inputs, tmp_path / "scratch", tmp_path / "out", lambda rows: None)
+
+    return examined
+
+
+def fired(report):
+    """Checks that found rows or that failed, with the rows they name."""
+    return {c["name"]: c["row_numbers"] for c in report["checks"] if c["rows"] or not c["passed"]}
+
+
+def messages(*said):
+    return [{"role": role, "content": text} for role, text in said]
+
+
+def longest(words):
+    return " ".join(["river"] * words)
+
+
+def votes(row, *labels):
+    return row | {"votes": list(labels)}
+
+
+# Each takes a clean row and gives the one that is planted in its place.
+FAULTS = {
+    "readable": lambda row, rows: '{"prompt": ',
+    "fields_present": lambda row, rows: row | {"b": 5},
+    "roles_alternate": lambda row, rows: row | {"prompt": messages(("user", row["prompt"]), ("user", "And so?"))},
+    "texts_filled": lambda row, rows: row | {"a": " \n"},
+    "responses_differ": lambda row, rows: row | {"a": row["b"]},
+    "text_clean": lambda row, rows: row | {"a": row["a"] + "\x07"},
+    "votes_valid": lambda row, rows: votes(row, "a", "c"),
+    "no_markers": lambda row, rows: row | {"b": row["b"] + " <|im_start|> " + row["a"]},
+    "differ_truncated": lambda row, rows: row | {"a": longest(80), "b": longest(80) + " garden"},
+    "length_within": lambda row, rows: row | {"a": row["a"] + " x" * 10_000},
+    "unique": lambda row, rows: rows[0],
+    "decided": lambda row, rows: votes(row, "a", "b"),
+    "near_unique": lambda row, rows: rows[2] | {"prompt": rows[2]["prompt"].replace(" ", "  ", 3)},
+    "prompt_fits": lambda row, rows: row | {"prompt": row["prompt"] + sentence(random.Random(5), 100)},
+    "response_fits": lambda row, rows: row | {"a": sentence(random.Random(6), 100)},
+}
+ALSO = {"differ_truncated": {"response_fits"}}
+"""Checks that the same fault rightly raises too."""
+
+
+def test_clean_pairs_raise_no_check(examined):
+    report = examined(clean())
+    assert fired(report) == {} and report["passed"]
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (1200, 1200, 0)
+    assert {"no_leak", "length_drift", "language_drift", "label_position"} <= {c["name"] for c in report["checks"]}
+
+
+def test_each_planted_row_is_named_by_its_own_check_alone(examined):
+    rows = clean()
+    planted = {name: 10 * place for place, name in enumerate(FAULTS, 1)}
+    for name, at in planted.items():
+        rows[at] = FAULTS[name](rows[at], rows)
+    found = fired(examined(rows))
+    expected = {name: sorted({at + 1, *(planted[n] + 1 for n in FAULTS if name in ALSO.get(n, ()))})
+                for name, at in planted.items()}  # fmt: skip
+    assert found == expected
+
+
+def test_a_pair_judged_both_ways_is_named_in_both_places(examined):
+    rows = clean()
+    rows[50] = rows[3] | {"votes": ["b" if vote == "a" else "a" for vote in rows[3]["votes"]]}
+    assert fired(examined(rows)) == {"consistent": [4, 51]}
+
+
+def test_transcripts_whose_prompts_differ_or_end_with_a_question_are_named(examined):
+    def transcript(prompt, response):
+        return f"\n\nHuman: {prompt}\n\nAssistant: {response}"
+
+    rows = [{"chosen": transcript(r["prompt"], r["a"]), "rejected": transcript(r["prompt"], r["b"])} for r in clean()]
+    rows[7]["rejected"] = transcript("Another question, is it not?", "So it is.")
+    rows[9]["chosen"] += "\n\nHuman: thanks"
+    assert fired(examined(rows)) == {"prompts_agree": [8], "turns_valid": [10]}
+
+
+def whole(rows, **changes):
+    return [row | {name: change(row) for name, change in changes.items()} for row in rows]
+
+
+def test_a_longer_response_that_always_wins_is_found_and_its_interval_given(examined):
+    rows = whole(clean(), votes=lambda r: ["a" if len(r["a"].split()) >= len(r["b"].split()) else "b"] * 3)
+    report = examined(rows)
+    assert fired(report) == {"length_preference": []} and report["longer_wins"] == 1
+    found = next(c for c in report["checks"] if c["name"] == "length_preference")
+    assert found["value"] == 1 and found["interval"][0] > 0.98
+
+
+def test_a_response_shown_first_that_always_wins_is_found(examined):
+    assert fired(examined(whole(clean(), votes=lambda r: ["a", "a"]))) == {"label_position": []}
+
+
+def test_too_few_pairs_are_found(examined):
+    assert set(fired(examined(clean(120)))) == {"enough_pairs", "enough_test_pairs"}
+
+
+def test_a_test_prompt_that_nearly_is_a_training_prompt_is_named(examined):
+    from components.data.config import SplitConfig
+    from components.data.splits import split_of
+
+    def split(text):
+        return split_of([{"role": "user", "content": text}], SplitConfig())
+
+    rows = clean()
+    train = next(r["prompt"] for r in rows if split(r["prompt"]) == "train")
+    at = next(i for i, r in enumerate(rows) if split(r["prompt"]) == "test")
+    rows[at]["prompt"] = next(
+        text for n in range(100) if split(text := train.replace(" ", "  ", 1) + "!" * n) == "test"
+    )
+    assert fired(examined(rows)) == {"no_near_duplicate": [at + 1]}
+
+
+GERMAN = "der Fluss fließt langsam durch das alte Tal und die Kinder spielen am Ufer mit ihren Freunden".split()
+
+
+def test_a_held_out_split_in_another_language_or_of_another_length_is_found(examined):
+    from components.data.config import SplitConfig
+    from components.data.splits import split_of
+
+    def held_out(row):
+        return split_of([{"role": "user", "content": row["prompt"]}], SplitConfig()) != "train"
+
+    def german(row, side):
+        rng = random.Random(row[side])
+        return " ".join(rng.choice(GERMAN) for _ in row[side].split()) if held_out(row) else row[side]
+
+    found = fired(examined(whole(clean(), a=lambda r: german(r, "a"), b=lambda r: german(r, "b"))))
+    # The tokenizer, made from English, knows none of the words: responses of as many become one, and are kept out.
+    assert {"language_drift", "known_tokens"} <= set(found)
+    longer = whole(clean(), a=lambda r: r["a"] + (" " + r["a"][:-1] if held_out(r) else ""))
+    assert set(fired(examined(longer))) == {"length_drift"}
+
+
+def test_prompts_for_ppo_of_another_kind_are_found_and_the_same_kind_is_not(examined):
+    rows = clean()
+    same = [row["prompt"] for row in clean(seed=1)]
+    assert fired(examined(rows, prompts=same)) == {}
+    rng = random.Random(3)
+    other = [" ".join(rng.choice(GERMAN) for _ in range(14)) + f" {i}" for i in range(300)]
+    assert fired(examined(rows, prompts=other)) == {"prompts_alike": []}
+
+
+def test_a_severity_and_a_threshold_of_the_config_decide_what_becomes_of_a_finding(examined):
+    rows = clean()
+    rows[4]["b"] += " <|im_end|>"
+    strict = examined(rows, checks={"no_markers": {"severity": "error", "threshold": 0}})
+    assert not strict["passed"] and strict["quarantined"] == 1
+    lenient = examined(rows, checks={"no_markers": {"severity": "warn", "threshold": 0.5}})
+    assert lenient["passed"] and lenient["quarantined"] == 0 and lenient["pairs"] == 1200
+
+
+def test_every_check_of_rows_is_planted_somewhere_here():
+    elsewhere = {"consistent", "prompts_agree", "turns_valid"}
+    assert set(FAULTS) | elsewhere == set(RowChecks.model_fields)
+
+
+def test_a_check_whose_rows_cannot_be_used_cannot_be_let_through():
+    with pytest.raises(ValueError, match="texts_filled"):
+        ChecksConfig.model_validate({"texts_filled": {"severity": "warn", "threshold": 1}})
