@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -102,8 +103,12 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
     return model.eval()
 
 
-def load_base(folder: Path) -> tuple[Any, Any]:
+def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
     """A pretrained model and its tokenizer from a Hugging Face folder or one that holds a GGUF file.
+
+    Args:
+        folder: where it is.
+        named_by: the option that names it, for the error.
 
     Raises:
         UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
@@ -120,10 +125,10 @@ def load_base(folder: Path) -> tuple[Any, Any]:
             tokenizer = AutoTokenizer.from_pretrained(folder)
             options["use_safetensors"] = True
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, ValueError) as error:
-        raise UserError(f"sft.base: {folder} holds no model that transformers can load: {error}") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{named_by}: {folder} holds no model that transformers can load: {error}") from error
     if tokenizer.chat_template is None or tokenizer.eos_token_id is None:
-        raise UserError(f"sft.base: the tokenizer in {folder} has no chat template or no EOS token; add them to it.")
+        raise UserError(f"{named_by}: the tokenizer in {folder} has no chat template or no EOS token; add them to it.")
     return _separate_pad(model, tokenizer)
 
 

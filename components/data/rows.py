@@ -88,7 +88,7 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
         for name, text in named.items()
         if (char := unclean(text))
     ]
-    length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()))
+    length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()), default=0)
     if length > max_characters:
         problems.append(
             Problem("length_within", f"{length} characters, more than data.max_characters ({max_characters})")
