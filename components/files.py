@@ -1,7 +1,8 @@
-"""Files that are whole or not there."""
+"""Files and folders that are whole or not there."""
 
 import contextlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,25 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`; the files written into it are synced to disk and it is renamed to `path`.
+
+    Raises:
+        OSError: at the end, where `path` is there and isn't an empty folder.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for each in (*temporary.iterdir(), temporary):
+            sync(each)
+        os.rename(temporary, path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

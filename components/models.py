@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -63,13 +64,17 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
     return model.eval()
 
 
-def load_base(folder: Path) -> tuple[Any, Any]:
+def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
     """A pretrained model and its tokenizer from a Hugging Face folder or one that holds a GGUF file.
+
+    Args:
+        folder: where it is.
+        named_by: the option that names it, for the error.
 
     Raises:
         UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
     """
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, named_by)
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
     if (gguf := gguf_file(folder)) is not None:
         from transformers import GgufConfig
@@ -78,8 +83,8 @@ def load_base(folder: Path) -> tuple[Any, Any]:
         options |= {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, ValueError) as error:
-        raise UserError(f"sft.base: {folder} holds no model that transformers can load: {error}") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{named_by}: {folder} holds no model that transformers can load: {error}") from error
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # the pad token was added
         model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):

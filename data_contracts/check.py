@@ -1,15 +1,21 @@
 """`tether data check`: the contract on a file, without a run."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from components.data import demonstrations, formats
 from components.data.config import ValidateJob
+from components.data.readers import read_source
+from components.errors import UserError
 from data_contracts.agreement import annotator_table
 from data_contracts.examine import Examination, Progress
 from data_contracts.frames import length_preference
+from data_contracts.gather import DETECT_ON
 from data_contracts.suites import FIRST_ROWS
 from data_contracts.validate import show_pages, write_quarantine
 
@@ -18,6 +24,16 @@ class Check(Examination):
     """The contract on the sources that are given, and no others."""
 
     given_alone = True
+
+    def __init__(
+        self, job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress, tokenized: bool
+    ) -> None:
+        """`tokenized`: whether `job` is a run's, so that its tokenizer and lengths mean something."""
+        self.tokenized = tokenized
+        super().__init__(job, inputs, folder, progress)
+
+    def _tokenizer(self) -> Any:
+        return super()._tokenizer() if self.tokenized else None
 
     def report(self, checks: list[dict[str, Any]], quarantined: int) -> dict[str, Any]:
         """What `--json` prints: `rows` and `row_numbers` (1-based, of the source file) by check, and the votes."""
@@ -50,13 +66,19 @@ class Check(Examination):
 
 
 def check(
-    job: ValidateJob, inputs: Mapping[str, Path], scratch: Path, out: Path | None, progress: Progress
+    job: ValidateJob,
+    inputs: Mapping[str, Path],
+    scratch: Path,
+    out: Path | None,
+    progress: Progress,
+    tokenized: bool = True,
 ) -> dict[str, Any]:
     """Judge the files of `inputs`.
 
     Args:
         scratch: a folder for what is too large for memory.
         out: gets `quarantine.jsonl`, `review.jsonl` and `data_docs/`; None writes nothing.
+        tokenized: as for `Check`.
 
     Returns:
         what `Check.report` says.
@@ -64,7 +86,7 @@ def check(
     Raises:
         UserError: a file can't be read, or holds not one valid row.
     """
-    found = Check(job, inputs, scratch, progress)
+    found = Check(job, inputs, scratch, progress, tokenized)
     checks, context = found.judge()
     folder = scratch if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +96,23 @@ def check(
         counts = {"pairs kept": str(report["pairs"]), "rows quarantined": str(quarantined)}
         show_pages(context, out / "data_docs", checks, {name: str(path) for name, path in inputs.items()} | counts)
     return report
+
+
+def kind_of(path: Path, split: str) -> str:
+    """Which source a file is: `preferences`, `demonstrations` or `prompts`, by the fields of its first rows.
+
+    Raises:
+        UserError: it can't be read, or is none of these.
+    """
+    first = list(islice(read_source(path, split), DETECT_ON))
+    for name, detect in (("preferences", formats.detect), ("demonstrations", demonstrations.detect)):
+        with suppress(UserError):
+            detect(first, path)
+            return name
+    if any("prompt" in row.data for row in first):
+        return "prompts"
+    formats.detect(first, path)
+    raise AssertionError("unreachable: no format was found")
 
 
 def first_rows(check: Mapping[str, Any]) -> str:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from components.data import demonstrations, formats
 from components.data.config import DataConfig
+from components.data.prompts import parse_prompt
 from components.data.readers import is_gzipped, read_source
-from components.data.rows import BadRow, RawRow, Row, text_problems
-from components.data.transcripts import as_messages, split_messages, split_transcript
+from components.data.rows import RawRow, Row
 from components.errors import UserError
 from data_contracts.schemas import schema_problems
 
@@ -94,31 +94,11 @@ def _parsed(raw: RawRow, name: str, source: Source, max_characters: int) -> list
         return formats.parse_pairs(raw, name, source.name, max_characters)
     if source.name == "demonstrations":
         return [demonstrations.parse_demonstration(raw, name, source.name, max_characters)]
-    return [parse_prompt(raw, source.name, max_characters)]
-
-
-def parse_prompt(raw: RawRow, source: str, max_characters: int) -> Row:
-    """Row `raw` as a prompt: `prompt` (text, transcript or messages), or what comes before a conversation's answer."""
-    row = Row(source, raw.number)
-    try:
-        if raw.problem:
-            raise BadRow(*raw.problem)
-        data = raw.data
-        if data.get("prompt") is not None:
-            prompt = as_messages(data["prompt"], "prompt")
-        elif isinstance(data.get("messages"), list):
-            prompt = split_messages(data["messages"], "messages")[0]
-        elif isinstance(data.get("chosen"), str):
-            prompt = split_transcript(data["chosen"])[0]
-        else:
-            raise BadRow("fields_present", "`prompt` is missing")
-        row.item = {"prompt": prompt, "category": data.get("category"), "source": source, "row": raw.number}
-        row.problems = text_problems(prompt, {}, max_characters)
-    except BadRow as bad:
-        row.problems = [bad.problem]
-    if row.problems:
-        row.data = raw.data
-    return row
+    row = parse_prompt(raw, max_characters)
+    row.data = raw.data if row.problems else {}
+    if row.item is not None:
+        row.item |= {"category": raw.data.get("category"), "source": source.name, "row": raw.number}
+    return [row]
 
 
 def _renamed(source: Source) -> Iterator[RawRow]:

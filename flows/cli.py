@@ -1,18 +1,17 @@
 """The command line. Heavy imports wait inside the commands: `tether --help` must be instant."""
 
-import functools
 import getpass
 import json
 import os
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-from components.errors import GateFailed, TetherError, UserError
-from flows.environment import check_packages, prepare_environment, tether_home
+from components.errors import GateFailed, UserError
+from flows.commands import command
+from flows.data_cli import data
+from flows.environment import tether_home
 
 app = typer.Typer(
     name="tether",
@@ -24,6 +23,7 @@ app = typer.Typer(
 )
 human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
 app.add_typer(human_eval, name="human-eval")
+app.add_typer(data, name="data")
 
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")
@@ -33,40 +33,6 @@ Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why it 
 FromRun = Annotated[
     str | None, typer.Option("--from", metavar="RUN", help="The run to start from (default: the newest).")
 ]
-INTERRUPTED = 130
-
-
-def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a command whose errors become an exit code and one paragraph."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def guarded(*args: Any, **kwargs: Any) -> None:
-            try:
-                check_packages()
-                prepare_environment(tether_home())
-                function(*args, **kwargs)
-            except (Exception, KeyboardInterrupt) as error:
-                _fail(error)
-
-        return group.command(name)(guarded)
-
-    return register
-
-
-def _fail(error: BaseException) -> NoReturn:
-    """Say what went wrong and exit with its code; only what nobody foresaw shows a stack trace."""
-    if isinstance(error, typer.Exit):
-        raise error
-    if isinstance(error, KeyboardInterrupt):
-        typer.echo("tether: interrupted. The same command goes on from the last checkpoint.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    if isinstance(error, TetherError):
-        typer.echo(f"tether: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(error.exit_code) from None
-    traceback.print_exception(error)
-    typer.echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
-    raise typer.Exit(1) from None
 
 
 @command(app, "run")

@@ -37,13 +37,14 @@ def find_sources(config: RunConfig, home: Path, sheet: Path | None = None) -> So
             if path.is_file():
                 look_at(name, path, config.data)
             data[name] = Source.of(path)
-    base = {} if config.sft.base is None else {"base": Source.of(_base_folder(config.sft.base, home))}
+    base = {} if config.sft.base is None else {"base": Source.of(find_base(config.sft.base, home))}
     if sheet is not None and not sheet.is_file():
         raise UserError(f"{sheet}: there is no such file. Give the filled rating sheet (CSV or JSONL).")
     return Sources(data, base, None if sheet is None else Source.of(sheet))
 
 
-def _base_folder(base: str, home: Path) -> Path:
+def find_base(base: str, home: Path) -> Path:
+    """The folder of the pretrained model that `sft.base` names. Raises `UserError` if there is none."""
     folder = Path(base).expanduser()
     if folder.is_dir():
         return folder

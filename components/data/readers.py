@@ -11,10 +11,12 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 from components.data.rows import Problem, RawRow
+from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
 from components.errors import UserError
 
 KINDS = ".jsonl, .json, .csv, .tsv (each also .gz), .parquet"
@@ -152,11 +154,11 @@ def _read_json(path: Path) -> Iterator[RawRow]:
 def _read_csv(path: Path) -> Iterator[RawRow]:
     csv.field_size_limit(_LARGEST_CELL)
     number = 0
-    tab = any(s.lower() == ".tsv" for s in path.suffixes)
     try:
         # Bytes that are no UTF-8 become lone surrogates, which a row check refuses by row.
         with io.TextIOWrapper(_open(path), "utf-8-sig", errors="surrogateescape", newline="") as text:
-            reader = csv.reader(text, delimiter="\t" if tab else ",")
+            first = text.readline()
+            reader = csv.reader(chain([first], text), delimiter=_delimiter(path, first))
             header = next(reader, [])
             if len(set(header)) < len(header):
                 raise UserError(f"The header of {path} names a column twice: {', '.join(header)}. Rename one.")
@@ -169,16 +171,30 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
         _broken(path, number, error)
 
 
+def _delimiter(path: Path, header: str) -> str:
+    """Tab in a .tsv; else what stands in the header, as spreadsheets write semicolons where the comma is decimal."""
+    if any(s.lower() == ".tsv" for s in path.suffixes):
+        return "\t"
+    return next((delimiter for delimiter in ",;\t" if delimiter in header), ",")
+
+
 def _csv_row(number: int, header: list[str], cells: list[str]) -> RawRow:
     if len(cells) != len(header):
         reason = f"{len(cells)} cells, the header has {len(header)}"
         return RawRow(number, {"raw": ",".join(cells)[:_SHOWN]}, Problem("readable", reason))
-    return RawRow(number, {name: _cell(cell) for name, cell in zip(header, cells, strict=True)})
+    texts = dict(zip(header, cells, strict=True))
+    protected = texts.get("id", "").startswith(LABELLED)
+    return RawRow(number, {name: _cell(cell, protected) for name, cell in texts.items()})
 
 
-def _cell(cell: str) -> Any:
-    """A cell's text; None if it is empty; messages or votes, which CSV holds as JSON, as themselves."""
-    if cell[:2] in ("[{", '["', '{"'):
+def _cell(cell: str, protected: bool) -> Any:
+    """A cell's text; None if it is empty; messages or votes, which CSV holds as JSON, as themselves.
+
+    Where the row is `protected`, what follows an apostrophe is text as it is.
+    """
+    if protected and cell.startswith("'"):
+        return unprotect(cell)
+    if cell.startswith(JSON_STARTS):
         try:
             return json.loads(cell)
         except ValueError:

@@ -1,12 +1,11 @@
 """A response of each model to each prompt, in chunks that survive an interruption."""
 
-import json
-import os
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.data.jsonl import write_json
+from components.chunks import in_chunks
 from components.human_eval.config import SampleJob
 
 SIDES = {"sft": "sft", "policy": "ppo"}
@@ -21,21 +20,19 @@ def respond(
     A chunk is `human_eval.batch_size` prompts with a seed of its own, written to `out/checkpoint/` when done: what is
     there is not generated again, and an interrupted run ends with the same responses.
     """
-    size = job.human_eval.batch_size
-    starts = range(0, len(prompts), size)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for side, source in SIDES.items():
-        chunks = [out / "checkpoint" / "responses" / f"{side}-{start:06d}.json" for start in starts]
-        loaded = None
-        found[side] = []
-        for start, file in zip(starts, chunks, strict=True):
-            if not file.exists():
-                loaded = loaded or _load(inputs[source], job)
-                _save(file, _generate(job, loaded, prompts[start : start + size], side, start))
-            found[side] += json.loads(file.read_text(encoding="utf-8"))
-            done = sum(map(len, found.values()))
-            report(done, {"human_eval/responses": float(done)}, total=len(SIDES) * len(prompts))
-    return found
+    total = len(SIDES) * len(prompts)
+
+    def responses(side: str, before: int) -> list[dict[str, Any]]:
+        load = functools.cache(lambda: _load(inputs[SIDES[side]], job))
+        return in_chunks(
+            prompts,
+            job.human_eval.batch_size,
+            out / "checkpoint" / "responses" / side,
+            lambda chunk, start: _generate(job, load(), chunk, side, start),
+            lambda done: report(before + done, {"human_eval/responses": float(before + done)}, total=total),
+        )
+
+    return {side: responses(side, n * len(prompts)) for n, side in enumerate(SIDES)}
 
 
 def _load(folder: Path, job: SampleJob) -> tuple[Any, Any]:
@@ -57,9 +54,3 @@ def _generate(
         model, tokenizer, prompts, job.generation, seed, job.runtime, batch_size=job.human_eval.batch_size
     )
     return [{"text": r.text, "ended": r.ended} for r in responses]
-
-
-def _save(file: Path, responses: list[dict[str, Any]]) -> None:
-    unfinished = file.with_suffix(".unfinished")
-    write_json(unfinished, responses)
-    os.replace(unfinished, file)

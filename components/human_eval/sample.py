@@ -6,13 +6,14 @@ from typing import Any
 
 from components.canonical import digest_file
 from components.data.jsonl import read_rows, write_json, write_rows
+from components.data.spreadsheet import write_csv
 from components.data.task import task_name
 from components.errors import UserError
 from components.human_eval.blinding import Item, blind, sealed_key, sheet_item
 from components.human_eval.config import HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
 from components.human_eval.selection import choose
-from components.human_eval.sheet import SIMULATED, TEXTS, SheetRow, as_record, rating_columns, write_csv
+from components.human_eval.sheet import SIMULATED, TEXTS, SheetRow, as_record, rating_columns
 
 
 def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, report: Any) -> dict[str, float]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from components.canonical import canonical_json, digest_file
 from components.data.jsonl import read_rows, write_json
+from components.data.spreadsheet import write_csv
 from components.errors import UserError
 from components.human_eval.config import ScoreJob
-from components.human_eval.sheet import SIMULATED, SheetRow, rating_columns, read_sheet, write_csv
+from components.human_eval.sheet import SIMULATED, SheetRow, rating_columns, read_sheet
 from components.stats import clustered_proportion, fleiss_kappa
 
 _ITEM = re.compile(r"(q\d+)-([0-9a-f]{8})")

@@ -3,17 +3,16 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from components.data.spreadsheet import unprotect
 from components.errors import UserError
 
 SIMULATED = "ratings.simulated.csv"
 """The sheet as the simulated judges filled it in, in a sample artifact."""
 TEXTS = ("item", "prompt", "response_a", "response_b")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What spreadsheets take for the start of a formula; the last four are the full-width forms of = + - @."""
 
 
 class SheetRow(NamedTuple):
@@ -30,27 +29,6 @@ class SheetRow(NamedTuple):
 def rating_columns(raters: int) -> list[str]:
     """`rating_1` to `rating_k`, a rater each."""
     return [f"rating_{i}" for i in range(1, raters + 1)]
-
-
-def protect(text: str) -> str:
-    """`text` with an apostrophe before it where a spreadsheet would run it as a formula (or where it starts with an
-    apostrophe, so that `unprotect` gives back every text)."""
-    return f"'{text}" if text.startswith((*_FORMULA, "'")) else text
-
-
-def unprotect(text: str) -> str:
-    """The inverse of `protect`."""
-    return text[1:] if text.startswith("'") else text
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
-    """Write a CSV that Excel, LibreOffice and Sheets open as text: UTF-8 with a byte-order mark, every cell quoted,
-    formulas disarmed by `protect`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\r\n")
-        writer.writerow(columns)
-        writer.writerows([protect(row[name]) for name in columns] for row in rows)
 
 
 def as_record(row: SheetRow) -> dict[str, str]:

@@ -165,3 +165,17 @@ def test_a_column_that_stands_twice_in_a_csv_header_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("prompt,prompt\na,b\n")
     with pytest.raises(UserError, match="names a column twice"):
         list(read_source(tmp_path / "a.csv"))
+
+
+def test_an_apostrophe_is_one_of_the_text_but_in_rows_that_tether_wrote_for_labelling(tmp_path):
+    (tmp_path / "a.csv").write_text('id,a,b\n7,\'=1,\'tis\ntether-00001-x,\'=1,"\'[""x""]"\n')
+    assert [data for _, data in contents(tmp_path / "a.csv")] == [
+        {"id": "7", "a": "'=1", "b": "'tis"},
+        {"id": "tether-00001-x", "a": "=1", "b": '["x"]'},
+    ]
+
+
+@pytest.mark.parametrize("delimiter", ";\t")
+def test_a_csv_of_a_spreadsheet_with_decimal_commas_is_read_and_a_comma_in_a_cell_stays(tmp_path, delimiter):
+    (tmp_path / "a.csv").write_text(f"prompt{delimiter}chosen\r\na, b{delimiter}c\r\n")
+    assert contents(tmp_path / "a.csv") == [(2, {"prompt": "a, b", "chosen": "c"})]

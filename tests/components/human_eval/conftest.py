@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from components.data.spreadsheet import write_csv
 from components.generation import GenerationConfig
 from components.human_eval import sample as sample_stage
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
-from components.human_eval.sheet import SheetRow, as_record, read_sheet, write_csv
+from components.human_eval.sheet import SheetRow, as_record, read_sheet
 from components.runtime import Runtime
 
 ITEMS, RATERS = 12, 3

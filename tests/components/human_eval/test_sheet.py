@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.data.jsonl import write_rows
+from components.data.spreadsheet import protect, unprotect, write_csv
 from components.errors import UserError
-from components.human_eval.sheet import SheetRow, as_record, protect, read_sheet, unprotect, write_csv
+from components.human_eval.sheet import SheetRow, as_record, read_sheet
 
 VALID = ("a", "b", "tie")
 NASTY = st.text(max_size=40) | st.sampled_from(

@@ -1,0 +1,120 @@
+"""`tether data check`: find the files, judge them, show what was found."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.data.config import ValidateJob
+from components.data.hub import resolve_source
+from components.errors import GateFailed, UserError
+from flows.config import load_config
+from flows.profile import Override
+from flows.sources import find_base
+
+FAILED = GateFailed.exit_code
+_PASSED = "[green]ok[/]"
+_STATUS = {"error": "[red]FAIL[/]", "quarantine": "[yellow]WARN[/]", "warn": "[yellow]WARN[/]"}
+DEFAULTS = "demo"
+"""The profile whose options hold where none is named; without one, nothing is asked of tokens."""
+
+
+def check_file(
+    home: Path,
+    file: str,
+    others: Mapping[str, str | None],
+    profile: str | None,
+    overrides: Sequence[Override],
+    out: Path | None,
+) -> dict[str, Any]:
+    """Judge `file` (and `demonstrations`, `prompts` in `others`) as a run of `profile` would.
+
+    Args:
+        out: a folder that is not there yet; None writes nothing.
+
+    Returns:
+        what `data_contracts.check.Check.report` says.
+
+    Raises:
+        UserError: a file can't be read or holds not one valid row, or `out` is there.
+    """
+    from rich.console import Console
+
+    from components.files import whole_folder
+    from data_contracts.check import check, kind_of
+    from tasks.progress import StageProgress
+
+    if out is not None and out.exists():
+        raise UserError(f"--out {out}: it is there already. Name a folder that isn't.")
+    config = load_config(profile or DEFAULTS, overrides)
+    hub = config.data.hub
+    path = resolve_source(file, hub, home / "datasets", "the file")
+    inputs = {kind_of(path, hub.split): path}
+    for name, value in others.items():
+        if value is not None:
+            if name in inputs:
+                raise UserError(f"--{name} {value}: {file} holds {name} too. Give one of them.")
+            inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
+    named = {
+        name: str(inputs[name]) if name in inputs else None for name in ("preferences", "demonstrations", "prompts")
+    }
+    values = apply_overrides(to_values(config), [Override(("data", name), value) for name, value in named.items()])
+    job = type(config).model_validate(values).job(ValidateJob)
+    if profile is not None and config.sft.base is not None:
+        inputs["base"] = find_base(config.sft.base, home)
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="tether-check-") as scratch, StageProgress(console, "check") as progress:
+
+        def show(rows: int) -> None:
+            progress.show({"step": rows, "metrics": {}, "total": None})
+
+        if out is None:
+            return check(job, inputs, Path(scratch), None, show, tokenized=profile is not None)
+        with whole_folder(out) as partial:
+            return check(job, inputs, Path(scratch), partial, show, tokenized=profile is not None)
+
+
+def print_check(report: Mapping[str, Any], out: Path | None) -> None:
+    """A table of the checks that found something, then the votes, then what passes."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from data_contracts.check import first_rows, threshold_text
+
+    console = Console()
+    table = Table(pad_edge=False, box=None)
+    for name, justify in (
+        ("", "left"), ("check", "left"), ("severity", "left"), ("value", "right"), ("threshold", "right"),
+        ("rows", "right"), ("which", "left"),
+    ):  # fmt: skip
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    found = [check for check in report["checks"] if check["rows"] or not check["passed"]]
+    for check in found:
+        status = (
+            "[green]ok[/]" if check["passed"] else "[red]FAIL[/]" if check["severity"] == "error" else "[yellow]warn[/]"
+        )
+        value = "" if check["value"] is None else f"{check['value']:.3g}"
+        name = check["name"] if check["source"] in ("preferences", "kept") else f"{check['source']}: {check['name']}"
+        cells = (name, check["severity"], value, threshold_text(check), str(check["rows"] or ""), first_rows(check))
+        table.add_row(Text.from_markup(status), *map(Text, cells))
+    if found:
+        console.print(table)
+    console.print(
+        f"{len(report['checks']) - len(found)} further checks found nothing. {report['rows']} rows, {report['pairs']} "
+        f"pairs kept, {report['quarantined']} rows quarantined.",
+        highlight=False,
+    )
+    if report["majority"] is not None:
+        answers = ", ".join(f"{answer} {count}" for answer, count in report["majority"].items())
+        console.print(f"Most frequent answers: {answers}.", highlight=False)
+    for name, title in (("kappa", "Fleiss' kappa"), ("alpha", "Krippendorff's alpha")):
+        if report[name] is not None:
+            low, high = report[f"{name}_interval"]
+            console.print(f"{title} {report[name]:.3f} (95 % interval {low:.3f} to {high:.3f}).", highlight=False)
+    if report["longer_wins"] is not None:
+        console.print(f"The longer response wins in {report['longer_wins']:.1%}.", highlight=False)
+    if out is not None:
+        console.print(f"Quarantined rows, rows for review and pages: {out}", highlight=False)
+    failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
+    console.print("The contract holds." if report["passed"] else f"The contract fails: {failed}.", highlight=False)
