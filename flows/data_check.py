@@ -42,6 +42,7 @@ def check_file(
 
     from components.files import whole_folder
     from data_contracts.check import check, kind_of
+    from data_contracts.examine import KINDS
     from tasks.progress import StageProgress
 
     if out is not None and out.exists():
@@ -55,11 +56,9 @@ def check_file(
             if name in inputs:
                 raise UserError(f"--{name} {value}: {file} holds {name} too. Give one of them.")
             inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
-    named = {
-        name: str(inputs[name]) if name in inputs else None for name in ("preferences", "demonstrations", "prompts")
-    }
-    values = apply_overrides(to_values(config), [Override(("data", name), value) for name, value in named.items()])
-    job = type(config).model_validate(values).job(ValidateJob)
+    named = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
+    job = config.job(ValidateJob)
+    job = job.model_copy(update={"data": job.data.model_copy(update=named)})
     if profile is not None and config.sft.base is not None:
         inputs["base"] = find_base(config.sft.base, home)
     console = Console(stderr=True)
