@@ -168,7 +168,7 @@ def test_a_column_that_stands_twice_in_a_csv_header_is_refused(tmp_path):
 
 
 def test_an_apostrophe_is_one_of_the_text_but_in_rows_that_tether_wrote_for_labelling(tmp_path):
-    (tmp_path / "a.csv").write_text("id,a,b\n7,'=1,'tis\ntether-00001-x,'=1,\"'[\"\"x\"\"]\"\n")
+    (tmp_path / "a.csv").write_text('id,a,b\n7,\'=1,\'tis\ntether-00001-x,\'=1,"\'[""x""]"\n')
     assert [data for _, data in contents(tmp_path / "a.csv")] == [
         {"id": "7", "a": "'=1", "b": "'tis"},
         {"id": "tether-00001-x", "a": "=1", "b": '["x"]'},
