@@ -74,13 +74,13 @@ def test_sides_are_balanced_and_neither_they_nor_the_order_follow_the_prompts(tm
 
 
 def test_who_knows_the_seed_and_the_texts_can_not_tell_the_sides() -> None:
-    """The same texts by the other models: draws that came of seed and texts alone would give away who is where."""
-    exchanged = [
-        c | {"responses": [r | {"model_digest": f"digest-{MODELS[1 - n % 2]}"} for n, r in enumerate(c["responses"])]}
+    """The same texts by other models of the same order: draws of seed and texts alone would be the same."""
+    others = [
+        c | {"responses": [r | {"model_digest": f"other-{r['model_digest']}"} for r in c["responses"]]}
         for c in CANDIDATES
     ]
     of = {pair.prompt_id: pair.a["text"] for pair in make_pairs(CANDIDATES, 1, 20_000, seed=0)}
-    other = {pair.prompt_id: pair.a["text"] for pair in make_pairs(exchanged, 1, 20_000, seed=0)}
+    other = {pair.prompt_id: pair.a["text"] for pair in make_pairs(others, 1, 20_000, seed=0)}
     assert of != other
 
 
