@@ -145,6 +145,17 @@ def test_what_nobody_voted_stays_impossible_and_an_item_without_votes_unlabelled
     assert fit.label[3] == NONE  # annotators 0 and 1 err alike here
 
 
+def test_equals_who_oppose_each_other_leave_an_item_undecided_whatever_the_rounding() -> None:
+    rng = np.random.default_rng(8)
+    skill, truth = np.array([0.9, 0.75, 0.6, 0.8, 0.7]), rng.integers(0, 2, 100)
+    alike = np.where(rng.random((100, 5)) < skill, truth[:, None], 1 - truth[:, None])  # five pairs who vote alike
+    sides = rng.integers(0, 2, (100, 5))
+    label = np.concatenate([np.concatenate([alike, alike], axis=1), np.concatenate([sides, 1 - sides], axis=1)])
+    fit = dawid_skene(Votes(np.repeat(np.arange(200), 10), np.tile(np.arange(10), 200), label.ravel(), 200))
+    assert (fit.posterior[100:, FIRST] != 0.5).any(), "the example must be one that rounds"
+    assert (fit.label[100:] == NONE).all() and (fit.label[:100] != NONE).all()
+
+
 def test_votes_it_cannot_use_are_refused() -> None:
     with pytest.raises(ValueError, match="each with its annotator"):
         dawid_skene(Votes.from_counts([[2, 1, 0]]))
