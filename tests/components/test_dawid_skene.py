@@ -10,7 +10,8 @@ SHEET = """
     .00.00 .22222 00.000 .1.11. 212.2. 000.0. 112.10 000..0 22222. 002020 ..22.. .1.111 111011 1111.1 .12121 ...111
     11.1.. 2..020 2212.. 22..00 212.11 111121 .11012 220.12
 """.split()
-# Dawid and Skene 1979, table 1: 45 patients, grades 1 to 4; observer 1 three times, then observers 2 to 5.
+# Dawid and Skene 1979, table 1, as transcribed in github.com/dallascard/dawid_skene: 45 patients, grades 1 to 4;
+# observer 1 three times, then observers 2 to 5.
 ANAESTHETISTS = """
     1111111 3334334 1122122 2223121 2223222 2223322 1222111 3333433 2222223 2322223 4444444 2223343 1111111 2223212
     1211111 1112111 1111111 1111111 2222221 2221322 2222222 2222221 2223222 2212222 1111111 1111111 2322222 1111111

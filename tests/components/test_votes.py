@@ -271,7 +271,7 @@ def test_ukpconvargs_votes_give_the_published_agreement() -> None:
 
     kappa = fleiss_kappa_interval(counts, topics, symmetric=True)
     assert kappa.value == pytest.approx(0.267, abs=0.002)
-    assert 0.22 < kappa.low < 0.24 and 0.29 < kappa.high < 0.31  # 32 debates: far wider than pair by pair
+    assert 0.22 < kappa.low < 0.24 and 0.29 < kappa.high < 0.31  # 32 sides of debates: far wider than pair by pair
     assert krippendorff_alpha(counts, topics, symmetric=True).value == pytest.approx(kappa.value, abs=1e-4)
     labels = plurality(counts)
     assert outcomes(labels) == Outcomes(first=6086, second=5983, equal=2137, none=2721)
