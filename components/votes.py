@@ -95,9 +95,10 @@ def fleiss_kappa_interval(
 
         var = (C - 1) / C * sum_c (theta_c - mean theta)^2,    ends theta -+ t_{C-1} sqrt(var), the upper at most 1.
 
-    It needs no seed, costs one pass over the items, and covers better than percentiles of a bootstrap where there are
-    few clusters. Where all votes agree nothing varies: then each cluster counts as one draw and the lower end is
-    Wilson's. With one cluster, or where leaving one out leaves the coefficient undefined, the ends are NaN.
+    It needs no seed, costs one pass over the items, and where clusters are few covers better than percentiles of a
+    bootstrap (in the tests' simulation 93 % against 90 % of the time with 12, 95 against 93 with 30). Where all votes
+    agree nothing varies: then each cluster counts as one draw, and the lower end is Wilson's but at least -1. With one
+    cluster, or where leaving one out leaves the coefficient undefined, the ends are NaN.
 
     Raises:
         ValueError: as `stats.fleiss_kappa`, or another number of clusters than of items.
@@ -165,8 +166,9 @@ def _jackknifed(
     without = beyond_chance(*agreement(total - terms))
     spread, quantile = np.sqrt((groups - 1) * without.var()), t_quantile(level, groups)
     if observed > 1 - 1e-12 and spread < 1e-9:
-        disagreement = quantile**2 / (groups + quantile**2)  # Wilson's upper end for none seen in `groups` draws
-        return Interval(value, float(1 - disagreement / (1 - chance)), 1.0)
+        draws = np.count_nonzero(terms[:, 0])  # clusters in which anybody could have disagreed
+        disagreement = quantile**2 / (draws + quantile**2)  # Wilson's upper end where none is seen
+        return Interval(value, float(np.maximum(1 - disagreement / (1 - chance), -1.0)), 1.0)
     return Interval(value, float(value - quantile * spread), float(np.minimum(value + quantile * spread, 1.0)))
 
 

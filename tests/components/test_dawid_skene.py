@@ -10,7 +10,8 @@ SHEET = """
     .00.00 .22222 00.000 .1.11. 212.2. 000.0. 112.10 000..0 22222. 002020 ..22.. .1.111 111011 1111.1 .12121 ...111
     11.1.. 2..020 2212.. 22..00 212.11 111121 .11012 220.12
 """.split()
-# Dawid and Skene 1979, table 1: 45 patients, grades 1 to 4; observer 1 three times, then observers 2 to 5.
+# Dawid and Skene 1979, table 1, as transcribed in github.com/dallascard/dawid_skene: 45 patients, grades 1 to 4;
+# observer 1 three times, then observers 2 to 5.
 ANAESTHETISTS = """
     1111111 3334334 1122122 2223121 2223222 2223322 1222111 3333433 2222223 2322223 4444444 2223343 1111111 2223212
     1211111 1112111 1111111 1111111 2222221 2221322 2222222 2222221 2223222 2212222 1111111 1111111 2322222 1111111
@@ -143,6 +144,17 @@ def test_what_nobody_voted_stays_impossible_and_an_item_without_votes_unlabelled
     assert np.isnan(fit.posterior[2]).all() and fit.posterior[[0, 1, 3]].sum(axis=1) == pytest.approx(1.0)
     assert fit.label[:3].tolist() == [FIRST, SECOND, NONE]
     assert fit.label[3] == NONE  # annotators 0 and 1 err alike here
+
+
+def test_equals_who_oppose_each_other_leave_an_item_undecided_whatever_the_rounding() -> None:
+    rng = np.random.default_rng(8)
+    skill, truth = np.array([0.9, 0.75, 0.6, 0.8, 0.7]), rng.integers(0, 2, 100)
+    alike = np.where(rng.random((100, 5)) < skill, truth[:, None], 1 - truth[:, None])  # five pairs who vote alike
+    sides = rng.integers(0, 2, (100, 5))
+    label = np.concatenate([np.concatenate([alike, alike], axis=1), np.concatenate([sides, 1 - sides], axis=1)])
+    fit = dawid_skene(Votes(np.repeat(np.arange(200), 10), np.tile(np.arange(10), 200), label.ravel(), 200))
+    assert (fit.posterior[100:, FIRST] != 0.5).any(), "the example must be one that rounds"
+    assert (fit.label[100:] == NONE).all() and (fit.label[:100] != NONE).all()
 
 
 def test_votes_it_cannot_use_are_refused() -> None:

@@ -166,6 +166,9 @@ def test_perfect_agreement_on_few_items_is_not_certain(coefficient) -> None:  # 
     few, clustered = coefficient(counts), coefficient(counts, np.arange(20) // 5)
     assert few.value == few.high == clustered.high == pytest.approx(1.0)
     assert 0.5 < few.low < 0.8 and clustered.low < few.low - 0.3
+    lone = coefficient(np.concatenate([counts, [[1, 0, 0], [0, 1, 0]] * 50]))  # votes nobody could differ from
+    assert lone.value == pytest.approx(1.0) and lone.low < few.low + 0.05
+    assert coefficient([[3, 0, 0]] * 200 + [[0, 3, 0]] * 2, [0] * 100 + [1] * 100 + [2, 3]).low == -1.0
 
 
 @pytest.mark.parametrize("coefficient", [fleiss_kappa_interval, krippendorff_alpha])
@@ -268,7 +271,7 @@ def test_ukpconvargs_votes_give_the_published_agreement() -> None:
 
     kappa = fleiss_kappa_interval(counts, topics, symmetric=True)
     assert kappa.value == pytest.approx(0.267, abs=0.002)
-    assert 0.22 < kappa.low < 0.24 and 0.29 < kappa.high < 0.31  # 32 debates: far wider than pair by pair
+    assert 0.22 < kappa.low < 0.24 and 0.29 < kappa.high < 0.31  # 32 sides of debates: far wider than pair by pair
     assert krippendorff_alpha(counts, topics, symmetric=True).value == pytest.approx(kappa.value, abs=1e-4)
     labels = plurality(counts)
     assert outcomes(labels) == Outcomes(first=6086, second=5983, equal=2137, none=2721)
