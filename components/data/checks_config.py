@@ -1,6 +1,6 @@
 """What the data contract checks, how grave each finding is, and from where on it is one."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -57,7 +57,21 @@ def _within(low: float, high: float) -> RangeConfig:
     return RangeConfig(severity="warn", threshold=(low, high))
 
 
-class RowChecks(Settings):
+class _Checks(Settings):
+    @model_validator(mode="before")
+    @classmethod
+    def _over_defaults(cls, given: Any) -> Any:
+        """A check that is given in part keeps the rest of its default."""
+        if not isinstance(given, dict):
+            return given
+        out = dict(given)
+        for name in given.keys() & cls.model_fields.keys():
+            if isinstance(given[name], dict):
+                out[name] = cls.model_fields[name].default.model_dump() | given[name]
+        return out
+
+
+class RowChecks(_Checks):
     """The checks of single rows, those that need the other rows or the tokenizer among them."""
 
     readable: CheckConfig = _error(0.05)
@@ -105,7 +119,7 @@ class RowChecks(Settings):
         return self
 
 
-class SetChecks(Settings):
+class SetChecks(_Checks):
     """The checks of what is left after quarantine, as a whole."""
 
     no_leak: CheckConfig = _error(0)

@@ -14,7 +14,7 @@ from components.artifacts import ArtifactStore
 from components.data.config import DataConfig
 from components.data.jsonl import read_rows, write_rows
 from components.errors import UserError
-from data_contracts.gather import Source, gather_pairs
+from data_contracts.gather import Source, judged_rows
 from flows.candidates import find_models
 from tasks.status import RunStatus
 
@@ -27,8 +27,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def write_model(folder: Path, seed: int) -> Path:
-    from components.models import build_causal_lm, save_model, train_tokenizer
+    from components.models import build_causal_lm, save_model
     from components.sft.config import ScratchModel
+    from components.tokenizers import train_tokenizer
 
     tokenizer = train_tokenizer([" ".join(WORDS)], 300)
     save_model(
@@ -90,7 +91,7 @@ def test_a_labelled_sheet_is_a_preference_file(made, desk: Path) -> None:
     rows = [row | {"label": "ab"[n % 2]} for n, row in enumerate(read_rows(desk / "out" / "pairs.jsonl"))]
     write_rows(desk / "labelled.jsonl", rows)
     source = Source.named("preferences", desk / "labelled.jsonl", DataConfig())
-    found = gather_pairs(source, 20_000, lambda done: None)
+    found = list(judged_rows(source, 20_000))
     assert len(found) == len(rows) == 24 and not any(row.problems for row in found)
     assert [row.item["chosen"] for row in found if row.item] == [row[row["label"]] for row in rows]
 

@@ -1,0 +1,72 @@
+"""`tether data check` through the real command."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.data.jsonl import read_rows, write_rows
+
+GOOD = [{"prompt": f"question {i}", "chosen": f"good {i} indeed", "rejected": f"bad {i}"} for i in range(40)]
+
+
+def check(tether, folder: Path, *arguments: str):
+    return tether("data", "check", *arguments, home=folder / "home", cwd=folder)
+
+
+def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tether, tmp_path: Path) -> None:
+    write_rows(tmp_path / "pairs.jsonl", [*GOOD[:7], GOOD[0] | {"chosen": " "}, *GOOD[7:]])
+    done = check(tether, tmp_path, "pairs.jsonl", "--json", "--out", "found")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (41, 40, 1)
+    found = {c["name"]: c for c in report["checks"]}
+    assert found["texts_filled"]["row_numbers"] == [8] and found["texts_filled"]["rows"] == 1
+    assert set(found["texts_filled"]) >= {"name", "severity", "rows", "row_numbers", "threshold", "value"}
+    assert report["kappa"] is report["alpha"] is report["majority"] is None and report["longer_wins"] == 1
+    assert "differ_truncated" not in found, "without a profile there is no tokenizer to ask"
+    assert [row["row"] for row in read_rows(tmp_path / "found" / "quarantine.jsonl")] == [8]
+    assert (tmp_path / "found" / "data_docs" / "index.html").is_file()
+    shown = check(tether, tmp_path, "pairs.jsonl").stdout
+    line = next(line for line in shown.splitlines() if "texts_filled" in line)
+    assert line.split()[-1] == "8" and "The contract holds." in shown
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_a_contract_that_fails_ends_with_the_code_of_a_failed_gate_and_its_name(tether, tmp_path: Path) -> None:
+    write_rows(tmp_path / "pairs.jsonl", [*GOOD[:30], *({**row, "chosen": row["rejected"]} for row in GOOD[30:])])
+    done = check(tether, tmp_path, "pairs.jsonl")
+    assert done.returncode == 3 and "The contract fails: responses_differ." in done.stdout
+    allowed = ("--set", "data.checks.responses_differ.threshold=0.5")
+    assert check(tether, tmp_path, "pairs.jsonl", *allowed).returncode == 0
+
+
+def test_a_profile_brings_its_tokenizer_and_lengths(tether, tmp_path: Path) -> None:
+    long = " ".join(["indeed"] * 20)
+    write_rows(tmp_path / "pairs.jsonl", [*GOOD, {"prompt": "q", "chosen": f"{long} a", "rejected": f"{long} b"}])
+    done = check(tether, tmp_path, "pairs.jsonl", "--profile", "tiny", "--json")
+    found = {c["name"]: c for c in json.loads(done.stdout)["checks"]}
+    assert found["differ_truncated"]["row_numbers"] == [41], "tiny cuts responses to 10 tokens"
+
+
+def test_demonstrations_alone_are_judged_as_such(tether, tmp_path: Path) -> None:
+    write_rows(tmp_path / "taught.jsonl", [{"prompt": f"q {i}", "response": "r" * (i != 3)} for i in range(9)])
+    report = json.loads(check(tether, tmp_path, "taught.jsonl", "--json").stdout)
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (9, 0, 1)
+    assert {c["source"] for c in report["checks"]} == {"demonstrations"}
+    assert next(c for c in report["checks"] if c["name"] == "texts_filled")["row_numbers"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("missing.jsonl",), "there is no file"),
+        (("other.jsonl",), "its rows are no preference pairs"),
+        (("other.jsonl", "--out", "."), "it is there already"),
+        (("other.jsonl", "--set", "data.checks.texts_filled.severity=warn"), "can't be used"),
+    ],
+)
+def test_the_users_mistakes_end_in_one_paragraph_and_code_2(tether, tmp_path: Path, arguments, said: str) -> None:
+    write_rows(tmp_path / "other.jsonl", [{"colour": "red"}])
+    done = check(tether, tmp_path, *arguments)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
