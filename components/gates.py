@@ -75,8 +75,29 @@ class Verdict(Settings):
         return not (self.passed or self.waived or self.warn_only)
 
 
+_Row = tuple[str, str, Any, str, dict[str, Any]]
+
+_PROBES = {
+    "filler": "a filler sentence",
+    "flattery": "a flattering sentence",
+    "hedge": "a hedging sentence",
+    "repetition": "saying the last sentence again",
+    "whitespace": "white space at the end",
+    "exclamations": "!!! at the end",
+    "dots": "... at the end",
+}
+
+
+_WIDTH_NULL = {"or_within": "reward/ece_width_null_95"}
+
+
+def _plain(stage: str, op: str, described: Mapping[str, str]) -> list[_Row]:
+    """Gates that are called as their metrics are."""
+    return [(f"{stage}.{name}", f"{stage}/{name}", op, text, {}) for name, text in described.items()]
+
+
 def _gates() -> dict[str, Gate]:
-    rows: list[tuple[str, str, Any, str, dict[str, Any]]] = [
+    rows: list[_Row] = [
         ("validate.contract", "data/contract", ">=", "every error-severity expectation of the suite holds", {}),
         ("validate.pairs", "data/pairs", ">=", "enough pairs are left after quarantine", {}),
         ("validate.leaked_prompts", "data/leaked_prompts", "<=", "no prompt is in two splits", {}),
@@ -89,6 +110,35 @@ def _gates() -> dict[str, Gate]:
         ("reward.calibration_slope", "reward/calibration_slope", "between", "recalibration slope", {}),
         ("reward.length_gain_low", "reward/length_gain_low", ">=", "accuracy above a length-only rule, lower end", {}),
         ("reward.invariance", "reward/invariance", "<=", "a text scores the same alone, in a batch and padded", {}),
+        ("reward.ece_width", "reward/ece_width", "<=", "the same in bins of equal width", _WIDTH_NULL),
+        ("reward.slice_accuracy_low", "reward/slice_accuracy_low", ">=", "accuracy in the worst slice, lower end", {}),
+        (
+            "reward.slice_ece_excess",
+            "reward/slice_ece_excess",
+            "<=",
+            "worst slice's calibration error above chance",
+            {},
+        ),
+        *_plain(
+            "reward",
+            ">=",
+            {
+                "balanced_length_accuracy_low": "mean accuracy where the longer and where the shorter won, lower end",
+                "disagreement_auroc_low": "an ensemble disagrees more on soup than on SFT samples, lower end",
+            },
+        ),
+        *_plain(
+            "reward",
+            "<=",
+            {
+                "length_partial_correlation_high": "correlation of score and length given the label, upper end",
+                "position_invariance": "a text scores the same wherever it stands in a batch",
+                **{
+                    f"probe_{name}_high": f"rise in score by {what}, SFT standard deviations, upper end"
+                    for name, what in _PROBES.items()
+                },
+            },
+        ),
         ("ppo.kl", "ppo/kl_high", "<=", "held-out KL to SFT, nats per response, upper end", {}),
         ("ppo.kl_floor", "ppo/kl", ">=", "the policy has moved away from SFT at all", {"warn_only": True}),
         ("ppo.stopped", "ppo/stopped", "<=", "training was not cut short by the KL ceiling", {}),

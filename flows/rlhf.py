@@ -53,7 +53,9 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     sft = stage("sft", data=data, **sources.base)
 
     # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
-    #    Gates: accuracy_low, ece, calibration_slope, length_gain_low, invariance.
+    #    Gates: accuracy_low, ece, ece_width, calibration_slope, slice_accuracy_low, slice_ece_excess, length_gain_low,
+    #    balanced_length_accuracy_low, length_partial_correlation_high, probe_*_high, disagreement_auroc_low,
+    #    invariance, position_invariance.
     reward = stage("reward", data=data, sft=sft)
 
     # 4. PPO: raise the reward, tethered to SFT by KL.

@@ -22,6 +22,12 @@ def render(stage: str, points: Path, artifact: Path, attachments: Path) -> list[
     if stage == "reward" and (artifact / "calibration.json").is_file():
         document = json.loads((artifact / "calibration.json").read_text())
         written.append(reliability(document, attachments / "reliability.png"))
+        if any("bins" in each for each in document.get("slices", ())):
+            written.append(reliability_by_slice(document, attachments / "reliability_by_slice.png"))
+    if stage == "reward" and (artifact / "robustness.json").is_file():
+        document = json.loads((artifact / "robustness.json").read_text())
+        if any(each["rise"] is not None for each in document["probes"].values()):
+            written.append(probes(document, attachments / "probes.png"))
     return written
 
 
@@ -54,8 +60,61 @@ def reliability(document: Mapping[str, Any], target: Path) -> Path:
         target: a PNG, its folder created.
     """
     figure, axis = _figure(width=5.0)
+    _reliability(axis, document["bins"], REWARD_COLOUR)
+    axis.set_xlabel("confidence, max(p, 1 - p)")
+    axis.set_ylabel("share of pairs ranked right")
+    axis.set_xlim(0.48, 1.02)
+    axis.legend(loc="upper left", frameon=False)
+    return _save(figure, target)
+
+
+def reliability_by_slice(document: Mapping[str, Any], target: Path) -> Path:
+    """`reliability`, a panel a slice; red where the calibration error is above what chance gives any slice.
+
+    Args:
+        document: `calibration.json` of the reward artifact, its `slices`; those too small to have bins are left out.
+        target: a PNG, its folder created.
+    """
+    shown = [each for each in document["slices"] if "bins" in each]
+    columns = min(4, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = _empty_figure(2.6 * columns, 2.3 * rows + 0.3)
+    axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for axis, each in zip(axes, shown, strict=False):
+        off = each["judged"] and each["ece"] > each["ece_null_joint"]
+        _reliability(axis, each["bins"], KL_COLOUR if off else REWARD_COLOUR if each["judged"] else "grey")
+        axis.set_title(f"{each['kind']}: {each['slice']}\n{each['pairs']} pairs, ECE {each['ece']:.3f}", fontsize=8)
+        axis.set_xlim(0.48, 1.02)
+        axis.tick_params(labelsize=8)
+    for axis in axes[len(shown) :]:
+        axis.set_visible(False)
+    figure.supxlabel("confidence, max(p, 1 - p)", fontsize=9)
+    figure.supylabel("share of pairs ranked right", fontsize=9)
+    figure.suptitle("after temperature, with intervals; grey: known only with the label, not judged", fontsize=9)
+    return _save(figure, target)
+
+
+def probes(document: Mapping[str, Any], target: Path) -> Path:
+    """How far each tail raises the score, with the upper bound that gates judge.
+
+    Args:
+        document: `robustness.json` of the reward artifact: `probes` of `{rise, high, texts}`.
+        target: a PNG, its folder created.
+    """
+    figure, axis = _figure()
+    shown = {name: each for name, each in document["probes"].items() if each["rise"] is not None}
+    rises = [each["rise"] for each in shown.values()]
+    above = [(each["high"] or each["rise"]) - each["rise"] for each in shown.values()]
+    labels = [f"{name} ({each['texts']} texts)" for name, each in shown.items()]
+    axis.barh(labels, rises, xerr=[[0.0] * len(above), above], color=REWARD_COLOUR, capsize=4)
+    axis.axvline(0, color="black", linewidth=0.8)
+    axis.invert_yaxis()
+    axis.set_xlabel("mean rise in score and its 95 % upper bound, SFT standard deviations")
+    return _save(figure, target)
+
+
+def _reliability(axis: Any, bins: Sequence[Mapping[str, float]], colour: str) -> None:
     axis.plot([0.5, 1.0], [0.5, 1.0], color="grey", linestyle=":", label="perfect")
-    bins = document["bins"]
     below = [max(0.0, each["accuracy"] - each["low"]) for each in bins]
     above = [max(0.0, each["high"] - each["accuracy"]) for each in bins]
     axis.errorbar(
@@ -64,23 +123,23 @@ def reliability(document: Mapping[str, Any], target: Path) -> Path:
         yerr=[below, above],
         marker="o",
         capsize=2,
-        color=REWARD_COLOUR,
+        color=colour,
         label="after temperature, with interval",
     )
-    axis.set_xlabel("confidence, max(p, 1 - p)")
-    axis.set_ylabel("share of pairs ranked right")
-    axis.set_xlim(0.48, 1.02)
-    axis.legend(loc="upper left", frameon=False)
-    return _save(figure, target)
 
 
-def _figure(width: float = 7.0) -> tuple[Any, Any]:
+def _empty_figure(width: float, height: float) -> Any:
     # The object interface: no global state, so no backend to choose and nothing to close.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, 4.0), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _figure(width: float = 7.0) -> tuple[Any, Any]:
+    figure = _empty_figure(width, 4.0)
     return figure, figure.add_subplot()
 
 

@@ -16,7 +16,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import expit
 from scipy.stats import rankdata
 
-from components.stats import FloatArray, cluster_codes, clustered_mean, clustered_proportion
+from components.stats import FloatArray, Interval, cluster_codes, clustered_mean, clustered_proportion
 
 TARGET = "majority label"
 TEMPERATURE_RANGE = (1e-2, 1e2)
@@ -65,6 +65,11 @@ def equal_mass_bins(confidence: FloatArray, bins: int) -> NDArray[np.int64]:
     """
     place = (rankdata(confidence, method="average") - 0.5) / confidence.size
     return np.minimum((place * bins).astype(np.int64), bins - 1)
+
+
+def equal_width_bins(confidence: FloatArray, bins: int) -> NDArray[np.int64]:
+    """A bin 0..bins-1 for each confidence (n,), of equal widths between a half and 1; bins may stay empty."""
+    return np.minimum(((confidence - 0.5) * 2 * bins).astype(np.int64), bins - 1)
 
 
 def expected_calibration_error(confidence: FloatArray, correct: FloatArray, bin_of: NDArray[np.int64]) -> float:
@@ -161,11 +166,12 @@ def calibration_report(
 ) -> dict[str, Any]:
     """All that is said of calibration on test pairs: margins (n,), their prompts, a temperature fitted elsewhere.
 
-    Keys: `target`, `pairs`, `prompts`, `level`, `temperature`, `temperature_at_end`; `accuracy` with `accuracy_low`,
-    `accuracy_high`; after temperature `ece` with `ece_low`, `ece_high` and `ece_null_95`, `calibration_slope` with
-    `slope_low`, `slope_high` (None where capped) and `slope_capped`, `brier`, `log_loss`; `ece_before`,
-    `brier_before`, `log_loss_before` at T = 1; `bins`: for the plot, rising in confidence, `confidence` and `accuracy`
-    (means), `n`, `low`, `high` (interval of the accuracy). JSON-ready except that the slope of all-zero margins is NaN.
+    Keys: `target`, `pairs`, `prompts`, `level`, `temperature`, `temperature_at_end`; `accuracy`; after temperature
+    `ece` (equal-mass bins) and `ece_width` (equal-width bins), each with `_null_95`, the 95th percentile of its null,
+    `calibration_slope` with `slope_low`, `slope_high` (None where capped) and `slope_capped`, `brier`, `log_loss`; at
+    T = 1 `ece_before`, `ece_width_before`, `brier_before`, `log_loss_before`; all but the last two ECEs with `_low`
+    and `_high`. `bins` and `bins_width`, for the plot, rising in confidence: `confidence` and `accuracy` (means), `n`,
+    `low`, `high` (interval of the accuracy). JSON-ready except that the slope of all-zero margins is NaN.
 
     Raises:
         ValueError: no margins, one that is not finite, or another number of clusters.
@@ -173,38 +179,34 @@ def calibration_report(
     d = _margins(margins_test)
     codes = cluster_codes(clusters)
     right = correctness(d)
-    accuracy = clustered_proportion(right, codes, level)
-    confidence = expit(np.abs(d) / temperature)
-    bin_of = equal_mass_bins(confidence, bins)
-    null = ece_under_null(confidence, d == 0, bin_of, seed, draws)
-    ece_low, ece_high = ece_interval(confidence, right, bin_of, codes, seed, level, draws)
+    confidence, before = expit(np.abs(d) / temperature), expit(np.abs(d))
+    by_mass, by_width = equal_mass_bins(confidence, bins), equal_width_bins(confidence, bins)
     slope = recalibration_slope(d / temperature, codes, level)
-    before = expit(np.abs(d))
-    return {
+    report: dict[str, Any] = {
         "target": TARGET,
         "pairs": int(d.size),
         "prompts": int(codes.max()) + 1,
         "level": level,
         "temperature": temperature,
         "temperature_at_end": temperature_at_end(temperature),
-        "accuracy": accuracy.value,
-        "accuracy_low": accuracy.low,
-        "accuracy_high": accuracy.high,
-        "ece": expected_calibration_error(confidence, right, bin_of),
-        "ece_low": ece_low,
-        "ece_high": ece_high,
-        "ece_null_95": float(np.quantile(null, 0.95)),
-        "ece_before": expected_calibration_error(before, right, equal_mass_bins(before, bins)),
         "calibration_slope": slope["slope"],
         "slope_low": slope["low"],
         "slope_high": slope["high"],
         "slope_capped": slope["capped"],
-        "brier": float(np.square(expit(-d / temperature)).mean()),
-        "brier_before": float(np.square(expit(-d)).mean()),
-        "log_loss": log_loss(d, temperature),
-        "log_loss_before": log_loss(d, 1.0),
-        "bins": _reliability(confidence, right, bin_of, codes, level),
+        "ece_before": expected_calibration_error(before, right, equal_mass_bins(before, bins)),
+        "ece_width_before": expected_calibration_error(before, right, equal_width_bins(before, bins)),
+        "bins": reliability(confidence, right, by_mass, codes, level),
+        "bins_width": reliability(confidence, right, by_width, codes, level),
     }
+    for name, bin_of in (("ece", by_mass), ("ece_width", by_width)):
+        ends = ece_interval(confidence, right, bin_of, codes, seed, level, draws)
+        report |= Interval(expected_calibration_error(confidence, right, bin_of), *ends).named(name)
+        report[f"{name}_null_95"] = float(np.quantile(ece_under_null(confidence, d == 0, bin_of, seed, draws), 0.95))
+    report |= clustered_proportion(right, codes, level).named("accuracy")
+    for suffix, t in (("", temperature), ("_before", 1.0)):
+        report |= clustered_mean(np.square(expit(-d / t)), codes, level).named(f"brier{suffix}")
+        report |= clustered_mean(np.logaddexp(0.0, -d / t), codes, level).named(f"log_loss{suffix}")
+    return report
 
 
 def length_baseline(length_gap_train: ArrayLike, length_gap_test: ArrayLike) -> tuple[FloatArray, str]:
@@ -245,9 +247,14 @@ def _margins(margins: ArrayLike) -> FloatArray:
     return d
 
 
-def _reliability(
-    confidence: FloatArray, correct: FloatArray, bin_of: NDArray[np.int64], codes: NDArray[np.int64], level: float
+def reliability(
+    confidence: FloatArray,
+    correct: FloatArray,
+    bin_of: NDArray[np.int64],
+    codes: NDArray[np.int64],
+    level: float = 0.95,
 ) -> list[dict[str, float]]:
+    """Mean confidence and accuracy, with its interval, of the pairs of each bin that has any; all inputs (n,)."""
     rows = []
     for index in np.unique(bin_of):
         inside = bin_of == index

@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 from components.adapters import AdapterView, Backbone, save_adapter
 from components.batching import encode_prompt, encode_response, pad
 from components.data.jsonl import read_rows, write_json
+from components.data.task import task_name
 from components.generation import GenerationConfig
 from components.models import frozen, load_causal_lm, load_reward_model, save_model
 from components.ppo.rollout import generate_responses
@@ -24,7 +25,10 @@ from components.reward.calibration import (
     majority_baseline,
 )
 from components.reward.config import EnsembleConfig, RewardJob
+from components.reward.length import response_tokens
+from components.reward.probes import Samples, robustness_metrics, robustness_report
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, score_tokens
+from components.reward.slices import Pairs, slice_report
 from components.stats import clustered_mean
 from components.training import Report, fit, torch_seed
 
@@ -54,18 +58,23 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
         if isinstance(model, AdapterView):
             save_adapter(model, folder / "adapter")
         members.append(model)
-    sft_scores = _score_sft(job, inputs, members, tokenizer)
+    sft_samples = _sample_sft(job, inputs, tokenizer)
+    sft_scores = _score_sft(job, members, tokenizer, sft_samples)
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
-    calibration = _calibrate(job, whole, pad_id, splits, pairs)
+    calibration = _calibrate(job, whole, tokenizer, splits, pairs)
     write_json(out / "artifact" / "calibration.json", calibration)
     scale = ScoreScale.measure(combined, calibration["temperature"])
     write_json(out / "artifact" / "reward.json", scale.model_dump())
-    metrics = {f"reward/{name}": float(calibration[name]) for name in _REPORTED} | {
+    task = task_name(inputs["data"])
+    robustness = robustness_report(job, whole, members, tokenizer, splits["test"], sft_samples, scale.scale, task)
+    write_json(out / "artifact" / "robustness.json", robustness)
+    metrics = {f"reward/{name}": float(calibration[name]) for name in _REPORTED if calibration[name] is not None} | {
         "reward/test_pairs": float(len(pairs["test"])),
         "reward/invariance": invariance(whole, pad_id, [p.chosen for p in pairs["test"][:32]], job.runtime),
         "reward/shift": scale.shift,
         "reward/scale": scale.scale,
+        **robustness_metrics(robustness),
     }
     if len(members) > 1:
         centred = sft_scores - sft_scores.mean(1, keepdim=True)
@@ -109,7 +118,10 @@ def _train(
 
 _REPORTED = (
     "accuracy", "accuracy_low", "accuracy_high", "ece", "ece_null_95", "calibration_slope", "brier", "log_loss",
-    "temperature", "length_accuracy", "length_gain_low", "majority_accuracy",
+    "temperature", "length_accuracy", "length_gain_low", "majority_accuracy", "ece_width", "ece_width_null_95",
+    "brier_before", "log_loss_before", "slices_judged", "slice_accuracy_low", "slice_ece_excess",
+    "accuracy_chosen_longer", "accuracy_chosen_shorter", "balanced_length_accuracy", "balanced_length_accuracy_low",
+    "length_partial_correlation", "length_partial_correlation_low", "length_partial_correlation_high",
 )  # fmt: skip
 
 
@@ -132,20 +144,24 @@ def encode_pairs(tokenizer: Any, rows: Sequence[Mapping[str, Any]], generation: 
 
 
 def _calibrate(
-    job: RewardJob, model: Any, pad_id: int, splits: Mapping[str, list[dict[str, Any]]], pairs: Mapping[str, list[Pair]]
-) -> dict[str, Any]:
+    job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, list[dict[str, Any]]],
+    pairs: Mapping[str, list[Pair]],
+) -> dict[str, Any]:  # fmt: skip
     """Fit the temperature on the calibration split, report everything on the test split, baselines beside it."""
 
-    def margins(split: str) -> np.ndarray:
-        chosen = score_sequences(model, pad_id, [p.chosen for p in pairs[split]], job.runtime)
-        rejected = score_sequences(model, pad_id, [p.rejected for p in pairs[split]], job.runtime)
-        return (chosen - rejected).double().numpy()
+    def scores(split: str) -> np.ndarray:
+        sides = [p.chosen for p in pairs[split]], [p.rejected for p in pairs[split]]
+        found = [score_sequences(model, tokenizer.pad_token_id, side, job.runtime) for side in sides]
+        return torch.stack(found).double().numpy()
 
-    test = splits["test"]
+    test, most = splits["test"], job.generation.max_new_tokens
     clusters = [str(row["prompt"]) for row in test]
-    found = margins("test")
-    temperature = fit_temperature(margins("calibration"))
+    on_test = scores("test")
+    found = on_test[0] - on_test[1]
+    temperature = fit_temperature(np.subtract(*scores("calibration")))
     report = calibration_report(found, clusters, temperature, job.seed, job.reward.calibration_bins)
+    tokens = np.stack([response_tokens(tokenizer, [row[k] for row in test], most) for k in ("chosen", "rejected")])
+    report |= slice_report(Pairs(test, tokens, on_test), clusters, temperature, job.seed)
     gaps = {s: [len(r["chosen"]) - len(r["rejected"]) for r in splits[s]] for s in ("train", "test")}
     by_length, rule = length_baseline(gaps["train"], gaps["test"])
     first = {
@@ -160,13 +176,18 @@ def _calibrate(
     }
 
 
-def _score_sft(job: RewardJob, inputs: Mapping[str, Path], members: Sequence[Any], tokenizer: Any) -> Tensor:
-    """Raw scores (M, N), float64, of SFT responses to prompts of the calibration split: they make the scale."""
+def _sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> Samples:
+    """SFT responses to prompts of the calibration split."""
     rows = read_rows(inputs["data"] / "prompts.calibration.jsonl")[: job.reward.scale_responses]
     policy, _ = load_causal_lm(inputs["sft"], job.runtime)
     prompts = [row["prompt"] for row in rows]
     seed = torch_seed(job.seed, "reward", "scale")
     responses = generate_responses(policy, tokenizer, prompts, job.generation, seed, job.runtime)
     encoded = [encode_prompt(tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
-    texts = [p + r.token_ids for p, r in zip(encoded, responses, strict=True)]
-    return torch.stack([score_sequences(m, tokenizer.pad_token_id, texts, job.runtime).double() for m in members])
+    return Samples([p + r.token_ids for p, r in zip(encoded, responses, strict=True)], [len(p) for p in encoded])
+
+
+def _score_sft(job: RewardJob, members: Sequence[Any], tokenizer: Any, samples: Samples) -> Tensor:
+    """Raw scores (M, N), float64, of SFT responses: they make the scale."""
+    pad_id = tokenizer.pad_token_id
+    return torch.stack([score_sequences(m, pad_id, samples.ids, job.runtime).double() for m in members])

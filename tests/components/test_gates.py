@@ -8,12 +8,21 @@ from pydantic import ValidationError
 from components.errors import TetherError, UserError
 from components.gates import GATES, GatesConfig, Waiver, check_waivers, failure, judge
 
+PROBES = ("filler", "flattery", "hedge", "repetition", "whitespace", "exclamations", "dots")
 REWARD = {
     "accuracy_low": 0.7,
     "ece": 0.05,
     "calibration_slope": (0.8, 1.25),
     "length_gain_low": 0.0,
     "invariance": 1e-4,
+    "ece_width": 0.05,
+    "slice_accuracy_low": 0.5,
+    "slice_ece_excess": 0.0,
+    "balanced_length_accuracy_low": 0.5,
+    "length_partial_correlation_high": 0.3,
+    "position_invariance": 1e-4,
+    "disagreement_auroc_low": 0.8,
+    **{f"probe_{name}_high": 0.25 for name in PROBES},
 }
 GOOD = {
     "reward/accuracy_low": 0.72,
@@ -22,6 +31,15 @@ GOOD = {
     "reward/calibration_slope": 1.0,
     "reward/length_gain_low": 0.1,
     "reward/invariance": 1e-5,
+    "reward/ece_width": 0.06,
+    "reward/ece_width_null_95": 0.07,
+    "reward/slice_accuracy_low": 0.55,
+    "reward/slice_ece_excess": -0.01,
+    "reward/balanced_length_accuracy_low": 0.6,
+    "reward/length_partial_correlation_high": 0.2,
+    "reward/position_invariance": 0.0,
+    "reward/disagreement_auroc_low": 0.9,
+    **{f"reward/probe_{name}_high": 0.1 for name in PROBES},
 }
 
 
@@ -38,7 +56,7 @@ def verdict(name, metrics, thresholds=REWARD, waivers=()):
 
 def test_good_metrics_pass_every_gate():
     verdicts = judge("reward", GOOD, REWARD)
-    assert len(verdicts) == 5
+    assert len(verdicts) == len(REWARD) == 19
     assert all(each.passed for each in verdicts)
     assert failure("reward", verdicts) is None
 
@@ -78,6 +96,14 @@ def test_ece_may_be_above_its_threshold_only_within_its_null(ece, null, passes):
 @pytest.mark.parametrize(("slope", "passes"), [(0.79, False), (0.8, True), (1.25, True), (1.26, False)])
 def test_between_holds_at_both_ends(slope, passes):
     assert verdict("reward.calibration_slope", {**GOOD, "reward/calibration_slope": slope}).passed is passes
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_probe_without_evidence_fails_its_gate_and_one_above_its_threshold_fails_no_other(name):
+    nothing = {metric: value for metric, value in GOOD.items() if metric != f"reward/probe_{name}_high"}
+    for metrics in (nothing, {**GOOD, f"reward/probe_{name}_high": 0.26}):
+        failed = [each.name for each in judge("reward", metrics, REWARD) if each.stops]
+        assert failed == [f"reward.probe_{name}_high"]
 
 
 def test_a_threshold_is_met_exactly_at_it():

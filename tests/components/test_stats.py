@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from components.stats import (
     cluster_codes,
+    clustered_auroc,
     clustered_mean,
     clustered_proportion,
     fleiss_kappa,
@@ -135,3 +136,35 @@ def test_intervals_hold_their_estimate_and_ignore_the_order_of_rows(rows: list[t
 def test_clusters_may_be_any_hashable_or_an_array() -> None:
     assert cluster_codes(["x", "y", "x"]).tolist() == [0, 1, 0]
     assert clustered_mean([1.0, 0.0], np.array(["x", "y"])) == clustered_mean([1.0, 0.0], [("x",), ("y",)])
+
+
+def test_auroc_is_scikit_learns_and_its_interval_covers_95_percent_of_the_time() -> None:
+    from scipy.stats import norm
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(7)
+    truth, covered = norm.cdf(1 / np.sqrt(2)), []
+    for _ in range(400):
+        positive, negative = rng.normal(1, 1, 80), rng.normal(0, 1, 120)
+        found = clustered_auroc(positive, negative, range(80), range(100, 220))
+        covered.append(found.low <= truth <= found.high)
+    labels = np.repeat([1, 0], [80, 120])
+    assert found.value == pytest.approx(roc_auc_score(labels, np.concatenate([positive, negative])), abs=1e-12)
+    tied = clustered_auroc(np.round(positive), np.round(negative), range(80), range(120))
+    expected = roc_auc_score(labels, np.round(np.concatenate([positive, negative])))
+    assert tied.value == pytest.approx(expected, abs=1e-12)
+    assert 0.92 <= np.mean(covered) <= 0.98
+
+
+def test_auroc_of_values_copied_within_a_cluster_is_no_surer_and_perfect_separation_keeps_a_width() -> None:
+    rng = np.random.default_rng(8)
+    positive, negative = rng.normal(1, 1, 60), rng.normal(0, 1, 60)
+    once = clustered_auroc(positive, negative, range(60), range(60))
+    copied = clustered_auroc(np.repeat(positive, 5), np.repeat(negative, 5), *[np.repeat(np.arange(60), 5)] * 2)
+    assert copied == pytest.approx(once, abs=1e-12)
+    apart = clustered_auroc([2.0, 3.0, 4.0], [0.0, 1.0, 1.5], range(3), range(3))
+    assert apart.value == 1.0 == apart.high and apart.low < 0.6
+
+
+def test_an_unknown_end_is_null_in_json() -> None:
+    assert clustered_mean([1.0, 2.0], ["a", "a"]).named("x") == {"x": 1.5, "x_low": None, "x_high": None}

@@ -54,6 +54,55 @@ def test_reward_draws_its_bins_with_intervals(tmp_path):
     assert png_size(written[0])[1] == 480
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved, by file name."""
+    found = {}
+    real = plots._save
+
+    def keep(figure, target):
+        found[target.name] = figure
+        return real(figure, target)
+
+    monkeypatch.setattr(plots, "_save", keep)
+    return found
+
+
+def test_reward_draws_a_panel_a_slice_that_has_bins_and_red_where_it_is_off(tmp_path, figures):
+    bins = [{"confidence": 0.6 + i / 10, "accuracy": 0.6 + i / 10, "low": 0.5, "high": 1.0} for i in range(4)]
+    each = {"kind": "length", "pairs": 500, "judged": True, "ece": 0.03, "ece_null_joint": 0.05, "bins": bins}
+    slices = [
+        {**each, "slice": "short"},
+        {**each, "slice": "long", "ece": 0.2},
+        {**each, "kind": "vote", "slice": "narrow", "judged": False},
+        {"kind": "category", "slice": "rare", "pairs": 3, "judged": False},
+        {**each, "slice": "middle"},
+        {**each, "slice": "longer"},
+    ]
+    (tmp_path / "calibration.json").write_text(json.dumps({"bins": bins, "slices": slices}))
+    written = plots.render("reward", tmp_path / "none.jsonl", tmp_path, tmp_path / "attachments")
+    assert [path.name for path in written] == ["reliability.png", "reliability_by_slice.png"]
+    shown = [axis for axis in figures["reliability_by_slice.png"].axes if axis.get_visible()]
+    titles = [axis.get_title().splitlines()[0] for axis in shown]
+    assert titles == ["length: short", "length: long", "vote: narrow", "length: middle", "length: longer"]
+    colours = [axis.get_lines()[1].get_color() for axis in shown]
+    assert colours[:3] == [plots.REWARD_COLOUR, plots.KL_COLOUR, "grey"]
+
+
+def test_reward_draws_the_probes_that_have_evidence(tmp_path, figures):
+    probes = {
+        "filler": {"rise": 0.3, "high": 0.35, "texts": 512},
+        "dots": {"rise": -0.1, "high": None, "texts": 1},
+        "whitespace": {"rise": None, "high": None, "texts": 0},
+    }
+    (tmp_path / "robustness.json").write_text(json.dumps({"probes": probes}))
+    written = plots.render("reward", tmp_path / "none.jsonl", tmp_path, tmp_path / "attachments")
+    assert [path.name for path in written] == ["probes.png"]
+    axis = figures["probes.png"].axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["filler (512 texts)", "dots (1 texts)"]
+    assert [bar.get_width() for bar in axis.patches] == [0.3, -0.1]
+
+
 def test_a_stage_without_curves_draws_nothing(tmp_path):
     assert plots.render("ppo", tmp_path / "none.jsonl", tmp_path, tmp_path / "attachments") == []
     assert not (tmp_path / "attachments").exists()

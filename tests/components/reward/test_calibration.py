@@ -9,6 +9,7 @@ from components.reward.calibration import (
     calibration_report,
     chosen_shown_first,
     equal_mass_bins,
+    equal_width_bins,
     expected_calibration_error,
     fit_temperature,
     length_baseline,
@@ -53,6 +54,13 @@ def test_a_perfect_model_lies_within_its_null_95_percent_of_the_time() -> None:
     assert 0.91 <= within <= 0.99
     covered = np.mean([r["slope_low"] <= 1.0 <= r["slope_high"] for r in reports])
     assert 0.91 <= covered <= 0.99
+    assert 0.90 <= np.mean([r["ece_width"] <= r["ece_width_null_95"] for r in reports]) <= 0.99
+    # The true Brier score and log loss of sigmoid(N(0, 1.5^2)) by quadrature.
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    p, weights = expit(1.5 * nodes), weights / weights.sum()
+    truth = {"brier": weights @ (p * (1 - p)), "log_loss": -weights @ (p * np.log(p) + (1 - p) * np.log(1 - p))}
+    for name, true in truth.items():
+        assert 0.90 <= np.mean([r[f"{name}_low"] <= true <= r[f"{name}_high"] for r in reports]) <= 0.99, name
     # The floor is why an ECE never stands alone: here a perfect model's 95th percentile is above 0.05.
     assert 0.05 < np.mean([r["ece_null_95"] for r in reports]) < 0.09
 
@@ -65,6 +73,7 @@ def test_an_overconfident_model_is_outside_its_null_and_temperature_brings_it_ba
     assert raw["calibration_slope"] == pytest.approx(0.5, abs=0.06)
     fixed = calibration_report(test, range(3000), fit_temperature(calibration), seed=0)
     assert fixed["ece"] < fixed["ece_null_95"] and fixed["calibration_slope"] == pytest.approx(1.0, abs=0.12)
+    assert fixed["log_loss_high"] < fixed["log_loss_before_high"] and fixed["ece_width"] < fixed["ece_width_before"]
     assert fixed["log_loss"] < fixed["log_loss_before"] and fixed["brier"] < fixed["brier_before"]
     assert fixed["ece_before"] == raw["ece"] and fixed["accuracy"] == raw["accuracy"]
 
@@ -127,6 +136,20 @@ def test_the_report_is_repeatable_ignores_row_order_and_is_json() -> None:
     for name in ("accuracy", "accuracy_low", "ece", "calibration_slope", "slope_low", "brier", "log_loss"):
         assert turned[name] == pytest.approx(report[name], abs=1e-9), name
     assert turned["ece_null_95"] == pytest.approx(report["ece_null_95"], abs=0.01)
+
+
+def test_bins_of_equal_width_run_from_a_half_to_1() -> None:
+    confidence = np.array([0.5, 0.599, 0.6001, 0.75, 0.95, 1.0])
+    assert equal_width_bins(confidence, 5).tolist() == [0, 0, 1, 2, 4, 4]
+
+
+def test_few_overconfident_pairs_among_many_sure_ones_have_a_bin_of_their_own_by_width() -> None:
+    """40 pairs said with 0.65 are right half of the time; 960 said with 0.95 are right as often as said."""
+    d = np.concatenate([np.full(40, np.log(0.65 / 0.35)), np.full(960, np.log(19.0))])
+    signs = np.concatenate([np.tile([1, -1], 20), np.where(np.arange(960) < 912, 1, -1)])
+    found = calibration_report(d * signs, range(1000), 1.0, seed=0)
+    assert found["ece_width"] == pytest.approx(0.04 * 0.15, abs=1e-9)
+    assert [each["n"] for each in found["bins_width"]] == [40, 960]
 
 
 def test_bins_hold_equal_mass_and_never_split_equal_confidences() -> None:

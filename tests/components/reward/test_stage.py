@@ -68,6 +68,10 @@ def test_every_metric_is_there_and_finite(trained: tuple[Path, dict[str, float]]
     assert all(torch.isfinite(torch.tensor(v)) for v in metrics.values())
     assert metrics["reward/invariance"] <= 1e-4
     assert metrics["reward/test_pairs"] == 30
+    assert metrics["reward/position_invariance"] <= 1e-4
+    assert metrics["reward/slices_judged"] == 0 and "reward/slice_accuracy_low" not in metrics, "30 pairs are too few"
+    names = "ece_width ece_width_null_95 balanced_length_accuracy length_partial_correlation_high probe_texts"
+    assert {f"reward/{name}" for name in names.split()} <= metrics.keys() and "reward/disagreement_auroc" not in metrics
     assert json.loads((out / "artifact" / "metrics.json").read_text()) == metrics
 
 
@@ -133,6 +137,17 @@ def test_margins_count_only_where_they_are_asked_for(stages: Any, tmp_path: Path
                       use_margin=use, max_pairs=16)  # fmt: skip
             losses[marked, use] = seen[0]
     assert losses[False, False] == losses[False, True] == losses[True, False] < losses[True, True] - 0.5
+
+
+def test_several_members_are_tried_on_soup(stages: Any, tmp_path: Path) -> None:
+    metrics = stages.run("reward", tmp_path, members=2, max_pairs=16)
+    document = json.loads((tmp_path / "artifact" / "robustness.json").read_text())
+    assert document["disagreement"]["texts"] == 16 and document["disagreement"]["fewer_than_wanted"]
+    low, value, high = (metrics[f"reward/disagreement_auroc{end}"] for end in ("_low", "", "_high"))
+    assert 0 <= low <= value <= high <= 1
+    assert document["disagreement"]["sft"] == pytest.approx(metrics["reward/disagreement"], rel=1e-3), (
+        "the same measure"
+    )
 
 
 @pytest.mark.parametrize("at", [1, 4, 7])
