@@ -35,19 +35,30 @@ class Agreement:
     """Rows by their most frequent answer (a is the response that stands first, chosen where there is no order); `none`
     where two are equally frequent."""
 
+    def as_json(self) -> dict[str, Any]:
+        """Its part of `tether data check --json`."""
+        out: dict[str, Any] = {"majority": self.majority}
+        for name, found in (("kappa", self.kappa), ("alpha", self.alpha)):
+            out |= {name: found and found.value, f"{name}_interval": found and [found.low, found.high]}
+        return out
+
 
 def agreement_of(facts: NDArray[Any]) -> Agreement:
     """The agreement in a ledger's facts (n,); intervals are clustered by prompt."""
     facts = facts[facts["voted"]]
-    if not len(facts):
-        return Agreement(None, None, None)
     # Rows kept out when they were read have no prompt's hash: each is a cluster of its own.
-    clusters = np.where(facts["out"], facts["row"].astype(np.uint64), facts["prompt"]).tolist()
+    return agreement_of_counts(facts["ballot"], np.where(facts["out"], facts["row"].astype(np.uint64), facts["prompt"]))
+
+
+def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreement:
+    """The agreement in counts (I, 3) of votes for the first, the second and neither; `clusters` (I,)."""
+    if not counts.any():
+        return Agreement(None, None, None)
     kappa, alpha = (
-        found if math.isfinite((found := statistic(facts["ballot"], clusters, symmetric=True)).value) else None
+        found if math.isfinite((found := statistic(counts, clusters.tolist(), symmetric=True)).value) else None
         for statistic in (fleiss_kappa_interval, krippendorff_alpha)
     )
-    labels = plurality(facts["ballot"])
+    labels = plurality(counts)
     return Agreement(kappa, alpha, {answer: int((labels == label).sum()) for label, answer in _ANSWERS.items()})
 
 

@@ -16,6 +16,7 @@ from data_contracts.agreement import annotator_table
 from data_contracts.examine import Examination, Progress
 from data_contracts.frames import length_preference
 from data_contracts.gather import DETECT_ON
+from data_contracts.sheets import is_sheet
 from data_contracts.suites import FIRST_ROWS
 from data_contracts.validate import show_pages, write_quarantine
 
@@ -37,19 +38,14 @@ class Check(Examination):
 
     def report(self, checks: list[dict[str, Any]], quarantined: int) -> dict[str, Any]:
         """What `--json` prints: `rows` and `row_numbers` (1-based, of the source file) by check, and the votes."""
-        agreement = self.agreement
         shown = ("name", "source", "severity", "rows", "row_numbers", "threshold", "value", "passed", "interval")
         found: dict[str, Any] = {
             "rows": sum(len(examined.ledger.facts) for examined in self.sources.values()),
             "pairs": 0 if self.pairs is None else int(self.pairs.kept.sum()),
             "quarantined": quarantined,
             "checks": [{name: check[name] for name in shown if name in check} for check in checks],
-            "kappa": agreement.kappa and agreement.kappa.value,
-            "kappa_interval": agreement.kappa and [agreement.kappa.low, agreement.kappa.high],
-            "alpha": agreement.alpha and agreement.alpha.value,
-            "alpha_interval": agreement.alpha and [agreement.alpha.low, agreement.alpha.high],
+            **self.agreement.as_json(),
             "longer_wins": self.longer_of_all(),
-            "majority": agreement.majority,
             "passed": all(check["passed"] for check in checks if check["severity"] == "error"),
         }
         if self.pairs is not None and len(self.pairs.ledger.annotators):
@@ -99,12 +95,14 @@ def check(
 
 
 def kind_of(path: Path, split: str) -> str:
-    """Which source a file is: `preferences`, `demonstrations` or `prompts`, by the fields of its first rows.
+    """What a file is by the fields of its first rows: `preferences`, `demonstrations`, `prompts` or a rating `sheet`.
 
     Raises:
         UserError: it can't be read, or is none of these.
     """
     first = list(islice(read_source(path, split), DETECT_ON))
+    if is_sheet(first):
+        return "sheet"
     for name, detect in (("preferences", formats.detect), ("demonstrations", demonstrations.detect)):
         with suppress(UserError):
             detect(first, path)

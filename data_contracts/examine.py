@@ -22,7 +22,7 @@ from components.tokenizers import load_tokenizer, texts_of, train_tokenizer
 from data_contracts import drift, frames, suites
 from data_contracts.agreement import Agreement, agreement_of
 from data_contracts.gather import Source, judged_rows, not_one_valid
-from data_contracts.ledger import Ledger
+from data_contracts.ledger import Ledger, combined
 from data_contracts.texts import SAMPLE, Texts, read_texts
 from data_contracts.whole import (
     TEST,
@@ -117,7 +117,9 @@ class Examination:
 
     def _read(self, source: Source) -> Examined:
         data = self.job.data
-        ledger = Ledger(self.folder / f"{source.name}.jsonl", data.checks, data.split, self.job.seed)
+        ledger = Ledger(
+            self.folder / f"{source.name}.jsonl", data.checks, data.split, self.job.seed, bool(data.max_pairs)
+        )
         rows: Iterable[Row] = judged_rows(source, data.max_characters)
         if source.name == "preferences" and data.labels == "dawid_skene":
             self.competence = competence(rows, source.shown)
@@ -141,7 +143,8 @@ class Examination:
         ledger, limit = taught.ledger, self.job.sft.max_demonstrations
         train = ledger.good() & (ledger.facts["split"] == TRAIN)
         places = np.flatnonzero(train)
-        _, first = np.unique(ledger.facts["taught"][places], return_index=True)
+        said = ledger.facts[places]
+        _, first = np.unique(combined(said["prompt"], said["chosen"]), return_index=True)
         once = np.zeros_like(train)
         once[places[np.sort(first)][:limit]] = True
         rows = (item | {"response": item.get("response", item.get("chosen"))} for _, item in ledger.items(once))

@@ -31,9 +31,8 @@ FACTS = np.dtype(
         ("split", "i1"),  # place in SPLITS
         ("prompt", "u8"),
         ("loose", "u8"),  # the prompt but for case, punctuation and white space
-        ("texts", "u8"),  # prompt and responses
-        ("turned", "u8"),  # the same with the responses exchanged
-        ("taught", "u8"),  # prompt and chosen response
+        ("chosen", "u8"),
+        ("rejected", "u8"),
         ("rank", "u8"),  # what max_pairs chooses by
         ("words", "i4", (2,)),  # of the chosen and the rejected response; -1 without
         ("first_wins", "i1"),  # -1 where the format has no order
@@ -49,11 +48,19 @@ def hash64(*parts: str) -> int:
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
+def combined(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One hash (n,) of several in order, each (n,): equal where all are, else by chance alone."""
+    odd = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+    parts = [part * np.uint64(factor) for part, factor in zip(hashes, odd, strict=False)]
+    return np.add.reduce(parts)
+
+
 class Ledger:
     """The rows of one source."""
 
-    def __init__(self, path: Path, checks: ChecksConfig, split: SplitConfig, seed: int) -> None:
-        self.path, self.split, self.seed = path, split, seed
+    def __init__(self, path: Path, checks: ChecksConfig, split: SplitConfig, seed: int, ranked: bool = False) -> None:
+        """`ranked`: whether rows will be chosen by `rank`."""
+        self.path, self.split, self.seed, self.ranked = path, split, seed, ranked
         self.stay = {name for name in ROW_CHECKS if getattr(checks, name).severity == "warn"}
         self.facts: NDArray[Any] = np.empty(0, FACTS)
         self.votes: NDArray[np.int32] = np.empty((0, 3), np.int32)
@@ -98,7 +105,7 @@ class Ledger:
         for problem in row.problems:
             failed |= int(BIT[problem.check])
         item, out = row.item, self._is_out(row)
-        hashes: tuple[int, ...] = (0,) * 6
+        hashes: tuple[int, ...] = (0,) * 5
         split, words = 0, (-1, -1)
         if item is not None and not out:
             hashes, split = self._hashes(item)
@@ -112,11 +119,8 @@ class Ledger:
         key = prompt_key(item["prompt"])
         chosen: str = item.get("chosen") or item.get("response") or ""
         rejected: str = item.get("rejected") or ""
-        rank = hash64(f"{self.seed} {key} {chosen} {rejected}")
-        hashes = (
-            hash64(key), hash64(loose_key(item["prompt"])), hash64(key, chosen, rejected),
-            hash64(key, rejected, chosen), hash64(key, chosen), rank,
-        )  # fmt: skip
+        rank = hash64(f"{self.seed} {key} {chosen} {rejected}") if self.ranked else 0
+        hashes = hash64(key), hash64(loose_key(item["prompt"])), hash64(chosen), hash64(rejected), rank
         return hashes, SPLITS.index(split_of_key(key, self.split))
 
     def fail(self, index: int, problem: Problem) -> None:

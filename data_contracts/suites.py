@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from components.data.checks_config import CheckConfig, ChecksConfig, RangeConfig, RowChecks, Severity
+from components.data.checks_config import CheckConfig, ChecksConfig, RangeConfig, RowChecks, Severity, SheetChecks
 from components.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -77,6 +77,18 @@ def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
         _check(checks, "label_position", "first_wins", mean, **_ends(checks.label_position)),
     ]
     return [check for check in found if frame[check.column].notna().any()]
+
+
+def sheet_checks(checks: ChecksConfig) -> list[Check]:
+    """The checks of a rating sheet: of its rows, and of the side that the ratings are for."""
+    in_set, mean = "ExpectColumnValuesToBeInSet", "ExpectColumnMeanToBeBetween"
+    return [
+        _check(checks, name, name, in_set, value_set=[True], mostly=1 - asked.threshold)
+        if isinstance(asked, CheckConfig)
+        else _check(checks, name, name, mean, **_ends(asked))
+        for name, asked in checks
+        if name in SheetChecks.model_fields
+    ]
 
 
 _AT_LEAST = ("every_split", "enough_pairs", "enough_test_pairs")

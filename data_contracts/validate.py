@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from components.data.config import ValidateJob
 from components.data.jsonl import write_json
 from components.data.splits import SPLITS
 from components.errors import UserError
-from data_contracts.examine import Examination
+from data_contracts.examine import Examination, Examined
 from data_contracts.frames import length_preference
-from data_contracts.ledger import BIT, ROW_CHECKS
+from data_contracts.ledger import BIT, ROW_CHECKS, combined
 from data_contracts.suites import FIRST_ROWS
 from data_contracts.whole import TRAIN
 
@@ -103,7 +104,8 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
             if pairs.kept[index]:
                 pair_files[pairs.ledger.facts["split"][index]].write(line)
         train, heldout = open_("demonstrations.train"), open_("demonstrations.heldout")
-        demonstrations = _first_of(taught, "taught")
+        said = taught.ledger.facts
+        demonstrations = _first_of(taught, combined(said["prompt"], said["chosen"]))
         for index, item in taught.ledger.items(demonstrations):
             row = {name: item[name] for name in ("prompt", "source", "row")}
             response = item.get("response", item.get("chosen"))
@@ -111,7 +113,7 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
                 _line(row | {"response": response})
             )
         prompt_files = [open_(f"prompts.{split}") for split in SPLITS]
-        prompts = _first_of(asked, "prompt")
+        prompts = _first_of(asked, asked.ledger.facts["prompt"])
         for index, item in asked.ledger.items(prompts):
             prompt_files[asked.ledger.facts["split"][index]].write(
                 _line({"prompt": item["prompt"], "category": item["category"]})
@@ -122,10 +124,10 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     return sizes | {"data/demonstrations": float(demonstrations.sum())}
 
 
-def _first_of(examined: Any, fact: str) -> Any:
-    """The kept rows (n,) that are the first with their hash of `fact`."""
+def _first_of(examined: Examined, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """The kept rows (n,) that are the first with their hash."""
     places = np.flatnonzero(examined.kept)
-    _, first = np.unique(examined.ledger.facts[fact][places], return_index=True)
+    _, first = np.unique(hashes[places], return_index=True)
     out = np.zeros_like(examined.kept)
     out[places[first]] = True
     return out

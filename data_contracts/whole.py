@@ -12,7 +12,7 @@ from components.data.splits import SPLITS
 from components.dawid_skene import DawidSkene, dawid_skene
 from components.errors import UserError
 from components.votes import EQUAL, SECOND, Votes
-from data_contracts.ledger import Ledger
+from data_contracts.ledger import Ledger, combined
 from data_contracts.near import near_earlier
 from data_contracts.texts import Texts
 
@@ -58,15 +58,17 @@ def relabelled(rows: Iterable[Row], posterior: NDArray[np.float64]) -> Iterator[
 def mark_duplicates(ledger: Ledger) -> None:
     """Note rows that stand there before, and all pairs whose two responses are also preferred the other way."""
     facts, good = ledger.facts, np.flatnonzero(ledger.good())
-    _, first, group = np.unique(facts["texts"][good], return_index=True, return_inverse=True)
+    texts = combined(facts["prompt"], facts["chosen"], facts["rejected"])
+    turned_texts = combined(facts["prompt"], facts["rejected"], facts["chosen"])
+    _, first, group = np.unique(texts[good], return_index=True, return_inverse=True)
     repeats = first[group] != np.arange(len(good))
     for index, before in zip(good[repeats], good[first[group[repeats]]], strict=True):
         ledger.fail(int(index), Problem("unique", f"duplicate of row {facts['row'][before]}"))
     once = good[~repeats]
-    order = np.argsort(facts["texts"][once])
-    place = np.searchsorted(facts["texts"][once], facts["turned"][once], sorter=order)
+    order = np.argsort(texts[once])
+    place = np.searchsorted(texts[once], turned_texts[once], sorter=order)
     other = once[order[np.minimum(place, len(once) - 1)]] if len(once) else once
-    turned = (facts["texts"][other] == facts["turned"][once]) & (facts["turned"][once] != facts["texts"][once])
+    turned = (texts[other] == turned_texts[once]) & (other != once)
     for index, against in zip(once[turned], other[turned], strict=True):
         ledger.fail(int(index), Problem("consistent", f"contradicts row {facts['row'][against]}"))
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ def check_file(
     from components.files import whole_folder
     from data_contracts.check import check, kind_of
     from data_contracts.examine import KINDS
+    from data_contracts.sheets import check_sheet
+    from data_contracts.validate import show_pages
     from tasks.progress import StageProgress
 
     if out is not None and out.exists():
@@ -50,7 +53,14 @@ def check_file(
     config = load_config(profile or DEFAULTS, overrides)
     hub = config.data.hub
     path = resolve_source(file, hub, home / "datasets", "the file")
-    inputs = {kind_of(path, hub.split): path}
+    kind = kind_of(path, hub.split)
+    if kind == "sheet":
+        with nullcontext() if out is None else whole_folder(out) as partial:
+            report, context = check_sheet(path, config.human_eval.ratings, config.data.checks)
+            if partial is not None:
+                show_pages(context, partial / "data_docs", report["checks"], {"sheet": str(path)})
+        return report
+    inputs = {kind: path}
     for name, value in others.items():
         if value is not None:
             if name in inputs:

@@ -1,0 +1,90 @@
+"""The contract on a filled rating sheet."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.data.checks_config import ChecksConfig
+from components.data.readers import read_source
+from components.data.rows import RawRow
+from components.data.spreadsheet import unprotect
+from components.errors import UserError
+from data_contracts import suites
+from data_contracts.agreement import Agreement, agreement_of_counts
+from data_contracts.frames import length_preference
+
+_RATING = re.compile(r"rating_\d+")
+_SIDES = ("a", "b")
+
+
+def is_sheet(rows: Sequence[RawRow]) -> bool:
+    """Whether rows have the columns of a rating sheet."""
+    return any({"item", "response_a", "response_b"} <= row.data.keys() for row in rows)
+
+
+def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig) -> tuple[dict[str, Any], Any]:
+    """Judge a filled sheet; `valid` are the ratings that may be given.
+
+    Returns:
+        what `tether data check --json` prints, and the Great Expectations context.
+
+    Raises:
+        UserError: it can't be read, or has no rating column.
+    """
+    import pandas as pd
+
+    records = list(_records(path))
+    columns = [name for name in records[0][1] if _RATING.fullmatch(name)]
+    if not columns:
+        raise UserError(f"{path} has no column rating_1. Give the sheet that a run wrote, with its rating columns.")
+    items = Counter(record.get("item", "") for _, record in records)
+    ratings = [[record.get(name, "").strip().casefold() for name in columns] for _, record in records]
+    sides = [[given.count(side) for side in (*_SIDES, "tie")] for given in ratings]
+    counts = np.array(sides)
+    for_a_side = counts[:, :2].sum(1)
+    frame = pd.DataFrame(
+        {
+            "row_id": [number for number, _ in records],
+            "item_named": [bool(record.get("item")) for _, record in records],
+            "item_once": [items[record.get("item", "")] == 1 or not record.get("item") for _, record in records],
+            "rating_known": [all(rating in ("", *valid) for rating in given) for given in ratings],
+            "responses_kept": [all(r.get(f"response_{side}", "").strip() for side in _SIDES) for _, r in records],
+            "rated": [all(given) for given in ratings],
+            "side_position": np.where(for_a_side, counts[:, 0] / np.maximum(for_a_side, 1), np.nan),
+        }
+    )
+    asked = [check for check in suites.sheet_checks(checks) if frame[check.column].notna().any()]
+    context = suites.context()
+    outcomes = suites.judge(context, suites.Suite("rating_sheet", frame, asked))
+    agreement = agreement_of_counts(counts, np.arange(len(counts)))
+    return _report(records, outcomes, agreement, counts), context
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    for row in read_source(path):
+        if row.problem:
+            raise UserError(f"{path}, row {row.number}: {row.problem.text}. Mend the row.")
+        yield row.number, {name: unprotect(str(value or "")) for name, value in row.data.items()}
+
+
+def _report(
+    records: Sequence[tuple[int, dict[str, str]]],
+    outcomes: Sequence[dict[str, Any]],
+    agreement: Agreement,
+    counts: np.ndarray,
+) -> dict[str, Any]:
+    words = np.array([[len(r.get(f"response_{side}", "").split()) for side in _SIDES] for _, r in records])
+    wins = counts[:, 0] - counts[:, 1]
+    preferred_first = np.where((wins < 0)[:, None], words[:, ::-1], words)[wins != 0]
+    failed = {number for check in outcomes if check["severity"] == "error" for number in check["row_numbers"]}
+    return {
+        "rows": len(records), "pairs": len(records) - len(failed), "quarantined": 0,
+        "checks": [{**check, "source": "sheet"} for check in outcomes],
+        **agreement.as_json(),
+        "longer_wins": length_preference(preferred_first) if len(preferred_first) else None,
+        "passed": all(check["passed"] for check in outcomes if check["severity"] == "error"),
+    }  # fmt: skip

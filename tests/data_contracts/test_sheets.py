@@ -1,0 +1,73 @@
+import pytest
+
+from components.data.checks_config import ChecksConfig, SheetChecks
+from components.data.readers import read_source
+from components.data.spreadsheet import write_csv
+from components.errors import UserError
+from data_contracts.sheets import check_sheet, is_sheet
+
+COLUMNS = ["item", "prompt", "response_a", "response_b", "rating_1", "rating_2"]
+
+
+def clean(n=40):
+    """Raters agree; the sides win in turn; a formula-like text survives the spreadsheet."""
+    return [
+        {
+            "item": f"i{k}", "prompt": "=why?", "response_a": "one two", "response_b": "one",
+            "rating_1": "ab"[k % 2], "rating_2": " A " if k % 2 == 0 else "b",
+        }
+        for k in range(n)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def checked(tmp_path):
+    def checked(rows, columns=COLUMNS):
+        write_csv(tmp_path / "sheet.csv", columns, rows)
+        report, _ = check_sheet(tmp_path / "sheet.csv", ("a", "b", "tie"), ChecksConfig())
+        return report
+
+    return checked
+
+
+def fired(report):
+    return {c["name"]: c["row_numbers"] for c in report["checks"] if not c["passed"]}
+
+
+def test_a_clean_sheet_raises_no_check_and_its_raters_agree(checked, tmp_path):
+    report = checked(clean())
+    assert fired(report) == {} and report["passed"] and report["kappa"] == pytest.approx(1)
+    assert report["majority"] == {"a": 20, "b": 20, "equal": 0, "none": 0} and report["longer_wins"] == 0.5
+    assert is_sheet(list(read_source(tmp_path / "sheet.csv")))
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "rows"),
+    [
+        ({"item": ""}, "item_named", [7]),
+        ({"item": "i1"}, "item_once", [3, 7]),
+        ({"rating_2": "left"}, "rating_known", [7]),
+        ({"response_b": ""}, "responses_kept", [7]),
+        ({"rating_1": ""}, "rated", [7]),
+    ],
+)
+def test_each_planted_row_is_named_by_its_own_check_alone(checked, change, check, rows):
+    sheet = clean()
+    sheet[5] |= change
+    assert fired(checked(sheet)) == {check: rows}, "the header is row 1"
+
+
+def test_raters_who_always_name_the_side_shown_first_are_found(checked):
+    report = checked([row | {"rating_1": "a", "rating_2": "a"} for row in clean()])
+    assert fired(report) == {"side_position": []} and report["passed"]
+
+
+def test_every_check_of_a_sheet_is_planted_here():
+    assert set(SheetChecks.model_fields) == {
+        "item_named", "item_once", "rating_known", "responses_kept", "rated", "side_position",
+    }  # fmt: skip
+
+
+def test_a_sheet_without_ratings_is_the_users_error(checked):
+    with pytest.raises(UserError, match="no column rating_1"):
+        checked(clean(), COLUMNS[:4])
