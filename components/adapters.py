@@ -6,7 +6,7 @@ The adapters are peft's layers, which hold as many as are asked for; files are i
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,27 @@ class AdapterView(nn.Module):
     def save_pretrained(self, folder: Path, **options: Any) -> None:
         """Write the merged model as transformers' models write themselves."""
         self.merged().save_pretrained(folder, **options)
+
+
+@torch.no_grad()
+def mean_adapter(views: Sequence[AdapterView]) -> AdapterView:
+    """An adapter, named `mean`, on the backbone of the first of `views`: its update is the mean of their updates, its
+    head, in the first one's place, the mean of their heads.
+
+    The sum of the products B A of M adapters of rank r is the product of the stacked B and A, and α over its rank, M r,
+    is the scale of the mean. So it is exact, as none of rank r would be.
+    """
+    first = views[0].backbone
+    assert views[0].name is not None
+    shape = first.configs[views[0].name]
+    head = getattr(views[0], "score", None)
+    if head is not None:
+        head.weight.copy_(torch.stack([view.get_parameter("score.weight") for view in views]).mean(0))
+    mean = first.add("mean", shape.model_copy(update={"rank": shape.rank * len(views)}), seed=0, score=head)
+    for key, weight in first.adapter_weights("mean").items():
+        parts = tuple(view.backbone.adapter_weights(str(view.name))[key] for view in views)
+        weight.copy_(torch.cat(parts, dim=0 if ".lora_A." in key else 1))
+    return mean
 
 
 def save_adapter(view: AdapterView, folder: Path) -> None:

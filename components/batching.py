@@ -1,13 +1,16 @@
 """Token lists into batches: length buckets, padding, masks. A mask is True where a token counts, everywhere."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 Messages = Sequence[Mapping[str, str]]
+
+PADDING = 0.2
+"""Most padding of a run, as a share of its tokens."""
 
 
 def encode_prompt(tokenizer: Any, messages: Messages, max_tokens: int) -> list[int]:
@@ -53,6 +56,22 @@ def length_buckets(
     if shuffle:
         rng.shuffle(batches)
     return batches
+
+
+def even_runs(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Indices of `lengths`, sorted by length, in runs of at most `size` to pad and compute together.
+
+    A run ends earlier where the next one would take its padding over `PADDING` of its tokens.
+    """
+    run: list[int] = []
+    tokens = 0
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if len(run) == size or (len(run) + 1) * lengths[i] > (1 + PADDING) * (tokens + lengths[i]):
+            yield run
+            run, tokens = [], 0
+        run.append(i)
+        tokens += lengths[i]
+    yield run
 
 
 def pad(

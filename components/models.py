@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +99,23 @@ def load_causal_lm(folder: Path, runtime: Runtime) -> tuple[Any, Any]:
     return model.to(runtime.device).eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def load_reward_model(folder: Path, runtime: Runtime, seed: int | None = None) -> tuple[Any, Any]:
-    """A scalar-head model and its tokenizer. With `seed` the folder holds a language model and the head is drawn anew,
-    normal with variance 1/(d+1) (Stiennon et al. 2020)."""
+def load_reward_model(
+    folder: Path, runtime: Runtime, seed: int | None = None, heads: Sequence[str] = ()
+) -> tuple[Any, Any]:
+    """A model with scalar heads and its tokenizer.
+
+    Args:
+        seed: the folder holds a language model, and heads are drawn anew, normal with variance 1/(d+1) (Stiennon et al.
+            2020); None for a folder that has them.
+        heads: the new heads' names, the config's labels; one without a name where there are none.
+    """
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=1, dtype=torch.float32, use_safetensors=True
-    )
+    options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
+    if seed is not None:
+        options |= {"num_labels": max(1, len(heads))}
+    if heads:
+        options |= {"id2label": dict(enumerate(heads)), "label2id": {name: i for i, name in enumerate(heads)}}
+    model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
     if seed is not None:
         weight = model.score.weight
         generator = torch.Generator().manual_seed(seed)

@@ -72,10 +72,10 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _reward_model_fits_ppo(self) -> Self:
-        if self.ppo.score.ensemble != "mean" and self.reward.members < 2:
+        if self.ppo.score.ensemble != "mean" and self.reward.published < 2:
             raise ValueError(
                 f"ppo.score.ensemble: {self.ppo.score.ensemble} is of several reward models: set reward.members to 2 "
-                "or more"
+                "or more, and leave reward.combine at ensemble"
             )
         if self.ppo.lora is not None and self.reward.lora is None:
             raise ValueError(

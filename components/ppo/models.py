@@ -11,17 +11,22 @@ from torch import Tensor, nn
 
 from components.adapters import AdapterView, Backbone, load_adapter, tensors_digest
 from components.adapters_config import AdapterConfig
+from components.batching import even_runs
 from components.errors import UserError
 from components.logprobs import TokenStats, last_hidden, predicts, token_stats
 from components.models import autocast, frozen, load_causal_lm, load_reward_model
 from components.ppo.config import PpoJob
 from components.ppo.rollout import Samples
-from components.reward.scoring import ScoreScale, as_one, member_folder, read_sft_scores, score_tokens
+from components.reward.scoring import (
+    ScoreScale,
+    as_one,
+    member_folder,
+    read_sft_scores,
+    score_tokens,
+    with_one_head,
+)
 from components.runtime import Runtime
 from components.training import torch_seed
-
-PADDING = 0.2
-"""Most padding of a micro-batch, as a share of its tokens."""
 
 
 class SeparateCritic(nn.Module):
@@ -134,14 +139,19 @@ def load_judges(
         load: takes a member's folder and a name, and returns the reward model there, a new one each time.
         from_sft: returns a scalar-head model on the SFT policy's trunk.
     """
-    sft_scores, temperature = read_sft_scores(artifact), ScoreScale.read(artifact).temperature
+    sft_scores, written = read_sft_scores(artifact), ScoreScale.read(artifact)
+    temperature = written.temperature
+
+    def loaded(folder: Path, name: str) -> Any:
+        return with_one_head(load(folder, name), written.objectives)
+
     if len(sft_scores) == 1 and job.ppo.score.ensemble != "mean":
         raise UserError(
             f"ppo.score.ensemble is {job.ppo.score.ensemble}, and {artifact} holds one reward model. "
             "Set reward.members to 2 or more."
         )
     names = ["reward", *(f"reward-{m + 1}" for m in range(1, len(sft_scores)))]
-    members = [frozen(load(member_folder(artifact, m), name)) for m, name in enumerate(names)]
+    members = [frozen(loaded(member_folder(artifact, m), name)) for m, name in enumerate(names)]
     model, combined = as_one(members, sft_scores, job.ppo.score)
     scale = ScoreScale.measure(combined, temperature)
     if not job.ppo.has_critic:
@@ -149,7 +159,7 @@ def load_judges(
     if job.ppo.critic.kind == "shared":
         return model, scale, SharedCritic(config.hidden_size).to(job.runtime.device)
     if job.ppo.critic.start == "reward":
-        return model, scale, SeparateCritic(load(artifact, "critic"), ScoreScale.measure(sft_scores[0], temperature))
+        return model, scale, SeparateCritic(loaded(artifact, "critic"), ScoreScale.measure(sft_scores[0], temperature))
     trunk = from_sft()
     nn.init.zeros_(trunk.score.weight)
     return model, scale, SeparateCritic(trunk, scale.model_copy(update={"shift": 0.0, "scale": 1.0}))
@@ -181,20 +191,9 @@ class Packed:
 
 
 def micro_batches(samples: Samples, rows: Tensor, size: int) -> Iterator[Tensor]:
-    """`rows` (on the CPU) of `samples` in runs of at most `size`, sorted by length.
-
-    A run ends earlier where the next row would take its padding over `PADDING` of its tokens.
-    """
-    lengths = samples.mask[rows].sum(1).cpu()
-    order = lengths.argsort(stable=True)
-    start = tokens = 0
-    for at, length in enumerate(lengths[order].tolist()):
-        count = at - start
-        if count == size or (count + 1) * length > (1 + PADDING) * (tokens + length):
-            yield rows[order[start:at]]
-            start, tokens = at, 0
-        tokens += length
-    yield rows[order[start:]]
+    """`rows` (on the CPU) of `samples` in `even_runs` of at most `size`."""
+    lengths = samples.mask[rows].sum(1).tolist()
+    yield from (rows[torch.tensor(run)] for run in even_runs(lengths, size))
 
 
 @torch.no_grad()

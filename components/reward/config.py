@@ -1,8 +1,8 @@
 """Options of the reward model. Importable without torch."""
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.adapters_config import AdapterConfig
 from components.generation import GenerationConfig
@@ -21,7 +21,7 @@ class EnsembleConfig(Settings):
 
 
 class RewardConfig(OptimizerConfig):
-    """A scalar head on the SFT checkpoint, trained with the Bradley-Terry loss."""
+    """A scalar head (or one per objective) on the SFT checkpoint, trained with the Bradley-Terry loss."""
 
     learning_rate: float = Field(5e-4, gt=0, le=1)
     """Peak learning rate."""
@@ -34,8 +34,22 @@ class RewardConfig(OptimizerConfig):
     max_pairs: int | None = Field(None, ge=1)
     """Train on this many pairs at most (the first ones, in data order); null for all."""
     members: int = Field(1, ge=1)
-    """Reward models to train, each from a head and in an order of its own. They are calibrated as one, by their mean
-    score; PPO is rewarded by what `ppo.score.ensemble` makes of them."""
+    """Reward models to train, each in an order of its own."""
+    combine: Literal["ensemble", "average"] = "ensemble"
+    """What becomes of several. `ensemble`: each starts from a head of its own and is published; they are calibrated as
+    one, by their mean score, and PPO is rewarded by what `ppo.score.ensemble` makes of them. `average`: all start from
+    one head, and one model of their mean weights is published (Ramé et al. 2024, "WARM")."""
+    member_share: float = Field(1.0, gt=0, le=1)
+    """Each member trains on the pairs of a random share of the prompts, drawn for it: so members come to disagree."""
+    labels: Literal["majority", "shares"] = "majority"
+    """What a score difference is drawn to: `majority`, certainty of the label; `shares`, the share of the votes that
+    the chosen response got (Christiano et al. 2017, equation 1), certainty where a pair has no votes."""
+    objectives: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """A head for each name, trained on the pairs' share of votes on it (always as `shares`), and its weight in the
+    score, which is the weighted sum; none for one head and the overall label."""
+    centring: float = Field(0.0, ge=0)
+    """Coefficient of the squared sum of a pair's two scores, beside the loss: it keeps scores near 0 on average
+    (Eisenstein et al. 2023, equation 2)."""
     use_margin: bool = False
     """Subtract a pair's `margin`, where the data has one, from its score difference (Llama 2, equation 2)."""
     calibration_bins: int = Field(10, ge=2)
@@ -48,6 +62,24 @@ class RewardConfig(OptimizerConfig):
     """Train a LoRA adapter (and the head) beside the frozen SFT model; null trains all of it."""
     checkpoint_every: int = unkeyed(100, ge=1)
     """Optimiser steps between checkpoints."""
+
+    @model_validator(mode="after")
+    def _an_average_has_members(self) -> Self:
+        if self.combine == "average" and self.members < 2:
+            raise ValueError("combine=average is of the weights of several members: set members to 2 or more")
+        if self.objectives and self.labels == "shares":
+            raise ValueError("objectives are learned from their own shares of votes: leave labels out")
+        return self
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the heads, in their order in the model; none where there is the one overall head."""
+        return tuple(sorted(self.objectives))
+
+    @property
+    def published(self) -> int:
+        """Reward models in the artifact."""
+        return self.members if self.combine == "ensemble" else 1
 
 
 class RewardJob(Settings):

@@ -1,7 +1,7 @@
 """Scores of whole responses, raw and on the scale that PPO uses."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ class ScoreScale(Settings):
     """Raw score differences divided by this are calibrated log-odds."""
     responses: int
     """How many SFT responses these were measured on."""
+    objectives: dict[str, float] = Field(default_factory=dict)
+    """Weight of each head of the reward model in its score; none where it has one head."""
 
     def __call__(self, raw: Tensor) -> Tensor:
         """Scaled scores: (raw - shift) / scale."""
@@ -79,6 +81,20 @@ def combine(raw: Tensor, shifts: Tensor, config: EnsembleConfig) -> Tensor:
     return scores.mean(0) - (config.ensemble_deviations * scores.std(0) if config.ensemble == "lower" else 0)
 
 
+def with_one_head(model: Any, objectives: Mapping[str, float]) -> Any:
+    """The same model, its heads replaced by the one whose score is the sum of theirs, weighted by `objectives`.
+
+    Linear heads' weighted sum is a linear head: whoever asks for scores or values, or trains on from there, needs to
+    know of no other. Heads stand in the order of their names; without `objectives` nothing is done.
+    """
+    if objectives:
+        heads = model.score.weight.detach()
+        weights = heads.new_tensor([objectives[name] for name in sorted(objectives)])
+        model.score = nn.Linear(heads.shape[1], 1, bias=False, device=heads.device)
+        model.score.weight = nn.Parameter(weights.unsqueeze(0) @ heads)
+    return model
+
+
 class RewardEnsemble(nn.Module):
     """Several reward models as one."""
 
@@ -108,10 +124,15 @@ def score_tokens(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Ten
     if isinstance(model, RewardEnsemble):
         raw = torch.stack([score_tokens(member, ids, mask, runtime) for member in model.members])
         return combine(raw, model.shifts, model.how)
+    return head_scores(model, ids, mask, runtime).squeeze(-1)
+
+
+def head_scores(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
+    """Raw scores (N, K) float32 of the K heads of one model at the last counted token; arguments as `score_tokens`."""
     with autocast(runtime):
         hidden = last_hidden(model, ids, mask)
         hidden = hidden[torch.arange(len(ids), device=ids.device), last_counted(mask)]
-    return model.score(hidden.float()).squeeze(-1).float()
+    return model.score(hidden.float()).float()
 
 
 @torch.no_grad()

@@ -2,19 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-from components.adapters import AdapterView, Backbone, save_adapter
-from components.batching import encode_prompt, encode_response, pad
+from components.adapters import AdapterView, save_adapter
+from components.batching import encode_prompt
 from components.data.jsonl import read_rows, write_json
 from components.data.task import task_name
-from components.generation import GenerationConfig
-from components.models import frozen, load_causal_lm, load_reward_model, save_model
+from components.models import frozen, load_causal_lm, save_model
 from components.ppo.rollout import generate_responses
 from components.reward.calibration import (
     calibration_report,
@@ -26,38 +24,37 @@ from components.reward.calibration import (
 )
 from components.reward.config import EnsembleConfig, RewardJob
 from components.reward.length import response_tokens
+from components.reward.pairs import Pair, check_votes, encode_pairs
 from components.reward.probes import Samples, robustness_metrics, robustness_report
-from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, score_tokens
+from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
 from components.reward.slices import Pairs, slice_report
+from components.reward.train import train_models
 from components.stats import clustered_mean
-from components.training import Report, fit, torch_seed
-
-
-class Pair(NamedTuple):
-    """Token ids of prompt and response, the chosen and the rejected, and the margin asked for."""
-
-    chosen: list[int]
-    rejected: list[int]
-    margin: float
+from components.training import Report, torch_seed
 
 
 def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
-    """Train a scalar head and body on `inputs["data"]` from `inputs["sft"]`; publish model, scale and calibration.
+    """Train heads and body on `inputs["data"]` from `inputs["sft"]`; publish model, scale and calibration.
 
-    With `reward.lora` the body is an adapter, published beside the whole model.
+    With `reward.lora` the body is an adapter, published beside the whole model. With `reward.objectives` the published
+    model has a head for each; whatever scores with it has one, their weighted sum.
+
+    Raises:
+        UserError: the training pairs have none of the votes that the config trains on.
     """
     splits = {s: read_rows(inputs["data"] / f"pairs.{s}.jsonl") for s in ("train", "calibration", "test")}
     splits["train"] = splits["train"][: job.reward.max_pairs]
     _, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
-    pairs = {s: encode_pairs(tokenizer, rows, job.generation) for s, rows in splits.items()}
+    check_votes(splits["train"], job.reward, "pairs.train.jsonl")
+    pairs = {s: encode_pairs(tokenizer, rows, job.generation, job.reward) for s, rows in splits.items()}
     pad_id, members = tokenizer.pad_token_id, []
-    for member in range(job.reward.members):
-        model = frozen(_train(job, inputs["sft"], pairs["train"], pad_id, member, out, report))
+    models = train_models(job, inputs["sft"], splits["train"], pairs["train"], pad_id, out, report)
+    for member, model in enumerate(models):
         folder = member_folder(out / "artifact", member)
         save_model(model, tokenizer, folder / "model")
         if isinstance(model, AdapterView):
             save_adapter(model, folder / "adapter")
-        members.append(model)
+        members.append(frozen(with_one_head(model, job.reward.objectives)))
     sft_samples = _sample_sft(job, inputs, tokenizer)
     sft_scores = _score_sft(job, members, tokenizer, sft_samples)
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
@@ -65,7 +62,8 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
     calibration = _calibrate(job, whole, tokenizer, splits, pairs)
     write_json(out / "artifact" / "calibration.json", calibration)
     scale = ScoreScale.measure(combined, calibration["temperature"])
-    write_json(out / "artifact" / "reward.json", scale.model_dump())
+    written = scale.model_copy(update={"objectives": job.reward.objectives})
+    write_json(out / "artifact" / "reward.json", written.model_dump(exclude_defaults=True))
     task = task_name(inputs["data"])
     robustness = robustness_report(job, whole, members, tokenizer, splits["test"], sft_samples, scale.scale, task)
     write_json(out / "artifact" / "robustness.json", robustness)
@@ -83,39 +81,6 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
     return metrics
 
 
-def _train(
-    job: RewardJob, sft: Path, pairs: Sequence[Pair], pad_id: int, member: int, out: Path, report: Report
-) -> Any:
-    """Train the reward model `member` (from 0) on the pairs; the members' steps are counted through."""
-    config, own = job.reward, (member,) if member else ()
-    model, _ = load_reward_model(sft, job.runtime, seed=torch_seed(job.seed, "reward", "head", *own))
-    if config.lora is not None:
-        model = Backbone(model).add("reward", config.lora, torch_seed(job.seed, "reward", "adapter", *own), model.score)
-
-    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
-        rows = [pairs[i] for i in batch]
-        ids, mask = pad([p.chosen for p in rows] + [p.rejected for p in rows], pad_id)
-        scores = score_tokens(model, ids.to(job.runtime.device), mask.to(job.runtime.device), job.runtime)
-        chosen, rejected = scores.chunk(2)
-        margin = torch.tensor([p.margin for p in rows], device=scores.device) if config.use_margin else 0.0
-        loss = bradley_terry_loss(chosen, rejected, margin)
-        accuracy = (chosen > rejected).float().mean()
-        return loss, {"reward/train_loss": loss.item(), "reward/train_accuracy": accuracy.item()}
-
-    def counted_through(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
-        steps = total or 0
-        report(member * steps + step, metrics, total=config.members * steps)
-
-    model.requires_grad_(True).train()
-    fit(
-        model, batch_loss, [max(len(p.chosen), len(p.rejected)) for p in pairs],
-        epochs=config.epochs, batch_size=config.batch_size, micro_batch_size=config.micro_batch_size,
-        optimizer_config=config, seed=job.seed, group="reward", out=out,
-        checkpoint_every=config.checkpoint_every, report=counted_through, part=member or None,
-    )  # fmt: skip
-    return model
-
-
 _REPORTED = (
     "accuracy", "accuracy_low", "accuracy_high", "ece", "ece_null_95", "calibration_slope", "brier", "log_loss",
     "temperature", "length_accuracy", "length_gain_low", "majority_accuracy", "ece_width", "ece_width_null_95",
@@ -123,24 +88,6 @@ _REPORTED = (
     "accuracy_chosen_longer", "accuracy_chosen_shorter", "balanced_length_accuracy", "balanced_length_accuracy_low",
     "length_partial_correlation", "length_partial_correlation_low", "length_partial_correlation_high",
 )  # fmt: skip
-
-
-def bradley_terry_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0) -> Tensor:
-    """Mean of -log sigmoid(chosen - rejected - margin), scores (N,), in nats a pair (Ouyang et al. 2022, equation 1;
-    the margin as in Llama 2, equation 2)."""
-    return -logsigmoid(chosen - rejected - margin).mean()
-
-
-def encode_pairs(tokenizer: Any, rows: Sequence[Mapping[str, Any]], generation: GenerationConfig) -> list[Pair]:
-    """Token ids of pairs, cut to the lengths of `generation`."""
-    out = []
-    for row in rows:
-        prompt = encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens)
-        chosen, rejected = (
-            prompt + encode_response(tokenizer, row[k], generation.max_new_tokens) for k in ("chosen", "rejected")
-        )
-        out.append(Pair(chosen, rejected, row.get("margin") or 0.0))
-    return out
 
 
 def _calibrate(

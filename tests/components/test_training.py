@@ -26,10 +26,12 @@ class Line(nn.Module):
 def train(out: Path, report: Any = lambda step, metrics, total=None: None, **options: Any) -> tuple[Line, int]:
     model = Line()
     spoil = options.pop("spoil", lambda loss: loss)
+    weights = torch.tensor(options.get("weights") or [1.0] * len(LENGTHS))
 
     def loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
-        x = torch.tensor([float(LENGTHS[i]) for i in batch])
-        value = (x * model.weight.squeeze() + model.bias - 2 * x - 1).square().mean() * 0.01
+        x, counted = torch.tensor([float(LENGTHS[i]) for i in batch]), weights[batch]
+        errors = (x * model.weight.squeeze() + model.bias - 2 * x - 1).square()
+        value = (errors * counted).sum() / counted.sum() * 0.01
         return spoil(value), {"sft/train_loss": value.item()}
 
     settings: dict[str, Any] = {
@@ -48,6 +50,31 @@ def test_accumulated_micro_batches_take_the_step_of_the_whole_batch(tmp_path: Pa
         assert torch.allclose(whole.weight, parts.weight, atol=1e-5) and torch.allclose(
             whole.bias, parts.bias, atol=1e-5
         )
+
+
+def test_accumulated_micro_batches_of_weighted_examples_take_the_step_of_the_whole_batch(tmp_path: Path) -> None:
+    weights = [1.0, 0.1, 0.5, 1.0, 0.25, 1.0, 0.05, 1.0, 0.3, 0.7]
+
+    def weighted(micro: int) -> tuple[Line, list[float]]:
+        losses: list[float] = []
+        model, _ = train(
+            tmp_path / str(micro),
+            lambda step, metrics, total=None: losses.append(metrics["sft/train_loss"]),
+            micro_batch_size=micro,
+            weights=weights,
+        )
+        return model, losses
+
+    whole, losses = weighted(4)
+    for micro in (1, 3):
+        parts, same = weighted(micro)
+        assert torch.allclose(whole.weight, parts.weight, atol=1e-5)
+        assert torch.allclose(whole.bias, parts.bias, atol=1e-5)
+        assert same == pytest.approx(losses, rel=1e-4), "the loss that is reported, too"
+    plain, _ = train(tmp_path / "plain")
+    ones, _ = train(tmp_path / "ones", weights=[1.0] * 10)
+    assert torch.equal(plain.weight, ones.weight) and torch.equal(plain.bias, ones.bias)
+    assert not torch.allclose(plain.weight, whole.weight, atol=1e-4)
 
 
 @pytest.mark.parametrize("at", [1, 2, 5, 9])

@@ -69,6 +69,20 @@ def test_several_mistakes_stand_in_one_paragraph() -> None:
     assert "ppo.clip_range = -1" in str(caught.value)
 
 
+def test_a_worst_case_of_several_reward_models_needs_several_in_the_artifact() -> None:
+    options = ["reward.members=2", "ppo.score.ensemble=minimum"]
+    assert load_config("tiny", map(parse_override, options)).reward.published == 2
+    for missing in (["ppo.score.ensemble=minimum"], [*options, "reward.combine=average"]):
+        with pytest.raises(UserError, match=r"set reward\.members to 2 or more, and leave reward\.combine"):
+            load_config("tiny", map(parse_override, missing))
+
+
+def test_objectives_are_named_in_the_config_and_enter_the_key() -> None:
+    config = load_config("tiny", map(parse_override, ["reward.objectives.helpful=1", "reward.objectives.brief=0.5"]))
+    assert config.reward.objectives == {"helpful": 1.0, "brief": 0.5} and config.reward.heads == ("brief", "helpful")
+    assert keyed_values(config.reward)["objectives"] == {"helpful": 1.0, "brief": 0.5}
+
+
 def test_a_config_without_gates_is_refused() -> None:
     with pytest.raises(UserError, match="gates: is required"):
         check_config({"seed": 1}, "mine.yaml")

@@ -15,30 +15,9 @@ from components.generation import GenerationConfig
 from components.models import load_causal_lm, load_reward_model
 from components.ppo.rollout import generate_responses
 from components.reward import stage
+from components.reward.pairs import encode_pairs
 from components.reward.scoring import ScoreScale
-from components.reward.stage import bradley_terry_loss, encode_pairs
 from components.runtime import Runtime
-
-
-def test_bradley_terry_of_scores_1_and_1_and_a_half() -> None:
-    first, second = torch.tensor([1.0]), torch.tensor([1.5])
-    assert torch.sigmoid(first - second).item() == pytest.approx(0.3775, abs=5e-5)
-    assert bradley_terry_loss(first, second).item() == pytest.approx(0.9741, abs=5e-5)
-    assert bradley_terry_loss(second, first).item() == pytest.approx(0.4741, abs=5e-5)
-
-
-def test_a_margin_is_taken_off_the_difference() -> None:
-    scores = torch.tensor([1.0, 3.0]), torch.tensor([1.5, 1.0])
-    with_margin = bradley_terry_loss(*scores, torch.tensor([0.5, 2.0]))
-    assert with_margin.item() == pytest.approx((bradley_terry_loss(torch.tensor([0.0]), torch.tensor([1.0])).item()
-                                                + 0.6931472) / 2)  # fmt: skip
-
-
-def test_a_hopeless_pair_has_a_finite_loss_and_gradient() -> None:
-    chosen = torch.tensor([-1e4], requires_grad=True)
-    loss = bradley_terry_loss(chosen, torch.tensor([1e4]))
-    loss.backward()
-    assert loss.item() == pytest.approx(2e4) and chosen.grad.item() == pytest.approx(-1)
 
 
 def test_both_sides_of_a_pair_share_the_prompt_and_end_in_eos(language: Any) -> None:

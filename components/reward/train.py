@@ -1,0 +1,123 @@
+"""Training of the reward models: each on its share of the pairs, and their average where that is what is asked for."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.adapters import AdapterView, Backbone, mean_adapter
+from components.batching import even_runs, pad
+from components.models import frozen, load_reward_model
+from components.reward.config import RewardJob
+from components.reward.losses import pair_losses, weighted_mean
+from components.reward.pairs import Pair, member_rows
+from components.reward.scoring import head_scores
+from components.runtime import Runtime
+from components.training import Report, fit, torch_seed
+
+
+def train_models(
+    job: RewardJob, sft: Path, rows: Sequence[Mapping[str, Any]], pairs: Sequence[Pair], pad_id: int, out: Path,
+    report: Report,
+) -> Iterator[Any]:  # fmt: skip
+    """The reward models that the artifact holds, frozen, one after the other: the members, or their average.
+
+    Args:
+        sft: artifact of the model they start from.
+        rows, pairs: the training pairs, as read and as token ids.
+        report: hears the members' steps counted through.
+    """
+    config = job.reward
+    shares = [member_rows(rows, config.member_share, job.seed, m) for m in range(config.members)]
+    steps = [config.epochs * math.ceil(len(share) / config.batch_size) for share in shares]
+
+    def trained() -> Iterator[Any]:
+        for member, share in enumerate(shares):
+            before = sum(steps[:member])
+
+            def counted_through(
+                step: int, metrics: Mapping[str, float], total: int | None = None, before: int = before
+            ) -> None:
+                report(before + step, metrics, total=sum(steps))
+
+            model = start_model(job, sft, member)
+            fit_model(job, model, [pairs[i] for i in share], pad_id, out, counted_through, member)
+            yield frozen(model)
+
+    if config.combine == "average" and config.members > 1:
+        yield average(list(trained()))
+    else:
+        yield from trained()
+
+
+def start_model(job: RewardJob, sft: Path, member: int) -> Any:
+    """The reward model `member` (from 0) before training: heads on the SFT model, or on an adapter of it.
+
+    Members whose weights are averaged start from the same weights, head and adapter included (Ramé et al. 2024, "WARM",
+    section 3); others from heads of their own.
+    """
+    config = job.reward
+    own = (member,) if member and config.combine == "ensemble" else ()
+    model, _ = load_reward_model(sft, job.runtime, torch_seed(job.seed, "reward", "head", *own), config.heads)
+    if config.lora is None:
+        return model
+    return Backbone(model).add("reward", config.lora, torch_seed(job.seed, "reward", "adapter", *own), model.score)
+
+
+def fit_model(
+    job: RewardJob, model: Any, pairs: Sequence[Pair], pad_id: int, out: Path, report: Report, member: int = 0
+) -> None:
+    """Train `model` on `pairs`, in an order of `member`'s own; resumes from `out/checkpoint`."""
+    config = job.reward
+    combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
+
+    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
+        rows = [pairs[i] for i in batch]
+        sequences = [p.chosen for p in rows] + [p.rejected for p in rows]
+        chosen, rejected = scores_in_runs(model, sequences, pad_id, job.runtime).chunk(2)
+        shares, weights = chosen.new_tensor([p.shares for p in rows]), chosen.new_tensor([p.weight for p in rows])
+        margins = chosen.new_tensor([[p.margin] for p in rows]) if config.use_margin else 0.0
+        loss = weighted_mean(pair_losses(chosen, rejected, shares, margins, config.centring), weights)
+        with torch.no_grad():
+            right = ((chosen - rejected) @ combination > 0).float()
+        return loss, {
+            "reward/train_loss": loss.item(),
+            "reward/train_accuracy": weighted_mean(right, weights).item(),
+        }
+
+    model.requires_grad_(True).train()
+    fit(
+        model, batch_loss, [max(len(p.chosen), len(p.rejected)) for p in pairs], weights=[p.weight for p in pairs],
+        epochs=config.epochs, batch_size=config.batch_size, micro_batch_size=config.micro_batch_size,
+        optimizer_config=config, seed=job.seed, group="reward", out=out,
+        checkpoint_every=config.checkpoint_every, report=report, part=member or None,
+    )  # fmt: skip
+
+
+def scores_in_runs(model: Any, sequences: Sequence[Sequence[int]], pad_id: int, runtime: Runtime) -> Tensor:
+    """Raw scores (N, K) of token lists, differentiable, in their order; computed in runs of like length.
+
+    The two responses of a pair rarely have one length: padded to the longer, a seventh of the tokens was padding.
+    """
+    found, order = [], list[int]()
+    for run in even_runs([len(s) for s in sequences], len(sequences)):
+        ids, mask = pad([sequences[i] for i in run], pad_id)
+        found.append(head_scores(model, ids.to(runtime.device), mask.to(runtime.device), runtime))
+        order += run
+    return torch.cat(found)[torch.tensor(order, device=found[0].device).argsort()]
+
+
+@torch.no_grad()
+def average(models: Sequence[Any]) -> Any:
+    """One model of the mean weights of several that started as one (Ramé et al. 2024, section 3).
+
+    Of adapters, the mean of the updates B A that they make, which is not what the means of A and of B make.
+    """
+    if isinstance(models[0], AdapterView):
+        return frozen(mean_adapter(models))
+    for mean, *others in zip(*(model.parameters() for model in models), strict=True):
+        mean.copy_(torch.stack([mean, *others]).mean(0))
+    return models[0]

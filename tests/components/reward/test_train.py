@@ -1,0 +1,328 @@
+"""What a reward model can learn from, and what comes out: votes, weights, heads, members, their average."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from transformers import AutoModelForSequenceClassification
+
+from components import checkpoint
+from components.adapters import Backbone, load_adapter
+from components.batching import pad
+from components.data.jsonl import read_rows, write_rows
+from components.errors import UserError
+from components.models import load_causal_lm, load_reward_model
+from components.ppo.models import Models
+from components.reward.config import RewardConfig
+from components.reward.pairs import NO_VOTES, encode_pairs, member_rows
+from components.reward.scoring import ScoreScale, head_scores, read_sft_scores, score_sequences, score_tokens
+from components.reward.train import scores_in_runs, start_model
+from components.runtime import Runtime
+
+LORA = {"lora": {"rank": 2}, "learning_rate": 1e-2}
+OBJECTIVES = {"objectives": {"shorter": 0.5, "longer": 2.0}}
+
+
+def voted(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """`row` with votes: people who like length, people who don't and looked at two pairs of three, and all of them."""
+    gap = len(row["chosen"]) - len(row["rejected"])
+    longer = 0.5 if gap == 0 else float(gap > 0)
+    votes = {"longer": longer} | ({"shorter": 1 - longer} if number % 3 else {})
+    return row | {"soft_label": 0.7 if number % 4 else None, "weight": 0.25 if number % 2 else 1.0, "objectives": votes}
+
+
+@pytest.fixture(scope="module")
+def desk(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The stages on pairs with votes; the first thirty training pairs are of one prompt."""
+    data = tmp_path_factory.mktemp("voted")
+    for file in stages.inputs["data"].iterdir():
+        (data / file.name).write_bytes(file.read_bytes())
+    for split in ("train", "calibration", "test"):
+        rows = [voted(row, i) for i, row in enumerate(read_rows(data / f"pairs.{split}.jsonl"))]
+        if split == "train":
+            rows[:30] = [row | {"prompt": rows[0]["prompt"]} for row in rows[:30]]
+        write_rows(data / f"pairs.{split}.jsonl", rows)
+    return type(stages)(stages.inputs | {"data": data})
+
+
+def steps_of(desk: Any, out: Path, **options: Any) -> list[dict[str, float]]:
+    """The metrics of every step of a reward stage."""
+    seen: list[dict[str, float]] = []
+    desk.run("reward", out, lambda step, metrics, total=None: seen.append(dict(metrics)), **options)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"labels": "shares", "centring": 0.01},
+        OBJECTIVES,
+        OBJECTIVES | LORA,
+        {"members": 2, "member_share": 0.6, "epochs": 2},
+        {"members": 2, "combine": "average", "member_share": 0.6, "epochs": 2},
+        {"members": 2, "combine": "average"} | OBJECTIVES | LORA,
+    ],
+    ids=["shares", "objectives", "objectives-lora", "members", "average", "average-objectives-lora"],
+)
+def test_every_option_resumes_to_the_same_bytes(
+    desk: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], options: dict[str, Any]
+) -> None:
+    metrics = desk.run("reward", tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        desk.run("reward", tmp_path / "cut", interrupting(9 if "members" in options else 5), **options)
+    again = interrupting(-1)
+    assert desk.run("reward", tmp_path / "cut", again, **options) == metrics
+    assert again.steps[0] > 4, "what a checkpoint holds isn't done again"
+    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+def test_votes_are_read_from_the_row_and_a_row_without_them_is_the_majoritys(language: Any, desk: Any) -> None:
+    rows = read_rows(desk.inputs["data"] / "pairs.train.jsonl")[:4]
+    plain = [{k: v for k, v in row.items() if k not in ("soft_label", "weight", "objectives")} for row in rows]
+    generation = desk.job("reward").generation
+
+    def pairs(rows: list[dict[str, Any]], **config: Any) -> list[Any]:
+        return encode_pairs(language.tokenizer, rows, generation, RewardConfig(**config))
+
+    assert [p.weight for p in pairs(rows)] == [1.0, 0.25, 1.0, 0.25] and {p.weight for p in pairs(plain)} == {1.0}
+    assert {p.shares for p in [*pairs(rows), *pairs(plain, labels="shares")]} == {(1.0,)}
+    assert [p.shares for p in pairs(rows, labels="shares")] == [(1.0,), (0.7,), (0.7,), (0.7,)]
+    given = [p.shares for p in pairs(rows, **OBJECTIVES)]
+    assert all(share[0] in (0.0, 0.5, 1.0) for share in given), "heads stand in the order of their names"
+    assert [share[1] != share[1] for share in given] == [True, False, False, True]
+    assert all(share != share for share in pairs(plain, **OBJECTIVES)[0].shares) and NO_VOTES != NO_VOTES
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": "shares"}, r"pairs\.train\.jsonl: none of its 100 rows, from row 1 on, has soft_label.*labels"),
+        ({"objectives": {"kind": 1}}, r"pairs\.train\.jsonl: none .* row 1 on, has objectives\.kind.*take it out"),
+    ],
+)
+def test_votes_that_nobody_gave_are_the_users_mistake(
+    stages: Any, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        stages.run("reward", tmp_path, **options)
+    assert not (tmp_path / "artifact").exists()
+
+
+def test_trained_on_shares_it_says_what_share_of_people_agree_and_on_majorities_that_all_do(
+    desk: Any, tmp_path: Path, runtime: Runtime
+) -> None:
+    rows = [
+        row | {"soft_label": 0.7, "weight": 1.0} for row in read_rows(desk.inputs["data"] / "pairs.train.jsonl")[40:56]
+    ]
+    data = tmp_path / "data"
+    data.mkdir()
+    for file in desk.inputs["data"].iterdir():
+        (data / file.name).write_bytes(file.read_bytes())
+    write_rows(data / "pairs.train.jsonl", rows)
+    said = {}
+    for labels in ("shares", "majority"):
+        out = tmp_path / labels
+        type(desk)(desk.inputs | {"data": data}).run(
+            "reward", out, labels=labels, epochs=60, learning_rate=1e-2, checkpoint_every=100
+        )
+        model, tokenizer = load_reward_model(out / "artifact", runtime)
+        pairs = encode_pairs(tokenizer, rows, desk.job("reward").generation)
+        scores = [score_sequences(model, 0, [pair[side] for pair in pairs], runtime) for side in (0, 1)]
+        said[labels] = torch.sigmoid(scores[0] - scores[1])
+    assert said["shares"].mean().item() == pytest.approx(0.7, abs=0.03) and said["shares"].std() < 0.06
+    assert said["majority"].median() > 0.99, "(one pair is two equal responses, once they are cut)"
+
+
+def test_centring_brings_a_trained_models_scores_to_0(desk: Any, tmp_path: Path, runtime: Runtime) -> None:
+    levels = {}
+    for centring in (0.0, 1.0):
+        out = tmp_path / str(centring)
+        desk.run("reward", out, centring=centring, epochs=6, learning_rate=1e-2, checkpoint_every=100)
+        model, tokenizer = load_reward_model(out / "artifact", runtime)
+        rows = read_rows(desk.inputs["data"] / "pairs.train.jsonl")
+        pairs = encode_pairs(tokenizer, rows, desk.job("reward").generation)
+        sums = sum(score_sequences(model, 0, [pair[side] for pair in pairs], runtime) for side in (0, 1))
+        levels[centring] = float(sums.square().mean())  # type: ignore[union-attr]
+    assert levels[1.0] < 0.2 * levels[0.0]
+
+
+@pytest.fixture(scope="module")
+def objectives(desk: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The stages on a reward model with a head that likes length and one that doesn't."""
+    out = tmp_path_factory.mktemp("objectives")
+    desk.run("reward", out, epochs=20, learning_rate=1e-2, checkpoint_every=1000, **OBJECTIVES)
+    return type(desk)(desk.inputs | {"reward": out / "artifact"})
+
+
+def test_each_head_learns_its_own_votes_and_the_published_model_names_them(objectives: Any, runtime: Runtime) -> None:
+    artifact = objectives.inputs["reward"]
+    model = AutoModelForSequenceClassification.from_pretrained(artifact / "model").eval()
+    assert model.config.num_labels == 2 and model.config.id2label == {0: "longer", 1: "shorter"}
+    assert model.config.label2id == {"longer": 0, "shorter": 1}
+    assert ScoreScale.read(artifact).objectives == OBJECTIVES["objectives"]
+    _, tokenizer = load_reward_model(artifact, runtime)
+    rows = read_rows(objectives.inputs["data"] / "pairs.train.jsonl")
+    pairs = encode_pairs(tokenizer, rows, objectives.job("reward").generation)
+    logits = []
+    for side in (0, 1):
+        ids, mask = pad([pair[side] for pair in pairs], tokenizer.pad_token_id)
+        with torch.no_grad():
+            logits.append(model(input_ids=ids, attention_mask=mask.long()).logits)
+    longer = torch.tensor([row["objectives"]["longer"] for row in rows])
+    right = (logits[0] > logits[1]) == (longer == 1).unsqueeze(1)
+    asked = longer != 0.5
+    assert right[asked, 0].float().mean() > 0.85, "longer wins"
+    assert right[asked, 1].float().mean() < 0.15, "shorter wins"
+
+
+def test_ppo_and_its_critic_see_the_weighted_sum_of_the_heads(
+    objectives: Any, tmp_path: Path, language: Any, runtime: Runtime
+) -> None:
+    artifact = objectives.inputs["reward"]
+    model = AutoModelForSequenceClassification.from_pretrained(artifact / "model").eval()
+    models = Models.load(objectives.job("ppo"), objectives.inputs)
+    ids, mask = pad(language.prompts[:6], model.config.pad_token_id)
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask.long()).logits
+        combined = 2.0 * logits[:, 0] + 0.5 * logits[:, 1]
+        assert torch.allclose(score_tokens(models.reward_model, ids, mask, runtime), combined, atol=1e-5)
+        critic: Any = models.critic
+        assert torch.allclose(score_tokens(critic.model, ids, mask, runtime), combined, atol=1e-5)
+    scores = read_sft_scores(artifact)
+    assert models.scale.shift == pytest.approx(scores.mean().item()) and scores.shape == (1, 16)
+    assert critic.scale.shift == models.scale.shift and critic.scale.scale == models.scale.scale
+    metrics = objectives.run("ppo", tmp_path, updates=2)
+    assert json.loads((tmp_path / "artifact" / "metrics.json").read_text()) == metrics
+
+
+def test_averaged_members_are_one_model_of_their_mean_weights(desk: Any, tmp_path: Path, runtime: Runtime) -> None:
+    options = {"members": 3, "combine": "average", "member_share": 0.5}
+    metrics = desk.run("reward", tmp_path, **options)
+    assert "reward/disagreement" not in metrics and not (tmp_path / "artifact" / "members").exists()
+    assert read_sft_scores(tmp_path / "artifact").shape == (1, 16)
+    found = [checkpoint.load_latest(tmp_path / "checkpoint" / name) for name in ("reward", "reward-1", "reward-2")]
+    members = [kept.tensors for kept in found if kept is not None]
+    assert len(members) == 3
+    whole, _ = load_reward_model(tmp_path / "artifact", runtime)
+    for name, weight in whole.named_parameters():
+        each = torch.stack([tensors[f"model|{name}"] for tensors in members])
+        assert torch.allclose(weight, each.double().mean(0).float(), atol=1e-7), name
+        assert not torch.equal(each[0], each[1]), "they were trained apart"
+    models = Models.load(desk.job("ppo"), desk.inputs | {"reward": tmp_path / "artifact"})
+    assert torch.equal(models.reward_model.score.weight, whole.score.weight)
+
+
+@pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
+def test_what_is_averaged_starts_as_one_and_an_ensembles_members_with_heads_of_their_own(
+    desk: Any, lora: dict[str, Any]
+) -> None:
+    def starts(combine: str) -> list[dict[str, torch.Tensor]]:
+        job = desk.job("reward", members=2, combine=combine, **lora)
+        return [dict(start_model(job, desk.inputs["sft"], member).named_parameters()) for member in (0, 1)]
+
+    one, other = starts("average")
+    assert all(torch.equal(weight, other[name]) for name, weight in one.items())
+    one, other = starts("ensemble")
+    assert not torch.equal(one["score.weight"], other["score.weight"])
+
+
+def test_averaged_adapters_are_an_adapter_that_ppo_can_put_on_the_sft_model(
+    desk: Any, tmp_path: Path, runtime: Runtime
+) -> None:
+    options = {"members": 2, "combine": "average"} | OBJECTIVES | LORA
+    desk.run("reward", tmp_path / "reward", **options)
+    artifact = tmp_path / "reward" / "artifact"
+    assert json.loads((artifact / "adapter" / "adapter_config.json").read_text())["r"] == 4
+    whole, tokenizer = load_reward_model(artifact, runtime)
+    adapter = load_adapter(Backbone(load_causal_lm(desk.inputs["sft"], runtime)[0]), "reward", artifact / "adapter")
+    rows = read_rows(desk.inputs["data"] / "pairs.test.jsonl")
+    ids, mask = pad(
+        [p.chosen for p in encode_pairs(tokenizer, rows, desk.job("reward").generation)], tokenizer.pad_token_id
+    )
+    with torch.no_grad():
+        scores = [head_scores(model, ids, mask, runtime) for model in (whole, adapter)]
+    assert scores[0].shape == (30, 2) and scores[0].std(0).min() > 1e-3 and torch.allclose(*scores, atol=1e-4)
+    there = type(desk)(desk.inputs | {"reward": artifact})
+    assert there.run("ppo", tmp_path / "ppo", updates=2, lora={"rank": 2})["ppo/kl"] < 100
+
+
+def test_members_steps_are_counted_through_also_where_they_have_more_or_fewer_pairs(desk: Any, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    desk.run("reward", tmp_path, lambda step, metrics, total=0: seen.append((step, total)),
+             members=3, member_share=0.5, epochs=2)  # fmt: skip
+    rows = read_rows(desk.inputs["data"] / "pairs.train.jsonl")
+    sizes = [len(member_rows(rows, 0.5, 0, member)) for member in range(3)]
+    total = sum(2 * -(-size // 16) for size in sizes)
+    assert len(set(sizes)) > 1 and seen == [(step, total) for step in range(1, total + 1)]
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.floats(0.05, 1), st.integers(0, 3))
+def test_a_members_rows_are_all_those_of_its_share_of_the_prompts(of: list[int], share: float, seed: int) -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"order {i}"}]} for i in of]
+    kept = member_rows(rows, share, seed, member=1)
+    prompts = {of[i] for i in kept}
+    assert kept == [i for i, prompt in enumerate(of) if prompt in prompts], "whole prompts, in the data's order"
+    assert len(prompts) == max(1, round(share * len(set(of))))
+    assert kept == member_rows(rows, share, seed, member=1)
+
+
+def test_members_shares_differ() -> None:
+    rows = [{"prompt": str(i)} for i in range(200)]
+    one, other = (set(member_rows(rows, 0.5, 0, member)) for member in (0, 1))
+    assert len(one) == len(other) == 100 and 30 < len(one & other) < 70
+    assert member_rows(rows, 1.0, 0, 0) == member_rows(rows, 1.0, 0, 1) == list(range(200))
+
+
+def test_scores_computed_in_runs_of_like_length_and_their_gradients_are_those_of_one_padded_batch(
+    stages: Any, language: Any, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = start_model(stages.job("reward", **OBJECTIVES), stages.inputs["sft"], 0)
+    sequences = [prompt[: 4 + 5 * (i * 5 % 8)] for i, prompt in enumerate(language.prompts[:8])]
+    sizes: list[int] = []
+    real = head_scores
+
+    def counted(model: Any, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append(len(ids))
+        return real(model, ids, *rest)
+
+    monkeypatch.setattr("components.reward.train.head_scores", counted)
+    in_runs = scores_in_runs(model, sequences, 0, runtime)
+    assert len(sizes) > 1 and sum(sizes) == 8
+    padded = real(model, *pad(sequences, 0), runtime)
+    assert torch.allclose(in_runs, padded, atol=1e-5)
+    upstream = torch.randn(padded.shape, generator=torch.Generator().manual_seed(0))
+    weights = [p.requires_grad_(True) for p in model.parameters()]
+    gradients = [torch.autograd.grad(scores, weights, upstream) for scores in (
+        scores_in_runs(model, sequences, 0, runtime), real(model, *pad(sequences, 0), runtime)
+    )]  # fmt: skip
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, atol=1e-5 * other.abs().max().item() + 1e-6)
+
+
+def test_micro_batches_of_weighted_pairs_take_the_steps_of_the_whole_batch(desk: Any, tmp_path: Path) -> None:
+    options = {"learning_rate": 1e-3, "epsilon": 1e-3} | OBJECTIVES
+    whole = steps_of(desk, tmp_path / "whole", micro_batch_size=16, **options)
+    parts = steps_of(desk, tmp_path / "parts", micro_batch_size=3, **options)
+    for name in ("reward/train_loss", "reward/grad_norm"):
+        assert [m[name] for m in parts] == pytest.approx([m[name] for m in whole], rel=1e-3), name
+    assert parts[0]["reward/train_accuracy"] == pytest.approx(whole[0]["reward/train_accuracy"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"combine": "average"}, {"objectives": {"a": 0.0}}, {"objectives": {"a": float("inf")}}, {"member_share": 0.0},
+     {"objectives": {"a": 1.0}, "labels": "shares"}],
+)  # fmt: skip
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RewardConfig(**options)
+
+
+def test_the_order_in_which_objectives_are_named_changes_nothing() -> None:
+    assert RewardConfig(objectives={"b": 1, "a": 2}).heads == RewardConfig(objectives={"a": 2, "b": 1}).heads
