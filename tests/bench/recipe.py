@@ -1,4 +1,4 @@
-"""The PPO that is compared with TRL 1.12.0's PPOTrainer, in speed and in what it learns: one config, for both sides.
+"""What is compared with TRL 1.12.0's trainers, in speed and in what is learnt: one config, for both sides.
 
 Sizes and the learning rate are each comparison's own; nothing else differs between them.
 """
@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from components.generation import GenerationConfig
 from components.ppo.config import PpoConfig
+from components.reward.config import RewardConfig
+from components.sft.config import SftConfig
 from flows.config import load_config
 
 EPOCHS = 4
@@ -52,3 +54,29 @@ def trl_config(config: PpoConfig, generation: GenerationConfig, folder: Path | s
         learning_rate=config.learning_rate, lr_scheduler_type="constant", adam_beta1=0.9, adam_beta2=config.beta2,
         adam_epsilon=config.epsilon, weight_decay=config.weight_decay,
     )  # fmt: skip
+
+
+def trl_supervised(config: SftConfig | RewardConfig, folder: Path | str, seed: int, dtype: str, **options: Any) -> Any:
+    """TRL's `SFTConfig` or `RewardConfig` of ours; `options` go on top.
+
+    The batch is `micro_batch_size` a forward and as many of them as make `batch_size`; the rate is constant unless
+    `options` or a scheduler that the trainer is given say otherwise. Off, as in ours: gradient checkpointing (TRL's
+    default is on) and, in float32, mixed precision (its default is bfloat16). Its own and left alone: a random order
+    (`train_sampling_strategy`; ours is bucketed by length), fused AdamW, and of SFT the chunked loss, whose
+    output layer runs at response tokens only, as ours does. No length limit: the data are cut already.
+    """
+    from trl import RewardConfig as TrlReward
+    from trl import SFTConfig as TrlSft
+
+    shared: dict[str, Any] = {
+        "output_dir": str(folder), "report_to": "none", "use_cpu": True, "bf16": dtype == "bfloat16", "seed": seed,
+        "disable_tqdm": True, "save_strategy": "no", "gradient_checkpointing": False, "max_length": None,
+        "per_device_train_batch_size": config.micro_batch_size, "num_train_epochs": config.epochs,
+        "gradient_accumulation_steps": config.batch_size // config.micro_batch_size,
+        "learning_rate": config.learning_rate, "lr_scheduler_type": "constant", "max_grad_norm": config.max_grad_norm,
+        "adam_beta1": 0.9, "adam_beta2": config.beta2, "adam_epsilon": config.epsilon,
+        "weight_decay": config.weight_decay, "dataloader_pin_memory": False,
+    }  # fmt: skip
+    if isinstance(config, RewardConfig):
+        return TrlReward(**shared | options)
+    return TrlSft(**shared | {"completion_only_loss": True} | options)
