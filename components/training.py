@@ -94,15 +94,17 @@ def fit(
     checkpoint_every: int,
     report: Report,
     part: int | None = None,
+    weights: Sequence[float] | None = None,
 ) -> int:
     """Train `model` on examples 0..N-1 in length-bucketed batches; resumes from `out/checkpoint`.
 
     Args:
         batch_loss: takes indices, returns the batch's mean loss (scalar) and metrics to report.
         lengths: N example lengths in tokens.
-        micro_batch_size: examples per forward; gradients accumulate to `batch_size`, weighted by examples.
+        micro_batch_size: examples per forward; gradients accumulate to `batch_size`, weighted by `weights`.
         group: metric group and checkpoint folder, `sft` or `reward`.
         part: which model, of a stage that trains several: a data order and a checkpoint folder of its own.
+        weights: N shares of the examples in the mean that `batch_loss` takes (SFT's is over tokens); equal by default.
 
     Returns:
         the number of optimiser steps.
@@ -115,14 +117,16 @@ def fit(
     optimizer = build_optimizer(model, optimizer_config)
     folder = out / "checkpoint" / name
     resumed = restore_state(folder, {"model": model}, {"model": optimizer})
+    weighs = [1.0] * len(lengths) if weights is None else weights
     for step in range(resumed[0] if resumed else 0, len(batches)):
         rate = learning_rate_at(step, len(batches), optimizer_config)
         set_learning_rate(optimizer, rate)
         metrics: dict[str, float] = {}
         batch = batches[step]
+        whole = sum(weighs[i] for i in batch)
         for start in range(0, len(batch), micro_batch_size):
             micro = batch[start : start + micro_batch_size]
-            share = len(micro) / len(batch)
+            share = sum(weighs[i] for i in micro) / whole
             with recomputed(model, optimizer_config):
                 loss, values = batch_loss(micro)
             if not torch.isfinite(loss):
