@@ -36,6 +36,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/throughput.py --trl $(TRL) --dtype float32 bfloat16
 	$(BIN)/python tests/bench/throughput.py --rollout
 	$(BIN)/python tests/bench/supervised.py --trl $(TRL)
+	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/seeds.py $(ARGS)
 	$(BIN)/python -m pytest -m bench

@@ -1,5 +1,6 @@
 """The supervised loop that SFT and reward training share: schedule, clipping, checkpoints, exact resume."""
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -99,12 +100,12 @@ def fit(
     """Train `model` on examples 0..N-1 in length-bucketed batches; resumes from `out/checkpoint`.
 
     Args:
-        batch_loss: takes indices, returns the batch's mean loss (scalar) and metrics to report.
+        batch_loss: takes indices, returns their mean loss (scalar) and metrics to report, each a mean over `weights`.
         lengths: N example lengths in tokens.
         micro_batch_size: examples per forward; gradients accumulate to `batch_size`, weighted by `weights`.
         group: metric group and checkpoint folder, `sft` or `reward`.
         part: which model, of a stage that trains several: a data order and a checkpoint folder of its own.
-        weights: N shares of the examples in the mean that `batch_loss` takes (SFT's is over tokens); equal by default.
+        weights: how often each of the N examples counts; once if None.
 
     Returns:
         the number of optimiser steps.
@@ -116,17 +117,19 @@ def fit(
     batches = [b for e in range(epochs) for b in length_buckets(lengths, batch_size, seeded(seed, name, "order", e))]
     optimizer = build_optimizer(model, optimizer_config)
     folder = out / "checkpoint" / name
+
+    def counted(batch: list[int]) -> float:
+        return len(batch) if weights is None else math.fsum(weights[i] for i in batch)
+
     resumed = restore_state(folder, {"model": model}, {"model": optimizer})
-    weighs = [1.0] * len(lengths) if weights is None else weights
     for step in range(resumed[0] if resumed else 0, len(batches)):
         rate = learning_rate_at(step, len(batches), optimizer_config)
         set_learning_rate(optimizer, rate)
         metrics: dict[str, float] = {}
         batch = batches[step]
-        whole = sum(weighs[i] for i in batch)
         for start in range(0, len(batch), micro_batch_size):
             micro = batch[start : start + micro_batch_size]
-            share = sum(weighs[i] for i in micro) / whole
+            share = counted(micro) / counted(batch)
             with recomputed(model, optimizer_config):
                 loss, values = batch_loss(micro)
             if not torch.isfinite(loss):

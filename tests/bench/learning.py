@@ -108,15 +108,20 @@ def judge(compared: Sequence[Compared]) -> Verdict:
     return Verdict(mean(gaps), lower, gain, lower >= BAR * gain)
 
 
-def inputs(home: Path) -> dict[str, str]:
-    """Data, SFT policy and reward model of the demo at seed 0, made with every core where they aren't there."""
+def inputs(home: Path, wanted: Sequence[str] = ("validate", "sft", "reward")) -> dict[str, str]:
+    """Data, SFT policy and reward model of the demo at seed 0, made with every core where they aren't there.
+
+    Args:
+        wanted: the stages whose artifacts are needed, in their order.
+    """
     from components.runtime import activate
     from flows.config import load_config
     from tasks.stages import STAGES
 
     made: dict[str, Path] = {}
     config = load_config("demo").resolved()
-    for stage, name in (("validate", "data"), ("sft", "sft"), ("reward", "reward")):
+    for stage in wanted:
+        name = "data" if stage == "validate" else stage
         done, making = home / name, home / f"{name}.part"
         if not done.exists():
             print(f"making {done}", file=sys.stderr)

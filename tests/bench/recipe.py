@@ -3,13 +3,16 @@
 Sizes and the learning rate are each comparison's own; nothing else differs between them.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from components.generation import GenerationConfig
 from components.ppo.config import PpoConfig
-from components.reward.config import RewardConfig
+from components.reward import stage as reward_training
+from components.reward.config import RewardConfig, RewardJob
 from components.sft.config import SftConfig
+from components.training import Report
 from flows.config import load_config
 
 EPOCHS = 4
@@ -54,6 +57,13 @@ def trl_config(config: PpoConfig, generation: GenerationConfig, folder: Path | s
         learning_rate=config.learning_rate, lr_scheduler_type="constant", adam_beta1=0.9, adam_beta2=config.beta2,
         adam_epsilon=config.epsilon, weight_decay=config.weight_decay,
     )  # fmt: skip
+
+
+def train_reward_model(
+    job: RewardJob, sft: Path, pairs: Sequence[reward_training.Pair], pad_id: int, out: Path, report: Report
+) -> Any:
+    """The model that our reward stage trains on `pairs`, from the language model in `sft`; resumes from `out`."""
+    return reward_training._train(job, sft, pairs, pad_id, 0, out, report)
 
 
 def trl_supervised(config: SftConfig | RewardConfig, folder: Path | str, seed: int, dtype: str, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from recipe import trl_supervised
+from recipe import reward_training, train_reward_model, trl_supervised
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from workload import causal_lm, ragged_examples
@@ -25,7 +25,6 @@ from workload import causal_lm, ragged_examples
 from components import training
 from components.generation import GenerationConfig
 from components.models import load_causal_lm, load_reward_model, save_model
-from components.reward import stage as reward_stage
 from components.reward.config import RewardConfig, RewardJob
 from components.runtime import Runtime, activate
 from components.sft import demonstrations
@@ -120,7 +119,7 @@ def settings(given: dict[str, Any], runtime: Runtime) -> SftJob | RewardJob:
 
 def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
     """Our stage's own training; nothing is written, as on TRL's side."""
-    meter, stage = Meter(), sft_stage if isinstance(job, SftJob) else reward_stage
+    meter, stage = Meter(), sft_stage if isinstance(job, SftJob) else reward_training
     name = "sft/train_loss" if isinstance(job, SftJob) else "reward/train_loss"
 
     def padded(*args: Any) -> tuple[Tensor, Tensor]:
@@ -140,7 +139,7 @@ def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
     def report(step: int, metrics: Any, total: int | None = None) -> None:
         meter.losses.append(metrics[name])
 
-    pads = demonstrations if isinstance(job, SftJob) else reward_stage
+    pads = demonstrations if isinstance(job, SftJob) else reward_training
     pad = meter.timed("data", pads.pad)
     with ExitStack() as patched, tempfile.TemporaryDirectory() as folder:
         for where, what, new in (
@@ -154,9 +153,9 @@ def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
             model, tokenizer = load_causal_lm(base, job.runtime)
             sft_stage.fine_tune(job, model, tokenizer.pad_token_id, [(p, r) for p, r in examples], out, report)
         else:
-            pairs = [reward_stage.Pair(p + chosen, p + rejected, 0.0) for p, chosen, rejected in examples]
+            pairs = [reward_training.Pair(p + chosen, p + rejected, 0.0) for p, chosen, rejected in examples]
             _, tokenizer = load_causal_lm(base, job.runtime)
-            reward_stage._train(job, base, pairs, tokenizer.pad_token_id, 0, out, report)
+            train_reward_model(job, base, pairs, tokenizer.pad_token_id, out, report)
     return meter
 
 
