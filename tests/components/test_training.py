@@ -50,32 +50,6 @@ def test_accumulated_micro_batches_take_the_step_of_the_whole_batch(tmp_path: Pa
         )
 
 
-def test_accumulated_micro_batches_of_a_mean_over_unequal_examples_take_the_step_of_the_whole_batch(
-    tmp_path: Path,
-) -> None:
-    """SFT's loss: a mean over tokens, of which a long example has more."""
-
-    def trained(micro: int, weights: list[float] | None) -> Line:
-        model = Line()
-
-        def loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
-            x = torch.cat([torch.full((LENGTHS[i],), float(LENGTHS[i])) for i in batch])
-            value = (x * model.weight.squeeze() + model.bias - 2 * x - 1).square().mean() * 0.01
-            return value, {"sft/train_loss": value.item()}
-
-        fit(
-            model, loss, LENGTHS, epochs=3, batch_size=4, micro_batch_size=micro, seed=1, group="sft",
-            checkpoint_every=99, optimizer_config=OptimizerConfig(learning_rate=0.05, epsilon=1e-3),
-            out=tmp_path / f"{micro} {bool(weights)}", report=lambda step, metrics, total=None: None, weights=weights,
-        )  # fmt: skip
-        return model
-
-    whole = trained(4, None).weight
-    for micro in (1, 3):
-        assert torch.allclose(trained(micro, [float(n) for n in LENGTHS]).weight, whole, atol=1e-6)
-    assert not torch.allclose(trained(1, None).weight, whole, atol=1e-4)
-
-
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
 def test_interrupted_anywhere_and_started_again_it_ends_with_the_same_weights(
     tmp_path: Path, at: int, interrupting: Any
