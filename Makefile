@@ -27,7 +27,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Hours: PPO's throughput and what it learns against TRL, which is no dependency and gets a folder of its own; the demo
+# Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; the demo
 # over ten seeds, without the tether and with a tighter one; then the run on real preferences.
 TRL := .tether/trl
 bench: $(INSTALLED)
@@ -35,6 +35,8 @@ bench: $(INSTALLED)
 	test -d $(TRL)/trl || $(PIP) --no-deps --target $(TRL) trl==1.12.0
 	$(BIN)/python tests/bench/throughput.py --trl $(TRL) --dtype float32 bfloat16
 	$(BIN)/python tests/bench/throughput.py --rollout
+	$(BIN)/python tests/bench/supervised.py --trl $(TRL)
+	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/seeds.py $(ARGS)
 	$(BIN)/python -m pytest -m bench

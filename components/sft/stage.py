@@ -35,19 +35,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     if "base" in inputs:
         metrics["sft/base_perplexity"] = math.exp(mean_loss(model, tokenizer, heldout_examples, job.runtime))
 
-    model.requires_grad_(True).train()
-    pad_id = tokenizer.pad_token_id
-
-    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
-        loss = token_losses(model, pad_id, [examples[i] for i in batch], job.runtime).mean()
-        return loss, {"sft/train_loss": loss.item()}
-
-    fit(
-        model, batch_loss, [len(p) + len(r) for p, r in examples],
-        epochs=job.sft.epochs, batch_size=job.sft.batch_size, micro_batch_size=job.sft.micro_batch_size,
-        optimizer_config=job.sft, seed=job.seed, group="sft", out=out, checkpoint_every=job.sft.checkpoint_every,
-        report=report,
-    )  # fmt: skip
+    fine_tune(job, model, tokenizer.pad_token_id, examples, out, report)
     model.eval()
     save_model(model, tokenizer, out / "artifact" / "model")
     loss = mean_loss(model, tokenizer, heldout_examples, job.runtime)
@@ -58,6 +46,22 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     metrics |= _sample(job, inputs["data"], model, tokenizer, out)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
+
+
+def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example], out: Path, report: Report) -> None:
+    """Train all of `model` on the examples' responses; resumes from `out/checkpoint`."""
+
+    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
+        loss = token_losses(model, pad_id, [examples[i] for i in batch], job.runtime).mean()
+        return loss, {"sft/train_loss": loss.item()}
+
+    model.requires_grad_(True).train()
+    fit(
+        model, batch_loss, [len(p) + len(r) for p, r in examples],
+        epochs=job.sft.epochs, batch_size=job.sft.batch_size, micro_batch_size=job.sft.micro_batch_size,
+        optimizer_config=job.sft, seed=job.seed, group="sft", out=out, checkpoint_every=job.sft.checkpoint_every,
+        report=report, weights=[len(r) for _, r in examples],
+    )  # fmt: skip
 
 
 def unigram_loss(train: Sequence[Example], heldout: Sequence[Example], vocabulary: int) -> float:

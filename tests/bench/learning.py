@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +31,6 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import isotonic_regression
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 CRITICS = ("separate", "shared")
 BAR, CONFIDENCE = -0.10, 0.95
 LEAST_OVERLAP = 0.5
@@ -111,15 +108,20 @@ def judge(compared: Sequence[Compared]) -> Verdict:
     return Verdict(mean(gaps), lower, gain, lower >= BAR * gain)
 
 
-def inputs(home: Path) -> dict[str, str]:
-    """Data, SFT policy and reward model of the demo at seed 0, made with every core where they aren't there."""
+def inputs(home: Path, wanted: Sequence[str] = ("validate", "sft", "reward")) -> dict[str, str]:
+    """Data, SFT policy and reward model of the demo at seed 0, made with every core where they aren't there.
+
+    Args:
+        wanted: the stages whose artifacts are needed, in their order.
+    """
     from components.runtime import activate
     from flows.config import load_config
     from tasks.stages import STAGES
 
     made: dict[str, Path] = {}
     config = load_config("demo").resolved()
-    for stage, name in (("validate", "data"), ("sft", "sft"), ("reward", "reward")):
+    for stage in wanted:
+        name = "data" if stage == "validate" else stage
         done, making = home / name, home / f"{name}.part"
         if not done.exists():
             print(f"making {done}", file=sys.stderr)
@@ -133,7 +135,9 @@ def inputs(home: Path) -> dict[str, str]:
 
 def run(options: argparse.Namespace, side: str, seed: int, made: dict[str, str]) -> Any:
     """What `learning_side.py` prints for a side and seed, kept in a file of `options.out`."""
-    from recipe import ppo_config  # beside this script; the unit tests import it by another name
+    # Beside this script; the unit tests import it by another name.
+    from process import measured
+    from recipe import ppo_config
 
     critic = "separate" if side == "trl" else side
     config = ppo_config(options.batch, options.updates, options.learning_rate, critic)
@@ -143,16 +147,7 @@ def run(options: argparse.Namespace, side: str, seed: int, made: dict[str, str])
     }  # fmt: skip
     kept = options.out / f"{side}-{seed}.json"
     if not kept.exists() or json.loads(kept.read_text())["given"] != given:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *([str(options.trl)] if side == "trl" else [])]),
-            "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
-            "ACCELERATE_MIXED_PRECISION": "no",
-        }  # fmt: skip
-        command = [sys.executable, str(HERE / "learning_side.py"), json.dumps(given)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{side}, seed {seed}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = measured("learning_side.py", given, threads=1, trl=options.trl if side == "trl" else None)
         kept.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         print(f"{side}, seed {seed}: {found['seconds']['all']:.0f} s", file=sys.stderr)
     return json.loads(kept.read_text())
@@ -232,8 +227,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Run what is missing, print the tables and verdicts, draw the figure."""
     options = arguments()
-    if not (options.trl / "trl").is_dir():
-        raise SystemExit(f"no TRL in {options.trl}: pip install --no-deps --target {options.trl} trl==1.12.0")
+    from process import require_trl
+
+    require_trl(options.trl)
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     made = inputs(options.out / "inputs")

@@ -1,13 +1,19 @@
-"""The PPO that is compared with TRL 1.12.0's PPOTrainer, in speed and in what it learns: one config, for both sides.
+"""What is compared with TRL 1.12.0's trainers, in speed and in what is learnt: one config, for both sides.
 
 Sizes and the learning rate are each comparison's own; nothing else differs between them.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from components.generation import GenerationConfig
 from components.ppo.config import PpoConfig
+from components.reward import train as reward_training
+from components.reward.config import RewardConfig, RewardJob
+from components.reward.pairs import Pair
+from components.sft.config import SftConfig
+from components.training import Report
 from flows.config import load_config
 
 EPOCHS = 4
@@ -52,3 +58,36 @@ def trl_config(config: PpoConfig, generation: GenerationConfig, folder: Path | s
         learning_rate=config.learning_rate, lr_scheduler_type="constant", adam_beta1=0.9, adam_beta2=config.beta2,
         adam_epsilon=config.epsilon, weight_decay=config.weight_decay,
     )  # fmt: skip
+
+
+def train_reward_model(job: RewardJob, sft: Path, pairs: Sequence[Pair], pad_id: int, out: Path, report: Report) -> Any:
+    """The model that our reward stage trains on `pairs`, from the language model in `sft`; resumes from `out`."""
+    model = reward_training.start_model(job, sft, member=0)
+    reward_training.fit_model(job, model, pairs, pad_id, out, report)
+    return model
+
+
+def trl_supervised(config: SftConfig | RewardConfig, folder: Path | str, seed: int, dtype: str, **options: Any) -> Any:
+    """TRL's `SFTConfig` or `RewardConfig` of ours; `options` go on top.
+
+    The batch is `micro_batch_size` a forward and as many of them as make `batch_size`; the rate is constant unless
+    `options` or a scheduler that the trainer is given say otherwise. Off, as in ours: gradient checkpointing (TRL's
+    default is on) and, in float32, mixed precision (its default is bfloat16). Its own and left alone: a random order
+    (`train_sampling_strategy`; ours is bucketed by length), fused AdamW, and of SFT the chunked loss, whose
+    output layer runs at response tokens only, as ours does. No length limit: the data are cut already.
+    """
+    from trl import RewardConfig as TrlReward
+    from trl import SFTConfig as TrlSft
+
+    shared: dict[str, Any] = {
+        "output_dir": str(folder), "report_to": "none", "use_cpu": True, "bf16": dtype == "bfloat16", "seed": seed,
+        "disable_tqdm": True, "save_strategy": "no", "gradient_checkpointing": False, "max_length": None,
+        "per_device_train_batch_size": config.micro_batch_size, "num_train_epochs": config.epochs,
+        "gradient_accumulation_steps": config.batch_size // config.micro_batch_size,
+        "learning_rate": config.learning_rate, "lr_scheduler_type": "constant", "max_grad_norm": config.max_grad_norm,
+        "adam_beta1": 0.9, "adam_beta2": config.beta2, "adam_epsilon": config.epsilon,
+        "weight_decay": config.weight_decay, "dataloader_pin_memory": False,
+    }  # fmt: skip
+    if isinstance(config, RewardConfig):
+        return TrlReward(**shared | options)
+    return TrlSft(**shared | {"completion_only_loss": True} | options)

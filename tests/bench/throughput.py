@@ -19,15 +19,12 @@ processor time, all threads.
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 SIZES, VARIANTS, DTYPES = ("1m", "7m", "30m", "135m"), ("ragged", "full"), ("float32", "bfloat16")
 CRITICS = ("separate", "shared")
 PHASES = ("rollout", "scoring", "training", "other", "update")
@@ -50,21 +47,14 @@ Measured = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 def measure(options: argparse.Namespace, side: str, **what: Any) -> Any:
-    """Run `side.py`; everything in its environment but TRL's path is the same for all sides."""
+    """Run `side.py`."""
+    from process import measured  # beside this script; the unit tests import it by another name
+
     given = {name: getattr(options, name) for name in ("device", "threads", "updates", "pairs")} | {
         "side": side, "smollm2": str(options.smollm2), "variant": "ragged", "dtype": "float32",
         "peaks": {"bandwidth": options.bandwidth, "flops": options.peak_flops}, **what,
     }  # fmt: skip
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *([str(options.trl)] if side == "trl" else [])]),
-        "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false",
-        "ACCELERATE_MIXED_PRECISION": "bf16" if given["dtype"] == "bfloat16" else "no",
-    }  # fmt: skip
-    command = [sys.executable, str(HERE / "side.py"), json.dumps(given)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{side}, {what}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return measured("side.py", given, options.threads, options.trl if side == "trl" else None)
 
 
 def alternate(options: argparse.Namespace, size: str, variant: str) -> Measured:
@@ -190,8 +180,10 @@ def main() -> None:
     """Measure size after size and print as they come."""
     options = arguments()
     alone = options.rollout or options.device == "cuda"
-    if not alone and not (options.trl / "trl").is_dir():
-        raise SystemExit(f"no TRL in {options.trl}: pip install --no-deps --target {options.trl} trl==1.12.0")
+    if not alone:
+        from process import require_trl
+
+        require_trl(options.trl)
     one = rollouts if options.rollout else on_gpu if options.device == "cuda" else on_cpu
     kept: list[Any] = []
     for size in options.sizes:

@@ -1,4 +1,4 @@
-"""What both sides of the throughput benchmark are given: models, prompts, response lengths; and what the work costs.
+"""What both sides of the throughput benchmarks are given: models, examples, response lengths; and what the work costs.
 
 A response's length is a table's, not chance: a token is sampled as always, then exchanged where it would end the
 response too soon or too late. Log-probabilities stay the model's own, so ratios and gradients are ordinary.
@@ -80,6 +80,27 @@ class Workload:
         draw = torch.Generator().manual_seed(self.seed + 1)
         low = 1 + max(tokenizer.pad_token_id, tokenizer.eos_token_id)
         return [torch.randint(low, len(tokenizer), (int(n),), generator=draw).tolist() for n in lengths]
+
+
+def ragged_examples(tokenizer: Any, count: int, responses: int, seed: int = 0) -> list[tuple[list[int], ...]]:
+    """`count` examples to train on: a prompt of 16 to 64 tokens and `responses` responses of 8 to 64, all uniform.
+
+    Tokens are ordinary ones, drawn uniformly; a response ends with EOS.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    low = 1 + max(tokenizer.pad_token_id, tokenizer.eos_token_id)
+
+    def tokens(shortest: int) -> list[int]:
+        length = int(torch.randint(shortest, CAP + 1, (), generator=draw))
+        return torch.randint(low, len(tokenizer), (length,), generator=draw).tolist()
+
+    return [
+        (
+            tokens(SHORTEST_PROMPT),
+            *([*tokens(SHORTEST_RESPONSE)[:-1], tokenizer.eos_token_id] for _ in range(responses)),
+        )
+        for _ in range(count)
+    ]
 
 
 def numbers_tokenizer(vocabulary: int) -> Any:

@@ -11,9 +11,10 @@ import torch
 
 from components.data.jsonl import read_rows
 from components.generation import GenerationConfig
+from components.models import load_causal_lm
 from components.runtime import Runtime
 from components.sft.demonstrations import encode_demonstrations, mean_loss, token_losses
-from components.sft.stage import unigram_loss
+from components.sft.stage import fine_tune, unigram_loss
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +63,6 @@ def test_the_unigram_baseline_by_hand() -> None:
 def test_metrics_are_those_of_the_held_out_demonstrations(
     stages: Any, trained: tuple[Path, dict[str, float]], runtime: Runtime
 ) -> None:
-    from components.models import load_causal_lm
-
     out, metrics = trained
     names = ("loss", "perplexity", "unigram_perplexity", "perplexity_ratio", "ended", "gold", "violations")
     assert {f"sft/{name}" for name in names} == metrics.keys()
@@ -103,6 +102,21 @@ def test_a_pretrained_base_keeps_its_tokenizer_and_is_its_own_baseline(
     assert metrics["sft/base_perplexity"] == pytest.approx(before["sft/perplexity"], rel=1e-5)
     assert metrics["sft/perplexity_ratio"] < 1
     assert digests(tmp_path / "artifact" / "model")["tokenizer.json"] == digests(base)["tokenizer.json"]
+
+
+def test_micro_batches_have_the_whole_batch_s_loss_and_gradient_though_their_responses_differ_in_length(
+    stages: Any, examples: Any, tmp_path: Path, runtime: Runtime
+) -> None:
+    ragged = [(prompt, response[: 2 + 3 * i]) for i, (prompt, response) in enumerate(examples[:8])]
+    found = []
+    for micro in (8, 3, 1):
+        model, tokenizer = load_causal_lm(stages.inputs["sft"], runtime)
+        job = stages.job("sft", epochs=1, batch_size=8, micro_batch_size=micro)
+        fine_tune(job, model, tokenizer.pad_token_id, ragged, tmp_path / str(micro),
+                  lambda step, metrics, total=None: found.append(metrics))  # fmt: skip
+    assert len({len(response) for _, response in ragged}) > 4 and len(found) == 3
+    for metrics in found[1:]:
+        assert metrics == pytest.approx(found[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("at", [1, 4, 7])
