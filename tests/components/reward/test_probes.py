@@ -13,7 +13,6 @@ from components.data.support_desk import SupportDeskConfig, generate
 from components.data.support_grammar import FILLERS, FLATTERY, HEDGES
 from components.gates import GATES, judge
 from components.generation import GenerationConfig
-from components.models import train_tokenizer
 from components.reward import probes as module
 from components.reward.probes import (
     DESK_SENTENCES,
@@ -28,6 +27,7 @@ from components.reward.probes import (
     robustness_metrics,
 )
 from components.runtime import Runtime
+from components.tokenizers import train_tokenizer
 
 Taste = Callable[[str], float]
 TAILS = probes(DESK_SENTENCES)
