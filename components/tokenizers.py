@@ -73,7 +73,8 @@ def load_tokenizer(folder: Path, field: str = "sft.base") -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
     except (OSError, ValueError) as error:
-        raise UserError(f"{field}: {folder} holds no tokenizer that transformers can load: {error}") from error
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{field}: {folder} holds no model whose tokenizer transformers can load: {reason}") from error
     if tokenizer.chat_template is None or tokenizer.eos_token_id is None:
         raise UserError(f"{field}: the tokenizer in {folder} has no chat template or no EOS token; add them to it.")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
