@@ -54,8 +54,9 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
 
     # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
     #    Gates: accuracy_low, ece, ece_width, calibration_slope, slice_accuracy_low, slice_ece_excess, length_gain_low,
-    #    balanced_length_accuracy_low, length_partial_correlation_high, probe_*_high, disagreement_auroc_low,
-    #    invariance, position_invariance.
+    #    balanced_length_accuracy_low, length_partial_correlation_high, probe_filler_high, probe_repetition_high,
+    #    probe_flattery_high, probe_hedge_high, probe_whitespace_high, probe_exclamations_high, probe_dots_high,
+    #    disagreement_auroc_low, invariance, position_invariance.
     reward = stage("reward", data=data, sft=sft)
 
     # 4. PPO: raise the reward, tethered to SFT by KL.

@@ -7,6 +7,7 @@ import pytest
 
 DATA = Path(os.environ.get("TETHER_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 pytestmark = pytest.mark.real_data
+TWO = "two assistant turns in a row"
 
 
 def real(name):
@@ -24,8 +25,12 @@ def reasons(out):
 @pytest.mark.parametrize(
     ("name", "kept", "dirt"),
     [
-        ("helpful", 2333, {"prompts differ": 9, "empty response": 4, "identical responses": 2, "two user turns": 6}),
-        ("harmless", 2299, {"prompts differ": 5, "empty response": 4, "two user turns": 4}),
+        (
+            "helpful",
+            2333,
+            {"prompts differ": 9, "empty response": 4, "identical responses": 2, "two assistant turns in a row": 6},
+        ),
+        ("harmless", 2299, {"prompts differ": 5, "empty response": 4, TWO: 4}),
     ],
 )
 def test_the_known_dirt_of_hh_rlhf_is_quarantined_and_nothing_else(tmp_path, validate, name, kept, dirt):

@@ -80,7 +80,7 @@ def test_data_files_and_a_base_model_reach_their_stages(tmp_path: Path) -> None:
     given = Source.of(tmp_path / "pairs.jsonl")
     runner = Recorder(tmp_path)
     rlhf.pipeline(config(), Sources(data={"preferences": given}, base={"base": given}), runner)
-    assert runner.calls[0] == ("validate", {"preferences": given})
+    assert runner.calls[0] == ("validate", {"preferences": given, "base": given})
     assert runner.calls[1] == ("sft", {"data": "validate", "base": given})
 
 
