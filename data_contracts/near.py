@@ -17,16 +17,16 @@ Signatures = NDArray[np.uint32]
 def runs_of_words(text: str, words: int) -> list[str]:
     """The runs of `words` words of a text; the whole of a shorter one."""
     said = text.casefold().split()
-    return [" ".join(said[i : i + words]) for i in range(max(1, len(said) - words + 1))]
+    shifted = [said[i:] for i in range(words)]
+    return [" ".join(run) for run in zip(*shifted, strict=False)] or [" ".join(said)]
 
 
-def signatures(texts: Sequence[str], words: int) -> Signatures:
-    """MinHash signatures of texts as sets of runs of words."""
+def signatures(sets: Sequence[list[str]]) -> Signatures:
+    """MinHash signatures of sets, as of the runs of words of texts."""
     from rensa import RMinHash
 
-    if not texts:
+    if not sets:
         return np.empty((0, PERMUTATIONS), np.uint32)
-    sets = [runs_of_words(text, words) for text in texts]
     rows = RMinHash.digest_matrix_from_token_sets(sets, num_perm=PERMUTATIONS, seed=_SEED).to_rows()
     return np.array(rows, np.uint32)
 

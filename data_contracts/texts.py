@@ -18,7 +18,7 @@ from components.data.rows import Item, Problem
 from components.generation import GenerationConfig
 from components.tokenizers import rendered_prompt
 from data_contracts.ledger import Ledger
-from data_contracts.near import Signatures, signatures
+from data_contracts.near import Signatures, runs_of_words, signatures
 
 _CHUNK = 2_000
 _RESPONSES = ("chosen", "rejected", "response")
@@ -62,7 +62,7 @@ def read_texts(
     markers = None if tokenizer is None else re.compile("|".join(map(re.escape, _special_texts(tokenizer))))
     parts: list[tuple[NDArray[np.int32], Signatures, Signatures]] = []
     counts = np.zeros(4)  # unknown tokens, tokens, misrendered prompts, prompts
-    texts = Texts(np.flatnonzero(wanted), np.empty((0, 3), np.int32), signatures([], 1), signatures([], 1), 0, 0)
+    texts = Texts(np.flatnonzero(wanted), np.empty((0, 3), np.int32), signatures([]), signatures([]), 0, 0)
     seen = 0
     rows = ledger.items(wanted)
     while chunk := list(islice(rows, _CHUNK)):
@@ -72,9 +72,10 @@ def read_texts(
             tokens, more = _tokenised(ledger, tokenizer, generation, indices, items)
             counts += more
             _find_markers(ledger, markers, indices, items)
-        prompts = [" ".join(m["content"] for m in item["prompt"]) for item in items]
-        whole = [f"{prompt} {' '.join(_responses(item))}" for prompt, item in zip(prompts, items, strict=True)]
-        parts.append((tokens, signatures(whole, near.words), signatures(prompts, near.words)))
+        prompts = [runs_of_words(" ".join(m["content"] for m in item["prompt"]), near.words) for item in items]
+        answers = [runs_of_words(" ".join(_responses(item)), near.words) for item in items]
+        whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        parts.append((tokens, signatures(whole), signatures(prompts)))
         for index, item in chunk:
             if index in chosen_for_sample:
                 texts.samples.setdefault(int(ledger.facts["split"][index]), []).append(item)
@@ -164,4 +165,6 @@ def _cut(ids: list[int], cap: int) -> tuple[list[int], bool]:
 
 
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    """As `tokenizer(texts)` without the masks and offsets, which take longer than the ids."""
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encoded]

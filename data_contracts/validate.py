@@ -93,6 +93,9 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     """Pairs, demonstrations and prompts of each split, and how many there are, as metrics."""
     artifact.mkdir(parents=True)
     pairs, taught, asked = found.only_pairs, found.taught, found.sources.get("prompts") or found.only_pairs
+    said = taught.ledger.facts
+    demonstrations = _first_of(taught, combined(said["prompt"], said["chosen"]))
+    prompts = _first_of(asked, asked.ledger.facts["prompt"])
     sizes: dict[str, float] = {}
     with ExitStack() as files:
 
@@ -100,24 +103,25 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
             return files.enter_context((artifact / f"{name}.jsonl").open("wb"))
 
         pair_files = [open_(f"pairs.{split}") for split in SPLITS]
-        for index, line in pairs.ledger.lines():
-            if pairs.kept[index]:
-                pair_files[pairs.ledger.facts["split"][index]].write(line)
-        train, heldout = open_("demonstrations.train"), open_("demonstrations.heldout")
-        said = taught.ledger.facts
-        demonstrations = _first_of(taught, combined(said["prompt"], said["chosen"]))
-        for index, item in taught.ledger.items(demonstrations):
-            row = {name: item[name] for name in ("prompt", "source", "row")}
-            response = item.get("response", item.get("chosen"))
-            (train if taught.ledger.facts["split"][index] == TRAIN else heldout).write(
-                _line(row | {"response": response})
-            )
         prompt_files = [open_(f"prompts.{split}") for split in SPLITS]
-        prompts = _first_of(asked, asked.ledger.facts["prompt"])
-        for index, item in asked.ledger.items(prompts):
-            prompt_files[asked.ledger.facts["split"][index]].write(
-                _line({"prompt": item["prompt"], "category": item["category"]})
-            )
+        train, heldout = open_("demonstrations.train"), open_("demonstrations.heldout")
+        for examined in found.sources.values():
+            ledger, nothing = examined.ledger, np.zeros_like(examined.kept)
+            is_taught = demonstrations if examined is taught else nothing
+            is_asked = prompts if examined is asked else nothing
+            for index, line in ledger.lines():
+                split = ledger.facts["split"][index]
+                if examined is pairs and examined.kept[index]:
+                    pair_files[split].write(line)
+                if not (is_taught[index] or is_asked[index]):
+                    continue
+                item = json.loads(line)
+                if is_asked[index]:
+                    prompt_files[split].write(_line({"prompt": item["prompt"], "category": item["category"]}))
+                if is_taught[index]:
+                    response = item.get("response", item.get("chosen"))
+                    row = {"response": response} | {name: item[name] for name in ("prompt", "source", "row")}
+                    (train if split == TRAIN else heldout).write(_line(row))
     for name, facts in (("pairs", pairs.facts), ("prompts", asked.ledger.facts[prompts])):
         counts = np.bincount(facts["split"], minlength=len(SPLITS))
         sizes |= {f"data/{name}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
