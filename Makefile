@@ -27,9 +27,10 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; the demo
-# over ten seeds, without the tether and with a tighter one; then the run on real preferences.
+# Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; the contract
+# on 160,000 pairs; the demo over ten seeds, without the tether and with a tighter one; then the run on real preferences.
 TRL := .tether/trl
+TETHER_DATA ?= ../shared/data
 bench: $(INSTALLED)
 	$(BIN)/tether fetch smollm2
 	test -d $(TRL)/trl || $(PIP) --no-deps --target $(TRL) trl==1.12.0
@@ -38,6 +39,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/supervised.py --trl $(TRL)
 	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
+	$(BIN)/python tests/bench/contract.py --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2
 	$(BIN)/python tests/bench/seeds.py $(ARGS)
 	$(BIN)/python -m pytest -m bench
 

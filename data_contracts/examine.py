@@ -78,14 +78,15 @@ class Examination:
             inputs: `preferences`, `demonstrations`, `prompts` (files or saved folders) and `base` (a pretrained model's
                 folder), where the job names them.
             folder: for what is too large for memory; it may be removed when this is.
-            progress: told how many rows are read, now and then.
+            progress: told now and then of how many rows the fields, and then the texts, are read.
 
         Raises:
             UserError: a source can't be read, or holds not one valid row.
         """
         self.job, self.inputs, self.folder = job, inputs, folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._rows = 0
+        self.read = 0
+        """Rows read so far, those whose texts are read counted again."""
         self._progress = progress
         sources = self._sources()
         self.sources = {name: self._read(source) for name, source in sources.items()}
@@ -125,9 +126,9 @@ class Examination:
             self.competence = competence(rows, source.shown)
             again = Source.named(source.name, self.inputs[source.name], data) if source.name in self.inputs else source
             rows = relabelled(judged_rows(again, data.max_characters), self.competence.posterior)
-        before = self._rows
+        before = self.read
         ledger.fill(rows, lambda seen: self._progress(before + seen))
-        self._rows += len(ledger.facts)
+        self.read += len(ledger.facts)
         mark_duplicates(ledger)
         if not ledger.good().any():
             raise not_one_valid(source, len(ledger.facts), ledger.reasons)
@@ -151,11 +152,13 @@ class Examination:
         return train_tokenizer(texts_of(rows), self.job.sft.vocabulary)
 
     def _examine_texts(self, examined: Examined) -> None:
-        job, ledger = self.job, examined.ledger
+        job, ledger, before = self.job, examined.ledger, self.read
+        near = job.data.near_duplicate
         examined.texts = read_texts(
-            ledger, self.tokenizer, job.generation, job.data.near_duplicate, lambda rows: None
-        )  # fmt: skip
-        mark_near_duplicates(ledger, examined.texts, job.data.near_duplicate)
+            ledger, self.tokenizer, job.generation, near, lambda seen: self._progress(before + seen)
+        )
+        self.read += len(examined.texts.index)
+        mark_near_duplicates(ledger, examined.texts, near)
 
     # What is asked of it
 

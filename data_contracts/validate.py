@@ -43,7 +43,7 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
     """
     scratch = out / "rows"
     try:
-        found = Examination(job, inputs, scratch, lambda rows: report(rows, {"data/rows": float(rows)}))
+        found = Examination(job, inputs, scratch, lambda read: report(read, {"data/read": float(read)}))
         _refuse_nothing(found)
         checks, context = found.judge()
         shutil.rmtree(out / "artifact", ignore_errors=True)
@@ -57,7 +57,7 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
     write_json(out / "artifact" / "task.json", {"name": "none" if "preferences" in inputs else "support-desk"})
     final = metrics(found, checks, kept_out) | sizes
     _show(context, out / "attachments" / "data_docs", checks, inputs, final)
-    report(sum(len(source.ledger.facts) for source in found.sources.values()), final)
+    report(found.read, final)
     logger.info("kept %d pairs; quarantined %s", final["data/pairs"], quarantine_reasons(found) or "nothing")
     return final
 

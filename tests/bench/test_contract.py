@@ -1,0 +1,28 @@
+import gzip
+import json
+
+import pytest
+
+from tests.bench import contract
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "pairs.jsonl.gz"
+    prompt = "\n\nHuman: what is a river made of\n\nAssistant: water\n\nHuman: and a mountain, what is that made of"
+    row = {
+        side: f"{prompt}\n\nAssistant: {said}" for side, said in (("chosen", "of stone " * 9), ("rejected", "no " * 9))
+    }
+    with gzip.open(path, "wt") as out:
+        out.write((json.dumps(row) + "\n") * 3)
+    return path
+
+
+def test_the_pairs_of_the_bench_are_whole_transcripts_with_one_prompt_and_differ(source):
+    rows = list(contract.pairs(source, 10, 0))
+    heads = [{side: text.rpartition("\n\nAssistant:")[0] for side, text in row.items()} for row in rows]
+    assert all(head["chosen"] == head["rejected"] for head in heads)
+    assert all(head["chosen"].count("\n\nHuman: ") == 2 and "\n\nAssistant: " in head["chosen"] for head in heads)
+    assert len({row["chosen"] for row in rows}) == 10
+    assert {len(row["chosen"].split(" ")) for row in rows} == {len(rows[0]["chosen"].split(" "))}, "lengths are kept"
+    assert rows == list(contract.pairs(source, 10, 0))
