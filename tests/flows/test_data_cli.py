@@ -111,6 +111,8 @@ def test_a_call_that_is_killed_and_interrupted_goes_on_from_its_chunks_to_the_sa
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.cli", *command, "out"],
             cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            # A shell that runs the tests in the background has its children ignore SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         deadline = time.monotonic() + 200
         while chunks() < after:
