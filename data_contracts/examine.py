@@ -135,7 +135,10 @@ class Examination:
         return Examined(source, ledger)
 
     def _tokenizer(self) -> Any:
-        """The run's own: the pretrained model's, or the one that SFT will train on the same texts."""
+        """The pretrained model's, or one made as SFT makes its own, of the training rows that are good so far.
+
+        Rows that `max_pairs` or the checks of texts keep out later are in it.
+        """
         if "base" in self.inputs:
             return load_tokenizer(self.inputs["base"])
         taught = self.sources.get("demonstrations") or self.pairs
