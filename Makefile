@@ -5,17 +5,25 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint infra/constraints.txt
 
-.PHONY: demo test test-servers test-slow check bench serve install clean
+.PHONY: demo test test-servers test-browser faults test-slow check bench serve install clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Real Prefect and MLflow servers and workers on loopback: docs/operations.md, and what may die.
 test-servers: $(INSTALLED)
 	$(BIN)/python -m pytest -m servers -s $(ARGS)
+
+# Pages in headless Chromium, which infra/chromium.sh finds or installs; TETHER_PICTURES=FOLDER keeps pictures of them.
+test-browser: $(INSTALLED)
+	$(BIN)/python -m pytest -m browser $(ARGS)
+
+# Runs killed at 60 moments, and 40 other faults: full disks, damaged files, servers that die.
+faults: $(INSTALLED)
+	$(BIN)/python -m pytest -m faults -s $(ARGS)
 
 # Real preferences and the real pretrained model, in .tether; needs TETHER_DATA (default ../shared/data).
 test-slow: $(INSTALLED)
@@ -40,6 +48,8 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/contract.py --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2
+	$(BIN)/python tests/bench/orchestration.py demo --twice
+	$(BIN)/python -m tests.bench.lineage
 	$(BIN)/python tests/bench/seeds.py $(ARGS)
 	$(BIN)/python -m pytest -m bench
 

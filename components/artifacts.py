@@ -2,82 +2,50 @@
 
 store/objects/<sha256>              file contents (read-only), manifests among them
 store/records/<key>/<attempt>.json  what a key was computed to; writing it is the commit
+store/pins/<run>.json               what a run needs that is to be kept
 store/views/<digest>/               an artifact as a folder of links to objects, made when asked for
-work/<key>/, work/<key>.lock        where a stage computes, and who does
+work/<key>/, work/<key>.leases/     where a stage computes, and who does
+
+Where `TETHER_STORE` names another folder or a URL, objects, records and pins are there, and store/objects holds copies
+of what was published or read here, each verified as it came.
 """
 
 import contextlib
-import errno
-import fcntl
-import json
 import logging
-import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError
-
-from components.canonical import canonical_json, digest_file, digest_json
-from components.errors import TetherError
-from components.files import replacing, sync
-from components.settings import Settings
+from components.canonical import digest_file, digest_json
+from components.errors import TetherError, disk_error
+from components.leases import Lease, holder, leased
+from components.store_objects import Objects, files_below
+from components.store_place import FolderPlace, Place, shared_place
+from components.store_record import ATTEMPT, Miss, Record, parse_record, record_text
+from components.store_views import view
 
 logger = logging.getLogger(__name__)
 
-
-class Record(Settings):
-    """What computing a key gave: the artifact's files, where they came from, and the metrics to judge."""
-
-    # A NaN metric is kept (as text, JSON has none): its gate must fail on every look at it.
-    model_config = ConfigDict(ser_json_inf_nan="strings")
-
-    stage: str
-    key: str
-    digest: str
-    """sha256 of the canonical JSON of `files`; also the manifest's object."""
-    files: dict[str, str]
-    """Relative POSIX path to sha256."""
-    attachments: dict[str, str] = Field(default_factory=dict)
-    """The same for files that aren't byte-stable (plots, timings) and so no part of the digest."""
-    inputs: dict[str, str] = Field(default_factory=dict)
-    """Input name to digest."""
-    job: dict[str, Any] = Field(default_factory=dict)
-    """The keyed config values."""
-    parts: dict[str, Any] = Field(default_factory=dict)
-    """Everything the key was made of, to explain a miss."""
-    metrics: dict[str, float] = Field(default_factory=dict)
-    environment: dict[str, Any] = Field(default_factory=dict)
-    run: str = ""
-    """Our run id of the run that computed it."""
-    started: str = ""
-    """UTC, ISO 8601."""
-    seconds: float = 0.0
-    """Computing time of the process that finished it (a resumed stage: since the resume)."""
-    attempt: int = 0
-    """1 for the first record of a key."""
-
-
-@dataclass(frozen=True)
-class Miss:
-    """A lookup found nothing to trust, and why."""
-
-    reason: str
+__all__ = ["ArtifactStore", "Miss", "Record", "digest_folder"]
 
 
 class ArtifactStore:
-    """The store below one `TETHER_HOME`."""
+    """The store of one `TETHER_HOME`: below it, or where `TETHER_STORE` says (unless it is to be `alone`)."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, alone: bool = False) -> None:
         self.home = home
-        self.objects = home / "store" / "objects"
-        self.records = home / "store" / "records"
+        self.local = FolderPlace(home / "store")
+        self.shared: Place | None = None if alone else shared_place(home)
+        self.contents = Objects(self.local, self.shared)
+        self.objects = self.contents.folder
         self.views = home / "store" / "views"
         self.work = home / "work"
-        self._verified: dict[str, tuple[int, int, int]] = {}
+
+    @property
+    def place(self) -> Place:
+        """Where records count."""
+        return self.shared or self.local
 
     # -- computing ---------------------------------------------------------------------------------------------------
 
@@ -86,22 +54,41 @@ class ArtifactStore:
         return self.work / key
 
     @contextlib.contextmanager
-    def lock(self, key: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-        """Hold `key` against other processes; `on_wait` is called once where another one holds it.
+    def lock(self, key: str, on_wait: Callable[[], None] | None = None) -> Iterator[Lease]:
+        """Hold `key` against other processes, those of other machines that share this home too.
 
-        The lock dies with its process (flock), so that a killed holder leaves none behind.
+        `on_wait` is called once where another one holds it; one that died holds nothing. See `components.leases`.
         """
-        self.work.mkdir(parents=True, exist_ok=True)
-        with (self.work / f"{key}.lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if on_wait is not None:
-                    on_wait()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        with leased(self.work / f"{key}.leases", on_wait) as lease:
+            yield lease
 
-    def publish(self, key: str, folder: Path, attachments: Path | None, record: Mapping[str, Any]) -> Record:
+    @contextlib.contextmanager
+    def if_free(self, key: str) -> Iterator[bool]:
+        """Hold `key` if no other process does; gives whether."""
+
+        def give_up() -> None:
+            raise _Held
+
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.lock(key, on_wait=give_up))
+            except _Held:
+                yield False
+                return
+            yield True
+
+    def held_keys(self) -> set[str]:
+        """Keys that some process computes."""
+        return {path.stem for path in self.work.glob("*.leases") if holder(path) is not None}
+
+    def publish(
+        self,
+        key: str,
+        folder: Path,
+        attachments: Path | None,
+        record: Mapping[str, Any],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> Record:
         """Move the files below `folder` and `attachments` into the store, then commit by writing the record.
 
         A kill at any instant leaves either no new record or the whole of it. The files are moved, not copied: a
@@ -112,44 +99,88 @@ class ArtifactStore:
             folder: deterministic files; their paths and contents are the artifact's digest.
             attachments: other files to keep beside it, or None.
             record: `Record`'s remaining fields (stage, inputs, job, metrics, ...).
+            before_commit: called last before the record is written; what it raises leaves none.
 
         Raises:
-            TetherError: `folder` holds no file, or holds a symbolic link.
+            TetherError: `folder` holds no file, or holds a symbolic link; or the store can't be written.
+            UserError: its disk is full, or the store that `TETHER_STORE` names can't be written.
         """
-        files = self._store(folder)
-        if not files:
-            raise TetherError(f"the stage {record.get('stage')} wrote no file into {folder}")
-        kept = self._store(attachments) if attachments is not None else {}
-        digest = self._store_manifest(files)
-        return self._commit(key, {**record, "key": key, "digest": digest, "files": files, "attachments": kept})
+        try:
+            self.objects.mkdir(parents=True, exist_ok=True)
+            with self.using():
+                files = self.contents.take(folder)
+                if not files:
+                    raise TetherError(f"the stage {record.get('stage')} wrote no file into {folder}")
+                kept = self.contents.take(attachments) if attachments is not None else {}
+                digest = self.contents.write_manifest(files)
+                fields = {**record, "key": key, "digest": digest, "files": files, "attachments": kept}
+                return self.commit(Record(**fields), before_commit)
+        except OSError as error:
+            where = error.filename or self.place.where
+            raise disk_error(error) or TetherError(f"the store can't be written: {error.strerror} ({where})") from error
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """While this is held nobody collects garbage; what is written here meanwhile will stay."""
+        with self.local.using(), self.shared.using() if self.shared is not None else contextlib.nullcontext():
+            yield
+
+    def commit(self, record: Record, before: Callable[[], None] = lambda: None) -> Record:
+        """Write a record whose objects are here under the next attempt's name (upload them first where that is needed).
+
+        Whoever calls is `using` the store. No other computer's record is overwritten.
+        """
+        self.contents.upload(record.objects.values())
+        before()
+        attempt = max((_number(name) for name in self.attempts(record.key)), default=0) + 1
+        while True:
+            written = record.model_copy(update={"attempt": attempt})
+            suffix = "" if self.place.exclusive else f"-{uuid.uuid4().hex[:8]}"
+            name = f"records/{record.key}/{attempt}{suffix}.json"
+            if self.place.create(name, record_text(written).encode()):
+                return written
+            attempt += 1
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def lookup(self, key: str) -> Record | Miss:
-        """The newest record of `key` whose files all hold, else why there is none."""
+    def lookup(self, key: str, digest: str | None = None) -> Record | Miss:
+        """The newest record of `key` (and of that artifact) whose files all hold, else why there is none.
+
+        Raises:
+            UserError: the store that `TETHER_STORE` names can't be asked.
+        """
         reasons = []
-        for attempt in self.attempts(key):
-            found = self._read(key, attempt)
-            if isinstance(found, Record):
-                damage = self._damage(found.files, found.digest)
-                if damage is None:
-                    self._warn_of_lost_attachments(found)
-                    return found
-                found = Miss(damage)
-            reasons.append(f"attempt {attempt}: {found.reason}")
+        with self.local.using():
+            for name in self.attempts(key):
+                found = self.read(key, name)
+                if isinstance(found, Record):
+                    if digest not in (None, found.digest):
+                        continue
+                    damage = self._damage(found.files, found.digest)
+                    if damage is None:
+                        self._warn_of_lost_attachments(found)
+                        return found
+                    found = Miss(damage)
+                reasons.append(f"attempt {name.removesuffix('.json')}: {found.reason}")
         return Miss("; ".join(reasons) or "no record")
 
-    def attempts(self, key: str) -> list[int]:
-        """Attempt numbers with a record file for `key`, newest first."""
-        folder = self.records / key
-        names = os.listdir(folder) if folder.is_dir() else []
-        numbers = [name.removesuffix(".json") for name in names if name.endswith(".json")]
-        return sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
+    def attempts(self, key: str) -> list[str]:
+        """Names of the record files of `key`, newest first."""
+        names = [entry.name for entry in self.place.entries(f"records/{key}")]
+        return sorted((name for name in names if ATTEMPT.fullmatch(name)), key=lambda n: (_number(n), n), reverse=True)
 
     def published(self, key: str) -> list[Record]:
         """Every record of `key` that parses, newest first; their files are not looked at."""
-        found = (self._read(key, attempt) for attempt in self.attempts(key))
+        found = (self.read(key, name) for name in self.attempts(key))
         return [record for record in found if isinstance(record, Record)]
+
+    def published_by(self, stage: str, newest: int = 300) -> list[Record]:
+        """The records of `stage` among the `newest` of the store, newest first; their files are not looked at."""
+        entries = sorted(self.place.entries("records"), key=lambda entry: entry.modified, reverse=True)[:newest]
+        names = (entry.name.partition("/") for entry in entries)
+        read = (self.read(key, name) for key, _, name in names if ATTEMPT.fullmatch(name))
+        found = [record for record in read if isinstance(record, Record) and record.stage == stage]
+        return sorted(found, key=lambda record: (record.started, record.attempt), reverse=True)
 
     def path(self, artifact: Record | str) -> Path:
         """A readable folder of an artifact, given its record or digest.
@@ -158,139 +189,58 @@ class ArtifactStore:
             TetherError: the store has no such artifact, or its manifest is damaged.
         """
         digest = artifact if isinstance(artifact, str) else artifact.digest
-        files = self._manifest(digest)
-        view = self.views / digest
-        if not all((view / name).is_file() for name in files):
-            self._link(view, files)
-        return view
+        files = self.contents.manifest(digest)
+        for sha in files.values():
+            if not (self.objects / sha).is_file():
+                self.contents.problem(sha)  # fetches it where it is elsewhere
+        missing = view(self.views / digest, files, self.objects)
+        if missing:
+            raise TetherError(f"artifact {digest[:12]} lacks {missing} in {self.place.where}")
+        return self.views / digest
 
     def attachment(self, record: Record, name: str) -> Path | None:
         """The file of one attachment, or None where the record has none of that name or its object is lost."""
-        digest = record.attachments.get(name)
-        return self.objects / digest if digest and self._problem(digest) is None else None
+        return self._object(record.attachments.get(name))
+
+    def file(self, record: Record, name: str) -> Path | None:
+        """The same of one file of the artifact; the others are not looked at."""
+        return self._object(record.files.get(name))
+
+    def read(self, key: str, name: str, place: Place | None = None, every_byte: bool = True) -> Record | Miss:
+        """The record in one of a key's files, or why it is none (`parse_record`); its objects are not looked at."""
+        try:
+            text = (place or self.place).read(f"records/{key}/{name}").decode()
+        except (OSError, UnicodeDecodeError) as error:
+            return Miss(f"the record does not parse ({type(error).__name__})")
+        return parse_record(text, key, every_byte)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _store(self, folder: Path) -> dict[str, str]:
-        self.objects.mkdir(parents=True, exist_ok=True)
-        files = {}
-        for path in _files(folder):
-            digest = digest_file(path)
-            files[path.relative_to(folder).as_posix()] = digest
-            path.chmod(0o444)
-            sync(path)
-            try:
-                # Replaces an object of that name too: the old one may be the damaged one that made us compute.
-                os.replace(path, self.objects / digest)
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-                self._write(self.objects / digest, path)
-                path.unlink()
-            self._verified.pop(digest, None)
-        sync(self.objects)
-        return files
-
-    def _store_manifest(self, files: Mapping[str, str]) -> str:
-        digest = digest_json(dict(files))
-        self._write(self.objects / digest, canonical_json(dict(files)))
-        return digest
-
-    def _commit(self, key: str, fields: Mapping[str, Any]) -> Record:
-        folder = self.records / key
-        folder.mkdir(parents=True, exist_ok=True)
-        attempt = max(self.attempts(key), default=0) + 1
-        record = Record(**{**fields, "attempt": attempt})
-        body = json.loads(record.model_dump_json())
-        self._write(folder / f"{attempt}.json", json.dumps({"record": body, "sha256": digest_json(body)}, indent=1))
-        return record
-
-    def _read(self, key: str, attempt: int) -> Record | Miss:
-        try:
-            document = json.loads((self.records / key / f"{attempt}.json").read_text())
-            body = document["record"]
-            if digest_json(body) != document["sha256"]:
-                return Miss("the record is damaged (its own sha256 does not hold)")
-            record = Record.model_validate(body)
-        except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-            return Miss(f"the record does not parse ({type(error).__name__})")
-        if record.key != key:
-            return Miss("the record is of another key")
-        if digest_json(record.files) != record.digest:
-            return Miss("the record's digest is not that of its files")
-        return record
+    def _object(self, sha: str | None) -> Path | None:
+        return self.objects / sha if sha and self.contents.problem(sha) is None else None
 
     def _damage(self, files: Mapping[str, str], digest: str) -> str | None:
         for name, sha in {**files, "(manifest)": digest}.items():
-            problem = self._problem(sha)
+            problem = self.contents.problem(sha)
             if problem is not None:
                 return f"object {problem}: {name} ({sha[:12]})"
         return None
 
-    def _problem(self, sha: str) -> str | None:
-        """`missing`, `damaged` or None; a file seen whole by this process is read again only if it changed."""
-        path = self.objects / sha
-        try:
-            info = path.stat()
-            mark = (info.st_ino, info.st_size, info.st_mtime_ns)
-            if self._verified.get(sha) != mark:
-                if digest_file(path) != sha:
-                    return "damaged"
-                self._verified[sha] = mark
-        except OSError:
-            return "missing"
-        return None
-
     def _warn_of_lost_attachments(self, record: Record) -> None:
-        lost = [name for name, sha in record.attachments.items() if self._problem(sha) is not None]
+        lost = [name for name, sha in record.attachments.items() if self.contents.problem(sha) is not None]
         if lost:
             logger.warning("%s: attachments are missing or damaged (the artifact is whole): %s", record.stage, lost)
 
-    def _manifest(self, digest: str) -> dict[str, str]:
-        problem = self._problem(digest)
-        if problem is not None:
-            raise TetherError(f"the manifest of artifact {digest[:12]} is {problem} in {self.objects}")
-        return json.loads((self.objects / digest).read_text())
 
-    def _link(self, view: Path, files: Mapping[str, str]) -> None:
-        building = self.views / f".{view.name}.{uuid.uuid4().hex}"
-        for name, sha in files.items():
-            link = building / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            # Relative, so that a home folder can be moved.
-            link.symlink_to(os.path.relpath(self.objects / sha, link.parent))
-        if view.exists():
-            view.rename(self.views / f"{building.name}.old")
-        # Another process may have made the same view meanwhile: then its links are the same.
-        with contextlib.suppress(OSError):
-            building.rename(view)
-        shutil.rmtree(building, ignore_errors=True)
-        shutil.rmtree(self.views / f"{building.name}.old", ignore_errors=True)
-        missing = [name for name in files if not (view / name).is_file()]
-        if missing:
-            raise TetherError(f"artifact {view.name[:12]} lacks {missing} in {self.objects}")
-
-    def _write(self, target: Path, content: str | Path) -> None:
-        """Create or replace `target` read-only in one step, from a text or another file's bytes."""
-        with replacing(target) as temporary:
-            if isinstance(content, Path):
-                shutil.copyfile(content, temporary)
-            else:
-                temporary.write_text(content)
-            temporary.chmod(0o444)
-        sync(target.parent)
+class _Held(Exception):
+    """Another process has the key."""
 
 
 def digest_folder(folder: Path) -> str:
     """An artifact's digest computed from a plain folder: sha256 of canonical JSON `{relative path: sha256}`."""
-    return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in _files(folder)})
+    return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in files_below(folder)})
 
 
-def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    paths = sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
-    links = [path for path in paths if path.is_symlink()]
-    if links:
-        raise TetherError(f"{links[0]} is a symbolic link: an artifact holds plain files")
-    return paths
+def _number(name: str) -> int:
+    """The attempt in a record file's name."""
+    return int(name.removesuffix(".json").partition("-")[0])

@@ -1,10 +1,11 @@
 """A stage's resume state: flat named tensors as safetensors beside JSON. No pickle, and no half-written file counts."""
 
-import json
+import contextlib
 import logging
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from components.canonical import digest_file
-from components.files import replacing, sync
+from components.files import read_sealed, replacing, seal, sync
+from components.stopping import Held
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,40 @@ KEPT = 2
 """Checkpoints left in a folder: the newest, and one before it for when the newest turns out damaged."""
 
 _NAME = re.compile(r"^step-(\d{9})\.json$")
+
+
+class Pace:
+    """When a training loop checkpoints, and when it stops for a signal; a context around its steps.
+
+    It checkpoints after every so many steps or minutes, whichever comes first, after the last step, and before it
+    stops. Minutes are the monotonic clock's.
+    """
+
+    def __init__(self, every: int, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._clock = every, clock
+        self._seconds = float("inf") if minutes is None else 60 * minutes
+        self._saved, self._stopping, self._held = clock(), False, Held()
+
+    def __enter__(self) -> "Pace":
+        self._held.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._held.__exit__(*exception)
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether to checkpoint after `step` steps (from 1). Ask once a step, and save where it says so."""
+        self._stopping = self._held.told is not None
+        now = self._clock()
+        due = last or self._stopping or step % self._every == 0 or now - self._saved >= self._seconds
+        if due:
+            self._saved = now
+        return due
+
+    def stop_if_told(self) -> None:
+        """The end of a step that is checkpointed and reported: a signal that came before `due` now stops the loop."""
+        if self._stopping:
+            self._held.deliver()
 
 
 @dataclass(frozen=True)
@@ -37,7 +73,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Ma
     """Write the state after `step` steps, then remove all but the newest `KEPT` checkpoints.
 
     A kill at any instant leaves either the older checkpoints or this one complete: the JSON file, renamed into place
-    last, is what makes a checkpoint exist, and it holds the sha256 of the tensors file.
+    last, is what makes a checkpoint exist; it holds the sha256 of the tensors file and its own.
 
     Args:
         folder: created where missing.
@@ -55,25 +91,31 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Ma
     with replacing(tensors_file) as temporary:
         save_file(_unshared(tensors), temporary)
         digest = digest_file(temporary)
-    text = json.dumps({"step": step, "tensors_sha256": digest, "state": state})
+    text = seal({"step": step, "tensors_sha256": digest, "state": state})
     with replacing(_json_file(folder, step)) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
     sync(folder)
     for old in _steps(folder)[KEPT:]:
-        _json_file(folder, old).unlink()
-        (folder / f"step-{old:09d}.safetensors").unlink(missing_ok=True)
+        _remove(folder, old)
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint in `folder` whose bytes hold; None where there is none.
 
-    A damaged one is skipped with a warning in the log, and the one before it is tried.
+    A damaged one is removed with a warning in the log, and the one before it is tried. Left there, it would count among
+    the newest that `save` keeps, and those of the steps that are now done again would go instead.
     """
+    damaged = False
     for step in _steps(folder):
         try:
             return _load(folder, step)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             logger.warning("ignoring the damaged checkpoint of step %d in %s: %s", step, folder, error)
+            damaged = True
+            with contextlib.suppress(OSError):
+                _remove(folder, step)
+    if damaged:
+        logger.warning("no checkpoint in %s holds: starting from the first step", folder)
     return None
 
 
@@ -123,7 +165,7 @@ def unpack_optimizer(
 
 
 def _load(folder: Path, step: int) -> Checkpoint:
-    document = json.loads(_json_file(folder, step).read_text())
+    document = read_sealed(_json_file(folder, step))
     tensors_file = folder / f"step-{step:09d}.safetensors"
     digest = digest_file(tensors_file)
     if document["tensors_sha256"] != digest:
@@ -135,6 +177,11 @@ def _steps(folder: Path) -> list[int]:
     """Steps with a JSON file in `folder`, newest first."""
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted((int(match[1]) for name in names if (match := _NAME.match(name))), reverse=True)
+
+
+def _remove(folder: Path, step: int) -> None:
+    _json_file(folder, step).unlink()
+    (folder / f"step-{step:09d}.safetensors").unlink(missing_ok=True)
 
 
 def _json_file(folder: Path, step: int) -> Path:

@@ -1,5 +1,9 @@
 """One exception hierarchy. The exit code of a command is a property of what went wrong."""
 
+import errno
+import os
+import re
+
 
 class TetherError(Exception):
     """Something of ours broke (exit code 1)."""
@@ -25,3 +29,34 @@ class GateFailed(TetherError):
 
 class CheckFailed(TetherError):
     """A check of the learning that runs beside it (finite losses, matching log-probs, ...) did not hold."""
+
+
+class LeaseLost(TetherError):
+    """Another process has taken over what this one was computing: it stood still for too long."""
+
+
+_DISK = {
+    errno.ENOSPC: "Make room there",
+    errno.EDQUOT: "Make room there, or have the quota raised",
+    errno.EROFS: "Make it writable, or set TETHER_HOME to a place that is",
+    errno.EACCES: "Get the right to read and write there, or set TETHER_HOME to a place where you have it",
+}
+
+
+def disk_error(error: BaseException) -> UserError | None:
+    """What a full or unwritable disk made of a write, as something the user can mend; None for any other error.
+
+    safetensors, which writes in Rust, tells the number in its message alone.
+    """
+    if isinstance(error, TetherError):
+        return None
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (told := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(told[1])
+    if number not in _DISK:
+        return None
+    where = getattr(error, "filename", None)
+    place = f"{where}: " if where else ""
+    return UserError(
+        f"{place}{os.strerror(number)}. {_DISK[number]}; the same command then goes on from the last checkpoint."
+    )

@@ -30,6 +30,8 @@ class Gate(Settings):
     """A metric that may stand in for an upper threshold where it is larger (ECE's simulated null)."""
     warn_only: bool = False
     """Said and recorded, but never stops a run."""
+    if_measured: bool = False
+    """Of what not every run does: off where the metric is missing (NaN fails all the same)."""
 
     @property
     def stage(self) -> str:
@@ -126,6 +128,13 @@ def _gates() -> dict[str, Gate]:
                 "balanced_length_accuracy_low": "mean accuracy where the longer and where the shorter won, lower end",
                 "disagreement_auroc_low": "an ensemble disagrees more on soup than on SFT samples, lower end",
             },
+        ),
+        (
+            "reward.refresh_gain_low",
+            "reward/refresh_gain_low",
+            ">=",
+            "accuracy on the old held-out pairs against the reward model refreshed, lower end",
+            {"if_measured": True},
         ),
         *_plain(
             "reward",
@@ -237,6 +246,8 @@ def failure(stage: str, verdicts: Sequence[Verdict]) -> GateFailed | None:
 
 def _judge(gate: Gate, metrics: Mapping[str, float], threshold: Threshold, waiver: Waiver | None) -> Verdict:
     value = metrics.get(gate.metric)
+    if value is None and gate.if_measured:
+        threshold = None
     shown: dict[str, Any] = {
         "name": gate.name,
         "metric": gate.metric,

@@ -31,9 +31,13 @@ from components.optim import OptimizerConfig
 from components.runtime import Runtime
 from components.sft.config import ScratchModel
 from components.tokenizers import gguf_file, load_tokenizer
+from components.weights import check_weights
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
+
+_SAFELY = {"trust_remote_code": False, "local_files_only": True}
+"""Of whatever transformers loads from a folder."""
 
 
 def autocast(runtime: Runtime) -> contextlib.AbstractContextManager[Any]:
@@ -74,8 +78,9 @@ def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
     Raises:
         UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
     """
+    check_weights(folder, named_by)
     tokenizer = load_tokenizer(folder, named_by)
-    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, "use_safetensors": True}
+    options: dict[str, Any] = {"dtype": torch.float32, **_SAFELY, "use_safetensors": True}
     if (gguf := gguf_file(folder)) is not None:
         from transformers import GgufConfig
 
@@ -95,8 +100,9 @@ def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
 def load_causal_lm(folder: Path, runtime: Runtime) -> tuple[Any, Any]:
     """The language model of an artifact folder (float32, eval mode, on the runtime's device) and its tokenizer."""
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
-    return model.to(runtime.device).eval(), AutoTokenizer.from_pretrained(folder)
+    check_weights(folder, "the artifact")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **_SAFELY, use_safetensors=True)
+    return model.to(runtime.device).eval(), AutoTokenizer.from_pretrained(folder, **_SAFELY)
 
 
 def load_reward_model(
@@ -110,17 +116,18 @@ def load_reward_model(
         heads: the new heads' names, the config's labels; one without a name where there are none.
     """
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
+    check_weights(folder, "the artifact")
+    options: dict[str, Any] = {"dtype": torch.float32, **_SAFELY}
     if seed is not None:
         options |= {"num_labels": max(1, len(heads))}
     if heads:
         options |= {"id2label": dict(enumerate(heads)), "label2id": {name: i for i, name in enumerate(heads)}}
-    model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, **options, use_safetensors=True)
     if seed is not None:
         weight = model.score.weight
         generator = torch.Generator().manual_seed(seed)
         nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1] + 1), generator=generator)
-    return model.to(runtime.device).eval(), AutoTokenizer.from_pretrained(folder)
+    return model.to(runtime.device).eval(), AutoTokenizer.from_pretrained(folder, **_SAFELY)
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -11,6 +11,12 @@ from components.settings import Settings
 
 _INSTRUCTION_SETS = (("amx_bf16", "amx_bf16"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
 
+VECTOR_MATHS = (
+    "acos", "asin", "atan", "ceil", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "floor", "lgamma", "log", "log10",
+    "log1p", "log2", "round", "sin", "sqrt", "tan", "tanh", "trunc",
+)  # fmt: skip
+"""What torch computes with MKL's vector maths on a contiguous tensor (aten/src/ATen/cpu/vml.h)."""
+
 
 class Runtime(Settings):
     """Device, number format and threads. They change the bytes of a result, so they are part of every key."""
@@ -32,6 +38,18 @@ class Runtime(Settings):
         dtype = self.dtype if self.dtype != "auto" else ("bfloat16" if fast else "float32")
         threads = self.threads or len(os.sched_getaffinity(0))
         return Runtime(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set)
+
+    def misfits(self) -> list[str]:
+        """What this machine lacks for a runtime that is resolved: `name: wanted X, here Y` each."""
+        here = Runtime().resolve()
+        problems = [
+            f"{name}: wanted {getattr(self, name)}, here {getattr(here, name)}"
+            for name in ("device", "instruction_set")
+            if getattr(self, name) != getattr(here, name)
+        ]
+        if self.threads > here.threads:
+            problems.append(f"threads: wanted {self.threads}, here {here.threads}")
+        return problems
 
 
 def has_cuda() -> bool:
@@ -71,3 +89,19 @@ def activate(runtime: Runtime) -> None:
     torch.use_deterministic_algorithms(True, warn_only=runtime.device == "cuda")
     # Every kernel here writes what it allocates; filling it first takes 4 % of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    _settle_vector_maths()
+
+
+def _settle_vector_maths() -> None:
+    """Call each function of MKL's vector maths once on one thread, in both widths.
+
+    MKL chooses a function's kernel at its first call. Where several threads make that call at once, one of them may
+    compute its part with the least accurate kernel: a cosine off by 1.5e-4 in half of a tensor, in one process of
+    eight here, and in no later call (pytorch/pytorch#188792; torch wheels carry such an MKL up to 2.13).
+    """
+    import torch
+
+    for dtype in (torch.float32, torch.float64):
+        one = torch.full((1,), 0.5, dtype=dtype)
+        for name in VECTOR_MATHS:
+            getattr(one, name)()

@@ -71,7 +71,8 @@ def load_tokenizer(folder: Path, field: str = "sft.base") -> Any:
 
     gguf = gguf_file(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
+        options = {"gguf_file": gguf} if gguf else {}
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{field}: {folder} holds no model whose tokenizer transformers can load: {reason}") from error

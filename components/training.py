@@ -93,6 +93,7 @@ def fit(
     group: str,
     out: Path,
     checkpoint_every: int,
+    checkpoint_minutes: float | None,
     report: Report,
     part: int | None = None,
     weights: Sequence[float] | None = None,
@@ -103,6 +104,7 @@ def fit(
         batch_loss: takes indices, returns their mean loss (scalar) and metrics to report, each a mean over `weights`.
         lengths: N example lengths in tokens.
         micro_batch_size: examples per forward; gradients accumulate to `batch_size`, weighted by `weights`.
+        checkpoint_every, checkpoint_minutes: steps and minutes between checkpoints; whichever comes first.
         group: metric group and checkpoint folder, `sft` or `reward`.
         part: which model, of a stage that trains several: a data order and a checkpoint folder of its own.
         weights: how often each of the N examples counts; once if None.
@@ -122,26 +124,28 @@ def fit(
         return len(batch) if weights is None else math.fsum(weights[i] for i in batch)
 
     resumed = restore_state(folder, {"model": model}, {"model": optimizer})
-    for step in range(resumed[0] if resumed else 0, len(batches)):
-        rate = learning_rate_at(step, len(batches), optimizer_config)
-        set_learning_rate(optimizer, rate)
-        metrics: dict[str, float] = {}
-        batch = batches[step]
-        for start in range(0, len(batch), micro_batch_size):
-            micro = batch[start : start + micro_batch_size]
-            share = counted(micro) / counted(batch)
-            with recomputed(model, optimizer_config):
-                loss, values = batch_loss(micro)
-            if not torch.isfinite(loss):
-                raise CheckFailed(
-                    f"{group}: the loss is {loss.item()} at step {step + 1}. Lower {group}.learning_rate."
-                )
-            (loss * share).backward()
-            for metric, value in values.items():
-                metrics[metric] = metrics.get(metric, 0.0) + value * share
-        metrics[f"{group}/grad_norm"] = clip_and_step(model, optimizer, optimizer_config.max_grad_norm, group)
-        metrics[f"{group}/learning_rate"] = rate
-        if (step + 1) % checkpoint_every == 0 or step + 1 == len(batches):
-            save_state(folder, step + 1, {"model": model}, {"model": optimizer}, {})
-        report(step + 1, metrics, total=len(batches))
+    with checkpoint.Pace(checkpoint_every, checkpoint_minutes) as pace:
+        for step in range(resumed[0] if resumed else 0, len(batches)):
+            rate = learning_rate_at(step, len(batches), optimizer_config)
+            set_learning_rate(optimizer, rate)
+            metrics: dict[str, float] = {}
+            batch = batches[step]
+            for start in range(0, len(batch), micro_batch_size):
+                micro = batch[start : start + micro_batch_size]
+                share = counted(micro) / counted(batch)
+                with recomputed(model, optimizer_config):
+                    loss, values = batch_loss(micro)
+                if not torch.isfinite(loss):
+                    raise CheckFailed(
+                        f"{group}: the loss is {loss.item()} at step {step + 1}. Lower {group}.learning_rate."
+                    )
+                (loss * share).backward()
+                for metric, value in values.items():
+                    metrics[metric] = metrics.get(metric, 0.0) + value * share
+            metrics[f"{group}/grad_norm"] = clip_and_step(model, optimizer, optimizer_config.max_grad_norm, group)
+            metrics[f"{group}/learning_rate"] = rate
+            if pace.due(step + 1, last=step + 1 == len(batches)):
+                save_state(folder, step + 1, {"model": model}, {"model": optimizer}, {})
+            report(step + 1, metrics, total=len(batches))
+            pace.stop_if_told()
     return len(batches)

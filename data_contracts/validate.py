@@ -27,6 +27,9 @@ from data_contracts.whole import TRAIN
 
 logger = logging.getLogger(__name__)
 
+FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl")
+"""Files of the artifact that people read beside the Data Docs, and so in MLflow too."""
+
 Report = Callable[..., None]
 
 
@@ -57,6 +60,8 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
     write_json(out / "artifact" / "task.json", {"name": "none" if "preferences" in inputs else "support-desk"})
     final = metrics(found, checks, kept_out) | sizes
     _show(context, out / "attachments" / "data_docs", checks, inputs, final)
+    for name in FOR_PEOPLE:
+        shutil.copyfile(out / "artifact" / name, out / "attachments" / name)
     report(found.read, final)
     logger.info("kept %d pairs; quarantined %s", final["data/pairs"], quarantine_reasons(found) or "nothing")
     return final

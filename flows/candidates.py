@@ -55,8 +55,13 @@ def make_candidates(
     _check_writable(out)
     store = ArtifactStore(home)
     work = store.work_folder(key)
-    with store.lock(key, on_wait):
-        done = finished(out, key) or run(job, prompts, found, key, work, out, report)
+    with store.lock(key, on_wait) as lease:
+
+        def checked(done: int, total: int) -> None:
+            lease.check()
+            report(done, total)
+
+        done = finished(out, key) or run(job, prompts, found, key, work, out, checked)
         shutil.rmtree(work, ignore_errors=True)
     return done, prompts
 

@@ -1,6 +1,5 @@
 """The command line. Heavy imports wait inside the commands: `tether --help` must be instant."""
 
-import getpass
 import json
 import os
 from pathlib import Path
@@ -8,10 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from components.errors import GateFailed, UserError
+from components.errors import GateFailed, TetherError, UserError
 from flows.commands import command
 from flows.data_cli import data
 from flows.environment import tether_home
+from flows.models_cli import model_commands
+from flows.promotion import models
+from flows.store_cli import store
 
 app = typer.Typer(
     name="tether",
@@ -24,6 +26,9 @@ app = typer.Typer(
 human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
 app.add_typer(human_eval, name="human-eval")
 app.add_typer(data, name="data")
+app.add_typer(store, name="store")
+app.add_typer(model_commands)
+app.add_typer(models)
 
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")
@@ -31,7 +36,11 @@ Set = Annotated[
 Waive = Annotated[list[str] | None, typer.Option("--waive", metavar="GATE", help="Let this gate fail, in this run.")]
 Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why it is waived; recorded with your name.")]
 FromRun = Annotated[
-    str | None, typer.Option("--from", metavar="RUN", help="The run to start from (default: the newest).")
+    str | None,
+    typer.Option("--from", metavar="RUN", help="The run to go on from (default: the newest that has what is needed)."),
+]
+Refresh = Annotated[
+    list[str] | None, typer.Option("--refresh", metavar="STAGE", help="Compute this stage though it is stored.")
 ]
 
 
@@ -41,6 +50,7 @@ def run(
     set_: Set = None,
     waive: Waive = None,
     because: Because = "",
+    refresh: Refresh = None,
 ) -> None:
     """Run the pipeline; what is stored already is not computed again."""
     from flows.config import load_config
@@ -48,7 +58,7 @@ def run(
     from flows.profile import parse_override, profile_name
 
     config = load_config(profile, [parse_override(text) for text in set_ or []]).resolved()
-    _go(new_run(tether_home(), profile_name(profile), config, _waivers(waive, because)))
+    _go(new_run(tether_home(), profile_name(profile), config, _waivers(waive, because), refresh or []))
 
 
 @command(app, "rerun")
@@ -58,13 +68,15 @@ def rerun(
     set_: Set = None,
     waive: Waive = None,
     because: Because = "",
+    refresh: Refresh = None,
 ) -> None:
     """Compute one stage again from a run's earlier results; later stages follow where its result differs."""
     from flows.launch import rerun as again
     from flows.profile import parse_override
 
     overrides = [parse_override(text) for text in set_ or []]
-    _go(again(tether_home(), from_run, stage, overrides, _waivers(waive, because)))
+    waivers = _waivers(waive, because)
+    _go(again(tether_home(), stage, from_run, overrides, waivers=waivers, refresh=refresh or []))
 
 
 @command(human_eval, "score")
@@ -100,6 +112,89 @@ def status(
     from flows.report import print_run
 
     print_run(Console(), document, is_simulated(tether_home(), document["run"]))
+
+
+@command(app, "report")
+def report(run: Annotated[str | None, typer.Argument(help="A run's id (default: the newest).")] = None) -> None:
+    """Write a run's report.html again, from what is stored."""
+    from flows.run_page import write_page
+    from tasks.status import load_status
+
+    typer.echo(write_page(tether_home(), load_status(tether_home(), run)["run"]))
+
+
+@command(app, "sync")
+def sync() -> None:
+    """Carry to MLflow what runs wrote down while it was away; the next run does that too."""
+    from tasks.tracking import sync as carry
+
+    refused = []
+    try:
+        for run, error in carry(tether_home()):
+            typer.echo(f"{run}: {'is in MLflow' if error is None else error}")
+            refused += [run] if error is not None else []
+    except Exception as error:  # whatever MLflow and its transports raise
+        raise TetherError(f"MLflow does not answer: {error}. Nothing is lost; try again when it does.") from error
+    if refused:
+        raise TetherError(f"MLflow did not take {', '.join(refused)} (see above); all of it stays on disk.")
+
+
+@command(app, "explain")
+def explain(
+    run: Annotated[str | None, typer.Argument(help="A run's id (default: the newest).")] = None,
+    stage: Annotated[str | None, typer.Argument(help="One stage alone.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Say of each stage of a run why it was computed, or whose result it took."""
+    from flows.launch import check_stages
+    from tasks.explanation import lines
+    from tasks.status import load_explanations
+
+    check_stages("explain", [stage] if stage is not None else [])
+    document = load_explanations(tether_home(), run)
+    document["stages"] = [each for each in document["stages"] if stage in (None, each["name"])]
+    typer.echo(json.dumps(document) if as_json else "\n".join(lines(document)))
+
+
+@command(app, "lineage")
+def lineage(
+    of: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|RUN|ARTIFACT|FILE",
+            help="A registered model (as tether-policy@champion), a run's id, a digest's beginning, or a data file.",
+        ),
+    ],
+    downstream: Annotated[bool, typer.Option("--downstream", help="What was made of it instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_html: Annotated[bool, typer.Option("--html", help="One page on stdout that needs no network.")] = False,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="The graph for Mermaid, on stdout.")] = False,
+) -> None:
+    """Show what a model, run, artifact or file was made of: digests, options, code, gates, who promoted it."""
+    if as_json + as_html + as_mermaid > 1:
+        raise UserError("--json, --html, --mermaid: give one of them.")
+    from flows import lineage_text
+    from flows.lineage import lineage as gather
+
+    found = gather(tether_home(), of, downstream)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        show = lineage_text.page if as_html else lineage_text.mermaid if as_mermaid else lineage_text.text
+        typer.echo(show(found))
+
+
+@command(app, "diff")
+def diff(
+    one: Annotated[str, typer.Argument(metavar="RUN")],
+    other: Annotated[str, typer.Argument(metavar="RUN")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Show two runs side by side: data, options, code, metrics, gates."""
+    from flows import run_diff
+
+    found = run_diff.diff(tether_home(), one, other)
+    typer.echo(json.dumps(found) if as_json else run_diff.text(found))
 
 
 @command(app, "show-config")
@@ -194,18 +289,20 @@ def _need_server(how: str) -> None:
 
 def _waivers(gates: list[str] | None, because: str) -> list[Any]:
     from components.gates import Waiver
+    from tasks.journal import current_user
 
     if gates and not because.strip():
         raise UserError(f"--waive {gates[0]}: say why, with --because TEXT.")
     if because and not gates:
         raise UserError("--because: name the gate it is about, with --waive GATE.")
-    return [Waiver(gate=gate, user=getpass.getuser(), reason=because.strip()) for gate in gates or []]
+    return [Waiver(gate=gate, user=current_user(), reason=because.strip()) for gate in gates or []]
 
 
 def _go(launch: Any) -> None:
     """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
-    from flows.launch import compute, is_simulated, report
+    from flows.launch import compute, is_simulated
     from flows.report import print_run
+    from tasks.journal import REPORT
     from tasks.status import load_status
 
     failed: GateFailed | None = None
@@ -213,10 +310,10 @@ def _go(launch: Any) -> None:
         result = compute(launch)
     except GateFailed as error:
         failed = error
-    ctx, page = launch.ctx, report(launch)
+    ctx = launch.ctx
     document = load_status(ctx.home, ctx.run)
     print_run(ctx.console, document, is_simulated(ctx.home, ctx.run))
-    typer.echo(f"report: {page}")
+    typer.echo(f"report: {ctx.folder / REPORT}")
     if all(stage["cached"] for stage in document["stages"] if stage["state"] != "not_run"):
         typer.echo("Nothing was computed: every stage was found in the store.")
     if failed is not None:

@@ -7,10 +7,13 @@ from typing import Any, NoReturn
 
 import typer
 
-from components.errors import TetherError
+from components.errors import TetherError, disk_error
+from components.stopping import Interrupted, graceful
 from flows.environment import check_packages, prepare_environment, tether_home
 
 INTERRUPTED = 130
+"""By Ctrl-C; and by SIGTERM: as a shell says that a signal ended a command, 128 and its number."""
+TERMINATED = 143
 
 
 def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -20,9 +23,10 @@ def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Cal
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> None:
             try:
-                check_packages()
-                prepare_environment(tether_home())
-                function(*args, **kwargs)
+                with graceful():
+                    check_packages()
+                    prepare_environment(tether_home())
+                    function(*args, **kwargs)
             except (Exception, KeyboardInterrupt) as error:
                 _fail(error)
 
@@ -37,7 +41,8 @@ def _fail(error: BaseException) -> NoReturn:
         raise error
     if isinstance(error, KeyboardInterrupt):
         typer.echo("tether: interrupted. The same command goes on from the last checkpoint.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(TERMINATED if isinstance(error, Interrupted) else INTERRUPTED) from None
+    error = disk_error(error) or error
     if isinstance(error, TetherError):
         typer.echo(f"tether: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(error.exit_code) from None

@@ -17,7 +17,7 @@ from components.runtime import Runtime
 from components.settings import Settings
 from components.sft.config import SftConfig
 from flows.explain import explain, nearest, unknown
-from flows.profile import Override, apply_overrides, read_profile
+from flows.profile import Override, apply_overrides, profile_names, read_profile
 from tasks.stages import Stage, StageName
 
 Job = TypeVar("Job", bound=Settings)
@@ -133,6 +133,18 @@ def check_config(values: dict[str, Any], source: str) -> RunConfig:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise UserError(explain(error, values, RunConfig, source, extra_keys=gates)) from error
+
+
+def default_values(profile: str) -> tuple[str, dict[str, Any]]:
+    """The values that a run of `profile` has where nothing is changed, and what they are called.
+
+    A profile that is none of ours was a file that may have changed since: then the classes' defaults, and thresholds of
+    the demo, which the classes have none of.
+    """
+    if profile in profile_names():
+        return f"the profile {profile}", to_values(load_config(profile))
+    plain = RunConfig(gates=load_config("demo").gates)
+    return "the classes' defaults and the demo's thresholds", to_values(plain)
 
 
 def _groups(values: Any) -> list[tuple[str, Any]]:

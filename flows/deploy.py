@@ -22,9 +22,9 @@ from prefect.utilities.urls import url_for
 from pydantic import ValidationError
 
 from components.errors import UserError
+from components.store_place import VARIABLE
 from flows import deployed
 from flows.config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
-from tasks.stages import PIPELINE
 
 HEARTBEAT_SECONDS = 30
 DEAD_AFTER_SECONDS = 90
@@ -95,7 +95,6 @@ def deploy(
             deployed.rlhf, profile, CPU_POOL, home, {"profile": profile, "config": to_values(config)}, schedules=crons
         )
     ]
-    done += [_register(deployed.rerun, stage, CPU_POOL, home, {"stage": stage}) for stage in PIPELINE]
     done.append(_register(deployed.human_eval, "score", CPU_POOL, home, {}))
     done += [_register(deployed.compute, pool, pool, home, {}, one_gpu=pool == GPU_POOL) for pool in computing]
     _notice_dead_workers()
@@ -140,13 +139,13 @@ def _register(
 
 def _environment(home: Path, one_gpu: bool) -> dict[str, str]:
     """What a worker gives a run of ours; the rest is set as the flow begins."""
-    tracking = os.environ.get("MLFLOW_TRACKING_URI")
+    set_here = {name: os.environ[name] for name in ("MLFLOW_TRACKING_URI", VARIABLE) if os.environ.get(name)}
     return {
         "TETHER_HOME": str(home),
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_LEVEL": "INFO",  # the run's log, for its page
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        **({"MLFLOW_TRACKING_URI": tracking} if tracking else {}),
+        **set_here,
         **({"CUDA_VISIBLE_DEVICES": "0"} if one_gpu else {}),
     }
 

@@ -1,6 +1,7 @@
-"""The flows that a Prefect server runs: the pipeline, one stage again, people's labels, and a worker's computing.
+"""The flows that a Prefect server runs: the pipeline, people's labels, and a worker's computing.
 
-`tether deploy` registers them. They take the same way as the command line, and end in states that say how.
+`tether deploy` registers them. They take the same way as the command line, and end in states that say how. A flow run
+that is tried again takes up the run of ours that it began.
 """
 
 import io
@@ -8,19 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from prefect import flow
+from prefect import flow, runtime
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.states import Failed
 from pydantic import Field
 from rich.console import Console
 
 from components.artifacts import ArtifactStore
-from components.errors import TetherError
+from components.errors import TetherError, disk_error
 from flows import launch
 from flows.config import RunConfig
 from flows.environment import check_packages, prepare_environment, tether_home
-from flows.profile import parse_override
 from tasks.dispatch import FLOW, Order, receive
+from tasks.journal import REPORT
 from tasks.prefect_stages import Outcome
 from tasks.progress import StageProgress, say
 from tasks.stages import StageName
@@ -32,19 +34,28 @@ T = TypeVar("T")
 def rlhf(
     config: RunConfig,
     profile: Annotated[str, Field(description="What the run is called after.")] = "custom",
+    from_stage: Annotated[
+        StageName | None,
+        Field(description="Compute from this stage on; the ones before are taken from an earlier run of this config."),
+    ] = None,
+    from_run: Annotated[
+        str | None, Field(description="That earlier run; empty: the newest whose artifacts are all in the store.")
+    ] = None,
+    refresh: Annotated[list[StageName], Field(description="Stages to compute though they are stored.")] = [],  # noqa: B006
 ) -> State[Any]:
-    """The whole pipeline: validate, sft, reward, ppo, human_eval; what is stored is not computed again."""
-    return _run(lambda home: launch.new_run(home, profile, config.resolved()))
+    """The pipeline: validate, sft, reward, ppo, human_eval, or from one of them on; what is stored is not computed."""
+    if from_run is not None and from_stage is None:
+        return Failed(name="UserError", message=f"from_run = {from_run}: name the stage too, with from_stage.")
+    flow_run = str(runtime.flow_run.id)
 
+    def begin(home: Path) -> launch.Launch:
+        if from_stage is None:
+            return launch.new_run(home, profile, config.resolved(), refresh=refresh, flow_run=flow_run)
+        return launch.rerun(
+            home, from_stage, from_run, config=config, profile=profile, refresh=refresh, flow_run=flow_run
+        )
 
-@flow(name="rerun", flow_run_name="{stage}", retries=0, persist_result=False)
-def rerun(
-    stage: Annotated[StageName, Field(description="The stage to compute again; later ones follow.")],
-    from_run: Annotated[str | None, Field(description="The run it takes its inputs from; empty: the newest.")] = None,
-    settings: Annotated[list[str], Field(description="KEY=VALUE changes, as ppo.kl.target=2.")] = [],  # noqa: B006
-) -> State[Any]:
-    """One stage again from an earlier run's artifacts, and what depends on it."""
-    return _run(lambda home: launch.rerun(home, from_run, stage, [parse_override(text) for text in settings]))
+    return _run(begin)
 
 
 @flow(name="human-eval", flow_run_name="score {run}", retries=0, persist_result=False)
@@ -70,7 +81,7 @@ def compute(order: Order) -> State[Any]:
 
 
 def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
-    """Begin a run, compute it, write its report; a state says how it ended."""
+    """Begin a run and compute it; a state says how it ended."""
 
     def go(home: Path, console: Console) -> str:
         begun = begin(home)
@@ -79,8 +90,7 @@ def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
         try:
             result = launch.compute_in_flow(begun)
         finally:
-            page = launch.report(begun)
-            say(console, f"report: {page}")
+            say(console, f"report: {begun.ctx.folder / REPORT}")
         if result is None:
             say(console, f"waiting for people's labels in {begun.ctx.folder / 'sheet.csv'}")
         return "Completed" if result is not None else "AwaitingLabels"
@@ -99,7 +109,9 @@ def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lamb
             return call(home, Console(file=_LogLines(logger.info), width=200))
         except TetherError:
             raise
-        except Exception:
+        except Exception as error:
+            if (mendable := disk_error(error)) is not None:
+                raise mendable from error
             logger.exception("This is a mistake of Tether's, not yours:")
             raise
 

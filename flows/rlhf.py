@@ -8,6 +8,7 @@ stops the pipeline, so nothing below a failed gate starts.
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from threading import Thread
 from typing import Any, Protocol
 
@@ -56,8 +57,8 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     #    Gates: accuracy_low, ece, ece_width, calibration_slope, slice_accuracy_low, slice_ece_excess, length_gain_low,
     #    balanced_length_accuracy_low, length_partial_correlation_high, probe_filler_high, probe_repetition_high,
     #    probe_flattery_high, probe_hedge_high, probe_whitespace_high, probe_exclamations_high, probe_dots_high,
-    #    disagreement_auroc_low, invariance, position_invariance.
-    reward = stage("reward", data=data, sft=sft)
+    #    disagreement_auroc_low, refresh_gain_low, invariance, position_invariance.
+    reward = stage("reward", data=data, sft=sft, **sources.previous)
 
     # 4. PPO: raise the reward, tethered to SFT by KL.
     #    Gates: kl, kl_floor (warns), stopped, reward_gain_low, demonstration_perplexity_ratio, repetition, echo,
@@ -88,9 +89,10 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
     from prefect import flow
     from prefect.client.schemas.objects import State
     from prefect.runtime import flow_run
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
     from tasks.prefect_server import note_embedded_servers
-    from tasks.prefect_stages import Outcome, prefect_runner, wait_until_told
+    from tasks.prefect_stages import Outcome, prefect_runner, unless_gone, wait_until_told
 
     outcome: Outcome[StageResult | None] = Outcome()
     flow_run_ids: list[str] = []
@@ -109,9 +111,12 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
             name=lambda result: "AwaitingLabels" if result is None else "Completed",
         )
 
-    state = rlhf_flow(run=ctx.run, profile=ctx.profile, return_state=True)
-    for flow_run_id in flow_run_ids:
-        wait_until_told(flow_run_id)
+    # An embedded server that is gone stays gone: waiting a minute for it at every call helps nobody.
+    embedded = not os.environ.get("PREFECT_API_URL")
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1} if embedded else {}):
+        state = unless_gone(lambda: rlhf_flow(run=ctx.run, profile=ctx.profile, return_state=True))
+        for flow_run_id in flow_run_ids:
+            unless_gone(partial(wait_until_told, flow_run_id))
     return outcome.get(state)
 
 

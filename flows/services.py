@@ -142,23 +142,21 @@ def _running(services: list[Service], home: Path) -> Iterator[list[subprocess.Po
                 )
         yield processes
     finally:
-        for process in processes:
-            if process is not None:
-                _end(process)
+        _end([process for process in processes if process is not None])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children, which are in a process group of ours."""
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End processes, all at once, and their children, which are in process groups of ours."""
     for sign, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, sign)
+        deadline = time.monotonic() + patience
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        process.wait()
 
 
 def _wait_for(service: Service, health: str, process: subprocess.Popen[bytes], home: Path) -> None:

@@ -4,6 +4,8 @@ Whoever computes (the process of the run, or a worker that it was dispatched to)
 nothing of the run that wants it. Nothing here imports torch before the stage does.
 """
 
+import json
+import logging
 import platform
 import shutil
 import socket
@@ -16,16 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import ArtifactStore, Miss, Record
+from components.code_version import code_version
+from components.files import replacing
+from components.leases import Lease
 from components.runtime import activate, cpu_instruction_set
 from components.settings import Settings
 from tasks.result import Source, StageResult
 from tasks.spool import Point, Spool, read_points
 from tasks.stages import Stage
 
+logger = logging.getLogger(__name__)
+
 Observe = Callable[[Point], None]
 """Called with every point of a stage as it comes, from the stage's start though it may have been resumed midway."""
 
 POINTS = "points.jsonl"
+
+ASKED = "asked for, by rerun or --refresh"
+"""Why a stage that the store has is computed all the same."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +51,14 @@ class Work:
     """What the key was made of."""
     run: str
     """The run that wants it, for the record."""
+    because: str = ""
+    """Why the store lacks it, in a line for people."""
 
 
-def look_up(store: ArtifactStore, key: str, refresh: bool) -> Record | Miss:
-    """What the store has of `key`; nothing where it is to be computed again."""
-    return Miss("asked to compute again") if refresh else store.lookup(key)
+def look_up(store: ArtifactStore, key: str, refresh: bool, run: str) -> Record | Miss:
+    """What the store has of `key`; where it is to be computed again, only what `run` itself has computed."""
+    found = store.lookup(key)
+    return Miss(ASKED) if refresh and isinstance(found, Record) and found.run != run else found
 
 
 def compute_once(
@@ -60,27 +73,27 @@ def compute_once(
         As `compute`.
     """
     name = work.stage.name
-    with store.lock(work.key, lambda: say(f"{name}: another process computes the same; waiting for it")):
-        found = look_up(store, work.key, refresh)
+    with store.lock(work.key, lambda: say(f"{name}: another process computes the same; waiting for it")) as lease:
+        found = look_up(store, work.key, refresh, work.run)
         if isinstance(found, Record):
             return found, False
-        say(f"{name}: computing ({found.reason})")
-        return compute(work, store, observe), True
+        say(f"{name}: computing ({work.because or found.reason})")
+        return compute(work, store, observe, lease), True
 
 
-def compute(work: Work, store: ArtifactStore, observe: Observe) -> Record:
+def compute(work: Work, store: ArtifactStore, observe: Observe, lease: Lease) -> Record:
     """Compute and publish; whoever calls holds the key's lock. What a killed attempt left is taken up.
 
     Raises:
-        UserError: the user's mistake, as the stage says it; and whatever else the stage raises. A checkpoint stays.
+        LeaseLost: another process took the key over, because this one stood still. UserError: the user's mistake, as
+            the stage says it; and whatever else the stage raises. A checkpoint stays.
     """
-    out = store.work_folder(work.key)
-    _clear(out)
-    out.mkdir(parents=True, exist_ok=True)
+    folder = store.work_folder(work.key)
+    out = _take_up(folder, lease.number)
     started, clock = datetime.now(UTC), time.monotonic()
     try:
-        metrics = _call(work, out, observe)
-        _plot(work.stage, out)
+        metrics = _call(work, out, folder / POINTS, observe, lease)
+        _plot(work.stage, out, folder / POINTS)
         record = store.publish(
             work.key,
             out / "artifact",
@@ -93,29 +106,35 @@ def compute(work: Work, store: ArtifactStore, observe: Observe) -> Record:
                 "metrics": {name: float(value) for name, value in metrics.items()},
                 "environment": _environment(),
                 "run": work.run,
-                "started": started.isoformat(timespec="seconds"),
+                "started": started.isoformat(timespec="milliseconds"),
                 "seconds": round(time.monotonic() - clock, 3),
             },
+            before_commit=lease.check,
         )
-    except BaseException:
-        if not _has_checkpoint(out):
+    except BaseException as error:
+        if lease.is_lost():
             shutil.rmtree(out, ignore_errors=True)
+            if isinstance(error, Exception):
+                lease.check()  # whatever went wrong then, this is why
+        elif not _has_checkpoint(out):
+            shutil.rmtree(folder, ignore_errors=True)
         raise
-    shutil.rmtree(out)
+    shutil.rmtree(folder, ignore_errors=True)
     return record
 
 
-def _call(work: Work, out: Path, observe: Observe) -> dict[str, float]:
+def _call(work: Work, out: Path, points: Path, observe: Observe, lease: Lease) -> dict[str, float]:
     """Call the stage's function. Its points stay beside its checkpoint: a resumed stage shows its whole curve."""
     runtime = getattr(work.job, "runtime", None)
     if runtime is not None and "torch" in work.stage.libraries:
         activate(runtime)
     run = work.stage.load_run()
-    kept = Spool(out / POINTS)
+    kept = Spool(points)
     for point in read_points(kept.path):
         observe(point)
 
     def report(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+        lease.check()
         observe(kept.append(step, metrics, total=total))
 
     try:
@@ -124,9 +143,8 @@ def _call(work: Work, out: Path, observe: Observe) -> dict[str, float]:
         kept.close()
 
 
-def _plot(stage: Stage, out: Path) -> None:
+def _plot(stage: Stage, out: Path, points: Path) -> None:
     """Plots and the points themselves go beside the artifact as attachments."""
-    points = out / POINTS
     if read_points(points):
         (out / "attachments").mkdir(exist_ok=True)
         shutil.copyfile(points, out / "attachments" / POINTS)
@@ -135,12 +153,46 @@ def _plot(stage: Stage, out: Path) -> None:
     plots.render(stage.name, points, out / "artifact", out / "attachments")
 
 
-def _clear(out: Path) -> None:
-    """Leave a killed stage its checkpoint and points; half-written results would be taken for part of the artifact."""
-    if not _has_checkpoint(out):
-        shutil.rmtree(out, ignore_errors=True)
+def _take_up(folder: Path, number: int) -> Path:
+    """The folder for holder `number` of the key to compute in, with the checkpoint of the last attempt that left one.
+
+    Each holder has a folder of its own, and takes the last one's by renaming it. So one that was taken for dead, and
+    goes on, finds its paths gone: it can't write among the files of whoever took over. Half-written results are
+    removed, they would be taken for part of the artifact.
+    """
+    out = folder / f"{number:09d}"
+    earlier = [path for path in folder.glob("[0-9]*") if path.is_dir()]
+    for path in sorted(earlier, reverse=True):
+        if not out.exists() and _has_checkpoint(path):
+            path.rename(out)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    if out.exists():
+        _mend(folder / POINTS)
+    else:
+        (folder / POINTS).unlink(missing_ok=True)
     for name in ("artifact", "attachments"):
         shutil.rmtree(out / name, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def _mend(points: Path) -> None:
+    """Leave out damaged lines: a curve with a gap is better than a stage that can't go on from its checkpoint."""
+    lines = points.read_bytes().splitlines(keepends=True) if points.is_file() else []
+    whole = [line for line in lines if _is_point(line)]
+    if len(whole) < len(lines):
+        logger.warning("%s: %d damaged points of earlier steps are left out", points, len(lines) - len(whole))
+        with replacing(points) as temporary:
+            temporary.write_bytes(b"".join(whole))
+
+
+def _is_point(line: bytes) -> bool:
+    try:
+        point = json.loads(line)
+        return isinstance(point["step"], int) and all(isinstance(v, float) for v in point["metrics"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _has_checkpoint(out: Path) -> bool:
@@ -154,4 +206,15 @@ def _environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "instruction_set": cpu_instruction_set(),
+        "cpu": _cpu_model(),
+        "code": code_version(),
     }
+
+
+def _cpu_model() -> str:
+    """As the processor calls itself; two of one instruction set may still round differently."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

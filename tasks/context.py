@@ -2,7 +2,8 @@
 
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +14,12 @@ from rich.console import Console
 
 from components.artifacts import ArtifactStore, Record
 from components.errors import UserError
+from components.files import sweep
 from components.fingerprint import ROOT
 from components.gates import GatesConfig, Waiver, check_waivers
+from components.store_gc import remove_finished_work
 from tasks import progress
+from tasks.spool import points_file
 from tasks.stages import PIPELINE
 from tasks.status import RunStatus
 
@@ -41,7 +45,7 @@ class RunContext:
     refresh: frozenset[str] = frozenset()
     """Stages (or sub-stages) to compute even where the store has them."""
     pinned: Mapping[str, Record] = field(default_factory=dict)
-    """Records to take for (sub-)stages whose config and inputs are still the same, though our code may have changed."""
+    """Records to take for (sub-)stages whose inputs are still the same, though code or machine may have changed."""
     pools: Mapping[str, str] = field(default_factory=dict)
     """Shown stage to the work pool that computes it; what isn't named is computed by this process."""
     root: Path = ROOT
@@ -52,6 +56,8 @@ class RunContext:
     """Shown stage to whether its sub-stages so far were all hits."""
     results: dict[str, "StageResult"] = field(default_factory=dict)
     """What each (sub-)stage gave so far, those that a gate stopped included."""
+    at_end: "Callable[[RunContext], None] | None" = None
+    """Called once, when the run's end is written down and before MLflow is told of it."""
     _tracker: "Tracker | None" = None
 
     @classmethod
@@ -65,6 +71,7 @@ class RunContext:
         waivers: Sequence[Waiver] = (),
         stages: Sequence[str] = PIPELINE,
         run: str | None = None,
+        origin: Mapping[str, str] | None = None,
         **options: Any,
     ) -> "RunContext":
         """Begin a run: its folder, its config and its status file. MLflow is not touched yet.
@@ -77,6 +84,7 @@ class RunContext:
             waivers: gates that may fail in this run.
             stages: what the status shows, in order.
             run: the run's id; None makes one that sorts by time.
+            origin: what began it, for the status file.
             options: further fields of this class.
 
         Raises:
@@ -85,14 +93,20 @@ class RunContext:
         check_waivers(waivers)
         run = run or new_run_id()
         folder = home / "runs" / run
-        status = RunStatus.start(folder, run, profile, stages)
+        store = ArtifactStore(home)
+        for part in ("runs", "store", "work"):
+            sweep(home / part)
+        remove_finished_work(store)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Before the status, which makes it a run: one that dies in between must not be a run without a config.
         (folder / "config.yaml").write_text(yaml.safe_dump(dict(config or {}), sort_keys=False, allow_unicode=True))
+        status = RunStatus.start(folder, run, profile, stages, origin)
         return cls(
             home,
             run,
             gates,
             status,
-            ArtifactStore(home),
+            store,
             profile=profile,
             config=config or {},
             waivers=waivers,
@@ -129,40 +143,35 @@ class RunContext:
 
     def metrics_file(self, stage: str) -> Path:
         """Where a stage's points are spooled."""
-        return self.folder / "metrics" / f"{stage}.jsonl"
+        return points_file(self.folder, stage)
 
     def say(self, text: str) -> None:
         """Print one line for the user."""
         progress.say(self.console, text)
 
     def tracker(self) -> "Tracker | None":
-        """MLflow's side of this run, opened at the first call; None where tracking is off."""
+        """What carries this run to MLflow, begun at the first call; None where tracking is off."""
         if not self.track:
             return None
         if self._tracker is None:
             from tasks.tracking import Tracker
 
-            self._tracker = Tracker(self.home, self.project, self.run)
-            parent = self._tracker.open(self.profile, self.config, self.status.mlflow_run)
-            if parent is not None:
-                self.status.set_mlflow_run(parent)
+            self._tracker = Tracker(self.home, self.run)
+            self._tracker.open(self.project, self.profile)
         return self._tracker
 
-    def begin_child(self, stage: str) -> str | None:
-        """The stage's run in MLflow, begun or taken up; None where there's none."""
+    def begin_stage(self, stage: str) -> None:
+        """Write a stage's begin into the status and for MLflow."""
+        self.status.update(stage, state="running", began=time.time())
         tracker = self.tracker()
-        if tracker is None:
-            return None
-        child = tracker.begin_stage(stage, self.status.stage(stage)["mlflow_run"])
-        self.status.update(stage, mlflow_run=child)
-        return child
+        if tracker is not None:
+            tracker.begin(stage)
 
     def end_stage(self, stage: str, state: str, **fields: Any) -> None:
-        """Write a stage's end into the status and MLflow."""
+        """Write a stage's end into the status and for MLflow."""
         self.status.update(stage, state=state, **fields)
-        child = self.status.stage(stage)["mlflow_run"]
-        if self._tracker is not None and child is not None:
-            self._tracker.end_stage(child, state)
+        if self._tracker is not None:
+            self._tracker.end(stage, state)
 
     def discard(self) -> None:
         """Leave nothing of a run that has not begun; one taken up again stays as it was."""
@@ -179,11 +188,26 @@ class RunContext:
         for each in interrupted:
             self.end_stage(each["name"], "interrupted")
         state = self.status.finish()
-        if self._tracker is not None:
-            self._tracker.close(state, self.status.stages())
-            self._tracker = None
-            self.track = False
+        at_end, self.at_end = self.at_end, None
+        try:
+            if at_end is not None:
+                at_end(self)
+        finally:
+            self._close(state)
         return state
+
+    def _close(self, state: str) -> None:
+        """Let MLflow have the run's end, and what it has not got yet."""
+        if self._tracker is None:
+            return
+        behind = self._tracker.close(state, self.status.stages())
+        self._tracker = None
+        self.track = False
+        if any(behind):
+            self.say(
+                f"MLflow has not got all of this run yet ({behind[0]} facts, {behind[1]} points): the next run "
+                f"or `tether sync` carries it there."
+            )
 
 
 def new_run_id() -> str:

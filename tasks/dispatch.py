@@ -5,7 +5,7 @@ worker's run lives and ends by itself: a caller that dies is not missed, and the
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from components import errors
 from components.artifacts import ArtifactStore, Miss, Record
 from components.errors import MachineMismatch, TetherError, UserError
 from components.fingerprint import stage_key
+from components.key_changes import changes, in_a_line
 from components.runtime import Runtime
 from components.settings import Settings
 from tasks.computing import POINTS, Observe, Work, compute_once
@@ -58,6 +59,7 @@ class Order(Settings):
     inputs: dict[str, Given]
     parts: dict[str, Any] = Field(description="What the key was made of, to say how a worker differs.")
     refresh: bool = Field(False, description="Compute even where the store has it.")
+    because: str = Field("", description="Why it is computed, for the worker's log.")
 
 
 # -- the caller ------------------------------------------------------------------------------------------------------
@@ -143,12 +145,17 @@ def _order(work: Work, refresh: bool) -> Order:
         run=work.run,
         job=work.job.model_dump(mode="json"),
         inputs={
-            name: Given(digest=given.digest, path=None if isinstance(given, StageResult) else str(given.path))
+            name: Given(digest=given.digest, path=None if _is_stored(given) else str(given.path))
             for name, given in work.inputs.items()
         },
         parts=dict(work.parts),
         refresh=refresh,
+        because=work.because,
     )
+
+
+def _is_stored(given: StageResult | Source) -> bool:
+    return isinstance(given, StageResult) or given.stored
 
 
 def _tag(key: str) -> str:
@@ -227,24 +234,11 @@ def receive(order: Order, store: ArtifactStore, observe: Observe, say: Say) -> R
     )
     if key != order.key:
         raise MachineMismatch(
-            f"this worker would compute another {stage.name} than was ordered: "
-            f"{'; '.join(differences(order.parts, parts))}. Install the same Tether and libraries on both."
+            f"this worker would compute another {stage.name} than was ordered (ordered -> here): "
+            f"{in_a_line(changes(order.parts, parts), most=10)}. Install the same Tether and libraries on both."
         )
-    work = Work(stage, job, inputs, key, parts, order.run)
+    work = Work(stage, job, inputs, key, parts, order.run, order.because)
     return compute_once(work, store, observe, say, order.refresh)[0]
-
-
-def differences(wanted: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """`path: wanted X, here Y` for every leaf in which two nested mappings differ."""
-    out = []
-    for name in sorted({*wanted, *here}):
-        one, other = wanted.get(name), here.get(name)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            out += differences(one, other, f"{prefix}{name}.")
-        elif one != other:
-            shown = [str(value)[:12] if prefix == "source." else str(value) for value in (one, other)]
-            out.append(f"{prefix}{name}: wanted {shown[0]}, here {shown[1]}")
-    return out
 
 
 def _source(name: str, given: Given, store: ArtifactStore) -> Source:
@@ -259,15 +253,9 @@ def _source(name: str, given: Given, store: ArtifactStore) -> Source:
 def _check_machine(wanted: Runtime | None) -> None:
     if wanted is None:
         return
-    here = Runtime().resolve()
-    problems = []
-    if wanted.device != here.device:
-        problems.append(f"device: wanted {wanted.device}, here {here.device}")
-    if wanted.instruction_set != here.instruction_set:
-        problems.append(f"instruction_set: wanted {wanted.instruction_set}, here {here.instruction_set}")
-    if wanted.threads > here.threads:
-        problems.append(f"threads: wanted {wanted.threads}, here {here.threads}")
+    problems = wanted.misfits()
     if problems:
+        here = Runtime().resolve()
         raise MachineMismatch(
             f"this worker is not the machine that the run was resolved for: {'; '.join(problems)}. Set the stage's "
             f"runner to it, as in runners.ppo.runtime={{device: {here.device}, dtype: {here.dtype}, "

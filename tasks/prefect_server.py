@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from components.errors import UserError
-from tasks.process import describe_process, is_alive, this_process
+from components.process import describe_process, is_alive, this_process
 
 
 def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = None) -> None:
@@ -50,12 +52,29 @@ def _see_it_answer(url: str, timeout: float) -> None:
         ) from error
 
 
-def note_embedded_servers(folder: Path) -> None:
-    """Write down the servers that Prefect has started for this process (none where an outside one is used)."""
+def is_answering(timeout: float = 3.0) -> bool:
+    """Whether the server of this process's flow run, outside or embedded, is there (still)."""
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        return all(process.poll() is None for process in _embedded())
+    try:
+        _see_it_answer(url, timeout)
+    except UserError:
+        return False
+    return True
+
+
+def _embedded() -> list[subprocess.Popen[Any]]:
+    """The servers that Prefect has started for this process (none where an outside one is used)."""
     from prefect.server.api.server import SubprocessASGIServer
 
     processes = [each.server_process for each in SubprocessASGIServer._instances.values()]
-    servers = [describe_process(process.pid) for process in processes if process is not None]
+    return [process for process in processes if process is not None]
+
+
+def note_embedded_servers(folder: Path) -> None:
+    """Write down the servers that Prefect has started for this process."""
+    servers = [describe_process(process.pid) for process in _embedded()]
     if servers:
         folder.mkdir(parents=True, exist_ok=True)
         note = {"owner": this_process(), "servers": servers}

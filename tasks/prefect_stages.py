@@ -21,6 +21,7 @@ from components.errors import TetherError
 from components.settings import Settings
 from tasks import gate_report
 from tasks.context import RunContext
+from tasks.prefect_server import is_answering
 from tasks.result import Source, StageResult
 from tasks.runner import run_stage
 from tasks.stages import Stage
@@ -50,23 +51,27 @@ class Outcome(Generic[T]):
         self._value.append(value)
         return Completed(name=name(value))
 
-    def get(self, state: State[Any]) -> T:
-        """What the call gave; raises what it raised.
+    def get(self, state: State[Any] | None) -> T:
+        """What the call gave; raises what it raised. `state`: how Prefect ended it, None where its server is gone.
 
         Raises:
-            TetherError: Prefect did not let it run (cancelled, or its server refused).
+            TetherError: Prefect did not let it run (cancelled, or its server refused or is gone).
         """
         if self._error is not None:
             raise self._error
         if not self._value:
-            raise TetherError(f"Prefect ended it as {state.name}: {state.message}")
+            why = "its server does not answer" if state is None else f"it ended as {state.name}: {state.message}"
+            raise TetherError(f"Prefect did not let it run: {why}. What is finished is stored; run the same again.")
         return self._value[0]
 
 
 def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
-    """Runs each stage as a task of the surrounding flow run."""
+    """Runs each stage as a task of the surrounding flow run; without one while Prefect's server is gone."""
 
     def run(stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult:
+        if not is_answering():
+            ctx.say(f"{stage.name}: Prefect's server does not answer; its pages will miss this stage")
+            return run_stage(stage, job, inputs, ctx)
         outcome: Outcome[StageResult] = Outcome()
 
         # What goes in and out stays in this process: Prefect would walk through it, and has no use for it.
@@ -78,19 +83,33 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
             _show_gates(stage, ctx)
             return state
 
-        return outcome.get(run_one_stage(return_state=True))
+        return outcome.get(unless_gone(lambda: run_one_stage(return_state=True)))
 
     return run
+
+
+def unless_gone(call: Callable[[], T]) -> T | None:
+    """A call to Prefect; None where its server has gone away meanwhile, so that what was computed is not lost with it.
+
+    Raises:
+        Exception: anything else that the call raises.
+    """
+    try:
+        return call()
+    except Exception:  # Prefect lets its transport's errors through, some of them wrapped
+        if is_answering():
+            raise
+        return None
 
 
 def _show_gates(stage: Stage, ctx: RunContext) -> None:
     """The stage's gates as a Prefect artifact, with the way to MLflow, where it came as far as being judged."""
     result = ctx.results.get(stage.name)
-    if result is None or not result.verdicts:
+    if result is None or not result.verdicts or not is_answering():
         return
-    mlflow_run, tracker = ctx.status.stage(stage.shown)["mlflow_run"], ctx.tracker()
-    link = tracker.address(mlflow_run) if tracker is not None and mlflow_run is not None else None
-    where = f"[{mlflow_run}]({link})" if link else f"`{mlflow_run}` (`tether ui` shows it)"
+    tracker = ctx.tracker()
+    link = tracker.address(stage.shown) if tracker is not None else None
+    where = f"[its page]({link})" if link else "`tether status --json` names it, `tether ui` shows it"
     artifact = f"Artifact `{result.digest[:16]}`, {'from the store' if result.cached else 'computed'}."
     create_markdown_artifact(
         f"{artifact} MLflow run: {where}\n\n{gate_report.markdown(result.verdicts)}",

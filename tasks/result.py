@@ -13,11 +13,13 @@ from tasks.stages import Stage
 
 @dataclass(frozen=True)
 class Source:
-    """A file or folder that no stage of ours made: a data file, a pretrained model, a filled sheet."""
+    """A file or folder that no stage of this run made: a data file, a pretrained model, a filled sheet."""
 
     path: Path
     digest: str
     """sha256: a file's bytes, or a folder's manifest."""
+    stored: bool = False
+    """An artifact of this home's store, made by an earlier run."""
 
     @classmethod
     def of(cls, path: Path) -> "Source":

@@ -12,8 +12,8 @@ from components import gates
 from components.artifacts import Record
 from components.errors import GateFailed
 from components.fingerprint import stage_key
-from components.settings import Settings, keyed_values
-from tasks import gate_report
+from components.settings import Settings
+from tasks import explanation, gate_report
 from tasks.computing import Observe, Work, compute_once, look_up
 from tasks.context import RunContext
 from tasks.progress import StageProgress
@@ -23,9 +23,6 @@ from tasks.stages import Stage
 from tasks.status import metrics_json, verdict_json
 
 Inputs = Mapping[str, StageResult | Source]
-
-CLOSE_SECONDS = 20.0
-"""How long a stage that is done waits for its last points to reach MLflow."""
 
 
 def run_stage(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageResult:
@@ -46,12 +43,11 @@ def run_stage(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> S
     """
     began = time.time()
     spent = ctx.status.stage(stage.shown)["seconds"]
-    ctx.status.update(stage.shown, state="running", began=began)
     try:
-        child = ctx.begin_child(stage.shown)
-        result, step = _obtain(stage, job, inputs, ctx, child)
+        ctx.begin_stage(stage.shown)
+        result, step = _obtain(stage, job, inputs, ctx)
         ctx.results[stage.name] = result
-        _record(result, ctx, child, step)
+        _record(result, ctx, step)
     except BaseException as error:
         # What isn't an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
         state = "failed" if isinstance(error, Exception) else "interrupted"
@@ -71,33 +67,37 @@ def peek(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageR
     """
     started = time.monotonic()
     key, _ = _key(stage, job, inputs, ctx)
-    found = look_up(ctx.store, key, stage.name in ctx.refresh)
+    found = look_up(ctx.store, key, stage.name in ctx.refresh, ctx.run)
     return _result(stage, found, inputs, ctx, True, started) if isinstance(found, Record) else None
 
 
 def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[str, dict[str, Any]]:
     digests = {name: given.digest for name, given in inputs.items()}
     pinned = ctx.pinned.get(stage.name)
-    if pinned is not None and pinned.inputs == digests and pinned.job == keyed_values(job):
+    if pinned is not None and pinned.inputs == digests:
         return pinned.key, pinned.parts
     return stage_key(stage.name, job, digests, stage.module, stage.libraries, ctx.root)
 
 
-def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext, child: str | None) -> tuple[StageResult, int]:
+def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[StageResult, int]:
     """The stage's result and the step that its final metrics belong to."""
     started = time.monotonic()
     key, parts = _key(stage, job, inputs, ctx)
     ctx.status.update(stage.shown, key=key)
     refresh = stage.name in ctx.refresh
-    found = look_up(ctx.store, key, refresh)
+    found = look_up(ctx.store, key, refresh, ctx.run)
     if isinstance(found, Record):
+        _explain(stage, ctx, explanation.hit(found, pinned=ctx.pinned.get(stage.name) is not None))
         return _result(stage, found, inputs, ctx, True, started), 0
-    work = Work(stage, job, inputs, key, parts, ctx.run)
+    why = explanation.miss(ctx.store, stage.name, key, parts, found, ctx.run)
+    _explain(stage, ctx, why)
+    work = Work(stage, job, inputs, key, parts, ctx.run, explanation.in_a_line(why))
     pool = ctx.pools.get(stage.shown)
-    with _recording(stage, ctx, child) as observe:
+    with _recording(stage, ctx) as observe:
         if pool is None:
             record, here = compute_once(work, ctx.store, observe, ctx.say, refresh)
             if not here:
+                _explain(stage, ctx, explanation.hit(record))
                 return _result(stage, record, inputs, ctx, True, started), 0
         else:
             # The worker holds the key's lock, never the caller.
@@ -109,13 +109,18 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext, child:
     return _result(stage, record, inputs, ctx, False, started), last + 1
 
 
+def _explain(stage: Stage, ctx: RunContext, why: dict[str, Any]) -> None:
+    """Keep why a (sub-)stage was computed or not; a run that is tried again finds what it computed, and keeps why."""
+    kept = ctx.status.stage(stage.shown).get("explained", {})
+    its_own = why["outcome"] == "hit" and why["run"] == ctx.run
+    if not its_own or stage.name not in kept:
+        ctx.status.update(stage.shown, explained={**kept, stage.name: why})
+
+
 @contextmanager
-def _recording(stage: Stage, ctx: RunContext, child: str | None) -> Iterator[Observe]:
-    """Points as they come are spooled for MLflow and shown."""
+def _recording(stage: Stage, ctx: RunContext) -> Iterator[Observe]:
+    """Points as they come are written down, whence they are carried to MLflow, and shown."""
     spool = Spool(ctx.metrics_file(stage.shown))
-    tracker = ctx.tracker()
-    if tracker is not None and child is not None:
-        spool.ship_to(tracker.shipper(child))
     try:
         with StageProgress(ctx.console, stage.name) as progress:
 
@@ -125,9 +130,7 @@ def _recording(stage: Stage, ctx: RunContext, child: str | None) -> Iterator[Obs
 
             yield observe
     finally:
-        behind = spool.close(CLOSE_SECONDS)
-        if behind:
-            ctx.say(f"{stage.name}: {behind} points have not reached MLflow; they are kept in {spool.path}")
+        spool.close()
 
 
 def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cached: bool, started: float) -> StageResult:
@@ -157,15 +160,15 @@ def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cache
     )
 
 
-def _record(result: StageResult, ctx: RunContext, child: str | None, step: int) -> None:
+def _record(result: StageResult, ctx: RunContext, step: int) -> None:
     tracker = ctx.tracker()
-    if tracker is None or child is None:
+    if tracker is None:
         return
     files = {}
     if not result.cached:
         found = {name: ctx.store.attachment(result.record, name) for name in result.record.attachments}
         files = {name: path for name, path in found.items() if path is not None}
-    tracker.record(child, result, step, files)
+    tracker.record(result, step, files)
 
 
 def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:

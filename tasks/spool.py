@@ -1,27 +1,16 @@
-"""Metrics by step go to a local file first; a thread ships them, and no outage reaches the training loop.
+"""Points of a stage in a file: metrics by step, written before anything else is done with them.
 
-<stage>.jsonl          one point a line: {"step", "time" (ms), "metrics"}, and "total" where the steps to come are known
-<stage>.jsonl.cursor   bytes that the tracking store has, replaced in one step
+<stage>.jsonl   one point a line: {"step", "time" (ms), "metrics"}, and "total" where the steps to come are known
 """
 
 import json
-import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-logger = logging.getLogger(__name__)
-
 Point = dict[str, Any]
-Ship = Callable[[list[Point]], None]
-"""Stores some points; raises where it could not. Storing a point twice must be storing it once."""
-
-EVERY_SECONDS = 2.0
-RETRY_SECONDS = 10.0
-BATCH_POINTS = 200
 
 
 class Spool:
@@ -30,19 +19,9 @@ class Spool:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        _drop_torn_tail(path)
+        drop_torn_tail(path)
         self._seen = {(name, point["step"]) for point in read_points(path) for name in point["metrics"]}
         self._file: TextIO = path.open("a")
-        self._ship: Ship | None = None
-        self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._closing = False
-
-    def ship_to(self, ship: Ship) -> None:
-        """Start the thread that ships."""
-        self._ship = ship
-        self._thread = threading.Thread(target=self._run, name=f"ship {self.path.name}", daemon=True)
-        self._thread.start()
 
     def append(self, step: int, metrics: Mapping[str, float], *, total: int | None = None) -> Point:
         """Make a point of now, and add it. Returns it."""
@@ -61,50 +40,14 @@ class Spool:
             self._file.write(json.dumps({**point, "metrics": new}) + "\n")
             self._file.flush()
 
-    def close(self, timeout: float = 20.0) -> int:
-        """Ship what is left for at most `timeout` seconds. Returns how many points stay behind in the file."""
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
-        self._closing = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
-        return len(unshipped(self.path)[0]) if self._ship is not None else 0
-
-    def _run(self) -> None:
-        while True:
-            closing = self._closing
-            try:
-                ship_file(self.path, self._ship_now)
-                wait = EVERY_SECONDS
-            except Exception as error:  # whatever the store raises: the points are on disk, and this is said
-                logger.warning("metrics of %s wait in %s: %s", self.path.stem, self.path, error)
-                wait = RETRY_SECONDS
-            if closing:
-                return
-            self._wake.wait(wait)
-
-    def _ship_now(self, points: list[Point]) -> None:
-        assert self._ship is not None
-        self._ship(points)
 
 
-def ship_file(path: Path, ship: Ship) -> int:
-    """Ship every whole line after the cursor, moving the cursor after each batch. Returns how many points went."""
-    shipped = 0
-    while True:
-        points, cursor = unshipped(path, BATCH_POINTS)
-        if not points:
-            return shipped
-        ship(points)
-        _write_cursor(path, cursor)
-        shipped += len(points)
-
-
-def unshipped(path: Path, limit: int | None = None) -> tuple[list[Point], int]:
-    """Points after the cursor (at most `limit`), and where the cursor stands once they are shipped."""
-    cursor_file = _cursor_file(path)
-    cursor = int(cursor_file.read_text()) if cursor_file.is_file() else 0
-    return points_after(path, cursor, limit)
+def points_file(folder: Path, stage: str) -> Path:
+    """Where the points of a stage of the run in `folder` are."""
+    return folder / "metrics" / f"{stage}.jsonl"
 
 
 def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[list[Point], int]:
@@ -137,18 +80,8 @@ def curves(points: Iterable[Point]) -> dict[str, list[tuple[int, float]]]:
     return {name: sorted(pairs, key=lambda pair: pair[0]) for name, pairs in by_name.items()}
 
 
-def _drop_torn_tail(path: Path) -> None:
+def drop_torn_tail(path: Path) -> None:
     """Cut off a last line whose writer was killed, so that the next point starts a line of its own."""
     if path.is_file():
         data = path.read_bytes()
         os.truncate(path, data.rfind(b"\n") + 1)
-
-
-def _cursor_file(path: Path) -> Path:
-    return path.with_name(path.name + ".cursor")
-
-
-def _write_cursor(path: Path, cursor: int) -> None:
-    temporary = path.with_name(f".{path.name}.cursor.tmp")
-    temporary.write_text(str(cursor))
-    os.replace(temporary, _cursor_file(path))

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import TetherError, UserError
+from components.files import temporary_beside
 from components.gates import Verdict
-from tasks.process import is_alive, this_process
+from components.process import is_alive, this_process
+from tasks.journal import Sent
 
 WORST_FIRST = (
     "failed",
@@ -42,15 +44,17 @@ class RunStatus:
         self._lock = threading.Lock()
 
     @classmethod
-    def start(cls, folder: Path, run: str, profile: str, stages: Sequence[str]) -> "RunStatus":
-        """Begin a new run: every stage `not_run`."""
+    def start(
+        cls, folder: Path, run: str, profile: str, stages: Sequence[str], origin: Mapping[str, str] | None = None
+    ) -> "RunStatus":
+        """Begin a new run: every stage `not_run`. `origin` says what began it: `flow_run`, `from` and `stage`."""
         document = {
             "run": run,
             "profile": profile,
             "started": _now(),
             "finished": None,
             "process": this_process(),
-            "mlflow_run": None,
+            "origin": dict(origin or {}),
             "stages": [_fresh(name) for name in stages],
         }
         status = cls(folder, document)
@@ -70,11 +74,6 @@ class RunStatus:
         """The run's own state so far."""
         return worst(stage["state"] for stage in self._document["stages"])
 
-    @property
-    def mlflow_run(self) -> str | None:
-        """The parent run in MLflow, where there is one."""
-        return self._document["mlflow_run"]
-
     def stage(self, name: str) -> dict[str, Any]:
         """A copy of one stage's entry."""
         return dict(self._entry(name))
@@ -87,12 +86,6 @@ class RunStatus:
         """Change fields of one stage's entry; the file is replaced."""
         with self._lock:
             self._entry(name).update(fields)
-            self._write()
-
-    def set_mlflow_run(self, run_id: str) -> None:
-        """Note the parent run in MLflow."""
-        with self._lock:
-            self._document["mlflow_run"] = run_id
             self._write()
 
     def finish(self) -> str:
@@ -114,7 +107,7 @@ class RunStatus:
     def _write(self) -> None:
         self._document["updated"] = _now()
         target = self.folder / "run.json"
-        temporary = target.with_name(f".run.json.{os.getpid()}.tmp")
+        temporary = temporary_beside(target)
         temporary.write_text(json.dumps(self._document, indent=1, allow_nan=False))
         os.replace(temporary, target)
 
@@ -122,7 +115,7 @@ class RunStatus:
 def load_status(home: Path, run_id: str | None = None) -> dict[str, Any]:
     """One run's status, in exactly the fields that `tether status --json` prints.
 
-    A run whose process died reads as `interrupted`.
+    A run whose process died reads as `interrupted`; `mlflow_run` is None until MLflow has the stage.
 
     Args:
         home: the `TETHER_HOME`.
@@ -131,7 +124,17 @@ def load_status(home: Path, run_id: str | None = None) -> dict[str, Any]:
     Raises:
         UserError: there is no such run.
     """
-    document = _read(_folder(home, run_id))
+    folder = _folder(home, run_id)
+    return _shown(_read(folder), Sent.load(folder).stages)
+
+
+def load_statuses(home: Path) -> list[dict[str, Any]]:
+    """Every run's status as `load_status` gives it, newest first, but that MLflow's ids are not looked up."""
+    documents = [_read(path.parent) for path in (home / "runs").glob("*/run.json")]
+    return [_shown(each, {}) for each in sorted(documents, key=lambda each: each["started"], reverse=True)]
+
+
+def _shown(document: Mapping[str, Any], in_mlflow: Mapping[str, str]) -> dict[str, Any]:
     dead = document["finished"] is None and not is_alive(document["process"])
     running = document["finished"] is None and not dead
     stages = []
@@ -140,7 +143,8 @@ def load_status(home: Path, run_id: str | None = None) -> dict[str, Any]:
         seconds = stage["seconds"]
         if state == "running" and stage["began"] is not None:
             seconds += time.time() - stage["began"]
-        shown = {**stage, "state": state, "seconds": round(seconds, 3)}
+        mlflow_run = in_mlflow.get(stage["name"], stage.get("mlflow_run"))
+        shown = {**stage, "state": state, "seconds": round(seconds, 3), "mlflow_run": mlflow_run}
         stages.append({name: shown[name] for name in _STAGE_FIELDS})
     extra = ["interrupted"] if dead else ["running"] if running else []
     end = _seconds(_now() if running else document["finished"] or document["updated"])
@@ -157,6 +161,32 @@ def list_runs(home: Path) -> list[str]:
     """Every run's id, newest first."""
     folders = [path.parent for path in (home / "runs").glob("*/run.json")]
     return [folder.name for folder in sorted(folders, key=lambda folder: _read(folder)["started"], reverse=True)]
+
+
+def load_explanations(home: Path, run_id: str | None = None) -> dict[str, Any]:
+    """Why each stage of a run was computed or not, as `tether explain --json` prints it.
+
+    Returns:
+        `{run, origin, stages: [{name, state, explained}]}`; `explained` goes from (sub-)stage to what
+        `tasks.explanation` made, and is empty for a stage that was not looked up.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    document = _read(_folder(home, run_id))
+    states = {stage["name"]: stage["state"] for stage in load_status(home, document["run"])["stages"]}
+    stages = [
+        {"name": stage["name"], "state": states[stage["name"]], "explained": stage.get("explained", {})}
+        for stage in document["stages"]
+    ]
+    return {"run": document["run"], "origin": document.get("origin", {}), "stages": stages}
+
+
+def run_of_flow(home: Path, flow_run: str) -> str | None:
+    """The run that a Prefect flow run began, if it is tried again; None at its first try."""
+    return next(
+        (run for run in list_runs(home) if load_explanations(home, run)["origin"].get("flow_run") == flow_run), None
+    )
 
 
 def verdict_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
@@ -182,10 +212,14 @@ def _fresh(name: str) -> dict[str, Any]:
         "cached": False,
         "key": None,
         "digest": None,
-        "mlflow_run": None,
         "metrics": {},
         "gates": [],
+        "explained": {},
     }
+
+
+ENTRY = tuple(_fresh(""))
+"""The fields of a stage in run.json."""
 
 
 def _folder(home: Path, run_id: str | None) -> Path:

@@ -1,301 +1,257 @@
-"""MLflow: a parent run for a pipeline run, a child run for a stage. What fails here is said and fails nothing."""
+"""Facts on their way to MLflow. Nothing waits for it: a run writes facts down, and a thread carries them in order.
 
-import functools
-import json
+What MLflow can't take stays on disk; the next run's thread, or `tether sync`, carries what earlier runs left first.
+"""
+
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
-from tasks import gate_report
-from tasks.lineage import Lineage, log_attachments
-from tasks.mlflow_client import connect, experiment, tracking_uri
-from tasks.process import is_alive, this_process
+from components.process import is_alive, this_process
+from tasks import journal
+from tasks.journal import Done, Sent
+from tasks.lineage import run_link
+from tasks.mlflow_client import load_mlflow, tracking_uri
+from tasks.recording import Recorder
 from tasks.result import StageResult
-from tasks.spool import Point, Ship, ship_file
+from tasks.spool import points_after, points_file
 from tasks.status import list_runs, load_status
 
 logger = logging.getLogger(__name__)
 
-GIVE_UP_AFTER = 2
-"""Failed calls in a row after which this process stops trying: each may cost seconds."""
-
-TABLE_ROWS = 200
-TABLES = ("samples.jsonl", "evaluation.jsonl")
-"""Files of an artifact that are shown as tables."""
-
-_ENDED = {"failed": "FAILED", "gate_failed": "FAILED", "interrupted": "KILLED"}
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _never_fails(
-    method: "Callable[Concatenate[Tracker, P], R]",
-) -> "Callable[Concatenate[Tracker, P], R | None]":
-    """Whatever MLflow raises is said; the call then gives None. After some failures in a row nothing is tried."""
-
-    @functools.wraps(method)
-    def guarded(self: "Tracker", *args: P.args, **kwargs: P.kwargs) -> R | None:
-        if self.failures >= GIVE_UP_AFTER:
-            return None
-        try:
-            result = method(self, *args, **kwargs)
-        except Exception as error:  # any store, any transport: the run goes on, and this is said
-            self.failures += 1
-            logger.debug("MLflow", exc_info=True)
-            logger.warning("MLflow, %s: %s: %s", method.__name__, type(error).__name__, _first_line(error))
-            if self.failures >= GIVE_UP_AFTER:
-                logger.warning("MLflow is left alone for the rest of this run; metrics by step stay in %s", self.home)
-            return None
-        self.failures = 0
-        return result
-
-    return guarded
+EVERY_SECONDS = 2.0
+RETRY_SECONDS = 10.0
+CLOSE_SECONDS = 20.0
+"""How long a run that is done waits for what is still on its way, where MLflow answers; else it waits for nothing."""
+BATCH_POINTS = 200
 
 
 class Tracker:
-    """Records one pipeline run. Every public call is safe while MLflow is down."""
+    """One run's facts, and the thread that carries them. No call here waits for MLflow but `close`, and that not long.
 
-    def __init__(self, home: Path, project: str, run: str) -> None:
-        self.home = home
-        self.project = project
-        self.run = run
-        self.failures = 0
-        self.parent: str | None = None
-        self._client: Any = None
-        self._experiment = ""
-        self._lineage: Any = None
+    Args:
+        home: the `TETHER_HOME`.
+        run: our run id.
+    """
 
-    @_never_fails
-    def open(self, profile: str, config: Mapping[str, Any], existing: str | None = None) -> str:
-        """Begin (or take up) the parent run; runs of processes that died are ended as KILLED. Returns its id."""
-        self._client = connect(self.home)
-        self._experiment = experiment(self._client, self.home, self.project)
-        self._lineage = Lineage(self._client, self._experiment, self.project)
-        self._mend()
-        self._replay()
-        if existing is not None:
-            self._client.update_run(existing, status="RUNNING")
-            self.parent = existing
-            return existing
-        tags = {"tether.run": self.run, "tether.profile": profile, **self._process_tag()}
-        made = self._client.create_run(self._experiment, run_name=self.run, tags=tags)
-        self.parent = made.info.run_id
-        self._params(self.parent, config)
-        self._client.log_dict(self.parent, dict(config), "config.json")
-        return made.info.run_id
+    def __init__(self, home: Path, run: str) -> None:
+        self._home = home
+        self._folder = home / "runs" / run
+        self._closing = threading.Event()
+        self._more = threading.Event()
+        self._thread = threading.Thread(target=self._carry, name="tracking", daemon=True)
 
-    @_never_fails
-    def begin_stage(self, stage: str, existing: str | None = None) -> str | None:
-        """Begin (or take up) a stage's child run. Returns its id."""
-        if self.parent is None:
-            return None
-        if existing is not None:
-            self._client.update_run(existing, status="RUNNING")
-            return existing
-        tags = {
-            "mlflow.parentRunId": self.parent,
-            "tether.run": self.run,
-            "tether.stage": stage,
-            **self._process_tag(),
-        }
-        return self._client.create_run(self._experiment, run_name=stage, tags=tags).info.run_id
+    def open(self, project: str, profile: str) -> None:
+        """The run begins, or is taken up."""
+        journal.mend_facts(self._folder)
+        self._add("open", project=project, profile=profile, process=this_process())
+        with suppress(ImportError):  # the thread says so
+            # Not in the thread: two threads that import libraries which need each other can trip over them.
+            load_mlflow()
+        self._thread.start()
 
-    def address(self, run: str) -> str | None:
-        """Where a person finds the run, if MLflow is a server (a database has no page of its own)."""
-        uri = tracking_uri(self.home)
-        return f"{uri.rstrip('/')}/{self._lineage.run_link(run)}" if uri.startswith("http") and self._lineage else None
+    def begin(self, stage: str) -> None:
+        """A stage begins, or is taken up."""
+        self._add("begin", stage=stage, process=this_process())
 
-    def shipper(self, child: str) -> Ship:
-        """What a spool hands its points to."""
-
-        def ship(points: list[Point]) -> None:
-            from mlflow.entities import Metric
-
-            metrics = [
-                Metric(name, value, point["time"], point["step"])
-                for point in points
-                for name, value in point["metrics"].items()
-            ]
-            for chunk in _chunks(metrics, 1000):
-                self._client.log_batch(child, metrics=chunk)
-
-        return ship
-
-    @_never_fails
-    def record(self, child: str, result: StageResult, step: int, attachments: Mapping[str, Path]) -> None:
-        """Write down a stage that is done: params, final metrics, lineage, gates, tables, plots.
+    def record(self, result: StageResult, step: int, attachments: Mapping[str, Path]) -> None:
+        """A stage is done.
 
         Args:
-            child: the stage's run.
-            result: what came out; on a hit no table or plot again, but a link to the run that has them.
+            result: what came out.
             step: where final metrics stand: after the last step of the curves.
             attachments: files by name (empty on a hit).
         """
-        computed_by = self._computing_run(result) if result.cached else None
-        model = self._lineage.output_model(result, computed_by or child)
-        rows = self._lineage.link_inputs(result, child)
-        if model is not None:
-            self._lineage.link_output(child, model)
-        self._params(child, result.record.job)
-        self._metrics(child, result, step, model)
-        self._gates(child, result)
-        log_attachments(self._client, child, attachments)
-        if not result.cached:
-            self._tables(child, result)
-        note = self._lineage.table(result, model, rows)
-        if result.cached:
-            source = f"[that run]({self._lineage.run_link(computed_by)})" if computed_by else "a run not in this store"
-            note = f"From the cache: computed by `{result.record.run}`, {source}.\n\n{note}"
-        self._tags(child, result, note, computed_by)
-        if result.stage.final:
-            self._register(result, model, computed_by or child)
+        done = Done.of(result, step, attachments, by=self._folder.name)
+        self._add("record", stage=result.name, done=done.model_dump(mode="json"))
 
-    @_never_fails
-    def end_stage(self, child: str, state: str) -> None:
-        """End a stage's run in one of our states."""
-        self._client.set_tag(child, "tether.state", state)
-        self._client.set_terminated(child, _ENDED.get(state, "FINISHED"))
+    def card(self, stage: str, path: Path) -> None:
+        """A card of the model that a stage gave is in the run's folder."""
+        self._add("card", stage=stage, path=path.relative_to(self._folder).as_posix())
 
-    @_never_fails
-    def close(self, state: str, stages: Iterable[Mapping[str, Any]]) -> None:
-        """End the parent run with a table of its stages."""
-        if self.parent is None:
-            return
-        lines = ["| stage | state | artifact |", "|---|---|---|"]
-        for stage in stages:
-            run = stage["mlflow_run"]
-            name = f"[{stage['name']}]({self._lineage.run_link(run)})" if run else stage["name"]
-            lines.append(f"| {name} | {stage['state']} | `{(stage['digest'] or '')[:16]}` |")
-        self._set_tags(self.parent, {"tether.state": state, "mlflow.note.content": "\n".join(lines)})
-        self._client.set_terminated(self.parent, _ENDED.get(state, "FINISHED"))
+    def end(self, stage: str, state: str) -> None:
+        """A stage ends in one of our states."""
+        self._add("end", stage=stage, state=state)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    def close(self, state: str, stages: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+        """The run ends. Returns how many facts and points stay behind: whatever MLflow doesn't take by now."""
+        add_close(self._folder, state, stages)
+        self._closing.set()
+        self._more.set()
+        self._thread.join(CLOSE_SECONDS)
+        return journal.waiting(self._folder)
 
-    def _process_tag(self) -> dict[str, str]:
-        return {"tether.process": json.dumps(this_process())}
+    def address(self, stage: str) -> str | None:
+        """Where a person finds a stage's run, if MLflow is a server and has it by now (a database has no page)."""
+        uri, sent = tracking_uri(self._home), Sent.load(self._folder)
+        if not uri.startswith("http") or sent.experiment is None or stage not in sent.stages:
+            return None
+        return f"{uri.rstrip('/')}/{run_link(sent.experiment, sent.stages[stage])}"
 
-    def _mend(self) -> None:
-        """MLflow leaves a killed run RUNNING for ever."""
-        for run in self._client.search_runs([self._experiment], "attributes.status = 'RUNNING'", max_results=200):
-            process = run.data.tags.get("tether.process")
-            if process and not is_alive(json.loads(process)):
-                self._client.set_terminated(run.info.run_id, "KILLED")
+    def _add(self, kind: str, **about: Any) -> None:
+        journal.add_fact(self._folder, kind, **about)
+        self._more.set()
 
-    def _replay(self) -> None:
-        """Ship the points that earlier runs, done or dead, left in their spools while MLflow was away."""
-        for run in list_runs(self.home):
-            status = load_status(self.home, run)
-            if run == self.run or status["state"] == "running":
-                continue
-            for stage in status["stages"]:
-                path = self.home / "runs" / run / "metrics" / f"{stage['name']}.jsonl"
-                if stage["mlflow_run"] and ship_file(path, self.shipper(stage["mlflow_run"])):
-                    logger.info("points of %s of run %s have reached MLflow now", stage["name"], run)
-
-    def _computing_run(self, result: StageResult) -> str | None:
-        found = self._client.search_runs(
-            [self._experiment],
-            f"tags.`tether.key.{result.stage.name}` = '{result.key}' and tags.cache_hit = 'false'",
-            order_by=["attributes.start_time DESC"],
-            max_results=1,
-        )
-        return found[0].info.run_id if found else None
-
-    def _params(self, run: str, config: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        params = [Param(name, str(value)[:6000]) for name, value in flatten(config).items()]
-        for chunk in _chunks(params, 100):
-            self._client.log_batch(run, params=chunk)
-
-    def _metrics(self, child: str, result: StageResult, step: int, model: str | None) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        data = result.lineage.get("data")
-        about = {"model_id": model, "dataset_name": "data", "dataset_digest": data[:32]} if model and data else {}
-        finals = [Metric(name, value, now, step, **about) for name, value in result.metrics.items()]
-        self._client.log_batch(child, metrics=finals)
-        # On the parent too, so that pipeline runs can be compared in one table.
-        self._client.log_batch(
-            self.parent, metrics=[Metric(name, value, now, 0) for name, value in result.metrics.items()]
-        )
-
-    def _gates(self, child: str, result: StageResult) -> None:
-        if not result.verdicts:
-            return
-        verdicts = [verdict.model_dump(mode="json") for verdict in result.verdicts]
-        self._client.log_text(child, json.dumps(verdicts, indent=1), "gates.json")
-        self._client.log_text(child, gate_report.markdown(result.verdicts), "gates.md")
-
-    def _tables(self, child: str, result: StageResult) -> None:
-        """What `log_table` writes, without the pandas it goes through."""
-        shown = []
-        for name in TABLES:
-            path = result.path / name
-            if path.is_file():
-                rows = [json.loads(line) for line in path.read_text().splitlines()[:TABLE_ROWS]]
-                columns = list(dict.fromkeys(key for row in rows for key in row))
-                table = {"columns": columns, "data": [[_cell(row.get(column)) for column in columns] for row in rows]}
-                shown.append({"path": f"{path.stem}.json", "type": "table"})
-                self._client.log_text(child, json.dumps(table), f"{path.stem}.json")
-        if shown:
-            self._client.set_tag(child, "mlflow.loggedArtifacts", json.dumps(shown))
-
-    def _tags(self, child: str, result: StageResult, note: str, computed_by: str | None) -> None:
-        tags = {
-            f"tether.key.{result.stage.name}": result.key,
-            f"tether.digest.{result.stage.name}": result.digest,
-            "cache_hit": str(result.cached).lower(),
-            "mlflow.note.content": note,
-            **{f"lineage.{name}_digest": digest for name, digest in result.lineage.items()},
-        }
-        if result.cached:
-            tags |= {"cached_from": result.record.run, "cached_from_run": computed_by or ""}
-        waived = {v.name: {"user": v.user, "reason": v.reason} for v in result.verdicts if v.waived}
-        if waived:
-            tags["tether.waivers"] = json.dumps(waived)
-        self._set_tags(child, tags)
-
-    def _set_tags(self, run: str, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        self._client.log_batch(run, tags=[RunTag(name, value) for name, value in tags.items()])
-
-    def _register(self, result: StageResult, model: str | None, run: str) -> None:
-        """Versions only of what its gates let through; the policy is promoted by human_eval's alone."""
-        if any(verdict.stops for verdict in result.verdicts):
-            return
-        if model is not None:
-            self._lineage.register(result, model, run, "candidate")
-        elif result.name == "human_eval" and not any(verdict.waived for verdict in result.verdicts):
-            self._lineage.promote(result)
+    def _carry(self) -> None:
+        """The thread: as long as the run, and once more at its end."""
+        with ExitStack() as stack:
+            stack.enter_context(journal.held(self._folder, wait=True))
+            carrier, answered = Carrier(self._home), True
+            while True:
+                last = self._closing.is_set()
+                self._more.clear()
+                try:
+                    carrier.carry_earlier(self._folder)
+                    carrier.carry(self._folder)
+                    answered = True
+                except Exception as error:  # whatever MLflow raises: all of it is on disk, and this is said
+                    logger.debug("MLflow", exc_info=True)
+                    if answered:
+                        logger.warning("MLflow, %s; what it hasn't got waits in %s", _in_short(error), self._folder)
+                    answered = False
+                if last:
+                    return
+                if answered:
+                    self._more.wait(EVERY_SECONDS)
+                else:
+                    self._closing.wait(RETRY_SECONDS)
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted name."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
+class Carrier:
+    """Carries runs' facts and points to MLflow, each run's in the order in which they were written."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._recorder: Recorder | None = None
+        self._earlier: list[Path] | None = None
+
+    def carry(self, folder: Path) -> None:
+        """Carry what waits of one run. What MLflow has taken is noted at once.
+
+        Raises:
+            Exception: MLflow did not take something; that and all after it stays.
+        """
+        sent = Sent.load(folder)
+        while True:
+            facts, end = journal.facts_after(folder, sent.facts, limit=1)
+            if not facts:
+                break
+            kind = facts[0]["kind"]
+            if kind in ("record", "end"):  # a curve comes before its end
+                self._carry_points(folder, facts[0]["stage"], sent)
+            self._mlflow().apply(facts[0], folder, sent)
+            sent.facts, sent.closed = end, kind == "close"
+            sent.save(folder)
+        for stage in sent.stages:
+            self._carry_points(folder, stage, sent)
+
+    def carry_earlier(self, own: Path | None = None) -> None:
+        """Carry what ended runs have left, the oldest first.
+
+        Raises:
+            Exception: MLflow doesn't answer.
+        """
+        if self._earlier is None:
+            self._earlier = [folder for folder in left_behind(self._home) if folder != own]
+        while self._earlier:
+            self.carry_one(self._earlier[0])
+            self._earlier.pop(0)
+
+    def carry_one(self, folder: Path) -> Exception | None:
+        """Carry what an ended run has left, unless another process does.
+
+        Returns:
+            What MLflow has against this run (it was deleted there, say), which is no reason to hold back others.
+
+        Raises:
+            Exception: MLflow doesn't answer.
+        """
+        with journal.held(folder, wait=False) as mine:
+            if not mine:
+                return None
+            _end_the_dead(self._home, folder)
+            try:
+                self.carry(folder)
+            except Exception as error:
+                if self._recorder is None:
+                    raise
+                self._recorder.check()
+                logger.warning("MLflow does not take what is left of run %s: %s", folder.name, _in_short(error))
+                return error
+            logger.info("what run %s had left is in MLflow now", folder.name)
+            return None
+
+    def _mlflow(self) -> Recorder:
+        if self._recorder is None:
+            self._recorder = Recorder(self._home)
+        return self._recorder
+
+    def _carry_points(self, folder: Path, stage: str, sent: Sent) -> None:
+        while True:
+            begin = sent.points.get(stage, 0)
+            points, end = points_after(points_file(folder, stage), begin, BATCH_POINTS)
+            if not points:
+                return
+            self._mlflow().ship(sent.stages[stage], points)
+            sent.points[stage] = end
+            sent.save(folder)
 
 
-def _cell(value: Any) -> Any:
-    """A list of chat messages as text; anything else as it is."""
-    if isinstance(value, list) and value and all(isinstance(each, dict) and "content" in each for each in value):
-        return "\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
+def left_behind(home: Path) -> list[Path]:
+    """Folders of the runs that have ended, or died, and that MLflow has not got the whole of; the oldest first."""
+    return [folder for folder in (home / "runs" / run for run in reversed(list_runs(home))) if _is_left(folder)]
 
 
-def _chunks(items: list[Any], size: int) -> Iterable[list[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+def sync(home: Path) -> Iterator[tuple[str, Exception | None]]:
+    """Carry what is left behind, the oldest run first. Gives each run with what MLflow has against it, if anything.
+
+    What another process is carrying just now is left to it.
+
+    Raises:
+        Exception: MLflow doesn't answer.
+    """
+    carrier = Carrier(home)
+    for folder in left_behind(home):
+        yield folder.name, carrier.carry_one(folder)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:300]
+def add_close(folder: Path, state: str, stages: Iterable[Mapping[str, Any]]) -> None:
+    """Write down that the run in `folder` has ended."""
+    shown = [{name: stage[name] for name in ("name", "state", "digest")} for stage in stages]
+    journal.add_fact(folder, "close", state=state, stages=shown)
+
+
+def _is_left(folder: Path) -> bool:
+    if journal.is_whole(folder):
+        return False
+    facts = journal.read_facts(folder)
+    if not facts:
+        return False
+    at_work = is_alive(next(fact["process"] for fact in reversed(facts) if "process" in fact))
+    return facts[-1]["kind"] == "close" or not at_work
+
+
+def _end_the_dead(home: Path, folder: Path) -> None:
+    """Write down the end of a run whose process was killed before it could."""
+    journal.mend_facts(folder)
+    facts = journal.read_facts(folder)
+    if facts[-1]["kind"] == "close":
+        return
+    open_stages: dict[str, None] = {}
+    for fact in facts:
+        if fact["kind"] == "begin":
+            open_stages[fact["stage"]] = None
+        elif fact["kind"] == "end":
+            open_stages.pop(fact["stage"], None)
+    for stage in open_stages:
+        journal.add_fact(folder, "end", stage=stage, state="interrupted")
+    status = load_status(home, folder.name)
+    add_close(folder, status["state"], status["stages"])
+
+
+def _in_short(error: Exception) -> str:
+    line = (str(error).splitlines() or [""])[0][:300]
+    return f"{type(error).__name__}: {line}"

@@ -1,30 +1,98 @@
 """The real command line in a process of its own."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flows.services import free_port
+
 ROOT = Path(__file__).resolve().parent.parent
+
+LONGEST = ("test_end_to_end.py", "test_labelled_run.py", "test_cli_errors.py")
+"""Files that take minutes come first, so that no worker is left alone with one at the end."""
 
 Tether = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files; tests of a file stay together and in their order."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def _call(home: Path, python: tuple[str, ...], arguments: tuple[str, ...], changes: dict[str, str]) -> dict[str, Any]:
+    """What `subprocess` needs to run the console script's code."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    variables = {**kept, "TETHER_HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "160", **changes}
+    return {"args": [sys.executable, *python, "-m", "flows.cli", *arguments], "env": variables, "text": True}
+
+
 @pytest.fixture(scope="session")
-def tether() -> Tether:
-    """`tether(*arguments, home=..., cwd=..., python=(...), **environment)` runs the console script's code."""
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a command that uses a Prefect server of the tests: an embedded one takes 13 s a command."""
+    folder, port = tmp_path_factory.mktemp("prefect"), free_port(0)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+    environment |= {"PREFECT_HOME": str(folder), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    command = [Path(sys.executable).parent / "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health", timeout=2).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline and process.poll() is None, (folder / "server.log").read_text()
+                time.sleep(0.3)
+        yield {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def tether(request: pytest.FixtureRequest) -> Tether:
+    """`tether(*arguments, home=..., cwd=..., python=(...), **environment)` runs the console script's code.
+
+    With `embedded=True` as on a machine without a Prefect server; else what needs one uses that of the tests.
+    """
 
     def run(
-        *arguments: str, home: Path, cwd: Path | None = None, python: tuple[str, ...] = (), **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-        variables = {**kept, "TETHER_HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "160", **environment}
-        command = [sys.executable, *python, "-m", "flows.cli", *arguments]
-        return subprocess.run(
-            command, cwd=cwd or home.parent, env=variables, capture_output=True, text=True, check=False, timeout=540
-        )
+        *arguments: str, home: Path, cwd: Path | None = None, python: tuple[str, ...] = (), embedded: bool = False,
+        **environment: str,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        if not embedded and arguments[0] in ("run", "rerun", "human-eval"):
+            environment = {**request.getfixturevalue("prefect"), **environment}
+        call = _call(home, python, arguments, environment)
+        return subprocess.run(**call, cwd=cwd or home.parent, capture_output=True, check=False, timeout=540)
 
     return run
+
+
+@pytest.fixture
+def start_tether() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`start_tether(*arguments, home=...)` starts the same, for signals; stdout holds both streams."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, home: Path) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                **_call(home, (), arguments, {}), cwd=home.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                # A shell that runs the tests in the background has its children ignore SIGINT.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        )  # fmt: skip
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -4,11 +4,32 @@ The tests of this file go on from each other's home, in order; the first one doe
 """
 
 import csv
+import getpass
 import json
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
+from signal import SIGINT, SIGTERM
+from subprocess import Popen
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
+
+from components.artifacts import ArtifactStore
+from components.code_version import code_version
+from components.data.jsonl import write_rows
+from components.data.support_desk import SupportDeskConfig, generate
+from components.errors import UserError
+from flows import lineage, lineage_text, run_diff
+from flows.bases import run_values
+from flows.export import export
+from flows.run_facts import run_facts
+from tasks.journal import Sent
+from tasks.mlflow_client import connect
+from tasks.spool import read_points
+from tasks.status import list_runs
 
 STAGES = ["validate", "sft", "reward", "ppo", "human_eval"]
 HEAVY = {"torch", "transformers", "prefect", "great_expectations", "matplotlib"}
@@ -16,13 +37,13 @@ HEAVY = {"torch", "transformers", "prefect", "great_expectations", "matplotlib"}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("end_to_end") / "home"
+    return tmp_path_factory.mktemp("end_to_end") / "the home"
 
 
 @pytest.fixture(scope="module")
 def first(tether, home: Path) -> dict[str, Any]:
     """The status of one whole run from nothing."""
-    done = tether("run", "tiny", home=home)
+    done = tether("run", "tiny", home=home, embedded=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "simulated" in done.stdout
     return status(tether, home)
@@ -59,6 +80,21 @@ def test_a_run_from_nothing_passes_every_stage_and_gate(first: dict[str, Any], h
     assert "ppo.kl" in page and first["stages"][3]["digest"] in page
 
 
+def test_a_whole_runs_report_has_all_that_was_computed_and_mlflow_has_it_too(home: Path, first: dict[str, Any]) -> None:
+    path = home / "runs" / first["run"] / "report.html"
+    facts = run_facts(home, first["run"])
+    steps = {metric: [step for step, _ in curve] for metric, curve in facts["ppo"]["curves"].items()}
+    assert steps["ppo/kl"] == steps["ppo/beta"] == [1, 2, 3] and facts["sft"]["curves"]["sft/train_loss"]
+    assert len(facts["reward"]["bins"]) == 10 and facts["reward"]["slices"] and facts["reward"]["probes"]
+    assert {why for each in facts["ppo"]["samples"] for why in each["picked"]} == {"the worst KL", "the highest reward"}
+    assert facts["human_eval"]["result"]["items"] == 32
+    assert [each["stage"] for each in facts["environment"]] == STAGES
+    assert not [each for each in facts["config"]["options"] if each["changed"]]
+    assert "There are none" not in path.read_text() and "neither the store" not in path.read_text()
+    client, sent = connect(home), Sent.load(path.parent)
+    assert Path(client.download_artifacts(sent.parent, "report.html")).read_bytes() == path.read_bytes()
+
+
 def test_the_same_again_computes_nothing_and_imports_no_framework(tether, home: Path, first: dict[str, Any]) -> None:
     done = tether("run", "tiny", home=home, python=("-X", "importtime"))
     assert done.returncode == 0, done.stdout
@@ -69,6 +105,60 @@ def test_the_same_again_computes_nothing_and_imports_no_framework(tether, home: 
     assert again["state"] == "cached" and again["run"] != first["run"]
     assert digests(again) == digests(first)
     assert again["seconds"] < 20
+    assert f"computed by <code>{first['run']}</code>" in (home / "runs" / again["run"] / "report.html").read_text()
+
+
+def test_the_champion_is_exported_with_the_card_that_mlflow_has_at_the_run_that_made_it(
+    home: Path, first: dict[str, Any], tmp_path: Path
+) -> None:
+    facts = export(home, "tether-policy@champion", tmp_path / "out")
+    assert facts.record.digest == first["stages"][3]["digest"] and facts.run == first["run"]
+    exported = ModelCard.load(tmp_path / "out" / "README.md")
+    client = connect(home)
+    for stage, kind in ((1, "sft"), (2, "reward"), (3, "policy")):
+        card = Path(client.download_artifacts(first["stages"][stage]["mlflow_run"], "model_card.md"))
+        logged = ModelCard.load(card)
+        assert logged.data.model_name == f"tether-{kind}"
+        assert card.read_bytes() == (home / "runs" / first["run"] / "cards" / f"tether-{kind}.md").read_bytes()
+    assert logged.data.to_dict() == exported.data.to_dict()
+    assert facts.promoted is not None and facts.promoted["by"] == getpass.getuser()
+    assert f"promoted by {getpass.getuser()} on " in logged.text, "MLflow need not have heard of it by then"
+
+
+@pytest.mark.faults
+def test_told_to_stop_in_every_stage_that_learns_a_run_goes_on_from_the_last_step_to_the_same_bytes(
+    tether, start_tether, tmp_path: Path, first: dict[str, Any]
+) -> None:
+    home = tmp_path / "home"
+    seldom = [f"--set={stage}.checkpoint_every=100000" for stage in ("sft", "reward", "ppo")]
+    for stage, sign, code in (("sft", SIGTERM, 143), ("reward", SIGINT, 130), ("ppo", SIGTERM, 143)):
+        process = start_tether("run", "tiny", *seldom, home=home)
+        wait_for_a_point(process, home, stage)
+        process.send_signal(sign)
+        said = process.communicate(timeout=120)[0]
+        assert process.returncode == code, said
+        assert "finishing this step" in said and "The same command goes on from the last checkpoint" in said
+        assert "Traceback" not in said
+        shown = status(tether, home)
+        at = STAGES.index(stage)
+        assert states(shown)[at:] == ["interrupted"] + ["not_run"] * (4 - at) and shown["state"] == "interrupted"
+        (work,) = (home / "work").glob("*/points.jsonl")
+        last = read_points(work)[-1]["step"]
+        (kept,) = work.parent.glob("*/checkpoint/*/*.json")
+        assert kept.name == f"step-{last:09d}.json"
+    done = tether("run", "tiny", home=home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digests(status(tether, home)) == digests(first)
+    points = read_points(home / "runs" / status(tether, home)["run"] / "metrics" / "ppo.jsonl")
+    assert [point["step"] for point in points if "ppo/kl" in point["metrics"]] == [1, 2, 3], "the curve is whole"
+
+
+def wait_for_a_point(process: Popen[str], home: Path, stage: str) -> None:
+    """Until the newest run has reported a step of `stage`."""
+    deadline = time.monotonic() + 400
+    while not (runs := sorted((home / "runs").glob("*"))) or not read_points(runs[-1] / "metrics" / f"{stage}.jsonl"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_a_threshold_alone_recomputes_nothing_and_stops_what_is_below(
@@ -93,13 +183,43 @@ def test_a_waived_gate_lets_the_run_through_and_says_so(tether, home: Path, firs
     assert [gate["name"] for gate in shown["stages"][3]["gates"] if gate["waived"]] == ["ppo.kl"]
 
 
-def test_a_rerun_computes_its_stage_alone_where_the_bytes_come_out_the_same(
+def left_behind(home: Path, run: str) -> dict[str, Any]:
+    """All that is kept of a run: its folder's bytes, its rows in MLflow, its files there."""
+    sent = Sent.load(home / "runs" / run)
+    runs = [sent.parent, *sent.stages.values()]
+    folders = [home / "runs" / run, *(folder for each in runs for folder in home.glob(f"mlartifacts/*/{each}"))]
+    kept: dict[str, Any] = {
+        str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()
+    }
+    with closing(sqlite3.connect(home / "mlflow.db")) as database:
+        for table in ("runs", "params", "metrics", "latest_metrics", "tags"):
+            rows = database.execute(f"select * from {table} where run_uuid in ({','.join('?' * len(runs))})", runs)
+            kept[table] = sorted(map(str, rows))
+            assert kept[table]
+    return kept
+
+
+def test_a_rerun_computes_its_stage_alone_where_the_bytes_come_out_the_same_and_leaves_the_earlier_run_untouched(
     tether, home: Path, first: dict[str, Any]
 ) -> None:
+    before = left_behind(home, first["run"])
     done = tether("rerun", "reward", "--from", first["run"], home=home)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"reward again from run {first['run']}" in done.stdout
     shown = status(tether, home)
     assert states(shown) == ["cached", "cached", "passed", "cached", "cached"]
+    assert digests(shown) == digests(first)
+    assert left_behind(home, first["run"]) == before
+
+
+def test_a_refreshed_stage_with_the_same_bytes_leaves_later_hits_alone(
+    tether, home: Path, first: dict[str, Any]
+) -> None:
+    done = tether("run", "tiny", "--refresh", "validate", home=home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "validate: computing (asked for" in done.stdout
+    shown = status(tether, home)
+    assert states(shown) == ["passed"] + ["cached"] * 4
     assert digests(shown) == digests(first)
 
 
@@ -113,6 +233,16 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
     assert states(waiting) == ["cached", "cached", "cached", "passed", "awaiting_labels"]
     assert digests(waiting)[:3] == digests(first)[:3]
     assert digests(waiting)[3] != digests(first)[3]
+    assert "ppo: computing (ppo.clip_range 0.2 -> 0.1)" in done.stdout
+    told = tether("explain", waiting["run"], "--json", home=home, python=("-X", "importtime"))
+    assert not {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()} & HEAVY
+    explained = {name: why for stage in json.loads(told.stdout)["stages"] for name, why in stage["explained"].items()}
+    assert {name: why["outcome"] for name, why in explained.items()} == {
+        "validate": "hit", "sft": "hit", "reward": "hit", "ppo": "computed", "human_eval.sample": "computed",
+    }  # fmt: skip
+    assert [(c["name"], c["before"], c["now"]) for c in explained["ppo"]["changes"]] == [("ppo.clip_range", 0.2, 0.1)]
+    changed = {change["name"] for change in explained["human_eval.sample"]["changes"]}
+    assert changed == {"ppo", "human_eval.judges"}
 
     empty = home / "runs" / waiting["run"] / "sheet.csv"
     assert f"tether human-eval score {empty} --run {waiting['run']}" in done.stdout
@@ -134,9 +264,128 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
     assert digests(scored)[:4] == digests(waiting)[:4]
 
 
-def test_the_same_seed_gives_the_same_bytes_in_a_fresh_home(tether, tmp_path: Path, first: dict[str, Any]) -> None:
-    done = tether("run", "tiny", home=tmp_path / "another home", PYTHONHASHSEED="7")
+@pytest.fixture(scope="module")
+def refresh(home: Path, first: dict[str, Any]) -> tuple[str, ...]:
+    """Arguments that refresh the first run's reward model with new pairs, two of them bad, and stop the run there."""
+    demonstrations, _ = generate(0, SupportDeskConfig(demonstrations=300, pairs=800))  # so its tokenizer is the first's
+    _, pairs = generate(5, SupportDeskConfig(demonstrations=50, pairs=600))
+    pairs[3] |= {"chosen": " "}
+    pairs[5] |= {"votes": 4, "votes_chosen": 2}
+    write_rows(home.parent / "demonstrations.jsonl", demonstrations)
+    write_rows(home.parent / "preferences.jsonl", pairs)
+    values = [f"data.{name}={home.parent / name}.jsonl" for name in ("demonstrations", "preferences")]
+    values += ["gates.validate.contract=null", "gates.reward.refresh_gain_low=1"]
+    return tuple(argument for value in values for argument in ("--set", value))
+
+
+def test_new_pairs_refresh_the_reward_model_of_an_earlier_run_and_forgetting_stops_the_run(
+    tether, home: Path, first: dict[str, Any], refresh: tuple[str, ...]
+) -> None:
+    before = first["stages"][2]["metrics"]
+    for named in (first["run"], str(home / "runs" / first["run"])):
+        done = tether("run", "tiny", *refresh, "--set", f"reward.refresh.from_run={named}", home=home)
+        assert done.returncode == 3, done.stdout + done.stderr
+        assert "reward.refresh_gain_low: reward/refresh_gain_low is" in done.stderr
+        shown = status(tether, home)
+        assert [stage["state"] for stage in shown["stages"][2:]] == ["gate_failed", "not_run", "not_run"]
+        metrics = shown["stages"][2]["metrics"]
+        assert metrics["reward/refresh_accuracy_previous"] == pytest.approx(before["reward/accuracy"])
+        assert metrics["reward/refresh_test_pairs"] == before["reward/test_pairs"]
+        assert metrics["reward/refresh_left_out"] == 0, "a prompt's split is a function of its text"
+        if named == first["run"]:
+            check_what_reached_mlflow(home, shown, before=first)
+    assert [stage["cached"] for stage in shown["stages"][:3]] == [True] * 3, "a path names the same model as an id"
+
+
+def check_what_reached_mlflow(home: Path, shown: dict[str, Any], before: dict[str, Any]) -> None:
+    """What validation found, as the store has it; and the earlier model as an input of the new one."""
+    client = connect(home)
+    validate, reward = (stage["mlflow_run"] for stage in (shown["stages"][0], shown["stages"][2]))
+    logged = {
+        each.path.rpartition("/")[2]
+        for folder in ("attachments", "attachments/data_docs")
+        for each in client.list_artifacts(validate, folder)
+    }
+    assert logged >= {"quarantine.jsonl", "review.jsonl", "data_docs", "index.html"}
+    artifact = ArtifactStore(home).path(shown["stages"][0]["digest"])
+    for name, rows in (("quarantine.jsonl", {4, 6}), ("review.jsonl", {6})):
+        text = Path(client.download_artifacts(validate, f"attachments/{name}")).read_text(encoding="utf-8")
+        assert {json.loads(line)["row"] for line in text.splitlines()} >= rows
+        assert text == (artifact / name).read_text(encoding="utf-8")
+    inputs = client.get_run(reward).inputs
+    models = [client.get_logged_model(each.model_id) for each in inputs.model_inputs]
+    assert before["stages"][2]["digest"] in [model.tags["lineage.digest"] for model in models]
+    assert "previous_data" in [each.dataset.name for each in inputs.dataset_inputs]
+
+
+@pytest.mark.faults
+def test_reproducing_a_run_gives_the_same_bytes_from_nothing_and_leaves_all_as_it_was(
+    tether, home: Path, first: dict[str, Any]
+) -> None:
+    before, runs = left_behind(home, first["run"]), list_runs(home)
+    done = tether("reproduce", first["run"], home=home, PYTHONHASHSEED="7")
     assert done.returncode == 0, done.stdout + done.stderr
-    other = status(tether, tmp_path / "another home")
-    assert digests(other) == digests(first)
-    assert [stage["key"] for stage in other["stages"]] == [stage["key"] for stage in first["stages"]]
+    assert f"Reproduced: run {first['run']}, 6 artifacts, each the same to the byte." in done.stdout
+    assert done.stdout.count("computing (") == 6, "nothing of it was found in the store"
+    assert (left_behind(home, first["run"]), list_runs(home)) == (before, runs)
+
+
+def run_with(home: Path, option: str, value: Any) -> str:
+    """The newest run whose config says so."""
+    group, _, name = option.partition(".")
+    return next(run for run in list_runs(home) if run_values(home, run)[group][name] == value)
+
+
+def test_a_policys_lineage_names_data_models_options_code_gates_waivers_and_who_promoted_it(
+    home: Path, first: dict[str, Any]
+) -> None:
+    found = lineage.lineage(home, first["run"])
+    nodes = {node["stage"]: node for node in found["nodes"] if node["stage"]}
+    assert [node["names"] for node in found["nodes"] if not node["stage"]] == [["sheet"]]
+    assert list(nodes) == ["validate", "sft", "reward", "ppo", "human_eval.sample", "human_eval"]
+    policy, digest = nodes["ppo"], {stage["name"]: stage["digest"] for stage in first["stages"]}
+    into_policy = {edge["name"]: edge["from"] for edge in found["edges"] if edge["to"] == policy["digest"]}
+    assert into_policy == {"data": digest["validate"], "sft": digest["sft"], "reward": digest["reward"]}
+    assert (policy["run"], policy["seed"], policy["options"]) == (first["run"], 0, {})
+    assert policy["libraries"]["torch"] and policy["environment"]["instruction_set"]
+    assert policy["code"] == code_version()
+    waived = [waiver for judged in policy["judged"] for waiver in judged["waivers"]]
+    assert waived == [{"gate": "ppo.kl", "user": getpass.getuser(), "reason": "to see the sheet"}]
+    (model,) = policy["models"]
+    assert model["name"] == "tether-policy"
+    assert (model["promoted"]["by"], model["promoted"]["judges"]) == (getpass.getuser(), "simulated")
+    by_name = lineage.lineage(home, f"tether-policy/{model['version']}")
+    assert [node["digest"] for node in by_name["nodes"]] == [node["digest"] for node in found["nodes"]][:4]
+    changed = lineage.lineage(home, run_with(home, "ppo.clip_range", 0.1))["nodes"]
+    (policy,) = (node for node in changed if node["stage"] == "ppo")
+    assert policy["options"] == {"ppo.clip_range": {"value": 0.1, "default": 0.2}}
+    config = home / "runs" / policy["run"] / "config.yaml"
+    config.write_text(config.read_text() + "an_option_of_an_older_version: 1\n")
+    assert lineage.lineage(home, policy["run"])["nodes"][3]["options"] == policy["options"]
+    page = lineage_text.page(found)
+    assert "waived by" in page and "://" not in page.replace("http://www.w3.org", "")
+    assert lineage_text.mermaid(found).count("-->") == len(found["edges"])
+
+
+def test_what_saw_a_file_is_one_question(home: Path, refresh: tuple[str, ...]) -> None:
+    """A data set that is withdrawn must be findable; one whose bytes changed since is another one."""
+    data = home.parent / "preferences.jsonl"
+    nodes = lineage.lineage(home, str(data), downstream=True)["nodes"]
+    assert [node["stage"] for node in nodes][:3] == [None, "validate", "sft"] and "reward" in [
+        n["stage"] for n in nodes
+    ]
+    data.write_text(data.read_text() + "\n")
+    with pytest.raises(UserError, match="no run here has read it as it is now"):
+        lineage.lineage(home, str(data), downstream=True)
+
+
+def test_two_runs_side_by_side_differ_in_what_was_changed_and_what_came_of_it(
+    home: Path, first: dict[str, Any]
+) -> None:
+    found = run_diff.diff(home, first["run"], run_with(home, "ppo.clip_range", 0.1))
+    stages = {stage["name"]: stage for stage in found["stages"]}
+    assert [stage["same"] for stage in found["stages"]] == [True, True, True, False, False]
+    assert [change["text"] for change in stages["ppo"]["changes"]] == ["ppo.clip_range 0.2 -> 0.1"]
+    assert found["options"]["ppo.clip_range"] == [0.2, 0.1]
+    assert "ppo/kl" in stages["ppo"]["metrics"] and stages["sft"]["metrics"] == {}
+    assert "ppo.clip_range 0.2 -> 0.1" in run_diff.text(found)

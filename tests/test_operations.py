@@ -33,11 +33,12 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
+from components.artifacts import ArtifactStore
 from flows.config import load_config, to_values
 from flows.deploy import DEAD_AFTER_SECONDS
 from flows.services import free_port
 from tasks.spool import read_points
-from tasks.status import load_status
+from tasks.status import list_runs, load_status
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -131,10 +132,11 @@ def trigger(client: SyncPrefectClient, **changes: Any) -> FlowRun:
     return create(client, {**config, "ppo": {**config["ppo"], **changes}})
 
 
-def create(client: SyncPrefectClient, config: dict[str, Any]) -> FlowRun:
+def create(client: SyncPrefectClient, config: dict[str, Any], **parameters: Any) -> FlowRun:
     """A run of the pipeline with this config."""
     deployment = client.read_deployment_by_name("rlhf/tiny")
-    return client.create_flow_run_from_deployment(deployment.id, parameters={"profile": "tiny", "config": config})
+    parameters |= {"profile": "tiny", "config": config}
+    return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
 
 
 def ended(client: SyncPrefectClient, run: FlowRun, what: str, seconds: float = 180) -> FlowRun:
@@ -319,13 +321,61 @@ def test_a_worker_that_differs_refuses_and_says_how(stack: Stack, client: SyncPr
     assert run.state is not None and "wanted abacus, here " in (run.state.message or "")
 
 
-def test_one_stage_again_takes_its_inputs_from_the_run_before(stack: Stack, client: SyncPrefectClient) -> None:
+def test_a_run_from_a_stage_on_takes_its_inputs_from_the_run_before(stack: Stack, client: SyncPrefectClient) -> None:
     ended(client, trigger(client), "a run of hits ends")
-    deployment = client.read_deployment_by_name("rerun/ppo")
-    parameters = {"stage": "ppo", "settings": ["runners.ppo=local"]}
-    run = ended(client, client.create_flow_run_from_deployment(deployment.id, parameters=parameters), "rerun/ppo ends")
+    before = load_status(stack.home)
+    config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
+    run = create(client, {**config, "runners": {}}, from_stage="ppo")
+    run = ended(client, run, "a run from ppo on ends")
     assert run.state is not None and run.state.is_completed(), log(client, run)
-    assert [s["state"] for s in load_status(stack.home)["stages"]][:4] == ["cached"] * 3 + ["passed"]
+    assert f"ppo again from run {before['run']}" in log(client, run)
+    again = load_status(stack.home)
+    assert [s["state"] for s in again["stages"]][:4] == ["cached"] * 3 + ["passed"]
+    assert [s["digest"] for s in again["stages"]] == [s["digest"] for s in before["stages"]]
+
+
+def test_a_retried_run_takes_up_the_run_it_began_and_computes_nothing_twice(
+    stack: Stack, client: SyncPrefectClient
+) -> None:
+    ended(client, trigger(client), "a run of hits ends")
+    whole = load_status(stack.home)
+    config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
+    config["ppo"]["updates"] = 2 * UPDATES + 1  # a key that nobody began
+    run = create(client, config, from_stage="reward")
+    ppo = working_child(client, stack, run)
+    kill(ppo)
+    run = ended(client, run, "its pipeline ends")
+    begun = load_status(stack.home)
+    assert [s["state"] for s in begun["stages"]] == ["cached", "cached", "passed", "failed", "not_run"]
+    computed, runs = attempts(stack.home), list_runs(stack.home)
+    retry = [BIN / "prefect", "flow-run", "retry", str(run.id)]
+    subprocess.run(retry, env={**stack.environment, "PREFECT_API_URL": stack.api}, check=True)
+
+    def retried() -> FlowRun | None:
+        found = client.read_flow_run(run.id)
+        return found if found.run_count > run.run_count and found.state and found.state.is_final() else None
+
+    run = wait_for("the retried run ends", retried, 300)
+    assert run.state is not None and run.state.is_completed(), log(client, run)
+    assert list_runs(stack.home) == runs, "no second run is left beside the first"
+    after = load_status(stack.home)
+    assert after["run"] == begun["run"]
+    assert [s["state"] for s in after["stages"]] == ["cached", "cached", "cached", "passed", "passed"]
+    assert [s["digest"] for s in after["stages"]][:3] == [s["digest"] for s in whole["stages"]][:3]
+    keys = {s["key"] for s in after["stages"][:3]}
+    assert {key: number for key, number in attempts(stack.home).items() if key in keys} == {
+        key: number for key, number in computed.items() if key in keys
+    }
+    steps = [point["step"] for point in read_points(stack.home / "runs" / after["run"] / "metrics" / "ppo.jsonl")]
+    assert len(set(steps)) == len(steps) > 2 * UPDATES
+    names = [task.state_name for task in client.read_task_runs(flow_run_filter=_only(run)) if "ppo" in task.name]
+    assert "Completed" in names, "the page shows how it ended"
+
+
+def attempts(home: Path) -> dict[str, int]:
+    """How often each key was computed."""
+    store = ArtifactStore(home)
+    return {entry.name: len(store.attempts(entry.name)) for entry in (home / "store" / "records").iterdir()}
 
 
 def test_the_page_asks_the_server_that_it_is_served_from(stack: Stack) -> None:

@@ -134,6 +134,8 @@ class PpoConfig(OptimizerConfig):
     """Updates between entries of the table of samples."""
     checkpoint_every: int = unkeyed(10, ge=1)
     """Updates between checkpoints."""
+    checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
+    """Minutes between checkpoints, where they pass before so many updates; null for updates alone."""
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:

@@ -1,7 +1,7 @@
 """One update of PPO: epochs of minibatches over a batch of experience."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,10 @@ from components.ppo.maths import explained_variance, kl_estimates, kl_loss, mask
 from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, micro_batches, scatter
 from components.training import clip_and_step, seeded
 
+Loss = tuple[Tensor, dict[str, float]]
+"""What is backpropagated, with what to report of it."""
+Pass = Callable[[Experience, Tensor, bool], Loss]
+"""Gives the loss on some rows of a batch; told whether the policy is still the one that sampled."""
 LARGEST = ("ppo/ratio_max", "ppo/sampler_drift")
 """Metrics of an update that are the largest value met, not a mean."""
 
@@ -84,40 +88,49 @@ class Learner:
         On the `first` of an update the policy is still the one that sampled: where the sampler's log-probabilities were
         kept, they must be those of the training path.
         """
-        config, mask = self.job.ppo, experience.samples.response_mask[rows]
-        tokens = mask.sum()
+        config, mask, trained = self.job.ppo, experience.samples.response_mask, self.models.trained()
         totals: dict[str, float] = defaultdict(float)
-        for micro in micro_batches(experience.samples, rows, config.micro_batch_size):
-            share = experience.samples.response_mask[micro].sum() / tokens
-            for loss, metrics in self._losses(experience, micro, first):
+        passes = self.passes()
+        for part, losses in passes.items():
+            for micro in micro_batches(experience.samples, rows, config.micro_batch_size):
+                share = mask[micro].sum() / mask[rows].sum()
+                loss, metrics = losses(experience, micro, first)
                 if not torch.isfinite(loss):
                     raise CheckFailed(f"ppo: the loss is {loss.item()}. Lower ppo.learning_rate or look at the batch.")
                 (loss * share).backward()
                 for name, value in metrics.items():
                     totals[name] = max(totals[name], value) if name in LARGEST else totals[name] + value * share.item()
-        for name, model in self.models.trained().items():
-            norm = clip_and_step(model, self.optimizers[name], config.max_grad_norm, f"ppo ({name})")
-            totals["ppo/grad_norm" if name == "policy" else "ppo/critic_grad_norm"] = norm
+            for name in trained if len(passes) == 1 else [part]:
+                norm = clip_and_step(trained[name], self.optimizers[name], config.max_grad_norm, f"ppo ({name})")
+                totals["ppo/grad_norm" if name == "policy" else "ppo/critic_grad_norm"] = norm
         return totals
 
-    def _losses(
-        self, experience: Experience, rows: Tensor, first: bool = False
-    ) -> Iterator[tuple[Tensor, dict[str, float]]]:
-        """The losses to backpropagate on `rows`, one after the other, each with what to report of it.
+    def passes(self) -> Mapping[str, Pass]:
+        """What is backpropagated and stepped one after the other.
 
-        A separate critic's comes when the policy's is done, so that its graph takes the place of the policy's. A shared
-        trunk has one graph and one loss.
+        A separate critic comes when the policy's graph and gradients are gone, and its own take their place. A shared
+        trunk has one loss.
         """
+        separate = isinstance(self.models.critic, SeparateCritic)
+        return {"policy": self._policy_pass} | ({"critic": self._critic_pass} if separate else {})
+
+    def _policy_pass(self, experience: Experience, rows: Tensor, first: bool) -> Loss:
+        """The policy's loss on `rows`, with that of a critic which shares its trunk."""
         batch, critic = Packed.of(experience.samples, rows), self.models.critic
         loss, hidden, metrics = self._policy_loss(experience, rows, batch, first)
         if isinstance(critic, SharedCritic):
             value = self._value_loss(experience, rows, critic.values(batch, hidden, self.job.runtime))
             loss, metrics = loss + self.job.ppo.critic.coefficient * value, metrics | {"ppo/value_loss": value.item()}
-        yield loss, metrics
-        if isinstance(critic, SeparateCritic):
-            with recomputed(critic.model, self.job.ppo):
-                value = self._value_loss(experience, rows, critic.values(batch, hidden, self.job.runtime))
-            yield value, {"ppo/value_loss": value.item()}
+        return loss, metrics
+
+    def _critic_pass(self, experience: Experience, rows: Tensor, first: bool) -> Loss:
+        """The loss of a separate critic on `rows`."""
+        critic = self.models.critic
+        assert isinstance(critic, SeparateCritic)
+        with recomputed(critic.model, self.job.ppo):
+            values = critic.values(Packed.of(experience.samples, rows), None, self.job.runtime)
+        value = self._value_loss(experience, rows, values)
+        return value, {"ppo/value_loss": value.item()}
 
     def _policy_loss(
         self, experience: Experience, rows: Tensor, batch: Packed, first: bool

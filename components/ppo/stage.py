@@ -13,6 +13,7 @@ from torch import Tensor
 
 from components.adapters import AdapterView, save_adapter
 from components.batching import encode_prompt
+from components.checkpoint import Pace
 from components.data.jsonl import read_rows, write_json, write_rows
 from components.data.task import task_scores
 from components.errors import CheckFailed, UserError
@@ -84,39 +85,43 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
             report(row["update"], {k: v for k, v in row.items() if k != "update"}, total=config.updates)
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
-    while len(state["history"]) < config.updates and not state["stopped"]:
-        update, began = len(state["history"]), time.perf_counter()
-        # 1. sample responses to the prompts of the batch, those to one prompt beside each other
-        asked = prompt_batch(len(prompts), config.batch_size // config.group_size, update, job.seed)
-        chosen = [i for i in asked for _ in range(config.group_size)]
-        samples = _sample(models, [encoded[i] for i in chosen], job, update)
-        with _kept_if_stopped(out, update, samples) as batch:
-            # 2. score them, and weigh the score against KL to the reference
-            experience = gather_experience(models, samples, job, controller.beta)
-            batch.append(experience)
-            if update == 0:
-                check_start(experience, job.runtime.dtype)
-            # 3. learn
-            metrics = experience.metrics | learner.update(experience, update)
-        # 4. move the tether
-        kl = metrics["ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"]
-        state["stopped"] = controller.stops(kl)
-        controller.update(kl)
-        if refresh_every and (update + 1) % refresh_every == 0:
-            models.refresh_reference()
-        # 5. keep what was seen
-        rows = _describe(models, experience, [prompts[i] for i in chosen], data)
-        metrics |= {f"ppo/{name}": _mean(rows, name) for name in ("gold", "violations", "echoes") if name in rows[0]}
-        state["history"].append({"update": update + 1, **metrics})
-        last = update + 1 == config.updates or state["stopped"]
-        if update % config.sample_every == 0 or last:
-            state["samples"] += [{"update": update} | row for row in rows[:SAMPLES_SHOWN]]
-        if (update + 1) % config.checkpoint_every == 0 or last:
-            kept = {"state": state, "beta": controller.beta, "holding": controller.holding}
-            save_state(folder, update + 1, modules, learner.optimizers, kept)
-        seconds, tokens = time.perf_counter() - began, float(samples.response_mask.sum())
-        speed = {"ppo/samples_per_second": len(rows) / seconds, "ppo/tokens_per_second": tokens / seconds}
-        report(update + 1, metrics | speed, total=config.updates)
+    with Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
+        while len(state["history"]) < config.updates and not state["stopped"]:
+            update, began = len(state["history"]), time.perf_counter()
+            # 1. sample responses to the prompts of the batch, those to one prompt beside each other
+            asked = prompt_batch(len(prompts), config.batch_size // config.group_size, update, job.seed)
+            chosen = [i for i in asked for _ in range(config.group_size)]
+            samples = _sample(models, [encoded[i] for i in chosen], job, update)
+            with _kept_if_stopped(out, update, samples) as batch:
+                # 2. score them, and weigh the score against KL to the reference
+                experience = gather_experience(models, samples, job, controller.beta)
+                batch.append(experience)
+                if update == 0:
+                    check_start(experience, job.runtime.dtype)
+                # 3. learn
+                metrics = experience.metrics | learner.update(experience, update)
+            # 4. move the tether
+            kl = metrics["ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"]
+            state["stopped"] = controller.stops(kl)
+            controller.update(kl)
+            if refresh_every and (update + 1) % refresh_every == 0:
+                models.refresh_reference()
+            # 5. keep what was seen
+            rows = _describe(models, experience, [prompts[i] for i in chosen], data)
+            metrics |= {
+                f"ppo/{name}": _mean(rows, name) for name in ("gold", "violations", "echoes") if name in rows[0]
+            }
+            state["history"].append({"update": update + 1, **metrics})
+            last = update + 1 == config.updates or state["stopped"]
+            if update % config.sample_every == 0 or last:
+                state["samples"] += [{"update": update} | row for row in rows[:SAMPLES_SHOWN]]
+            if pace.due(update + 1, last):
+                kept = {"state": state, "beta": controller.beta, "holding": controller.holding}
+                save_state(folder, update + 1, modules, learner.optimizers, kept)
+            seconds, tokens = time.perf_counter() - began, float(samples.response_mask.sum())
+            speed = {"ppo/samples_per_second": len(rows) / seconds, "ppo/tokens_per_second": tokens / seconds}
+            report(update + 1, metrics | speed, total=config.updates)
+            pace.stop_if_told()
     return state
 
 

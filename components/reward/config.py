@@ -20,6 +20,18 @@ class EnsembleConfig(Settings):
     """k of `lower`."""
 
 
+class RefreshConfig(Settings):
+    """An earlier run's reward model, to go on from with new pairs."""
+
+    from_run: str = unkeyed(min_length=1)
+    """Id of the run in this home, or the folder of a run in another one, as `../old/.tether/runs/ID`. The key holds the
+    digests of its reward model and of its data."""
+    replay: float = Field(0.25, ge=0, lt=1)
+    """Share of old pairs among those trained on, so that old ones aren't forgotten; a random choice, all of them where
+    they are fewer. Ibrahim et al. 2024 (arXiv 2403.08763) needed a twentieth where new data were like the old
+    and a quarter where they weren't; preference data are small, so the surer of the two costs little."""
+
+
 class RewardConfig(OptimizerConfig):
     """A scalar head (or one per objective) on the SFT checkpoint, trained with the Bradley-Terry loss."""
 
@@ -31,6 +43,9 @@ class RewardConfig(OptimizerConfig):
     """Pairs an optimiser step."""
     micro_batch_size: int = Field(32, ge=1)
     """Pairs a forward pass (both responses of each); gradients accumulate up to `batch_size`."""
+    shared_prompts: bool = True
+    """Compute what a pair's two sequences begin with once, for both; false for models whose tokens meet by other ways
+    than attention, which is checked before training."""
     max_pairs: int | None = Field(None, ge=1)
     """Train on this many pairs at most (the first ones, in data order); null for all."""
     members: int = Field(1, ge=1)
@@ -60,8 +75,12 @@ class RewardConfig(OptimizerConfig):
     """Chosen responses of the test split that tails (filler, flattery, ...) are probed on."""
     lora: AdapterConfig | None = None
     """Train a LoRA adapter (and the head) beside the frozen SFT model; null trains all of it."""
+    refresh: RefreshConfig | None = None
+    """Start from an earlier run's reward model, and say what changed on its test pairs; null starts from SFT."""
     checkpoint_every: int = unkeyed(100, ge=1)
     """Optimiser steps between checkpoints."""
+    checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
+    """Minutes between checkpoints, where they pass before so many steps; null for steps alone."""
 
     @model_validator(mode="after")
     def _an_average_has_members(self) -> Self:

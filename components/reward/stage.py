@@ -26,6 +26,7 @@ from components.reward.config import EnsembleConfig, RewardJob
 from components.reward.length import response_tokens
 from components.reward.pairs import Pair, check_votes, encode_pairs
 from components.reward.probes import Samples, robustness_metrics, robustness_report
+from components.reward.refresh import Refresh
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
 from components.reward.slices import Pairs, slice_report
 from components.reward.train import train_models
@@ -37,18 +38,25 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
     """Train heads and body on `inputs["data"]` from `inputs["sft"]`; publish model, scale and calibration.
 
     With `reward.lora` the body is an adapter, published beside the whole model. With `reward.objectives` the published
-    model has a head for each; whatever scores with it has one, their weighted sum.
+    model has a head for each; whatever scores with it has one, their weighted sum. With `reward.refresh` it starts from
+    `inputs["previous_reward"]`, replays pairs of `inputs["previous_data"]`, and both are compared on its test pairs.
 
     Raises:
-        UserError: the training pairs have none of the votes that the config trains on.
+        UserError: the training pairs have none of the votes that the config trains on, or the model to refresh does not
+            fit this run.
     """
     splits = {s: read_rows(inputs["data"] / f"pairs.{s}.jsonl") for s in ("train", "calibration", "test")}
     splits["train"] = splits["train"][: job.reward.max_pairs]
     _, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
     check_votes(splits["train"], job.reward, "pairs.train.jsonl")
+    refresh = None
+    if job.reward.refresh is not None:
+        refresh = Refresh.begin(job, job.reward.refresh, inputs, splits)
+        splits = refresh.splits
     pairs = {s: encode_pairs(tokenizer, rows, job.generation, job.reward) for s, rows in splits.items()}
     pad_id, members = tokenizer.pad_token_id, []
-    models = train_models(job, inputs["sft"], splits["train"], pairs["train"], pad_id, out, report)
+    models = train_models(job, inputs["sft"], splits["train"], pairs["train"], pad_id, out, report,
+                          inputs.get("previous_reward"))  # fmt: skip
     for member, model in enumerate(models):
         folder = member_folder(out / "artifact", member)
         save_model(model, tokenizer, folder / "model")
@@ -77,6 +85,8 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
     if len(members) > 1:
         centred = sft_scores - sft_scores.mean(1, keepdim=True)
         metrics["reward/disagreement"] = float(centred.std(0).mean()) / scale.scale
+    if refresh is not None:
+        metrics |= refresh.compare(job, whole, tokenizer, sft_samples, scale, out / "artifact")
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
 

@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 
 from components.adapters import AdapterView, Backbone, mean_adapter
-from components.batching import even_runs, pad
 from components.models import frozen, load_reward_model
 from components.reward.config import RewardJob
 from components.reward.losses import pair_losses, weighted_mean
+from components.reward.pair_scores import check_packed, longer, packed_length, packed_scores, separate_scores
 from components.reward.pairs import Pair, member_rows
-from components.reward.scoring import head_scores
-from components.runtime import Runtime
+from components.reward.previous import start_from
 from components.training import Report, fit, torch_seed
+
+CHECKED = 4
+"""Pairs whose scores are compared before a training that packs them."""
 
 
 def train_models(
     job: RewardJob, sft: Path, rows: Sequence[Mapping[str, Any]], pairs: Sequence[Pair], pad_id: int, out: Path,
-    report: Report,
+    report: Report, previous: Path | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """The reward models that the artifact holds, frozen, one after the other: the members, or their average.
 
@@ -29,6 +31,7 @@ def train_models(
         sft: artifact of the model they start from.
         rows, pairs: the training pairs, as read and as token ids.
         report: hears the members' steps counted through.
+        previous: artifact of the reward model that they go on from instead, if there is one.
     """
     config = job.reward
     shares = [member_rows(rows, config.member_share, job.seed, m) for m in range(config.members)]
@@ -43,7 +46,7 @@ def train_models(
             ) -> None:
                 report(before + step, metrics, total=sum(steps))
 
-            model = start_model(job, sft, member)
+            model = start_model(job, sft, member) if previous is None else start_from(job, sft, previous, member)
             fit_model(job, model, [pairs[i] for i in share], pad_id, out, counted_through, member)
             yield frozen(model)
 
@@ -74,10 +77,13 @@ def fit_model(
     config = job.reward
     combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
 
+    scores, length = (packed_scores, packed_length) if config.shared_prompts else (separate_scores, longer)
+    if config.shared_prompts:
+        check_packed(model, pairs[:CHECKED], pad_id, job.runtime)
+
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
         rows = [pairs[i] for i in batch]
-        sequences = [p.chosen for p in rows] + [p.rejected for p in rows]
-        chosen, rejected = scores_in_runs(model, sequences, pad_id, job.runtime).chunk(2)
+        chosen, rejected = scores(model, rows, pad_id, job.runtime)
         shares, weights = chosen.new_tensor([p.shares for p in rows]), chosen.new_tensor([p.weight for p in rows])
         margins = chosen.new_tensor([[p.margin] for p in rows]) if config.use_margin else 0.0
         loss = weighted_mean(pair_losses(chosen, rejected, shares, margins, config.centring), weights)
@@ -90,24 +96,12 @@ def fit_model(
 
     model.requires_grad_(True).train()
     fit(
-        model, batch_loss, [max(len(p.chosen), len(p.rejected)) for p in pairs], weights=[p.weight for p in pairs],
+        model, batch_loss, [length(p) for p in pairs], weights=[p.weight for p in pairs],
         epochs=config.epochs, batch_size=config.batch_size, micro_batch_size=config.micro_batch_size,
         optimizer_config=config, seed=job.seed, group="reward", out=out,
-        checkpoint_every=config.checkpoint_every, report=report, part=member or None,
+        checkpoint_every=config.checkpoint_every, checkpoint_minutes=config.checkpoint_minutes,
+        report=report, part=member or None,
     )  # fmt: skip
-
-
-def scores_in_runs(model: Any, sequences: Sequence[Sequence[int]], pad_id: int, runtime: Runtime) -> Tensor:
-    """Raw scores (N, K) of token lists, differentiable, in their order; computed in runs of like length.
-
-    The two responses of a pair rarely have one length: padded to the longer, a seventh of the tokens was padding.
-    """
-    found, order = [], list[int]()
-    for run in even_runs([len(s) for s in sequences], len(sequences)):
-        ids, mask = pad([sequences[i] for i in run], pad_id)
-        found.append(head_scores(model, ids.to(runtime.device), mask.to(runtime.device), runtime))
-        order += run
-    return torch.cat(found)[torch.tensor(order, device=found[0].device).argsort()]
 
 
 @torch.no_grad()

@@ -40,6 +40,8 @@ class SftConfig(OptimizerConfig):
     """Held-out demonstrations for loss and perplexity, and held-out prompts to sample responses to."""
     checkpoint_every: int = unkeyed(100, ge=1)
     """Optimiser steps between checkpoints."""
+    checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
+    """Minutes between checkpoints, where they pass before so many steps; null for steps alone."""
 
 
 class SftJob(Settings):

@@ -60,7 +60,7 @@ def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example],
         model, batch_loss, [len(p) + len(r) for p, r in examples],
         epochs=job.sft.epochs, batch_size=job.sft.batch_size, micro_batch_size=job.sft.micro_batch_size,
         optimizer_config=job.sft, seed=job.seed, group="sft", out=out, checkpoint_every=job.sft.checkpoint_every,
-        report=report, weights=[len(r) for _, r in examples],
+        checkpoint_minutes=job.sft.checkpoint_minutes, report=report, weights=[len(r) for _, r in examples],
     )  # fmt: skip
 
 

@@ -13,7 +13,8 @@ batch's tokens; so padding, TRL's default, is what is compared unless this asks 
 Every measurement is a process of its own (`supervised_side.py`): two steps that aren't measured, then the epoch. Sides
 alternate, in reversed order every second pair; ratios are medians over `--pairs` of TRL's seconds / ours. That both
 sides train on the same tokens (and on the same response tokens), take the same steps and have the same mean loss is
-checked. Slots are tokens and padding. `cpu` is processor time, all threads.
+checked. Slots are what is computed: padding too, and of ours a prompt once that two responses share. `cpu` is
+processor time, all threads.
 """
 
 import argparse
@@ -89,8 +90,8 @@ def table(runs: Runs, stage: str, examples: int) -> str:
         theirs, ours = (median(seconds[side][phase]) for side in SIDES)
         lines.append(f"| {phase}, s | {theirs:.2f} | {ours:.2f} | {ratio(phase):.2f} |")
     counts = {side: runs[side][0]["counts"] for side in SIDES}
-    slots = [1 - counts[side]["tokens"] / counts[side]["slots"] for side in SIDES]
-    lines.append(f"| padding, share of slots | {slots[0]:.2f} | {slots[1]:.2f} | |")
+    slots = [counts[side]["slots"] / counts[side]["tokens"] for side in SIDES]
+    lines.append(f"| slots computed a token | {slots[0]:.2f} | {slots[1]:.2f} | {slots[0] / slots[1]:.2f} |")
     unit, work = ("tokens/s", counts["trl"]["tokens"]) if stage == "sft" else ("pairs/s", examples)
     speeds = [median(work / s for s in seconds[side]["all"]) for side in SIDES]
     verdict = f"≥ {BAR:g} {'met' if ratio('all') >= BAR else 'MISSED'}"

@@ -25,6 +25,7 @@ from workload import causal_lm, ragged_examples
 from components import training
 from components.generation import GenerationConfig
 from components.models import load_causal_lm, load_reward_model, save_model
+from components.reward import pair_scores
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.pairs import Pair
 from components.runtime import Runtime, activate
@@ -110,7 +111,7 @@ def settings(given: dict[str, Any], runtime: Runtime) -> SftJob | RewardJob:
     """An epoch at a constant rate; checkpoints are never due."""
     same: dict[str, Any] = {
         "learning_rate": LEARNING_RATE, "warmup": 0, "decay": "none", "epochs": 1, "batch_size": given["batch"],
-        "micro_batch_size": given["micro"], "checkpoint_every": 10**9,
+        "micro_batch_size": given["micro"], "checkpoint_every": 10**9, "checkpoint_minutes": None,
     }  # fmt: skip
     shared: dict[str, Any] = {"seed": 0, "runtime": runtime, "generation": GenerationConfig()}
     if given["stage"] == "sft":
@@ -125,10 +126,13 @@ def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
 
     def padded(*args: Any) -> tuple[Tensor, Tensor]:
         ids, mask = pad(*args)
-        meter.count(mask)
+        meter.counts["slots"] += mask.numel()
+        if isinstance(job, SftJob):
+            meter.counts["tokens"] += int(mask.sum())
         return ids, mask
 
     def fitted(*args: Any, **options: Any) -> int:
+        meter.counts.clear()
         with meter.running():
             return training.fit(*args, **options)
 
@@ -140,7 +144,12 @@ def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
     def report(step: int, metrics: Any, total: int | None = None) -> None:
         meter.losses.append(metrics[name])
 
-    pads = demonstrations if isinstance(job, SftJob) else reward_training
+    def scores(model: Any, pairs: list[Pair], *args: Any) -> tuple[Tensor, Tensor]:
+        # Of each sequence, as TRL counts them; the prompt that a pair shares is computed once here.
+        meter.counts["tokens"] += sum(len(pair.chosen) + len(pair.rejected) for pair in pairs)
+        return pair_scores.packed_scores(model, pairs, *args)
+
+    pads = demonstrations if isinstance(job, SftJob) else pair_scores
     pad = meter.timed("data", pads.pad)
     with ExitStack() as patched, tempfile.TemporaryDirectory() as folder:
         for where, what, new in (
@@ -156,6 +165,7 @@ def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
         else:
             pairs = [Pair(p + chosen, p + rejected) for p, chosen, rejected in examples]
             _, tokenizer = load_causal_lm(base, job.runtime)
+            patched.enter_context(patch.object(reward_training, "packed_scores", scores))
             train_reward_model(job, base, pairs, tokenizer.pad_token_id, out, report)
     return meter
 

@@ -51,7 +51,8 @@ class Stages(NamedTuple):
         """Run `sft`, `reward` or `ppo` with `options` over the tiny ones; the artifact is `out/artifact`."""
         import importlib
 
-        inputs = {"sft": ("data",), "reward": ("data", "sft"), "ppo": ("data", "sft", "reward")}[stage]
+        refreshed = [name for name in ("previous_reward", "previous_data") if name in self.inputs]
+        inputs = {"sft": ["data"], "reward": ["data", "sft", *refreshed], "ppo": ["data", "sft", "reward"]}[stage]
         module = importlib.import_module(f"components.{stage}.stage")
         return module.run(self.job(stage, **options), {name: self.inputs[name] for name in inputs}, out, report)
 

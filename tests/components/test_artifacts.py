@@ -170,6 +170,28 @@ def test_a_lost_or_broken_view_is_made_again(tmp_path):
     assert (store.path(record) / "model" / "weights.bin").is_file()
 
 
+def _view_often(home, record, barrier):
+    store = ArtifactStore(home)
+    for _ in range(100):
+        barrier.wait()
+        assert (store.path(record) / "metrics.json").read_text() == '{"a": 1}'
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("spoil", [shutil.rmtree, lambda folder: (folder / "stray").touch()], ids=["lost", "broken"])
+def test_processes_that_make_one_view_at_once_never_move_it_away_from_each_other(tmp_path, spoil):
+    record = publish(tmp_path)
+    folder = ArtifactStore(tmp_path).path(record)
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(3, action=lambda: spoil(folder), timeout=60)
+    workers = [context.Process(target=_view_often, args=(tmp_path, record, barrier)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+
+
 def test_views_survive_moving_the_home(tmp_path):
     record = publish(tmp_path / "old")
     ArtifactStore(tmp_path / "old").path(record)
@@ -219,7 +241,7 @@ def _publish_killed_at(home, call):
 
         return step
 
-    os.replace, os.fsync = counted(os.replace), counted(os.fsync)
+    os.replace, os.fsync, os.link = counted(os.replace), counted(os.fsync), counted(os.link)
     publish(home)
 
 
@@ -249,17 +271,23 @@ def test_a_kill_at_any_instant_of_publishing_leaves_no_hit_or_a_whole_one(tmp_pa
 
 
 def test_no_record_is_written_before_every_object_is_in_place(tmp_path, monkeypatch):
-    real = os.replace
+    real, steps = {"replace": os.replace, "link": os.link}, []
 
-    def check(source, target):
-        if "records" in str(target):
-            assert len([path for path in (tmp_path / "store" / "objects").iterdir() if path.suffix != ".tmp"]) == 4
-        else:
-            assert not list((tmp_path / "store").glob("records/*/*.json"))
-        real(source, target)
+    def checked(name):
+        def step(source, target):
+            steps.append(name)
+            if name == "link":  # the record's
+                assert len([path for path in (tmp_path / "store" / "objects").iterdir() if path.suffix != ".tmp"]) == 4
+            else:
+                assert not list((tmp_path / "store").glob("records/*/*.json"))
+            real[name](source, target)
 
-    monkeypatch.setattr(os, "replace", check)
+        return step
+
+    for name in real:
+        monkeypatch.setattr(os, name, checked(name))
     publish(tmp_path)
+    assert steps[-1] == "link" and steps.count("link") == 1
 
 
 def test_a_second_process_waits_for_the_key_and_a_killed_holder_frees_it(tmp_path):

@@ -22,6 +22,7 @@ REWARD = {
     "length_partial_correlation_high": 0.3,
     "position_invariance": 1e-4,
     "disagreement_auroc_low": 0.8,
+    "refresh_gain_low": -0.03,
     **{f"probe_{name}_high": 0.25 for name in PROBES},
 }
 GOOD = {
@@ -39,6 +40,7 @@ GOOD = {
     "reward/length_partial_correlation_high": 0.2,
     "reward/position_invariance": 0.0,
     "reward/disagreement_auroc_low": 0.9,
+    "reward/refresh_gain_low": -0.03,
     **{f"reward/probe_{name}_high": 0.1 for name in PROBES},
 }
 
@@ -56,7 +58,7 @@ def verdict(name, metrics, thresholds=REWARD, waivers=()):
 
 def test_good_metrics_pass_every_gate():
     verdicts = judge("reward", GOOD, REWARD)
-    assert len(verdicts) == len(REWARD) == 19
+    assert len(verdicts) == len(REWARD) == 20
     assert all(each.passed for each in verdicts)
     assert failure("reward", verdicts) is None
 
@@ -75,6 +77,14 @@ def test_a_missing_metric_fails_and_says_so():
     found = verdict("reward.accuracy_low", metrics)
     assert found.stops
     assert "missing" in found.text
+
+
+def test_the_gate_of_what_not_every_run_does_is_off_without_its_metric_and_fails_on_one_that_is_unknown():
+    nothing = {name: value for name, value in GOOD.items() if name != "reward/refresh_gain_low"}
+    found = verdict("reward.refresh_gain_low", nothing)
+    assert found.passed and found.threshold is None
+    for value in (math.nan, -0.031):
+        assert verdict("reward.refresh_gain_low", {**GOOD, "reward/refresh_gain_low": value}).stops
 
 
 def test_the_failure_names_metric_value_and_threshold():

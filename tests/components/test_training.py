@@ -1,6 +1,8 @@
 """The supervised loop: accumulation is exact, broken numbers stop it, and an interruption leaves no trace."""
 
+import functools
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from components import checkpoint
 from components.errors import CheckFailed
 from components.optim import OptimizerConfig, build_optimizer, learning_rate_at
+from components.stopping import SIGNALS, Interrupted, graceful
 from components.training import fit, restore_state, save_state, seeded, torch_seed
 
 LENGTHS = [3, 9, 4, 1, 7, 7, 2, 8, 5, 6]
@@ -36,6 +40,7 @@ def train(out: Path, report: Any = lambda step, metrics, total=None: None, **opt
 
     settings: dict[str, Any] = {
         "epochs": 3, "batch_size": 4, "micro_batch_size": 4, "seed": 1, "group": "sft", "checkpoint_every": 2,
+        "checkpoint_minutes": None,
         "optimizer_config": OptimizerConfig(learning_rate=0.05, epsilon=1e-3),
     }  # fmt: skip
     steps = fit(model, loss, LENGTHS, out=out, report=report, **settings | options)
@@ -88,6 +93,51 @@ def test_interrupted_anywhere_and_started_again_it_ends_with_the_same_weights(
     resumed, _ = train(tmp_path / "cut", again)
     assert torch.equal(whole.weight, resumed.weight) and torch.equal(whole.bias, resumed.bias)
     assert len(again.steps) == 9 - (at // 2 * 2 if at < 9 else 9), "what a checkpoint holds isn't done again"
+
+
+def test_a_slow_loop_checkpoints_by_the_clock_and_resumes_to_the_same_weights(
+    tmp_path: Path, interrupting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 3 minutes: with 5 minutes asked for, every second step is checkpointed, and none by its number."""
+    whole, _ = train(tmp_path / "whole")
+    clock = iter(range(0, 10**6, 180))
+    slow = functools.partial(checkpoint.Pace, clock=lambda: float(next(clock)))
+    monkeypatch.setattr(checkpoint, "Pace", slow)
+    by_time = {"checkpoint_every": 1000, "checkpoint_minutes": 5.0}
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", interrupting(5), **by_time)
+    again = interrupting(-1)
+    resumed, _ = train(tmp_path / "cut", again, **by_time)
+    assert again.steps == [5, 6, 7, 8, 9]
+    assert torch.equal(whole.weight, resumed.weight) and torch.equal(whole.bias, resumed.bias)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_it_finishes_the_step_checkpoints_and_reports_it(tmp_path: Path, number: int) -> None:
+    if number == signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN:  # a shell's job in the background
+        signal.signal(number, signal.default_int_handler)
+    whole, _ = train(tmp_path / "whole")
+    reported: list[int] = []
+
+    def told_in_step_4(loss: Tensor) -> Tensor:
+        if len(reported) == 3:
+            signal.raise_signal(number)
+        return loss
+
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with pytest.raises(KeyboardInterrupt) as stopped, graceful():
+        train(
+            tmp_path / "cut",
+            lambda step, metrics, total=None: reported.append(step),
+            spoil=told_in_step_4,
+            checkpoint_every=1000,
+        )
+    assert isinstance(stopped.value, Interrupted) == (number == signal.SIGTERM)
+    assert reported == [1, 2, 3, 4]
+    assert [path.name for path in (tmp_path / "cut").rglob("*.json")] == ["step-000000004.json"]
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+    resumed, _ = train(tmp_path / "cut")
+    assert torch.equal(whole.weight, resumed.weight) and torch.equal(whole.bias, resumed.bias)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

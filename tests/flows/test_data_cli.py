@@ -74,7 +74,7 @@ def test_candidates_of_a_folder_and_of_a_runs_model_are_written_whole(made, desk
     assert sorted(contents(desk / "out")) == [
         "candidates.json", "candidates.jsonl", "key.jsonl", "pairs.csv", "pairs.jsonl", "quarantine.jsonl",
     ]  # fmt: skip
-    assert not [path for path in (desk / "home" / "work").iterdir() if path.is_dir()]
+    assert not [path for path in (desk / "home" / "work").iterdir() if path.suffix != ".leases"]
 
 
 def test_a_second_call_computes_nothing_and_another_one_overwrites_nothing(tether, made, desk: Path) -> None:
@@ -96,6 +96,7 @@ def test_a_labelled_sheet_is_a_preference_file(made, desk: Path) -> None:
     assert [row.item["chosen"] for row in found if row.item] == [row[row["label"]] for row in rows]
 
 
+@pytest.mark.faults
 def test_a_call_that_is_killed_and_interrupted_goes_on_from_its_chunks_to_the_same_bytes(
     tether, desk: Path, tmp_path: Path
 ) -> None:

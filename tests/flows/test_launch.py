@@ -1,16 +1,25 @@
 """What a run goes on from: the newest or a named run's config and records, never a mix of its own making."""
 
+import json
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from components.errors import UserError
+from components.human_eval.sheet import SIMULATED
+from components.settings import Settings, keyed_values
 from flows import launch as launching
 from flows.config import load_config, to_values
-from flows.launch import everything_is_stored, is_simulated, new_run, pinned, rerun, scoring
+from flows.launch import everything_is_stored, is_simulated, new_run, rerun, scoring
 from flows.profile import parse_override
+from flows.rlhf import pipeline
 from flows.sources import Sources, find_sources
-from tasks.status import load_status
+from tasks.result import Source, StageResult
+from tasks.runner import _key, peek
+from tasks.stages import PIPELINE, Stage
+from tasks.status import load_explanations, load_status
 
 
 def begin(home: Path, *changes: str) -> launching.Launch:
@@ -24,6 +33,50 @@ def end(launch: launching.Launch, **states: str) -> str:
     return launch.ctx.run
 
 
+def finish(launch: launching.Launch, upto: str = "human_eval") -> str:
+    """End a run whose stages, up to one of them, have made a file each."""
+    ctx = launch.ctx
+
+    def publish(stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult:
+        if PIPELINE.index(stage.shown) > PIPELINE.index(upto):
+            raise KeyboardInterrupt
+        key, parts = _key(stage, job, inputs, ctx)
+        out = ctx.home / "out"
+        out.mkdir(parents=True)
+        (out / SIMULATED).write_text(f"{stage.name} {job.seed} {len(ctx.store.attempts(key))}")
+        about = {"stage": stage.name, "job": keyed_values(job), "parts": parts, "run": ctx.run}
+        record = ctx.store.publish(key, out, None, {**about, "inputs": parts["inputs"]})
+        out.rmdir()
+        ctx.status.update(stage.shown, state="passed", key=key, digest=record.digest)
+        found = peek(stage, job, inputs, ctx)
+        assert found is not None
+        return found
+
+    with ctx, suppress(KeyboardInterrupt):
+        pipeline(launch.config, launch.sources, publish)
+    return ctx.run
+
+
+def stored_stages(launch: launching.Launch) -> list[str]:
+    """The stages, from the first, that a run would find in the store."""
+    found = []
+
+    def look(stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult:
+        result = peek(stage, job, inputs, launch.ctx)
+        if result is None:
+            raise KeyboardInterrupt
+        found.append(stage.name)
+        return result
+
+    with suppress(KeyboardInterrupt):
+        pipeline(launch.config, launch.sources, look)
+    return found
+
+
+def settings(*texts: str) -> list:
+    return [parse_override(text) for text in texts]
+
+
 def test_a_run_keeps_its_resolved_config(tmp_path: Path) -> None:
     launch = begin(tmp_path, "seed=3")
     end(launch)
@@ -35,9 +88,9 @@ def test_a_run_keeps_its_resolved_config(tmp_path: Path) -> None:
 
 
 def test_a_rerun_has_the_newest_runs_config_with_changes_on_top(tmp_path: Path) -> None:
-    end(begin(tmp_path, "seed=1"))
-    newest = end(begin(tmp_path, "seed=2", "sft.epochs=1"))
-    again = rerun(tmp_path, None, "reward", [parse_override("reward.epochs=2")])
+    finish(begin(tmp_path, "seed=1"))
+    newest = finish(begin(tmp_path, "seed=2", "sft.epochs=1"))
+    again = rerun(tmp_path, "reward", overrides=settings("reward.epochs=2"))
     assert (again.config.seed, again.config.sft.epochs, again.config.reward.epochs) == (2, 1, 2)
     assert again.ctx.refresh == frozenset({"reward"})
     assert again.ctx.run != newest
@@ -45,22 +98,207 @@ def test_a_rerun_has_the_newest_runs_config_with_changes_on_top(tmp_path: Path) 
 
 
 def test_a_rerun_of_a_named_run_has_that_runs_config(tmp_path: Path) -> None:
-    first = end(begin(tmp_path, "seed=1"))
-    end(begin(tmp_path, "seed=2"))
-    assert rerun(tmp_path, first, "human_eval", []).config.seed == 1
+    first = finish(begin(tmp_path, "seed=1"))
+    finish(begin(tmp_path, "seed=2"))
+    assert rerun(tmp_path, "human_eval", first).config.seed == 1
+
+
+def test_a_rerun_takes_the_newest_run_whose_inputs_stand_and_says_which(tmp_path: Path) -> None:
+    whole = finish(begin(tmp_path, "seed=1"))
+    half = finish(begin(tmp_path, "seed=2"), upto="sft")
+    again = rerun(tmp_path, "ppo")
+    assert again.ctx.run != whole and again.config.seed == 1
+    assert again.notes[0] == f"ppo again from run {whole} (not {half}: reward: it has no artifact (not_run))"
+    assert load_explanations(tmp_path, again.ctx.run)["origin"] == {"stage": "ppo", "from": whole}
+    assert rerun(tmp_path, "reward", half).config.seed == 2
+    with pytest.raises(UserError, match=f"rerun ppo: the run has not all .*{half}: reward: it has no artifact"):
+        rerun(tmp_path, "ppo", half)
+
+
+def test_a_run_whose_config_is_of_another_version_is_passed_over(tmp_path: Path) -> None:
+    whole, newer = finish(begin(tmp_path)), finish(begin(tmp_path))
+    path = tmp_path / "runs" / newer / "config.yaml"
+    path.write_text(path.read_text() + "old_key: 1\n")
+    again = rerun(tmp_path, "ppo")
+    assert again.notes[0].startswith(f"ppo again from run {whole} (not {newer}: its config: old_key = 1: no such key")
+
+
+def test_a_worker_is_asked_for_only_where_it_is_to_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def no_server(needed_for: Mapping[str, str]) -> None:
+        asked.append(dict(needed_for))
+        raise UserError("no server")
+
+    monkeypatch.setattr("tasks.prefect_server.check_server", no_server)
+    monkeypatch.setattr(launching, "everything_is_stored", lambda *_: False)
+    finish(begin(tmp_path, "runners.ppo=gpu"))
+    for stage in ("ppo", "human_eval"):
+        with pytest.raises(UserError, match="no server"):
+            launching.compute(rerun(tmp_path, stage))
+    assert asked == [{"ppo": "gpu"}, {}]
+
+
+def test_a_run_whose_artifact_is_damaged_is_passed_over(tmp_path: Path) -> None:
+    whole, newer = finish(begin(tmp_path, "seed=1")), begin(tmp_path, "seed=2")
+    finish(newer)
+    [sft] = newer.ctx.store.published_by("sft")[:1]
+    damaged = newer.ctx.store.objects / sft.files[SIMULATED]
+    damaged.chmod(0o644)
+    damaged.write_text("other")
+    again = rerun(tmp_path, "ppo")
+    assert again.config.seed == 1
+    assert f"not {newer.ctx.run}: sft: attempt 1: object damaged" in again.notes[0] and whole in again.notes[0]
+    assert rerun(tmp_path, "sft").config.seed == 2, "what comes before sft stands"
+
+
+def test_a_rerun_takes_the_runs_own_artifact_not_what_its_key_gave_since(tmp_path: Path) -> None:
+    first = finish(begin(tmp_path))
+    own = load_status(tmp_path, first)["stages"][0]["digest"]
+    finish(begin(tmp_path))  # writes other bytes under the same key
+    assert load_status(tmp_path)["stages"][0]["digest"] != own
+    again = rerun(tmp_path, "reward", first)
+    assert again.ctx.pinned["validate"].digest == own
+    assert stored_stages(again)[:2] == ["validate", "sft"]
+
+
+def test_a_rerun_leaves_the_earlier_run_as_it_is(tmp_path: Path) -> None:
+    run = finish(begin(tmp_path))
+    before = {path: path.read_bytes() for path in (tmp_path / "runs" / run).rglob("*") if path.is_file()}
+    finish(rerun(tmp_path, "ppo", overrides=settings("ppo.kl.coefficient=0.3")))
+    assert {path: path.read_bytes() for path in (tmp_path / "runs" / run).rglob("*") if path.is_file()} == before
+
+
+def test_what_comes_before_the_stage_can_not_be_changed_or_refreshed(tmp_path: Path) -> None:
+    run = finish(begin(tmp_path))
+    for change, first in (
+        ("sft.epochs=9", "sft"),
+        ("generation.temperature=0.9", "validate"),
+        ("data.preferences=other.jsonl", "validate"),
+    ):
+        with pytest.raises(
+            UserError, match=rf"--set {change.split('=')[0]}: {first} .*tether rerun {first} --from {run}"
+        ):
+            rerun(tmp_path, "ppo", overrides=settings(change))
+    with pytest.raises(UserError, match="--refresh sft: it comes before ppo"):
+        rerun(tmp_path, "ppo", refresh=["sft"])
+    with pytest.raises(UserError, match="--refresh dpo: no such stage"):
+        rerun(tmp_path, "ppo", refresh=["dpo"])
+    with pytest.raises(UserError, match="--refresh dpo: no such stage"):
+        new_run(tmp_path, "tiny", load_config("tiny").resolved(), refresh=["dpo"])
+    assert load_status(tmp_path)["run"] == run
+
+
+def test_another_seed_from_the_stage_on_keeps_the_inputs_and_says_so(tmp_path: Path) -> None:
+    finish(begin(tmp_path))
+    again = rerun(tmp_path, "ppo", overrides=settings("seed=7"))
+    assert stored_stages(again) == ["validate", "sft", "reward"]
+    assert again.config.seed == 7
+    assert "seed 7 is for ppo and what follows" in again.notes[1]
+
+
+def test_a_run_of_another_machine_is_taken_as_it_is_and_resolved_here_from_the_stage_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("components.runtime.cpu_instruction_set", lambda: "abacus")
+        run = finish(begin(tmp_path))
+    again = rerun(tmp_path, "ppo")
+    assert stored_stages(again) == ["validate", "sft", "reward"]
+    assert again.config.runtime == again.config.runtime.resolve() and again.config.runtime.misfits() == []
+    assert f"run {run} was resolved for another machine (instruction_set: wanted abacus" in again.notes[1]
+    assert "validate, sft, reward are taken as they are" in again.notes[1]
+    one = rerun(tmp_path, "ppo", overrides=settings("runtime.threads=1"))
+    assert one.config.runtime.threads == 1
+
+
+def test_a_runtime_that_this_machine_has_is_kept(tmp_path: Path) -> None:
+    finish(begin(tmp_path, "runtime.threads=1", "runtime.dtype=bfloat16"))
+    again = rerun(tmp_path, "ppo")
+    assert (again.config.runtime.threads, again.config.runtime.dtype, len(again.notes)) == (1, "bfloat16", 1)
+
+
+@pytest.fixture
+def preferences(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"prompt": "where is it", "chosen": "here", "rejected": "there"}) + "\n")
+    return path
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> Path:
+    folder = tmp_path / "pretrained"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_data_file_that_is_gone_is_needed_only_where_it_is_read_again(
+    tmp_path: Path, preferences: Path, pretrained: Path
+) -> None:
+    home = tmp_path / "home"
+    run = finish(begin(home, f"data.preferences={preferences}", f"sft.base={pretrained}"), upto="ppo")
+    digest = find_sources(load_config("tiny", settings(f"data.preferences={preferences}")), home).data["preferences"]
+    preferences.unlink()
+    sft = rerun(home, "sft")
+    assert sft.sources.data["preferences"].digest == digest.digest
+    assert stored_stages(sft) == ["validate"]
+    with pytest.raises(UserError, match=r"pairs\.jsonl"):
+        rerun(home, "validate", run)
+    (pretrained / "config.json").unlink()
+    pretrained.rmdir()
+    assert stored_stages(rerun(home, "ppo", run)) == ["validate", "sft", "reward"]
+    with pytest.raises(UserError, match=r"sft\.base"):
+        rerun(home, "sft", run)
+
+
+def test_another_pretrained_model_than_the_one_validated_with_is_refused(tmp_path: Path, pretrained: Path) -> None:
+    home = tmp_path / "home"
+    finish(begin(home, f"sft.base={pretrained}"))
+    moved = pretrained.rename(tmp_path / "moved")
+    assert stored_stages(rerun(home, "sft", overrides=settings(f"sft.base={moved}"))) == ["validate"]
+    (moved / "config.json").write_text('{"hidden_size": 1}')
+    with pytest.raises(UserError, match="another model than validate was computed with"):
+        rerun(home, "sft", overrides=settings(f"sft.base={moved}"))
+
+
+def test_a_form_takes_the_newest_run_that_agrees_with_it_on_what_comes_before(tmp_path: Path) -> None:
+    fits = finish(begin(tmp_path))
+    other = finish(begin(tmp_path, "sft.epochs=9"))
+    form = load_config("tiny", settings("ppo.kl.coefficient=0.3"))
+    again = rerun(tmp_path, "ppo", config=form, profile="mine")
+    assert again.notes[0] == f"ppo again from run {fits} (not {other}: another sft.epochs)"
+    assert (again.config.ppo.kl.coefficient, again.ctx.profile) == (0.3, "mine")
+    with pytest.raises(UserError, match=rf"{other}: another sft\.epochs"):
+        rerun(tmp_path, "ppo", other, config=form)
+
+
+def test_a_flow_run_that_is_tried_again_takes_up_its_run_and_its_choice(tmp_path: Path) -> None:
+    first = finish(begin(tmp_path))
+    form = load_config("tiny")
+    begun = rerun(tmp_path, "ppo", config=form, flow_run="f1")
+    begun.ctx.finish()
+    newest = finish(begin(tmp_path))
+    again = rerun(tmp_path, "ppo", config=form, flow_run="f1")
+    assert again.ctx.run == begun.ctx.run
+    assert first in again.notes[0] and newest not in again.notes[0]
+    assert rerun(tmp_path, "ppo", config=form, flow_run="f2").ctx.run != begun.ctx.run
+    whole = new_run(tmp_path, "tiny", form.resolved(), flow_run="f3")
+    whole.ctx.finish()
+    assert new_run(tmp_path, "tiny", form.resolved(), flow_run="f3").ctx.run == whole.ctx.run
 
 
 def test_rerunning_human_eval_samples_again(tmp_path: Path) -> None:
-    end(begin(tmp_path))
-    assert rerun(tmp_path, None, "human_eval", []).ctx.refresh == {"human_eval.sample", "human_eval"}
+    finish(begin(tmp_path))
+    assert rerun(tmp_path, "human_eval").ctx.refresh == {"human_eval.sample", "human_eval"}
 
 
 def test_a_rerun_of_no_stage_is_refused_and_leaves_no_run(tmp_path: Path) -> None:
-    run = end(begin(tmp_path))
+    run = finish(begin(tmp_path))
     with pytest.raises(UserError, match="there are validate, sft"):
-        rerun(tmp_path, None, "dpo", [])
+        rerun(tmp_path, "dpo")
     with pytest.raises(UserError, match=r"did you mean ppo\.updates"):
-        rerun(tmp_path, None, "ppo", [parse_override("ppo.update=1")])
+        rerun(tmp_path, "ppo", overrides=settings("ppo.update=1"))
     assert load_status(tmp_path)["run"] == run
 
 
@@ -88,13 +326,6 @@ def test_nothing_is_stored_in_a_fresh_home(tmp_path: Path) -> None:
     launch = begin(tmp_path)
     assert not everything_is_stored(launch.config, launch.sources, launch.ctx)
     end(launch)
-
-
-def test_keys_without_a_record_pin_nothing(tmp_path: Path) -> None:
-    run = end(begin(tmp_path))
-    document = load_status(tmp_path, run)
-    document["stages"][0]["key"] = "0" * 64
-    assert pinned(tmp_path, document, ["validate"]) == {}
 
 
 def test_a_fetched_model_is_named_shortly_and_a_folder_by_its_path(tmp_path: Path) -> None:

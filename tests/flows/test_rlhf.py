@@ -84,6 +84,15 @@ def test_data_files_and_a_base_model_reach_their_stages(tmp_path: Path) -> None:
     assert runner.calls[1] == ("sft", {"data": "validate", "base": given})
 
 
+def test_an_earlier_runs_model_and_data_reach_the_reward_stage_alone(tmp_path: Path) -> None:
+    (tmp_path / "artifact").mkdir()
+    given = {name: Source(tmp_path / "artifact", name, stored=True) for name in ("previous_reward", "previous_data")}
+    runner = Recorder(tmp_path)
+    rlhf.pipeline(config(), Sources(previous=given), runner)
+    assert runner.calls[2] == ("reward", {"data": "validate", "sft": "sft", **given})
+    assert all(not given.keys() & inputs.keys() for name, inputs in runner.calls if name != "reward")
+
+
 def test_the_comments_name_the_gates_that_there_are() -> None:
     source = inspect.getsource(rlhf.pipeline)
     blocks = source.split("Gates:")[1:]

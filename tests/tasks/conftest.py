@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rich.console import Console
 from components.gates import GATES, GatesConfig
 from components.settings import Settings, unkeyed
 from tasks.context import RunContext
+from tasks.result import Source
+from tasks.runner import run_stage
 from tasks.stages import Stage
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -23,10 +26,11 @@ TOY = '''
 import json
 import os
 import signal
+import time
 
 
 def run(job, inputs, out, report):
-    calls = out.parents[1] / "calls.txt"
+    calls = out.parents[2] / "calls.txt"
     with calls.open("a") as file:
         file.write(job.name + chr(10))
     artifact, checkpoint = out / "artifact", out / "checkpoint"
@@ -34,11 +38,12 @@ def run(job, inputs, out, report):
     first = int((checkpoint / "step.json").read_text()) + 1 if checkpoint.is_dir() else 1
     for step in range(first, job.steps + 1):
         report(step, {"ppo/proxy_reward": step / 10, "ppo/kl": step * 2.0}, total=job.steps)
+        time.sleep(job.pause)
         if job.checkpoint:
             checkpoint.mkdir(exist_ok=True)
             (checkpoint / "step.json").write_text(str(step))
-        if step == job.stop_at and not (out.parents[1] / "stopped").exists():
-            (out.parents[1] / "stopped").touch()
+        if step == job.stop_at and not (out.parents[2] / "stopped").exists():
+            (out.parents[2] / "stopped").touch()
             if job.stop == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if job.stop == "interrupt":
@@ -67,6 +72,7 @@ class ToyJob(Settings):
     stop: str = ""
     stop_at: int = unkeyed(0)
     checkpoint: bool = unkeyed(False)
+    pause: float = unkeyed(0.0)
 
 
 @pytest.fixture
@@ -115,6 +121,42 @@ def start(home, toy_source, monkeypatch) -> Callable[..., RunContext]:
         return RunContext.start(home, "test", gates or thresholds(), root=toy_source.parent, **options)
 
     return begin
+
+
+@pytest.fixture
+def client(home):
+    """A client of the home's own MLflow, after runs have been tracked there."""
+
+    def connect():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from tasks.mlflow_client import connect
+
+            return connect(home)
+
+    return connect
+
+
+@pytest.fixture
+def pipeline(start, kit, tmp_path):
+    """Runs sft -> ppo -> human_eval on toy stages, tracked."""
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("{}\n")
+
+    def run(gates=None, metrics="6", steps=5, pause=0.0, value=1, **options):
+        ctx = start(
+            gates or kit.thresholds(ppo={"kl": 8.0}), track=True, config={"seed": 1, "ppo": {"x": 2}}, **options
+        )
+        with ctx:
+            validated = run_stage(kit.toy("validate"), kit.ToyJob(steps=0), {"preferences": Source.of(data)}, ctx)
+            sft = run_stage(kit.toy("sft"), kit.ToyJob(), {"data": validated}, ctx)
+            measured = {"ppo/kl_high": metrics, "ppo/kl": "5.5"}
+            job = kit.ToyJob(metrics=measured, steps=steps, pause=pause, value=value)
+            ppo = run_stage(kit.toy("ppo"), job, {"data": validated, "sft": sft}, ctx)
+            human = run_stage(kit.toy("human_eval"), kit.ToyJob(steps=0), {"ppo": ppo, "sft": sft}, ctx)
+        return ctx, {"validate": validated, "sft": sft, "ppo": ppo, "human_eval": human}
+
+    return lambda *args, **kwargs: run(*args, stages=("validate", "sft", "ppo", "human_eval"), **kwargs)
 
 
 @pytest.fixture

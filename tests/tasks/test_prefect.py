@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from components.errors import GateFailed, TetherError, UserError
+from components.process import describe_process, this_process
 from tasks.prefect_server import check_server, end_orphans
-from tasks.process import describe_process, this_process
 
 pytest.importorskip("prefect")
+from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
-from tasks.prefect_stages import Outcome
+from tasks.prefect_stages import Outcome, prefect_runner, unless_gone
 
 
 @pytest.mark.parametrize("error", [GateFailed("kl"), UserError("the data are empty")])
@@ -56,8 +57,39 @@ def test_a_result_names_its_state_even_where_it_is_nothing() -> None:
 
 
 def test_what_prefect_did_not_let_run_is_said() -> None:
-    with pytest.raises(TetherError, match="Cancelled"):
+    with pytest.raises(TetherError, match="Cancelled: by a person"):
         Outcome[int]().get(Cancelled(message="by a person"))
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outside server that has gone away."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+
+
+def test_stages_go_on_without_a_server_that_is_gone(gone: None, start, kit, said) -> None:
+    with start() as ctx:
+        result = prefect_runner(ctx)(kit.toy("sft"), kit.ToyJob(), {})
+    assert result.state == "passed"
+    assert "sft: Prefect's server does not answer" in said(ctx)
+
+
+def test_what_was_computed_outlives_the_server(gone: None) -> None:
+    outcome: Outcome[int] = Outcome()
+
+    def flow() -> State:
+        outcome.capture(lambda: 7, lambda result: "Completed")
+        raise ConnectionError("refused")
+
+    assert outcome.get(unless_gone(flow)) == 7
+    with pytest.raises(TetherError, match="server does not answer"):
+        Outcome[int]().get(unless_gone(flow))
+
+
+def test_an_error_of_ours_is_not_taken_for_a_server_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with pytest.raises(ZeroDivisionError):
+        unless_gone(lambda: 1 // 0)
 
 
 @pytest.fixture

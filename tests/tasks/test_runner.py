@@ -1,14 +1,17 @@
 """The life of a stage: computed once, judged always, and nothing half-written left behind."""
 
+import functools
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
+from components import artifacts, leases
 from components.artifacts import ArtifactStore, Record
 from components.errors import GateFailed, UserError
 from components.fingerprint import ROOT
@@ -29,7 +32,7 @@ def entry(home, name, run=None):
 
 
 def work_folders(home):
-    return [path for path in (home / "work").iterdir() if path.is_dir()]
+    return [path for path in (home / "work").iterdir() if path.suffix != ".leases"]
 
 
 def test_a_stage_is_computed_once_and_then_taken_from_the_store(start, kit, calls, home, said):
@@ -42,7 +45,7 @@ def test_a_stage_is_computed_once_and_then_taken_from_the_store(start, kit, call
     assert second.digest == first.digest
     assert second.metrics == {"toy/loss": 0.5}
     assert (second.path / "value.txt").read_text() == "1"
-    assert "no record" in said(ctx)
+    assert "computing (no earlier record)" in said(ctx)
     assert f"computed by {ctx.run}" in said(again)
     assert entry(home, "sft", again.run)["cached"] is True
     assert work_folders(home) == []
@@ -210,6 +213,21 @@ def test_an_interrupted_stage_is_resumable_and_a_resume_ends_with_the_same_bytes
     assert [point["step"] for point in points] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xfe\n", b"{}\n", b"[]\n", b'{"step": 1, "metrics": null}\n', b'{"step": 1, "me']
+)
+def test_damaged_points_beside_a_checkpoint_cost_a_gap_in_the_curve_and_no_more(start, kit, home, damage, caplog):
+    job = kit.ToyJob(steps=4, stop="interrupt", stop_at=2, checkpoint=True)
+    with pytest.raises(KeyboardInterrupt), start() as ctx:
+        run_stage(kit.toy("sft"), job, {}, ctx)
+    (file,) = home.glob("work/*/points.jsonl")
+    file.write_bytes(damage + file.read_bytes().splitlines(keepends=True)[1])
+    with start() as again:
+        run_stage(kit.toy("sft"), job, {}, again)
+    assert [point["step"] for point in read_points(again.metrics_file("sft"))] in ([2, 3, 4], [3, 4])
+    assert "damaged points" in caplog.text
+
+
 def test_an_error_before_the_first_checkpoint_leaves_no_work(start, kit, home):
     with start() as ctx, pytest.raises(RuntimeError):
         run_stage(kit.toy("sft"), kit.ToyJob(stop="raise", stop_at=1), {}, ctx)
@@ -245,10 +263,11 @@ def test_a_half_written_artifact_of_a_killed_attempt_is_not_published(start, kit
         expected = run_stage(kit.toy("ppo"), job, {}, ctx).digest
         # The key of the same job under another stage name, with leftovers as a kill would leave them.
         key = run_stage(kit.toy("sft"), job, {}, ctx).key
+        out = home / "work" / key / "000000001"
         for folder in ("artifact", "checkpoint"):
-            (home / "work" / key / folder).mkdir(parents=True)
-        (home / "work" / key / "artifact" / "torn.bin").write_text("half")
-        (home / "work" / key / "checkpoint" / "step.json").write_text("3")
+            (out / folder).mkdir(parents=True)
+        (out / "artifact" / "torn.bin").write_text("half")
+        (out / "checkpoint" / "step.json").write_text("3")
     with start(refresh=frozenset({"sft"})) as again:
         assert run_stage(kit.toy("sft"), job, {}, again).digest == expected
 
@@ -267,6 +286,49 @@ def test_two_processes_compute_one_key_once(start, kit, home, calls, toy_source)
     assert calls() == ["toy"]
     states = sorted(load_status(home, path.name)["stages"][0]["state"] for path in (home / "runs").iterdir())
     assert states == ["cached", "passed"]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("continued", ["while its successor computes", "when its successor is done"])
+def test_a_holder_that_stood_still_too_long_publishes_nothing_and_disturbs_nobody(
+    start, kit, home, toy_source, monkeypatch, continued
+):
+    def wait_for(what):
+        deadline = time.monotonic() + 20
+        while not what():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    monkeypatch.setattr(artifacts, "leased", functools.partial(leases.leased, ttl=0.5, beat=0.05, poll=0.02))
+    toy_source.write_text(
+        toy_source.read_text().replace(
+            "        report(step", "        import time; time.sleep(0.1)\n        report(step"
+        )
+    )
+    job = kit.ToyJob(steps=8, checkpoint=True)
+    context = multiprocessing.get_context("fork")
+    first, second = (context.Process(target=_run_and_die, args=(start, kit, job)) for _ in range(2))
+    first.start()
+    wait_for(lambda: list(home.glob("work/*/000000001/checkpoint/step.json")))
+    os.kill(first.pid, signal.SIGSTOP)
+    runs = set(os.listdir(home / "runs"))
+    second.start()
+    if continued == "while its successor computes":
+        wait_for(lambda: list(home.glob("work/*/000000002/checkpoint/step.json")))
+    else:
+        second.join()
+    os.kill(first.pid, signal.SIGCONT)
+    first.join()
+    second.join()
+    assert (first.exitcode, second.exitcode) == (1, 0)
+    with start() as ctx:
+        result = run_stage(kit.toy("sft"), job, {}, ctx)
+    assert result.cached and ctx.store.attempts(result.key) == ["1.json"]
+    assert result.record.run not in runs, "the successor's"
+    points = [point["step"] for point in read_points(ctx.store.attachment(result.record, "points.jsonl"))]
+    assert points == list(range(1, 9))
+    assert work_folders(home) == []
+    assert [path.name for path in home.glob("work/*.leases/*")] == ["000000002.free"]
 
 
 def test_a_sub_stage_is_shown_under_its_stage_which_stays_running_until_the_last(start, kit, home):

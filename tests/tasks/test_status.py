@@ -9,7 +9,7 @@ import pytest
 
 from components.errors import UserError
 from components.gates import judge
-from tasks.process import is_alive, this_process
+from components.process import is_alive, this_process
 from tasks.status import WORST_FIRST, RunStatus, list_runs, load_status, metrics_json, verdict_json, worst
 
 

@@ -2,51 +2,16 @@
 
 import json
 import time
-import warnings
+from pathlib import Path
 
 import pytest
 
 from components.errors import GateFailed
 from components.gates import Waiver
-from tasks.result import Source
+from tasks.journal import REPORT
 from tasks.runner import run_stage
 from tasks.spool import read_points
 from tasks.status import load_status
-
-
-@pytest.fixture
-def client(home):
-    """A client of the home's own MLflow, after runs have been tracked there."""
-
-    def connect():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from tasks.mlflow_client import connect
-
-            return connect(home)
-
-    return connect
-
-
-@pytest.fixture
-def pipeline(start, kit, tmp_path):
-    """Runs sft -> ppo -> human_eval on toy stages, tracked."""
-    data = tmp_path / "pairs.jsonl"
-    data.write_text("{}\n")
-
-    def run(gates=None, metrics="6", **options):
-        ctx = start(
-            gates or kit.thresholds(ppo={"kl": 8.0}), track=True, config={"seed": 1, "ppo": {"x": 2}}, **options
-        )
-        with ctx:
-            validated = run_stage(kit.toy("validate"), kit.ToyJob(steps=0), {"preferences": Source.of(data)}, ctx)
-            sft = run_stage(kit.toy("sft"), kit.ToyJob(), {"data": validated}, ctx)
-            job = kit.ToyJob(metrics={"ppo/kl_high": metrics, "ppo/kl": "5.5"}, steps=5)
-            ppo = run_stage(kit.toy("ppo"), job, {"data": validated, "sft": sft}, ctx)
-            human = run_stage(kit.toy("human_eval"), kit.ToyJob(steps=0), {"ppo": ppo, "sft": sft}, ctx)
-        return ctx, {"validate": validated, "sft": sft, "ppo": ppo, "human_eval": human}
-
-    return lambda *args, **kwargs: run(*args, stages=("validate", "sft", "ppo", "human_eval"), **kwargs)
 
 
 def children(home, run):
@@ -62,6 +27,20 @@ def inputs(client, run):
     return [each.model_id for each in found.model_inputs], [each.dataset.name for each in found.dataset_inputs]
 
 
+def test_mlflow_gets_a_runs_report_and_its_end_though_the_disk_is_full_then(start, kit, client):
+    def write(ctx):
+        assert load_status(ctx.home, ctx.run)["state"] == "passed"
+        (ctx.folder / REPORT).write_text(f"how {ctx.run} went")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), start(track=True, stages=("sft",), at_end=write) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    (stage,) = children(ctx.home, ctx.run).values()
+    parent = client().get_run(client().get_run(stage).data.tags["mlflow.parentRunId"])
+    assert parent.info.status == "FINISHED"
+    assert Path(client().download_artifacts(parent.info.run_id, REPORT)).read_text() == f"how {ctx.run} went"
+
+
 def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, client, home, caplog):
     ctx, results = pipeline()
     began = time.monotonic()
@@ -69,7 +48,7 @@ def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, cl
     rerun_seconds = time.monotonic() - began
     mlflow = client()
     first, second = children(home, ctx.run), children(home, again.run)
-    assert "MLflow" not in caplog.text
+    assert not [each for each in caplog.records if each.name == "tasks.tracking"]  # MLflow took everything at once
 
     # A parent a pipeline run, a child a stage.
     for run, own in ((ctx.run, first), (again.run, second)):
@@ -163,7 +142,11 @@ def test_a_waiver_is_recorded_with_user_and_reason_and_waived_labels_promote_nob
     tags = mlflow.get_run(children(home, ctx.run)["ppo"]).data.tags
     assert json.loads(tags["tether.waivers"]) == {"ppo.kl": {"user": "ada", "reason": "why"}}
     version = mlflow.get_model_version_by_alias("tether-policy", "candidate")
-    assert version.tags["tether.waived"] == "ppo.kl"
+    assert json.loads(version.tags["tether.waivers"]) == {
+        "ppo.kl": {"user": "ada", "reason": "why", "run": ctx.run},
+        "human_eval.items": {"user": "bo", "reason": "few", "run": ctx.run},
+    }
+    assert json.loads(version.tags["tether.human_eval"])["state"] == "waived"
     assert "champion" not in mlflow.get_registered_model("tether-policy").aliases
     assert results["human_eval"].state == "waived"
 
@@ -171,7 +154,7 @@ def test_a_waiver_is_recorded_with_user_and_reason_and_waived_labels_promote_nob
 @pytest.mark.parametrize("broken", ["open", "later"])
 def test_a_broken_mlflow_is_said_and_fails_no_stage_and_keeps_the_points(pipeline, home, monkeypatch, caplog, broken):
     if broken == "open":
-        monkeypatch.setattr("tasks.tracking.connect", _raise)
+        monkeypatch.setattr("tasks.recording.connect", _raise)
     else:
         monkeypatch.setattr("tasks.lineage.Lineage.output_model", _raise)
     ctx, results = pipeline()
@@ -186,13 +169,8 @@ def _raise(*args, **kwargs):
 
 
 def test_points_left_behind_by_an_outage_reach_mlflow_with_the_next_run(start, kit, client, home, monkeypatch):
-    from tasks.tracking import Tracker
-
-    def away(self, child):
-        return lambda points: _raise()
-
     with monkeypatch.context() as patch, start(track=True) as ctx:
-        patch.setattr(Tracker, "shipper", away)
+        patch.setattr("tasks.recording.Recorder.ship", _raise)
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     child = children(home, ctx.run)["sft"]
     mlflow = client()
@@ -214,6 +192,21 @@ def test_a_stage_of_a_dead_process_is_ended_as_killed_by_the_next_run(start, kit
     with start(track=True) as again:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
     assert mlflow.get_run(child).info.status == "KILLED"
+
+
+def test_what_a_run_that_is_taken_up_computed_itself_is_no_hit_and_its_numbers_are_there_once(
+    start, kit, client, home, toy_source
+):
+    with start(track=True) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    later = type(ctx).resume(home, ctx.run, kit.thresholds(), root=toy_source.parent, console=ctx.console)
+    with later:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, later)
+    child, mlflow = children(home, ctx.run)["sft"], client()
+    tags = mlflow.get_run(child).data.tags
+    assert (tags["cache_hit"], "cached_from" in tags) == ("false", False)
+    assert "From the cache" not in tags["mlflow.note.content"] and child in tags["mlflow.note.content"]
+    assert [each.step for each in mlflow.get_metric_history(child, "toy/loss")] == [4]
 
 
 def test_a_scored_sheet_takes_up_the_same_mlflow_runs(start, kit, client, home, toy_source):

@@ -22,6 +22,7 @@ from components.ppo import experience, stage
 from components.ppo.learner import Learner
 from components.ppo.models import Models
 from components.ppo.stage import prompt_batch
+from components.stopping import Interrupted, graceful
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,6 +76,35 @@ def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
     again = interrupting(-1)
     assert stages.run("ppo", tmp_path, again) == undisturbed[1]
     assert again.steps == [1, 2, 3, 4, 5], "the curve is whole: what the checkpoint holds is reported again"
+    assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
+
+
+def test_told_to_stop_it_finishes_the_update_and_started_again_it_ends_with_the_same_bytes(
+    stages: Any, undisturbed: Any, tmp_path: Path, digests: Callable[[Path], Any]
+) -> None:
+    heard: list[int] = []
+
+    def report(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+        heard.append(step)
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted), graceful():
+        stages.run("ppo", tmp_path, report, checkpoint_every=100)
+    assert heard == [1, 2, 3], "the update after the signal is finished and reported"
+    assert [path.name for path in tmp_path.rglob("step-*.json")] == ["step-000000003.json"]
+    assert stages.run("ppo", tmp_path) == undisturbed[1]
+    assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
+
+
+def test_updates_longer_than_the_minutes_between_checkpoints_are_each_checkpointed(
+    stages: Any, undisturbed: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    seldom = {"checkpoint_every": 100, "checkpoint_minutes": 1e-9}
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("ppo", tmp_path, interrupting(3), **seldom)
+    assert sorted(path.name for path in tmp_path.rglob("step-*.json")) == ["step-000000002.json", "step-000000003.json"]
+    stages.run("ppo", tmp_path)
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 
 

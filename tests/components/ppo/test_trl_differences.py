@@ -104,7 +104,7 @@ def test_statistics_are_of_the_tokens_that_count_not_diluted_by_padding(load: Lo
     learner, experience = ready(load, epochs=1, minibatch_size=8, micro_batch_size=8)
     mask = experience.samples.response_mask
     moved = dataclasses.replace(experience, logprobs=(experience.logprobs - 0.3).masked_fill(~mask, 5.0))
-    _, metrics = next(learner._losses(moved, torch.arange(8)))
+    _, metrics = learner.passes()["policy"](moved, torch.arange(8), False)
     new = torch.zeros(1, 1)
     expected = kl_estimates(new - 0.3, new, torch.ones(1, 1, dtype=torch.bool)).k3.item()
     assert metrics["ppo/approx_kl"] == pytest.approx(expected, rel=1e-3)
@@ -134,7 +134,10 @@ def test_nothing_is_trained_past_eos(load: Load) -> None:
     """TRL without a stop token trains on what was sampled after EOS."""
     learner, experience = ready(load, epochs=1, minibatch_size=8, micro_batch_size=8)
     samples, eos = experience.samples, learner.models.tokenizer.eos_token_id
-    losses = [loss.item() for loss, _ in learner._losses(experience, torch.arange(8))]
+
+    def losses(batch: Experience) -> list[float]:
+        return [loss(batch, torch.arange(8), False)[0].item() for loss in learner.passes().values()]
+
     other = samples.response_ids.masked_fill(~samples.response_mask, eos)
     changed = dataclasses.replace(experience, samples=dataclasses.replace(samples, response_ids=other))
-    assert len(losses) == 2 and [loss.item() for loss, _ in learner._losses(changed, torch.arange(8))] == losses
+    assert len(losses(experience)) == 2 and losses(changed) == losses(experience)

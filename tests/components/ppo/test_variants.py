@@ -33,7 +33,7 @@ def test_every_variant_trains_and_resumes_to_the_same_bytes(
 ) -> None:
     options = {"updates": 4, "learning_rate": 1e-2} | options
     metrics = stages.run("ppo", tmp_path / "whole", **options)
-    assert metrics["ppo/kl"] > 1e-3, "the policy moved"
+    assert abs(metrics["ppo/kl"]) > 1e-3, "the policy moved"  # of a few samples, so of either sign
     with pytest.raises(KeyboardInterrupt):
         stages.run("ppo", tmp_path / "cut", interrupting(3), **options)
     assert stages.run("ppo", tmp_path / "cut", **options) == metrics

@@ -84,9 +84,13 @@ def test_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
     stages.run("reward", tmp_path, lambda step, metrics, total=None: seen.append(dict(metrics)),
                epochs=24, learning_rate=1e-2, max_pairs=32, checkpoint_every=100)  # fmt: skip
     assert len(seen) == 48, "two batches of 16 of the first 32 pairs, 24 times"
-    assert (
-        seen[-1]["reward/train_accuracy"] > 0.9 and seen[-1]["reward/train_loss"] < 0.4 < seen[0]["reward/train_loss"]
-    )
+    assert learned(seen)
+
+
+def learned(seen: list[dict[str, float]]) -> bool:
+    """Whether the last of two steps an epoch know every pair, but for the 4 of 32 that are identical once cut."""
+    accuracy, loss = (sum(step[f"reward/train_{name}"] for step in seen[-2:]) / 2 for name in ("accuracy", "loss"))
+    return accuracy == 28 / 32 and loss < 0.2 < seen[0]["reward/train_loss"]
 
 
 def test_a_reward_model_that_tells_nothing_apart_is_refused(
@@ -178,7 +182,7 @@ def test_with_lora_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path)
     seen: list[dict[str, float]] = []
     stages.run("reward", tmp_path, lambda step, metrics, total=None: seen.append(dict(metrics)),
                epochs=24, max_pairs=32, checkpoint_every=100, **LORA | {"learning_rate": 3e-2})  # fmt: skip
-    assert seen[-1]["reward/train_accuracy"] > 0.9 and seen[-1]["reward/train_loss"] < 0.4
+    assert learned(seen)
 
 
 @pytest.mark.parametrize("at", [1, 4, 7])

@@ -22,7 +22,7 @@ from components.ppo.models import Models
 from components.reward.config import RewardConfig
 from components.reward.pairs import NO_VOTES, encode_pairs, member_rows
 from components.reward.scoring import ScoreScale, head_scores, read_sft_scores, score_sequences, score_tokens
-from components.reward.train import scores_in_runs, start_model
+from components.reward.train import start_model
 from components.runtime import Runtime
 
 LORA = {"lora": {"rank": 2}, "learning_rate": 1e-2}
@@ -277,32 +277,6 @@ def test_members_shares_differ() -> None:
     one, other = (set(member_rows(rows, 0.5, 0, member)) for member in (0, 1))
     assert len(one) == len(other) == 100 and 30 < len(one & other) < 70
     assert member_rows(rows, 1.0, 0, 0) == member_rows(rows, 1.0, 0, 1) == list(range(200))
-
-
-def test_scores_computed_in_runs_of_like_length_and_their_gradients_are_those_of_one_padded_batch(
-    stages: Any, language: Any, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = start_model(stages.job("reward", **OBJECTIVES), stages.inputs["sft"], 0)
-    sequences = [prompt[: 4 + 5 * (i * 3 % 7)] for i, prompt in enumerate(language.prompts[:7])]
-    sizes: list[int] = []
-    real = head_scores
-
-    def counted(model: Any, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-        sizes.append(len(ids))
-        return real(model, ids, *rest)
-
-    monkeypatch.setattr("components.reward.train.head_scores", counted)
-    in_runs = scores_in_runs(model, sequences, 0, runtime)
-    assert len(sizes) > 1 and sum(sizes) == 7
-    padded = real(model, *pad(sequences, 0), runtime)
-    assert torch.allclose(in_runs, padded, atol=1e-5)
-    upstream = torch.randn(padded.shape, generator=torch.Generator().manual_seed(0))
-    weights = [p.requires_grad_(True) for p in model.parameters()]
-    gradients = [torch.autograd.grad(scores, weights, upstream) for scores in (
-        scores_in_runs(model, sequences, 0, runtime), real(model, *pad(sequences, 0), runtime)
-    )]  # fmt: skip
-    for one, other in zip(*gradients, strict=True):
-        assert torch.allclose(one, other, atol=1e-5 * other.abs().max().item() + 1e-6)
 
 
 def test_micro_batches_of_weighted_pairs_take_the_steps_of_the_whole_batch(desk: Any, tmp_path: Path) -> None:

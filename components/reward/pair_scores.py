@@ -1,0 +1,119 @@
+"""Scores of pairs to train on: both responses in one row behind the prompt that they share, which is computed once.
+
+    p1 p2 p3 | c1 c2 c3 EOS | r1 r2 EOS        tokens
+     0  1  2 |  3  4  5   6 |  3  4   5        positions
+
+Each response sees the shared tokens and itself. With prompts and responses of like length a third of a pair's tokens is
+its second copy of the prompt.
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from components.batching import even_runs, pad
+from components.errors import CheckFailed
+from components.models import autocast
+from components.reward.pairs import Pair
+from components.reward.scoring import head_scores
+from components.runtime import Runtime
+
+TOLERANCE = 1e-3
+"""Most by which a score in a packed row may differ from the same alone: absolute, and relative."""
+
+
+class Packed(NamedTuple):
+    """N pairs as rows of at most L tokens."""
+
+    ids: Tensor
+    """(N, L) shared tokens, rest of the chosen, rest of the rejected, padding."""
+    positions: Tensor
+    """(N, L) of each token in its own sequence."""
+    sees: Tensor
+    """(N, 1, L, L) bool: whether the token (second last axis) attends to another one (last)."""
+    ends: Tensor
+    """(N, 2) where the chosen and the rejected end."""
+
+
+def shared_tokens(pair: Pair) -> int:
+    """Tokens at the beginning that both sequences have; each keeps one of its own at least."""
+    common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(pair.chosen, pair.rejected, strict=False)))
+    return min(common, len(pair.chosen) - 1, len(pair.rejected) - 1)
+
+
+def packed_length(pair: Pair) -> int:
+    """Tokens of a pair's row."""
+    return len(pair.chosen) + len(pair.rejected) - shared_tokens(pair)
+
+
+def longer(pair: Pair) -> int:
+    """Tokens of a pair's longer sequence."""
+    return max(len(pair.chosen), len(pair.rejected))
+
+
+def pack(pairs: Sequence[Pair], pad_id: int) -> Packed:
+    """Rows of pairs, padded to the longest."""
+    shared = [shared_tokens(pair) for pair in pairs]
+    ids, _ = pad([p.chosen + p.rejected[n:] for p, n in zip(pairs, shared, strict=True)], pad_id)
+    begins = torch.tensor(shared).unsqueeze(1)
+    turns = torch.tensor([len(pair.chosen) for pair in pairs]).unsqueeze(1)
+    ends = torch.tensor([packed_length(pair) for pair in pairs]).unsqueeze(1)
+    at = torch.arange(ids.shape[1])
+    part = (at >= begins).long() + (at >= turns) + (at >= ends)  # 0 shared, 1 chosen, 2 rejected, 3 padding
+    positions = at - (at >= turns) * (turns - begins)
+    sees = (at <= at.unsqueeze(1)) & ((part == 0).unsqueeze(1) | (part.unsqueeze(1) == part.unsqueeze(2)))
+    return Packed(ids, positions, sees.unsqueeze(1), torch.cat([turns, ends], dim=1) - 1)
+
+
+def packed_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
+    """Raw scores (N, K) float32 of the chosen and of the rejected, differentiable; computed in runs of like length."""
+    found, order = [], list[int]()
+    for run in even_runs([packed_length(pair) for pair in pairs], len(pairs)):
+        rows = Packed(*(each.to(runtime.device) for each in pack([pairs[i] for i in run], pad_id)))
+        with autocast(runtime):
+            hidden = model.base_model(
+                input_ids=rows.ids, attention_mask=rows.sees, position_ids=rows.positions, use_cache=False
+            ).last_hidden_state
+            ends = hidden.gather(1, rows.ends.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        found.append(model.score(ends.float()).float())
+        order += run
+    chosen, rejected = _in_order(found, order).unbind(1)
+    return chosen, rejected
+
+
+def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
+    """The same, each response behind a prompt of its own.
+
+    The two responses of a pair rarely have one length: padded to the longer, a seventh of the tokens was padding.
+    """
+    sequences = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    found, order = [], list[int]()
+    for run in even_runs([len(s) for s in sequences], len(sequences)):
+        ids, mask = pad([sequences[i] for i in run], pad_id)
+        found.append(head_scores(model, ids.to(runtime.device), mask.to(runtime.device), runtime))
+        order += run
+    chosen, rejected = _in_order(found, order).chunk(2)
+    return chosen, rejected
+
+
+@torch.no_grad()
+def check_packed(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> None:
+    """See that the model, in eval mode, takes a mask of what each token attends to: most with attention alone do.
+
+    Raises:
+        CheckFailed: some score in a packed row is another one than alone.
+    """
+    exact = runtime.model_copy(update={"dtype": "float32"})
+    packed, alone = (torch.stack(scores(model, pairs, pad_id, exact)) for scores in (packed_scores, separate_scores))
+    if not torch.allclose(packed, alone, rtol=TOLERANCE, atol=TOLERANCE):
+        raise CheckFailed(
+            f"reward: scores of pairs that share their prompt's computing differ by {(packed - alone).abs().max():.3g} "
+            "from those without: this model's tokens meet by more than attention. Set reward.shared_prompts to false."
+        )
+
+
+def _in_order(found: Sequence[Tensor], order: Sequence[int]) -> Tensor:
+    return torch.cat(list(found))[torch.tensor(order, device=found[0].device).argsort()]

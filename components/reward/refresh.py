@@ -1,0 +1,213 @@
+"""Going on from an earlier run's reward model: what it is trained on now, and what it forgot of the old pairs.
+
+The old pairs are those of the earlier run's data, and what that run's own reward model took over if it was refreshed
+itself: its artifact holds, in `previous/`, the old pairs that it replayed and those that it was compared on.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import pearsonr
+from torch import Tensor
+
+from components.canonical import canonical_json
+from components.data.jsonl import read_rows, write_json, write_rows
+from components.data.splits import SPLITS, loose_key, prompt_key
+from components.errors import UserError
+from components.reward.calibration import calibration_report, correctness
+from components.reward.config import RefreshConfig, RewardJob
+from components.reward.pairs import encode_pairs
+from components.reward.previous import check_previous, load_previous
+from components.reward.probes import Samples
+from components.reward.scoring import ScoreScale, score_sequences
+from components.stats import paired_gain
+from components.training import seeded
+
+Row = dict[str, Any]
+Splits = Mapping[str, Sequence[Row]]
+
+KEPT = "previous"
+"""Folder of a refreshed artifact with the old pairs that it knows of."""
+
+
+class Refresh(NamedTuple):
+    """A refresh under way."""
+
+    previous: Path
+    """The earlier run's reward artifact."""
+    splits: dict[str, list[Row]]
+    """The pairs that this run trains, calibrates and tests on, by split: its own without leaks, and the replay."""
+    old: dict[str, list[Row]]
+    """The earlier run's."""
+    replay: list[Row]
+    """Those of `old` that are trained on again."""
+    left_out: int
+    """How many of this run's own pairs leaked."""
+
+    @classmethod
+    def begin(cls, job: RewardJob, config: RefreshConfig, inputs: Mapping[str, Path], new: Splits) -> "Refresh":
+        """Check the earlier model, and choose the pairs of a run whose data hold `new`.
+
+        Raises:
+            UserError: as `check_previous` and `without_leaks`.
+        """
+        check_previous(job.reward, inputs["sft"], inputs["previous_reward"])
+        old = old_pairs(inputs)
+        splits = without_leaks(new, old)
+        replay = replayed(config, job.seed, splits["train"], old["train"])
+        left_out = sum(len(new[split]) - len(rows) for split, rows in splits.items())
+        splits["train"] = splits["train"] + replay
+        return cls(inputs["previous_reward"], splits, old, replay, left_out)
+
+    def compare(
+        self, job: RewardJob, model: Any, tokenizer: Any, samples: Samples, scale: ScoreScale, artifact: Path
+    ) -> dict[str, float]:
+        """Write into `artifact` what became of the old pairs, and those that its next refresh will need.
+
+        Args:
+            model: the new one, of an ensemble the whole; `scale` is its own.
+            samples: the SFT responses that `scale` was measured on.
+
+        Returns:
+            the metrics.
+        """
+        report = refresh_report(job, self.previous, model, tokenizer, self.old["test"], samples, scale)
+        report |= {"replayed": len(self.replay), "left_out": self.left_out}
+        write_json(artifact / "refresh.json", report)
+        for split, rows in (("train", self.replay), ("test", self.old["test"])):
+            write_rows(artifact / KEPT / f"pairs.{split}.jsonl", rows)
+        return refresh_metrics(report)
+
+
+# -- the pairs -------------------------------------------------------------------------------------------------------
+
+
+def old_pairs(inputs: Mapping[str, Path]) -> dict[str, list[Row]]:
+    """The old pairs by split: of `inputs["previous_data"]`, and what `inputs["previous_reward"]` took over."""
+    out = {split: read_rows(inputs["previous_data"] / f"pairs.{split}.jsonl") for split in SPLITS}
+    for split, rows in out.items():
+        kept = inputs["previous_reward"] / KEPT / f"pairs.{split}.jsonl"
+        if kept.is_file():
+            known = {_judged(row) for row in rows}
+            rows += [row for row in read_rows(kept) if _judged(row) not in known]
+    return out
+
+
+def without_leaks(new: Splits, old: Splits) -> dict[str, list[Row]]:
+    """`new` by split, less the pairs whose prompt stands in another split of `old`.
+
+    A pair to train on whose prompt the old test split has would flatter the new model there; so would, in this run's
+    own calibration and test, a prompt that the old model was trained on. Prompts that differ in case, punctuation or
+    white space alone are the same. A prompt's split is a function of its text, so where `data.split` is the same in
+    both runs only such near-duplicates leak.
+
+    Raises:
+        UserError: it leaves a split without pairs.
+    """
+    stood: dict[str, set[str]] = {}
+    for split, rows in old.items():
+        for row in rows:
+            stood.setdefault(loose_key(row["prompt"]), set()).add(split)
+    out = {
+        split: [row for row in rows if stood.get(loose_key(row["prompt"]), {split}) == {split}]
+        for split, rows in new.items()
+    }
+    for split, rows in out.items():
+        if not rows:
+            raise UserError(
+                f"pairs.{split}.jsonl: each of its {len(new[split])} rows, from row 1 on, has a prompt that stood in "
+                "another split of the run named by reward.refresh.from_run, and old pairs held out must not be trained "
+                "on, nor the reverse. Set data.split as it was there, or give pairs with other prompts."
+            )
+    return out
+
+
+def replayed(config: RefreshConfig, seed: int, new: Sequence[Row], old: Sequence[Row]) -> list[Row]:
+    """The old training pairs to mix into `new`, so that they are a share `config.replay` of the whole.
+
+    The same two responses judged anew aren't replayed: the new judgement stands.
+    """
+    judged = {_judged(row) for row in new}
+    rows = [row for row in old if _judged(row) not in judged]
+    wanted = min(len(rows), round(len(new) * config.replay / (1 - config.replay)))
+    return [rows[i] for i in sorted(seeded(seed, "reward", "replay").sample(range(len(rows)), wanted))]
+
+
+def _judged(row: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+    """What was judged in a pair, whoever won."""
+    return prompt_key(row["prompt"]), frozenset((canonical_json(row["chosen"]), canonical_json(row["rejected"])))
+
+
+# -- the comparison --------------------------------------------------------------------------------------------------
+
+
+def refresh_report(
+    job: RewardJob,
+    previous: Path,
+    model: Any,
+    tokenizer: Any,
+    test: Sequence[Row],
+    samples: Samples,
+    scale: ScoreScale,
+) -> dict[str, Any]:
+    """All of `refresh.json`: earlier and new model on the old test pairs, and the scales of their scores.
+
+    Args:
+        previous: the earlier run's artifact; `model` is the new one, of an ensemble the whole.
+        test: old pairs that neither was trained on.
+        samples: the SFT responses that `scale`, the new model's, was measured on.
+
+    Keys: `previous` and `new`, each a `calibration_report` at its own temperature; `gain`, `gain_low` and
+    `gain_high`, the new accuracy less the earlier one, paired, with its 95 % interval clustered by prompt;
+    `right_to_wrong` and `wrong_to_right`, the shares of pairs whose order flipped; `correlation` (Pearson) of the
+    scores of all responses; `scale`: shift and scale as published `then`, of the earlier model (`previous`) and of the
+    new one (`new`) on this run's SFT responses, the new scale over the earlier (`ratio`), and the rise of the shift in
+    earlier scales (`shift_change`).
+    """
+    then = ScoreScale.read(previous)
+    old_model = load_previous(job, previous)
+    encoded = encode_pairs(tokenizer, test, job.generation)
+    clusters = [prompt_key(row["prompt"]) for row in test]
+
+    def raw(scorer: Any, sequences: Sequence[Sequence[int]]) -> Tensor:
+        return score_sequences(scorer, tokenizer.pad_token_id, sequences, job.runtime).double()
+
+    def both(scorer: Any) -> np.ndarray:
+        """Raw scores (2, N): chosen, rejected."""
+        return np.stack(
+            [raw(scorer, side).numpy() for side in ([p.chosen for p in encoded], [p.rejected for p in encoded])]
+        )
+
+    before, after = both(old_model), both(model)
+    was, is_ = (correctness(scores[0] - scores[1]) for scores in (before, after))
+    reports = {
+        name: calibration_report(scores[0] - scores[1], clusters, temperature, job.seed, job.reward.calibration_bins)
+        for name, scores, temperature in (("previous", before, then.temperature), ("new", after, scale.temperature))
+    }
+    here = ScoreScale.measure(raw(old_model, samples.ids), then.temperature)
+    scales = {"then": then, "previous": here, "new": scale}
+    return {
+        **reports,
+        **paired_gain(is_, was, clusters).named("gain"),
+        "right_to_wrong": float(((was == 1) & (is_ == 0)).mean()),
+        "wrong_to_right": float(((was == 0) & (is_ == 1)).mean()),
+        "correlation": float(pearsonr(before.ravel(), after.ravel()).statistic),
+        "scale": {name: {"shift": each.shift, "scale": each.scale} for name, each in scales.items()}
+        | {"ratio": scale.scale / here.scale, "shift_change": (scale.shift - here.shift) / here.scale},
+    }
+
+
+def refresh_metrics(document: Mapping[str, Any]) -> dict[str, float]:
+    """`refresh.json` as metrics. What is unknown is NaN, so that its gate, which is off where nothing is, fails."""
+    found: dict[str, Any] = {
+        f"{name}{suffix}": document[model][name]
+        for model, suffix in (("previous", "_previous"), ("new", ""))
+        for name in ("accuracy", "brier", "ece")
+    }
+    names = ("gain", "gain_low", "gain_high", "right_to_wrong", "wrong_to_right", "correlation", "replayed", "left_out")
+    found |= {name: document[name] for name in names}
+    found |= {"scale_ratio": document["scale"]["ratio"], "shift_change": document["scale"]["shift_change"]}
+    found["test_pairs"] = document["new"]["pairs"]
+    return {f"reward/refresh_{name}": np.nan if value is None else float(value) for name, value in found.items()}

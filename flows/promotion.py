@@ -1,0 +1,116 @@
+"""`tether promote` and `tether demote`: a person moves a registered model's aliases, on the record."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from components.errors import UserError
+from flows.commands import command
+from flows.environment import tether_home
+
+if TYPE_CHECKING:
+    from tasks.registry import Version
+
+models = typer.Typer()
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A registered version, as tether-policy/3 or tether-policy@candidate.")
+]
+
+
+@command(models, "promote")
+def promote(
+    model: Model,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; recorded with your name.")] = "",
+) -> None:
+    """Make a policy that people's evaluation let through the champion; whoever was it keeps the history."""
+    typer.echo(promoted(tether_home(), model, _user(), reason.strip() or "by hand"))
+
+
+@command(models, "demote")
+def demote(
+    model: Model,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; recorded with your name.")] = "",
+) -> None:
+    """Take every alias from a version; no run points one at it again, only `tether promote` does."""
+    if not reason.strip():
+        raise UserError(f"demote {model}: say why, with --reason TEXT.")
+    typer.echo(demoted(tether_home(), model, _user(), reason.strip()))
+
+
+def promoted(home: Path, asked: str, by: str, because: str) -> str:
+    """Point `champion` at the policy `asked`; returns what to say.
+
+    Raises:
+        UserError: no such version, none of a policy, or its human-eval gate has not passed.
+    """
+    from tasks.versions import CHAMPION, Versions, human_eval
+
+    registered = _versions(home)
+    found = _find(registered, asked)
+    shown = f"{found.name}/{found.version}"
+    if not found.name.endswith("-policy"):
+        raise UserError(f"promote {asked}: {shown} is no policy; only a policy is ever champion.")
+    judged = human_eval(found.tags)
+    if judged.get("state") != "passed":
+        why = f"was {judged['state']} in run {judged['run']}" if judged else "has not happened"
+        raise UserError(
+            f"promote {asked}: the human evaluation of {shown} {why}, and only a policy that passed its gates is "
+            f"promoted. Finish it with `tether human-eval score SHEET`, or rerun human_eval."
+        )
+    if CHAMPION in found.aliases:
+        return f"{shown} is {CHAMPION} already."
+    before = next((each for each in registered if each.name == found.name and CHAMPION in each.aliases), None)
+    Versions(_client(home)).promote(found.name, found.version, by, because, _now(), run=judged["run"])
+    instead = f", in the place of version {before.version}" if before else ""
+    return f"{shown} is {CHAMPION} now{instead}."
+
+
+def demoted(home: Path, asked: str, by: str, because: str) -> str:
+    """Take every alias from the version `asked`; returns what to say.
+
+    Raises:
+        UserError: no such version.
+    """
+    from tasks.versions import Versions
+
+    found = _find(_versions(home), asked)
+    Versions(_client(home)).demote(found.name, found.version, by, because, _now())
+    lost = f" It was {' and '.join(found.aliases)}; nothing is now." if found.aliases else ""
+    return f"{found.name}/{found.version} is demoted: {because}.{lost}"
+
+
+def _find(registered: "Sequence[Version]", asked: str) -> "Version":
+    """The version that `asked` names. Raises `UserError` for none, and for a name that has several versions."""
+    found = [each for each in registered if asked in each.spellings]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{asked} has {len(found)} versions: say which, as {asked}/{found[0].version}.")
+    there = ", ".join(sorted(f"{each.name}/{each.version}" for each in registered)[:10]) or "none"
+    raise UserError(f"{asked}: there is no such registered version; there are {there}.")
+
+
+def _versions(home: Path) -> "list[Version]":
+    from tasks.registry import versions
+
+    return versions(home)
+
+
+def _user() -> str:
+    from tasks.journal import current_user
+
+    return current_user()
+
+
+def _client(home: Path) -> object:
+    from tasks.mlflow_client import connect
+
+    return connect(home)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,284 @@
+"""`tether reproduce`: what the records of a model or run say, computed again in a store of its own, and compared.
+
+Nothing that there is gets touched: no record, no alias, no MLflow. That is why it is no run with `--refresh`: other
+bytes would become the newest record of their keys, and the same bytes would make an old policy the candidate again.
+"""
+
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from components.artifacts import ArtifactStore, Record
+from components.canonical import digest_json
+from components.code_version import code_version
+from components.errors import UserError
+from components.fingerprint import ROOT, source_modules, stage_key
+from components.key_changes import changes
+from components.runtime import Runtime
+from components.settings import Settings
+from components.store_graph import Graph
+from flows.lineage import find_subject
+from flows.model_facts import find_model
+from flows.sources import recorded_paths
+from tasks.computing import Work, compute_once
+from tasks.context import new_run_id
+from tasks.progress import StageProgress, say
+from tasks.registry import versions
+from tasks.result import Source
+from tasks.stages import STAGES
+from tasks.status import load_status
+
+
+class Pair(NamedTuple):
+    """An artifact as it is recorded, and as it came out now."""
+
+    recorded: Record
+    made: Record
+
+    @property
+    def same(self) -> bool:
+        """To the byte."""
+        return self.recorded.digest == self.made.digest
+
+    @property
+    def same_inputs(self) -> bool:
+        """What it was made of; else its own bytes prove nothing."""
+        return self.recorded.inputs == self.made.inputs
+
+
+class Reproduction(NamedTuple):
+    """What came out, in the order of making."""
+
+    subject: str
+    pairs: Sequence[Pair]
+    kept: Path | None
+    """The home with the results, where some differ."""
+
+    @property
+    def same(self) -> bool:
+        """Whether every artifact is."""
+        return all(pair.same for pair in self.pairs)
+
+    @property
+    def explained(self) -> bool:
+        """Whether the two machines or programs differ wherever the same inputs gave other bytes."""
+        return all(differences(pair) for pair in self.pairs if not pair.same and pair.same_inputs)
+
+
+def reproduce(
+    home: Path,
+    asked: str,
+    data: Mapping[str, Path] | None = None,
+    allow_other_code: bool = False,
+    console: Console | None = None,
+    root: Path = ROOT,
+) -> Reproduction:
+    """Compute again, from what no stage made, all that `asked` was made of, and itself.
+
+    An interrupted one is taken up by the same call. On a machine that lacks what a record was computed with
+    (instruction set, threads, device), this one's takes its place.
+
+    Args:
+        home: the `TETHER_HOME`.
+        asked: a run's id (all its stages), a model (as `find_model`), or an artifact's digest.
+        data: input name (`preferences`, `base`, `sheet`, ...) to where it is now; else it is read where it was.
+        allow_other_code: go on though the code here is another than what computed it.
+        console: where progress is said.
+        root: the folder that holds our packages.
+
+    Raises:
+        UserError: nothing of that name, an input that is gone or has changed, or other code. And what a stage raises.
+    """
+    data, console = data or {}, console or Console()
+    graph = Graph.of(ArtifactStore(home))
+    subject, digests, keys = _subject(home, asked, graph)
+    plan = _plan(graph, digests, keys, root)
+    if other := _other_code(plan, root):
+        if not allow_other_code:
+            raise UserError(f"{other} To go on with the code here: --allow-other-code.")
+        say(console, other)
+    sources = _sources(home, plan, data)
+    scratch = home / "reproduce" / digest_json(sorted(digests))[:16]
+    store = ArtifactStore(scratch, alone=True)
+    made: dict[str, Record] = {}
+    by_digest = {record.digest: record for record in plan}
+    for record in plan:
+        inputs = {name: _input(record, name, by_digest, made, sources, store) for name in record.inputs}
+        made[record.digest] = _compute(record, inputs, store, console, root)
+    pairs = [Pair(record, made[record.digest]) for record in plan]
+    return Reproduction(subject, pairs, _settle(scratch, all(pair.same for pair in pairs)))
+
+
+def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], Collection[str]]:
+    """What is asked for in words, its artifacts' digests, and the keys under which a run has them."""
+    registered = versions(home)
+    run, _, stage = asked.partition("/")
+    if stage and (home / "runs" / run / "run.json").is_file():
+        digests: Sequence[str] = [find_model(home, asked, graph, registered)[0]]
+        words = f"model {asked}"
+    else:
+        subject = find_subject(home, asked, graph, registered)
+        run, digests, words = subject.run or "", subject.digests, f"{subject.kind} {subject.name}"
+    if not any(graph.node(digest).records for digest in digests):
+        raise UserError(
+            f"{asked}: the store has no record of how it was made. Name a run, a model or an artifact that a stage "
+            f"made (`tether store ls` lists them)."
+        )
+    return words, digests, {each["key"] for each in load_status(home, run)["stages"]} if run else ()
+
+
+def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Path) -> list[Record]:
+    """The records to compute again, what goes in before what comes out.
+
+    Of several that gave the same artifact, that of the run asked for, else one of this very code, else the newest.
+    """
+    order: dict[str, Record] = {}
+
+    def visit(digest: str) -> None:
+        records = graph.node(digest).records
+        if digest in order or not records:
+            return
+        record = min(records, key=lambda each: (each.key not in keys, bool(_changed_source(each, root))))
+        for given in record.inputs.values():
+            visit(given)
+        order[digest] = record
+
+    for digest in digests:
+        visit(digest)
+    return list(order.values())
+
+
+# -- code, inputs, options ---------------------------------------------------------------------------------------------
+
+
+def _other_code(plan: Sequence[Record], root: Path) -> str:
+    """Says that the code here is another one, of which stages, and what to check out; empty where it is the same."""
+    changed = {record.stage: found for record in plan if (found := _changed_source(record, root))}
+    if not changed:
+        return ""
+    stage, files = next(iter(changed.items()))
+    known = [each.environment.get("code") or {} for each in plan if each.stage in changed]
+    codes = {str(code.get("commit") or ""): code for code in known}
+    commits = [
+        f"git checkout {commit}" + (" (it had uncommitted changes, which no commit holds)" if code.get("dirty") else "")
+        for commit, code in codes.items()
+        if commit
+    ]
+    return (
+        f"the code here (commit {code_version(root)['commit'] or 'unknown'}) is another one than what computed "
+        f"{', '.join(changed)} ({stage}: {', '.join(files[:3])}{' and more' if len(files) > 3 else ''}). "
+        f"{'Check it out: ' + ', or '.join(commits) if commits else 'Its commit is not recorded'}."
+    )
+
+
+def _changed_source(record: Record, root: Path) -> list[str]:
+    """Modules of a record's stage that are not here as they were."""
+    stage = STAGES.get(record.stage)
+    was, here = record.parts.get("source", {}), source_modules(stage.module, root) if stage else {}
+    return sorted(name for name in {*was, *here} if was.get(name) != here.get(name))
+
+
+def _sources(home: Path, plan: Sequence[Record], data: Mapping[str, Path]) -> dict[str, Path]:
+    """Digest to path of what no stage made, seen to be what was read then."""
+    by_digest = {record.digest: record for record in plan}
+    wanted = {
+        (name, digest)
+        for record in plan
+        for name, digest in record.inputs.items()
+        if digest not in by_digest and _file_of(record, digest, by_digest) is None
+    }
+    if unknown := sorted(set(data) - {name for name, _ in wanted}):
+        there = ", ".join(sorted({name for name, _ in wanted})) or "none: all its data are generated"
+        raise UserError(f"--data {unknown[0]}: it has no such input; there is {there}.")
+    recorded = recorded_paths(home, {record.run for record in plan})
+    found: dict[str, Path] = {}
+    for name, digest in sorted(wanted):
+        path = data.get(name) or recorded.get(digest)
+        again = f"Give it as it was with --data {name}=PATH (sha256 {digest[:16]})."
+        if path is None:
+            raise UserError(f"input {name}: where it was read is not recorded here. {again}")
+        if not path.exists():
+            raise UserError(f"input {name}: {path} is not there any more. {again}")
+        if (here := Source.of(path).digest) != digest:
+            raise UserError(f"input {name}: {path} is not what was read then (its sha256 is {here[:16]}). {again}")
+        found[digest] = path
+    return found
+
+
+def _file_of(record: Record, digest: str, by_digest: Mapping[str, Record]) -> tuple[str, str] | None:
+    """Artifact and name of an input that is a file of another input, as the simulated judges' sheet is the sample's."""
+    beside = [by_digest[each] for each in record.inputs.values() if each in by_digest]
+    return next(((each.digest, name) for each in beside for name, sha in each.files.items() if sha == digest), None)
+
+
+def _input(
+    record: Record, name: str, by_digest: Mapping[str, Record], made: Mapping[str, Record], sources: Mapping[str, Path],
+    store: ArtifactStore,
+) -> Source:  # fmt: skip
+    """An input of a record as it is now: computed again, a file of what was, or what no stage made."""
+    digest = record.inputs[name]
+    if digest in made:
+        return Source(store.path(made[digest]), made[digest].digest, stored=True)
+    if (found := _file_of(record, digest, by_digest)) is not None:
+        artifact, file = found
+        return Source.of(store.path(made[artifact]) / file)
+    return Source(sources[digest], digest)
+
+
+def _job(record: Record) -> Settings:
+    """A record's options; what is no part of a key, as where its data were, has its default."""
+    values = dict(record.job)
+    if (values.get("reward") or {}).get("refresh"):  # has no default, and is not read where inputs are given
+        values["reward"] = {**values["reward"], "refresh": {**values["reward"]["refresh"], "from_run": record.run}}
+    try:
+        job = STAGES[record.stage].load_job().model_validate(values)
+    except (KeyError, ValidationError) as error:
+        commit = (record.environment.get("code") or {}).get("commit") or "that computed it"
+        raise UserError(
+            f"{record.stage}: this code does not know its options. Check out the commit {commit}."
+        ) from error
+    runtime = getattr(job, "runtime", None)
+    return job.model_copy(update={"runtime": _fitting(runtime)}) if runtime is not None else job
+
+
+def _fitting(runtime: Runtime) -> Runtime:
+    """The runtime with what this machine lacks replaced by what it has."""
+    here, lacking = Runtime().resolve(), {problem.partition(":")[0] for problem in runtime.misfits()}
+    return runtime.model_copy(update={name: getattr(here, name) for name in lacking})
+
+
+def _compute(
+    record: Record, inputs: Mapping[str, Source], store: ArtifactStore, console: Console, root: Path
+) -> Record:
+    stage, job = STAGES[record.stage], _job(record)
+    digests = {name: given.digest for name, given in inputs.items()}
+    key, parts = stage_key(stage.name, job, digests, stage.module, stage.libraries, root)
+    work = Work(stage, job, inputs, key, parts, "reproduce", f"as run {record.run} did")
+    with StageProgress(console, stage.name) as progress:
+        found, _ = compute_once(work, store, progress.show, lambda text: say(console, text))
+    return found
+
+
+def _settle(scratch: Path, same: bool) -> Path | None:
+    """Remove what came out the same; keep the rest, under a name that the next attempt doesn't take up."""
+    if same:
+        shutil.rmtree(scratch)
+        return None
+    kept = scratch.with_name(f"{scratch.name}-{new_run_id()}")
+    os.rename(scratch, kept)
+    return kept
+
+
+def differences(pair: Pair) -> list[str]:
+    """In what the two computations of an artifact differ, inputs aside: options, machine, source, libraries."""
+    found = [str(each) for each in changes(pair.recorded.parts, pair.made.parts) if each.part != "input"]
+    was, now = pair.recorded.environment, pair.made.environment
+    for name in ("cpu", "python"):
+        if was.get(name) != now.get(name):
+            found.append(f"{name} {was.get(name) or 'not recorded'} -> {now.get(name)}")
+    return found

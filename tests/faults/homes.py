@@ -1,0 +1,114 @@
+"""What the fault tests share: runs with a fault planted, homes to run them in, and the rules that a home must keep."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = ("run", "tiny")
+STAGES = ("validate", "sft", "reward", "ppo", "human_eval")
+
+HASH = "[0-9a-f]{64}"
+RULES = [
+    re.compile(rule)
+    for rule in (
+        rf"store/objects/{HASH}",
+        rf"store/records/{HASH}/\d+\.json",
+        r"store/\.(views\.)?lock",
+        rf"work/{HASH}\.leases/\d{{9}}\.free",
+        r"runs/[\w-]+/(run\.json|config\.yaml|report\.(md|html)|cards/[\w-]+\.md|tracking\.jsonl?|metrics/\w+\.jsonl)",
+    )
+]
+"""Every file below store/, work/ and runs/ of a home in which nothing runs; views hold links alone."""
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    code: int
+    output: str
+    """What it printed, both streams."""
+    seconds: float
+    happened: bool
+    """The fault that was planted."""
+
+
+@dataclass
+class Home:
+    """A `TETHER_HOME` with the same command run in it again and again."""
+
+    path: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def tether(self, *arguments: str, plan: dict[str, Any] | None = None) -> Done:
+        """`tether ARGUMENTS` (the run, if none are given), with the fault that `plan` says."""
+        happened = self.path.with_name(f"{self.path.name}.happened")
+        happened.unlink(missing_ok=True)
+        plan = {**(plan or {}), "happened": str(happened)}
+        given = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+        variables = {**given, "TETHER_HOME": str(self.path), "COLUMNS": "160", **self.environment}
+        script = [sys.executable, str(ROOT / "tests/faults/inject.py"), json.dumps(plan)]
+        began = time.monotonic()
+        # Not through pipes: the embedded Prefect server of a killed run would hold them open.
+        with tempfile.TemporaryFile("w+") as output:
+            done = subprocess.run(
+                [*script, *(arguments or COMMAND)], cwd=self.path.parent, env=variables, stdout=output, stderr=output,
+                check=False, timeout=400,
+            )  # fmt: skip
+            output.seek(0)
+            return Done(done.returncode, output.read(), time.monotonic() - began, happened.exists())
+
+    def status(self) -> dict[str, Any]:
+        """The newest run's."""
+        runs = [json.loads(path.read_text()) for path in self.path.glob("runs/*/run.json")]
+        return max(runs, key=lambda run: run["started"])
+
+    def digests(self) -> dict[str, str]:
+        """Of the newest run's stages."""
+        return {stage["name"]: stage["digest"] for stage in self.status()["stages"]}
+
+    def keys(self, *stages: str) -> set[str]:
+        """Keys of the records of `stages`, sub-stages included."""
+        found = set()
+        for path in self.path.glob("store/records/*/1.json"):
+            if json.loads(path.read_text())["record"]["stage"].split(".")[0] in stages:
+                found.add(path.parent.name)
+        return found
+
+    def before(self, stage: str, folder: Path) -> "Home":
+        """A copy of this home in `folder` in which `stage` and what follows have not been computed."""
+        shutil.copytree(self.path, folder, symlinks=True)
+        home = Home(folder, dict(self.environment))
+        shutil.rmtree(folder / "runs")
+        shutil.rmtree(folder / "store" / "views")
+        for key in home.keys(*STAGES[STAGES.index(stage) :]):
+            shutil.rmtree(folder / "store" / "records" / key)
+        return home
+
+    def check(self) -> None:
+        """Nothing below is outside the store's rules, every object is what its name says, no key has two records."""
+        for path in sorted(p for top in ("store", "work", "runs") for p in (self.path / top).rglob("*")):
+            name = path.relative_to(self.path).as_posix()
+            if path.is_symlink():
+                assert name.startswith("store/views/") and (self.path / "store/objects") in path.resolve().parents, name
+            elif path.is_file():
+                assert any(rule.fullmatch(name) for rule in RULES), f"{name} should not be there"
+        for path in (self.path / "store" / "objects").iterdir():
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+        for folder in (self.path / "store" / "records").iterdir():
+            assert len(list(folder.iterdir())) == 1, f"{folder.name} was computed twice"
+
+
+def tail(done: Done) -> str:
+    """What a failing test shows of a command."""
+    return f"exit code {done.code}\n{done.output[-3000:]}"

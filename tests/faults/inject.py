@@ -1,0 +1,158 @@
+"""Runs the command line with one fault planted in it.
+
+    python tests/faults/inject.py '{"stage": "ppo", "phase": "publish", "nth": 3, "fault": "kill"}' run tiny
+
+Where: a change to the file system below TETHER_HOME, of which Python tells its audit hooks before it is made. Such a
+moment is named by the stage that runs (as run.json says), by the phase (which folder is changed), and by its number
+among these. Nothing of ours is patched, and every write, rename and removal is a moment.
+
+What: `kill` (SIGKILL, `delay` seconds later; if `processes` names notes of servers, of those instead of this process),
+`errno` (the change fails with `errno`; with `lasting` all later ones of its phase do too), or `clock` (the wall clock
+jumps by `seconds`); the file `happened` is made then. Without a fault the moments are written to `trace`.
+"""
+
+import datetime
+import glob
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "os.truncate"}
+PHASES = {
+    ("work",): "write", ("store", "objects"): "publish", ("store", "records"): "commit", ("store", "views"): "view",
+    ("runs",): "run", ("mlartifacts",): "record",
+}  # fmt: skip
+
+
+def phase_of(path: str, home: str) -> str | None:
+    """What is done where `path` is changed; None for what isn't ours or isn't in a fixed order."""
+    if not path.startswith(home + os.sep) or "cursor" in path:
+        return None
+    parts = Path(path).relative_to(home).parts
+    if parts[0] == "work" and "checkpoint" in parts:
+        return "checkpoint"
+    if parts[0] == "runs" and "run.json" in parts[-1]:
+        return "status"
+    return next((name for prefix, name in PHASES.items() if parts[: len(prefix)] == prefix), None)
+
+
+class Hook:
+    """Counts the moments, and acts at the one it waits for."""
+
+    def __init__(self, plan: dict[str, Any], home: str) -> None:
+        self.plan, self.home, self.stage = plan, home, ""
+        self.seen: Counter[tuple[str, str]] = Counter()
+        self.acting = self.failing = False
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in CHANGES or self.acting or not arguments or not isinstance(arguments[0], str | os.PathLike):
+            return
+        if event == "open" and not _writes(arguments):
+            return
+        where = os.fspath(arguments[0])
+        moved = event == "os.rename" and isinstance(arguments[1], str | os.PathLike)
+        target = os.fspath(arguments[1]) if moved else where
+        phase = phase_of(os.path.abspath(target), self.home)
+        if phase is None:
+            return
+        if phase == "status" and moved:
+            self._learn_stage(where)
+        self.seen[self.stage, phase] += 1
+        moment = (self.stage, phase, self.seen[self.stage, phase])
+        if "trace" in self.plan:
+            with open(self.plan["trace"], "a") as file:
+                file.write(json.dumps([*moment, event, target[len(self.home) :]]) + "\n")
+        if self.failing and phase == self.plan["phase"]:
+            raise self._error(target)
+        if moment == tuple(self.plan.get(name) for name in ("stage", "phase", "nth")):
+            self._act(target)
+
+    def _learn_stage(self, path: str) -> None:
+        self.acting = True
+        try:
+            running = [s["name"] for s in json.loads(Path(path).read_text())["stages"] if s["state"] == "running"]
+            self.stage = running[0] if running else self.stage
+        finally:
+            self.acting = False
+
+    def _act(self, target: str) -> None:
+        fault = self.plan.get("fault")
+        if fault:
+            Path(self.plan["happened"]).touch()
+        if fault == "kill" and self.plan.get("delay"):
+            timer = threading.Timer(self.plan["delay"], self._kill)
+            timer.daemon = True
+            timer.start()
+        elif fault == "kill":
+            self._kill()
+        elif fault == "errno":
+            self.failing = bool(self.plan.get("lasting"))
+            raise self._error(target)
+        elif fault == "clock":
+            _jump(self.plan["seconds"])
+
+    def _kill(self) -> None:
+        for process in self._processes() if "processes" in self.plan else [os.getpid()]:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def _processes(self) -> list[int]:
+        """The ids that the files of a pattern hold, in the manner of the notes about embedded Prefect servers."""
+        self.acting = True
+        notes = [json.loads(Path(path).read_text()) for path in glob.glob(self.plan["processes"])]
+        self.acting = False
+        assert notes, f"nothing to kill in {self.plan['processes']}"
+        return [server["pid"] for note in notes for server in note["servers"]]
+
+    def _error(self, target: str) -> OSError:
+        return OSError(self.plan["errno"], os.strerror(self.plan["errno"]), target)
+
+
+def _writes(arguments: tuple[Any, ...]) -> bool:
+    mode, flags = arguments[1], arguments[2]
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+def _jump(seconds: float) -> None:
+    """From now on the wall clock is off by `seconds`; the monotonic one goes on as it must."""
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + seconds  # type: ignore[method-assign]
+    time.time_ns = lambda: now_ns() + int(seconds * 1e9)  # type: ignore[method-assign]
+
+    class Jumped(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return _Real.now(tz) + datetime.timedelta(seconds=seconds)
+
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in ("tasks", "flows", "components", "data_contracts"):
+            for key, value in vars(module).items():
+                if value is _Real:
+                    setattr(module, key, Jumped)
+
+
+_Real = datetime.datetime
+
+
+def main() -> None:
+    """Plant the fault, then be `tether`."""
+    plan = json.loads(sys.argv[1])
+    sys.argv[1:] = sys.argv[2:]
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from flows.cli import main as tether
+
+    sys.addaudithook(Hook(plan, os.path.abspath(os.environ["TETHER_HOME"])))
+    tether()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Runs as a home has them, made in milliseconds: records, files and points small enough to know by heart."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.artifacts import ArtifactStore
+from components.data.jsonl import write_json, write_rows
+from components.gates import Verdict, Waiver, judge
+from flows.config import RunConfig, load_config, to_values
+from flows.profile import parse_override
+from tasks import journal
+from tasks.context import RunContext
+from tasks.spool import Spool
+from tasks.stages import PIPELINE
+from tasks.status import verdict_json
+
+HOSTILE = "<script>document.title = 'run'</script><img src=http://127.0.0.1:9/x onerror=alert(1)>"
+METRICS: dict[str, dict[str, float]] = {
+    "validate": {
+        "data/pairs": 720, "data/quarantined": 2, "data/contract": 1, "data/leaked_prompts": 0,
+        "data/annotator_agreement": 0.7321, "data/pairs_train": 400, "data/pairs_calibration": 120,
+        "data/pairs_test": 200,
+    },
+    "sft": {"sft/loss": 0.4321, "sft/perplexity": 1.5405, "sft/perplexity_ratio": 0.0654},
+    "reward": {
+        "reward/accuracy": 0.8123, "reward/accuracy_low": 0.7712, "reward/accuracy_high": 0.8467, "reward/ece": 0.0345,
+        "reward/ece_null_95": 0.0456, "reward/test_pairs": 200, "reward/invariance": 0, "reward/position_invariance": 0,
+    },
+    "ppo": {
+        "ppo/kl": 2.345, "ppo/kl_high": 2.789, "ppo/proxy_reward": 1.357, "ppo/reward_gain": 1.246, "ppo/stopped": 0,
+        "ppo/demonstration_perplexity_ratio": 1.5, "ppo/length_ratio": 1.1,
+    },
+    "human_eval": {
+        "human_eval/win_rate": 0.6543, "human_eval/win_rate_low": 0.5987, "human_eval/win_rate_high": 0.7056,
+        "human_eval/labels_complete": 1, "human_eval/items": 48,
+    },
+}  # fmt: skip
+CURVES: dict[str, dict[str, list[float]]] = {
+    "sft": {"sft/train_loss": [5.5, 2.25, 0.75]},
+    "ppo": {
+        "ppo/proxy_reward": [0.125, 0.75, 1.25], "ppo/kl": [0.0, 1.44, 2.25], "ppo/beta": [0.2, 0.19, 0.17],
+        "ppo/entropy": [0.5, 0.4, 0.3], "ppo/response_tokens": [10, 11, 12.5],
+    },
+}  # fmt: skip
+"""By step, from 1."""
+BINS = [
+    {"confidence": 0.55, "accuracy": 0.5612, "low": 0.4711, "high": 0.6477, "n": 100},
+    {"confidence": 0.85, "accuracy": 0.8334, "low": 0.7512, "high": 0.8923, "n": 100},
+]
+
+
+def evaluation() -> list[dict[str, Any]]:
+    """Nine prompts: the fourth has the worst KL, the eighth the highest reward, the first a response that attacks."""
+    rows = []
+    for number in range(1, 10):
+        kl, score = (9.75 if number == 4 else number / 10), (3.25 if number == 8 else number / 100)
+        said = HOSTILE if number == 1 else f"policy says {number}"
+        about = {"tokens": number, "ended": True}
+        prompt = [{"role": "user", "content": f"asked {number}"}]
+        rows.append(
+            {
+                "prompt": prompt,
+                "policy": {"response": said, "score": score, "kl": kl, **about},
+                "sft": {"response": f"sft says {number}", "score": -score, "kl": 0.0, **about},
+            }
+        )
+    return rows
+
+
+def _files(stage: str, out: Path) -> None:
+    """What a stage's artifact holds, as far as the report reads it."""
+    write_json(out / "stage.json", stage)
+    if stage == "validate":
+        named = {"source": "preferences", "severity": "quarantine", "suite": "preferences_rows", "threshold": 0.05}
+        unique = {"name": "unique", "description": "The row repeats no other.", "rows": 2, "row_numbers": [17, 230]}
+        filled = {"name": "texts_filled", "description": "No response is empty.", "rows": 0, "row_numbers": []}
+        checks = [{**named, **each, "passed": True, "value": each["rows"] / 722} for each in (unique, filled)]
+        write_json(out / "report.json", checks)
+        row = {"file": "preferences", "reasons": [f"repeats row {HOSTILE}"], "data": {"a": HOSTILE, "b": "half \ud83d"}}
+        lines = [json.dumps({**row, "row": number}) + "\n" for number in (17, 230)]
+        (out / "quarantine.jsonl").write_text("".join(lines))
+    if stage == "reward":
+        write_json(out / "calibration.json", {"bins": BINS})
+    if stage == "ppo":
+        write_rows(out / "evaluation.jsonl", evaluation())
+        steps = [{name: values[i] for name, values in CURVES["ppo"].items()} for i in range(3)]
+        write_rows(out / "history.jsonl", [{"update": i, **row} for i, row in enumerate(steps, 1)])
+    if stage == "human_eval":
+        result = {
+            "judges": "people", "target": "share of items", "level": 0.95, "items": 48, "fleiss_kappa": 0.4444,
+            "win_rate": {"value": 0.6543, "low": 0.5987, "high": 0.7056}, "ratings": {"given": 144, "asked": 144},
+            "raters": [{"rater": "rating_1", "n": 48, "win_rate": 0.66, "ties": 0.1, "side_a": 0.5, "agreement": 0.71}],
+            "strata": [{"stratum": "short", "n": 48, "win_rate": 0.6543}],
+        }  # fmt: skip
+        write_json(out / "result.json", result)
+
+
+def _points(path: Path, stage: str) -> None:
+    spool = Spool(path)
+    for step in range(3):
+        spool.append(step + 1, {name: values[step] for name, values in CURVES.get(stage, {}).items()})
+    spool.close()
+
+
+def stored_run(
+    home: Path,
+    run: str = "20260101-000000-aaaa",
+    *,
+    upto: str = "human_eval",
+    changes: Sequence[str] = (),
+    waive: Mapping[str, str] | None = None,
+    by: str | None = None,
+) -> str:
+    """A run of the tiny profile in `home`; a gate that fails and isn't waived ends it there.
+
+    Args:
+        home: the `TETHER_HOME`.
+        run: its id.
+        upto: the last stage that ends; the rest are not run.
+        changes: to the profile, as `--set` takes them.
+        waive: gate to reason.
+        by: an earlier stored run whose artifacts are taken, as hits.
+    """
+    config = load_config("tiny", [parse_override(text) for text in changes]).resolved()
+    waivers = [Waiver(gate=gate, user="ada", reason=reason) for gate, reason in (waive or {}).items()]
+    ctx = RunContext.start(home, "tiny", config.gates, config=to_values(config), run=run, waivers=waivers, track=False)
+    with ctx:
+        for stage in PIPELINE[: PIPELINE.index(upto) + 1]:
+            verdicts = judge(stage, METRICS[stage], config.gates.stage(stage), waivers)
+            if not _end(ctx, stage, config, verdicts, by):
+                break
+    return run
+
+
+def _end(ctx: RunContext, stage: str, config: RunConfig, verdicts: Sequence[Verdict], by: str | None) -> bool:
+    """End a stage with its artifact; False where a gate stops the run."""
+    key = f"{stage:x<64}".replace("_", "x")
+    record = next(iter(ctx.store.published(key)), None)
+    if record is None:
+        _points(ctx.metrics_file(stage), stage)
+        out, beside = ctx.home / "out" / "artifact", ctx.home / "out" / "beside"
+        _files(stage, out)
+        if stage in CURVES:
+            _points(beside / "points.jsonl", stage)
+        job = to_values(config) | {"seed": config.seed}
+        about = {
+            "stage": stage, "run": ctx.run, "metrics": METRICS[stage],
+            "seconds": 12.5, "started": "2026-01-01T00:00:01+00:00",
+            "job": {name: job[name] for name in ("seed", "runtime", *([stage] if stage in job else []))},
+            "inputs": {"data": "d" * 64}, "parts": {"source": {"a.py": "1"}, "libraries": {"torch": "2.13.0"}},
+            "environment": {"python": "3.11.7", "code": {"version": "0.1.0", "commit": "c0ffee" * 6, "dirty": False}},
+        }  # fmt: skip
+        record = ctx.store.publish(key, out, beside if beside.is_dir() else None, about)
+    stops = any(verdict.stops for verdict in verdicts)
+    waived = any(verdict.waived for verdict in verdicts)
+    first = {"outcome": "computed", "because": "first", "reason": "no record", "run": ctx.run}
+    why = {"outcome": "hit", "run": by, "pinned": False} if by else first
+    ctx.status.update(
+        stage, key=key, digest=record.digest, metrics=METRICS[stage], gates=verdict_json(verdicts),
+        state="gate_failed" if stops else "waived" if waived else "cached" if by else "passed",
+        cached=by is not None, seconds=0.5 if by else 12.5, explained={stage: why},
+    )  # fmt: skip
+    done = {"digest": record.digest, "verdicts": [verdict.model_dump(mode="json") for verdict in verdicts]}
+    journal.add_fact(ctx.folder, "record", stage=stage, done=done)
+    return not stops
+
+
+def forget(home: Path, run: str, stage: str, name: str) -> None:
+    """Lose an object of the store: a file of what `stage` made, or an attachment."""
+    status = json.loads((home / "runs" / run / "run.json").read_text())
+    key = next(each["key"] for each in status["stages"] if each["name"] == stage)
+    store = ArtifactStore(home)
+    record = store.published(key)[0]
+    (store.objects / {**record.files, **record.attachments}[name]).unlink()
