@@ -1,5 +1,6 @@
 """The command line. Heavy imports wait inside the commands: `tether --help` must be instant."""
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -175,13 +176,12 @@ def lineage(
         raise UserError("--json, --html, --mermaid: give one of them.")
     from flows import lineage_text
     from flows.lineage import lineage as gather
+    from flows.lineage import uncollected
 
-    found = gather(tether_home(), of, downstream)
-    if as_json:
-        typer.echo(json.dumps(found))
-    else:
-        show = lineage_text.page if as_html else lineage_text.mermaid if as_mermaid else lineage_text.text
-        typer.echo(show(found))
+    show = lineage_text.page if as_html else lineage_text.mermaid if as_mermaid else lineage_text.text
+    with uncollected():
+        found = gather(tether_home(), of, downstream)
+        typer.echo(json.dumps(found) if as_json else show(found))
 
 
 @command(app, "diff")
@@ -328,7 +328,10 @@ def _go(launch: Any) -> None:
 
 def main() -> None:
     """The console script."""
-    app()
+    try:
+        app()
+    finally:
+        gc.freeze()  # the interpreter's last collection would go through all of torch and Prefect: 3 s
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """What a run, model, artifact or file was made of, and what was made of it: facts for `tether lineage`."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +49,23 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> dict[str, Any]:
     Raises:
         UserError: nothing of that name is known.
     """
+    with uncollected():
+        return _lineage(home, asked, downstream)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the collector, which goes through the same thousands of records again and again, half of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _lineage(home: Path, asked: str, downstream: bool) -> dict[str, Any]:
     store = ArtifactStore(home)
     graph = Graph.of(store)
     named = find_version(home, asked)

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 from components.human_eval.sheet import SIMULATED
 from components.settings import Settings
+from data_contracts.suites import great_expectations
 from flows.config import RunConfig
 from flows.sources import Sources
+from tasks import plots
 from tasks.context import RunContext
 from tasks.result import Source, StageResult
 from tasks.stages import STAGES, Stage
@@ -121,8 +123,10 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
 
 
 def _load_ahead(ctx: RunContext) -> None:
-    """What the first stages would spend seconds on: MLflow's tables, and the libraries of those that learn."""
+    """What the stages would spend seconds on: MLflow's tables, and the libraries that check, learn and plot."""
     ctx.tracker()
     with suppress(ImportError):  # the stage that needs it says so
         for stage in STAGES.values():
             stage.load_run()
+        great_expectations()
+        plots.load()

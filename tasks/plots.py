@@ -12,6 +12,11 @@ Curve = Sequence[tuple[int, float]]
 REWARD_COLOUR, KL_COLOUR, GOLD_COLOUR = "#1f77b4", "#d62728", "#b8860b"
 
 
+def load() -> None:
+    """Import what drawing needs, so that the first plot needn't."""
+    _empty_figure(1.0, 1.0).canvas.draw()
+
+
 def render(stage: str, points: Path, artifact: Path, attachments: Path) -> list[Path]:
     """Draw what a stage has to show from its points and its artifact. Returns the files written (often none)."""
     written = []

@@ -32,7 +32,11 @@ def questions(home: Path) -> dict[str, Callable[[], Any]]:
     data = str(home.parent / "pairs.jsonl")
 
     def asked(of: str, downstream: bool = False) -> Callable[[], Any]:
-        return lambda: lineage_text.text(lineage.lineage(home, of, downstream))
+        def ask() -> str:
+            with lineage.uncollected():
+                return lineage_text.text(lineage.lineage(home, of, downstream))
+
+        return ask
 
     return {
         "lineage tether-policy@champion": asked("tether-policy@champion"),

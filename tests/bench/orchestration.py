@@ -158,7 +158,8 @@ def side(profile: str, began: float, out: Path) -> None:
     measure_parts(clocks)
     clocks.clock.turn("rest")
     try:
-        cli.app(["run", profile])
+        sys.argv = ["tether", "run", profile]
+        cli.main()
     finally:
         clocks.clock.turn(END)
         beside: Counter[str] = sum((each.seconds for each in Clocks.others), Counter())
