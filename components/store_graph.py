@@ -1,13 +1,13 @@
 """What was made of what: the records of a store as a graph of artifacts and of what no stage made."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self
 
 from components.artifacts import ArtifactStore
 from components.errors import UserError
 from components.store_needs import stored
-from components.store_record import Record
+from components.store_record import Miss, Record
 
 SHORTEST_PREFIX = 6
 
@@ -25,7 +25,14 @@ class Node(NamedTuple):
 class Graph:
     """Every artifact of a store, with what it was made of and what was made of it."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], unreadable: Mapping[str, Miss] | None = None) -> None:
+        """
+        Args:
+            records: those that parse.
+            unreadable: each key whose record doesn't, and why: what it was made of, and what was made of it, is not in
+                the graph.
+        """
+        self.unreadable = dict(unreadable or {})
         self._records: dict[str, list[Record]] = defaultdict(list)
         self._names: dict[str, set[str]] = defaultdict(set)
         self._readers: dict[str, set[str]] = defaultdict(set)
@@ -37,9 +44,11 @@ class Graph:
 
     @classmethod
     def of(cls, store: ArtifactStore) -> Self:
-        """Of all the records that parse."""
+        """Of all the records of a store; a key that was computed again is readable by its newer record."""
         found = stored(store, store.place, every_byte=False)
-        return cls(each.record for each in found if isinstance(each.record, Record))
+        records = [each.record for each in found if isinstance(each.record, Record)]
+        keys = {record.key for record in records}
+        return cls(records, {e.key: e.record for e in found if isinstance(e.record, Miss) and e.key not in keys})
 
     def node(self, digest: str) -> Node:
         """What is known of a digest."""

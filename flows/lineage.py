@@ -43,8 +43,9 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> dict[str, Any]:
         downstream: what was made of it instead of what it was made of.
 
     Returns:
-        `{subject, direction, nodes, edges}`; nodes in the order in which they were made, each as `_node` says; an edge
-        is `{from, to, name}`: the artifact `to` was made of `from`, which it calls `name`.
+        `{subject, direction, nodes, edges, unreadable}`; nodes in the order in which they were made, each as `_node`
+        says; an edge is `{from, to, name}`: the artifact `to` was made of `from`, which it calls `name`; `unreadable`
+        is the store's keys whose record is damaged, `{key, reason}` each: what they are part of may be missing here.
 
     Raises:
         UserError: nothing of that name is known.
@@ -79,13 +80,14 @@ def _lineage(home: Path, asked: str, downstream: bool) -> dict[str, Any]:
     return {
         "subject": {"kind": subject.kind, "name": subject.name, "digests": list(subject.digests)},
         "direction": "downstream" if downstream else "upstream",
-        "nodes": [_node(node, home, runs, by_digest, subject.run) for node in nodes],
+        "nodes": [_node(node, home, runs, by_digest, subject.run, graph) for node in nodes],
         "edges": [
             {"from": digest, "to": node.digest, "name": name}
             for node in nodes
             for name, digest in graph.inputs(node.digest).items()
             if digest in shown
         ],
+        "unreadable": [{"key": key, "reason": miss.reason} for key, miss in sorted(graph.unreadable.items())],
     }
 
 
@@ -143,18 +145,20 @@ def _runs(home: Path) -> _Runs:
 
 
 def _node(
-    node: Node, home: Path, runs: _Runs, registered: Mapping[str, Sequence[Version]], run: str | None
+    node: Node, home: Path, runs: _Runs, registered: Mapping[str, Sequence[Version]], run: str | None, graph: Graph
 ) -> dict[str, Any]:
     """What is known of an artifact: `{digest, names, stage}`, and where a stage made it `key, run, started, seconds,
-    seed, options, code, source, libraries, environment, inputs, metrics, judged, models`.
+    seed, options, code, source, libraries, environment, inputs, metrics, judged, models`. Where runs took it from a
+    stage but how it was made can't be read any more, `stage` is None and `lost` says so.
 
     `options` are those that differ from the profile's, each with both values; `source` is one sha256 of all the code
     that the stage runs; `judged` are the runs that took it, with gates and waivers; `models` its registered versions.
     """
-    if not node.records:
-        return {"digest": node.digest, "names": list(node.names), "stage": None}
-    record = next((each for each in node.records if each.run == run), node.records[0])
     took = runs.judging.get(node.digest, [])
+    if not node.records:
+        known = {"digest": node.digest, "names": list(node.names), "stage": None}
+        return {**known, "lost": _lost(next((t for t in took if t.run == run), took[-1]), graph)} if took else known
+    record = next((each for each in node.records if each.run == run), node.records[0])
     return {
         "digest": node.digest,
         "names": list(node.names),
@@ -183,6 +187,13 @@ def _node(
             for each in registered.get(node.digest, ())
         ],
     }
+
+
+def _lost(taken: _Judging, graph: Graph) -> str:
+    """Why an artifact that a run took has no record, and what would give it one."""
+    key, stage = taken.stage["key"], taken.stage["name"]
+    reason = graph.unreadable[key].reason if key in graph.unreadable else "the store no longer has its record"
+    return f"{stage} of run {taken.run}, key {key[:16]}: {reason}. `tether rerun {stage} --from {taken.run}`"
 
 
 def changed_options(record: Record, profile: str | None) -> dict[str, Any]:

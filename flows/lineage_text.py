@@ -16,7 +16,15 @@ def text(found: Mapping[str, Any]) -> str:
     inputs = _inputs(found)
     for node in found["nodes"]:
         lines += ["", title(node), *(f"  {line}" for line in facts(node, inputs.get(node["digest"], {})))]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", note] if (note := incomplete(found)) else [])])
+
+
+def incomplete(found: Mapping[str, Any]) -> str:
+    """What to say where records of the store are damaged: an answer that may lack something has to say so."""
+    if not found["unreadable"]:
+        return ""
+    named = "; ".join(f"{each['key'][:16]}: {each['reason']}" for each in found["unreadable"])
+    return f"This may not be all: records of the store can't be read ({named}). See `tether store verify`."
 
 
 def title(node: Mapping[str, Any]) -> str:
@@ -28,7 +36,7 @@ def title(node: Mapping[str, Any]) -> str:
 def facts(node: Mapping[str, Any], inputs: Mapping[str, str]) -> Iterator[str]:
     """What there is to say of an artifact, a line each."""
     if node["stage"] is None:
-        yield "no stage made it"
+        yield node.get("lost", "no stage made it")
         return
     if inputs:
         yield "made of " + ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(inputs.items()))
@@ -86,6 +94,8 @@ def page(found: Mapping[str, Any]) -> str:
     for node in found["nodes"]:
         lines = "".join(f"<li>{html.escape(line.strip())}</li>" for line in facts(node, inputs.get(node["digest"], {})))
         parts.append(f'<section id="{node["digest"]}"><h2>{html.escape(title(node))}</h2><ul>{lines}</ul></section>')
+    if note := incomplete(found):
+        parts.append(f'<p role="note">{html.escape(note)}</p>')
     return "\n".join([*parts, "</main></body></html>"])
 
 

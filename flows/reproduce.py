@@ -102,7 +102,7 @@ def reproduce(
         if not allow_other_code:
             raise UserError(f"{other} To go on with the code here: --allow-other-code.")
         say(console, other)
-    sources = _sources(home, plan, data)
+    sources = _sources(home, plan, data, graph)
     scratch = home / "reproduce" / digest_json(sorted(digests))[:16]
     store = ArtifactStore(scratch, alone=True)
     made: dict[str, Record] = {}
@@ -183,7 +183,7 @@ def _changed_source(record: Record, root: Path) -> list[str]:
     return sorted(name for name in {*was, *here} if was.get(name) != here.get(name))
 
 
-def _sources(home: Path, plan: Sequence[Record], data: Mapping[str, Path]) -> dict[str, Path]:
+def _sources(home: Path, plan: Sequence[Record], data: Mapping[str, Path], graph: Graph) -> dict[str, Path]:
     """Digest to path of what no stage made, seen to be what was read then."""
     by_digest = {record.digest: record for record in plan}
     wanted = {
@@ -201,7 +201,9 @@ def _sources(home: Path, plan: Sequence[Record], data: Mapping[str, Path]) -> di
         path = data.get(name) or recorded.get(digest)
         again = f"Give it as it was with --data {name}=PATH (sha256 {digest[:16]})."
         if path is None:
-            raise UserError(f"input {name}: where it was read is not recorded here. {again}")
+            damaged = ", ".join(f"{key[:16]}: {miss.reason}" for key, miss in sorted(graph.unreadable.items()))
+            lost = f", and may be what a damaged record tells of ({damaged})" if damaged else ""
+            raise UserError(f"input {name}: where it was read is not recorded here{lost}. {again}")
         if not path.exists():
             raise UserError(f"input {name}: {path} is not there any more. {again}")
         if (here := Source.of(path).digest) != digest:

@@ -25,9 +25,12 @@ from components.errors import UserError
 from flows import lineage, lineage_text, run_diff
 from flows.bases import run_values
 from flows.export import export
+from flows.promotion import demoted, promoted
+from flows.reproduce import reproduce
 from flows.run_facts import run_facts
 from tasks.journal import Sent
 from tasks.mlflow_client import connect
+from tasks.registry import versions
 from tasks.spool import read_points
 from tasks.status import list_runs
 
@@ -389,3 +392,54 @@ def test_two_runs_side_by_side_differ_in_what_was_changed_and_what_came_of_it(
     assert found["options"]["ppo.clip_range"] == [0.2, 0.1]
     assert "ppo/kl" in stages["ppo"]["metrics"] and stages["sft"]["metrics"] == {}
     assert "ppo.clip_range 0.2 -> 0.1" in run_diff.text(found)
+
+
+def test_a_demoted_policys_lineage_keeps_who_promoted_and_demoted_it(home: Path, first: dict[str, Any]) -> None:
+    digest = first["stages"][3]["digest"]
+    version = next(each for each in versions(home) if each.digest == digest and each.name == "tether-policy")
+    other = next(each for each in versions(home) if each.name == version.name and each.version != version.version)
+    name = f"{version.name}/{version.version}"
+    promoted(home, name, "ada", "the better of the two")
+    demoted(home, name, "grace", "a customer's letter")
+    promoted(home, f"{other.name}/{other.version}", "grace", "the only one left")
+    policy = next(node for node in lineage.lineage(home, name)["nodes"] if node["digest"] == digest)
+    (model,) = policy["models"]
+    said = " ".join(model["life"])
+    assert model["aliases"] == [] and "ada" in said and "grace" in said and "a customer's letter" in said
+    downstream = lineage.lineage(home, first["stages"][0]["digest"], downstream=True)["nodes"]
+    seen = {f"{each['name']}/{each['version']}": each for node in downstream for each in node.get("models", ())}
+    assert {name, f"{other.name}/{other.version}"} <= set(seen), "a demoted model has seen the data too"
+    assert seen[f"{other.name}/{other.version}"]["promoted"]["by"] == "grace"
+
+
+def test_a_damaged_record_is_said_by_every_question_that_it_leaves_a_gap_in_until_its_stage_is_rerun(
+    tether, home: Path, first: dict[str, Any]
+) -> None:
+    data, sft, _, policy, _ = (stage["digest"] for stage in first["stages"])
+    whole = lineage.lineage(home, first["run"])
+    key = first["stages"][1]["key"]
+    (path,) = (home / "store" / "records" / key).iterdir()
+    path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 1'))
+
+    upstream = lineage.lineage(home, first["run"])
+    (gap,) = (node for node in upstream["nodes"] if node["digest"] == sft)
+    assert gap["stage"] is None and gap["lost"].startswith(f"sft of run {first['run']}, key {key[:16]}: ")
+    assert "its own sha256 does not hold" in gap["lost"]
+    assert {node["digest"] for node in upstream["nodes"]} == {node["digest"] for node in whole["nodes"]}
+    downstream = lineage.lineage(home, data, downstream=True)
+    assert sft not in {node["digest"] for node in downstream["nodes"]} and policy in str(downstream["nodes"])
+    assert [each["key"] for each in downstream["unreadable"]] == [key]
+    for show in (lineage_text.text, lineage_text.page):
+        assert "may not be all" in show(downstream) and key[:16] in show(downstream)
+        assert "may not be all" not in show(whole)
+    same = run_diff.diff(home, first["run"], first["run"])
+    assert all(stage["same"] for stage in same["stages"])
+    with pytest.raises(UserError, match=f"input sft: .*damaged record tells of .{key[:16]}"):
+        reproduce(home, policy)
+
+    done = tether("rerun", "sft", "--from", first["run"], home=home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [node["stage"] for node in lineage.lineage(home, first["run"])["nodes"]] == [
+        node["stage"] for node in whole["nodes"]
+    ], "the same bytes under the same key: the gap is closed"
+    assert lineage.lineage(home, data, downstream=True)["unreadable"] == []
