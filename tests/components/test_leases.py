@@ -63,10 +63,10 @@ def hold() -> Iterator[Callable[..., Holder]]:
         each.process.communicate()
 
 
-def take(folder: Path, on_wait: Callable[[], None] | None = None) -> tuple[Lease, float]:
+def take(folder: Path, on_wait: Callable[[], None] | None = None, ttl: float = TTL) -> tuple[Lease, float]:
     """Take the lock and give it back; the lease, and the seconds it took."""
     began = time.monotonic()
-    with leased(folder, on_wait, ttl=TTL, beat=0.05, poll=0.02) as lease:
+    with leased(folder, on_wait, ttl=ttl, beat=0.05, poll=0.02) as lease:
         return lease, time.monotonic() - began
 
 
@@ -86,10 +86,10 @@ def test_a_killed_holder_of_this_machine_is_followed_at_once(hold, tmp_path: Pat
         first.process.kill()
         first.process.wait()
 
-    lease, seconds = take(tmp_path / "key", on_wait)
+    lease, seconds = take(tmp_path / "key", on_wait, ttl=30)
     assert lease.number == first.number + 1 == 2
     assert len(waits) == 1 and waits[0]["pid"] == first.process.pid, "it is said once, while there is a holder"
-    assert seconds < TTL / 2, "a dead process needs no time to live"
+    assert seconds < 15, "a dead process needs no time to live"
 
 
 def test_a_lock_that_is_given_back_goes_to_the_waiter_and_leaves_one_file(hold, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_holder_elsewhere_is_followed_when_its_heart_has_stood_still_for_the_t
     elsewhere(tmp_path, 1, **where)
     os.utime(tmp_path / "000000001.held", (2**33, 2**33))  # the year 2242: clocks are not compared
     lease, seconds = take(tmp_path)
-    assert lease.number == 2 and TTL < seconds < TTL + 1
+    assert lease.number == 2 and TTL < seconds < TTL + 10
 
 
 def test_a_holder_elsewhere_whose_heart_beats_is_waited_for(hold, tmp_path: Path) -> None:

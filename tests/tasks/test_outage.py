@@ -244,7 +244,7 @@ def test_a_dead_server_delays_a_run_by_no_more_than_seconds_and_sync_says_so(
         monkeypatch.setenv("TETHER_HOME", str(home))
         done = CliRunner().invoke(app, ["sync"])
     assert results["ppo"].state == "passed"
-    assert seconds < 12  # two requests of 3 s at the most, and the stages
+    assert seconds < 20  # two requests of 3 s at the most, and the stages; a request a fact would be 42
     assert "MLflow has not got all of this run yet (14 facts, 4 points)" in " ".join(said(ctx).split())
     assert caplog.text.count("what it hasn't got waits in") == 1
     assert done.exit_code == 1 and "MLflow does not answer" in done.output and "Traceback" not in done.output
