@@ -266,7 +266,7 @@ def main() -> None:
         print(json.dumps(rollouts(work, given["pairs"], smollm2, runtime)))
         return
     clock, policy = (trl_clock(work, smollm2), None) if side == "trl" else ours(work, side, runtime, smollm2)
-    measured = clock.updates[1:]
+    measured = clock.updates[1:] or clock.updates
     seconds = {name: sum(u[name] for u in measured) / len(measured) for name in measured[0]}
     out = {"seconds": seconds, "samples_per_second": work.batch / seconds["update"], "peak": memory("VmHWM") - imports}
     if policy is not None:

@@ -10,10 +10,10 @@ which are one minibatch and one micro-batch; 4 epochs, so 4 optimiser steps an u
 dropout, AdamW. `ragged`: prompts of 16 to 64 tokens, responses of 8 to 64 with EOS; `full`: all of 64, without. TRL
 has a separate value model always; it is compared with both of our critics. bfloat16 is each side's own autocast.
 
-Every measurement is a process of its own (`side.py`): an update that isn't measured, then `--updates`. Sides alternate,
-in reversed order every second pair; ratios are medians over `--pairs` of TRL / ours for time, ours / TRL for memory.
-Memory is the peak while updating less what the imports took. What each phase holds stands in `side.py`; `cpu` is
-processor time, all threads.
+Every measurement is a process of its own (`side.py`): an update that isn't measured, then `--updates`; with 0 the first
+is what is measured, for sizes at which one takes a minute. Sides alternate, in reversed order every second pair; ratios
+are medians over `--pairs` of TRL / ours for time, ours / TRL for memory. Memory is the peak while updating less what
+the imports took. What each phase holds stands in `side.py`; `cpu` is processor time, all threads.
 """
 
 import argparse
@@ -163,7 +163,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"], help="each against TRL's own")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each side")
-    parser.add_argument("--updates", type=int, default=2, help="measured updates of each measurement")
+    parser.add_argument("--updates", type=int, default=2, help="measured updates of each measurement; 0: the first")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rollout", action="store_true", help="only our sampler against `generate`")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: ours alone (never run yet)")
