@@ -238,12 +238,12 @@ def rollouts(work: Workload, pairs: int, smollm2: Path, runtime: Runtime, batch:
 def limits(work: Workload, critic: str, seconds: dict[str, float], policy: Any, peaks: dict[str, float]) -> Any:
     """How far decoding is from the device's memory bandwidth and training from its peak of operations."""
     lengths, config, trunk = work.lengths(), policy.config, trunk_parameters(policy)
-    prompts, responses = lengths.prompts.tolist(), lengths.responses[1:].tolist()
+    prompts, responses = lengths.prompts.tolist(), lengths.responses[work.measured].tolist()
     width, trunks = {"float32": 4, "bfloat16": 2}[work.dtype], {"separate": 2, "shared": 1}[critic]
     read = sum(decoding_bytes(config, trunk, prompts, r, width) for r in responses) / len(responses)
     flops = sum(training_flops(config, trunk, prompts, r, EPOCHS, trunks) for r in responses) / len(responses)
     return {
-        "decoded_tokens_per_second": float(lengths.responses[1:].float().sum(1).mean()) / seconds["rollout"],
+        "decoded_tokens_per_second": float(lengths.responses[work.measured].float().sum(1).mean()) / seconds["rollout"],
         "bandwidth_share": read / seconds["rollout"] / peaks["bandwidth"],
         "flop_utilisation": flops / seconds["training"] / peaks["flops"],
     }
@@ -266,7 +266,7 @@ def main() -> None:
         print(json.dumps(rollouts(work, given["pairs"], smollm2, runtime)))
         return
     clock, policy = (trl_clock(work, smollm2), None) if side == "trl" else ours(work, side, runtime, smollm2)
-    measured = clock.updates[1:] or clock.updates
+    measured = clock.updates[work.measured]
     seconds = {name: sum(u[name] for u in measured) / len(measured) for name in measured[0]}
     out = {"seconds": seconds, "samples_per_second": work.batch / seconds["update"], "peak": memory("VmHWM") - imports}
     if policy is not None:

@@ -52,6 +52,10 @@ def test_lengths_are_in_their_bounds_and_the_same_for_both_sides() -> None:
     assert torch.equal(lengths.ends, again.ends) and torch.equal(lengths.prompts, again.prompts)
 
 
+def test_the_first_update_counts_only_where_it_is_the_only_one() -> None:
+    assert [[*range(n + 1)][Workload("7m", "full", "float32", n).measured] for n in (0, 1, 2)] == [[0], [1], [1, 2]]
+
+
 def test_in_the_full_variant_nothing_is_short_and_nothing_ends() -> None:
     lengths = Workload("135m", "full", "float32", updates=1).lengths()
     assert (lengths.prompts == CAP).all() and (lengths.responses == CAP).all() and (lengths.ends > CAP).all()

@@ -56,8 +56,13 @@ class Workload:
     variant: Literal["ragged", "full"]
     dtype: Literal["float32", "bfloat16"]
     updates: int
-    """Measured, after one that isn't."""
+    """Measured, after one that isn't; 0: that one."""
     seed: int = 0
+
+    @property
+    def measured(self) -> slice:
+        """Of all updates those that are measured."""
+        return slice(1 if self.updates else 0, None)
 
     @property
     def batch(self) -> int:
