@@ -9,7 +9,7 @@ from torch import Tensor
 
 Messages = Sequence[Mapping[str, str]]
 
-PADDING = 0.2
+PADDING = 0.4
 """Most padding of a run, as a share of its tokens."""
 
 

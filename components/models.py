@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from components.adapters import AdapterView
 from components.errors import UserError
+from components.kernels import by_onednn
 from components.optim import OptimizerConfig
 from components.runtime import Runtime
 from components.sft.config import ScratchModel
@@ -102,7 +103,7 @@ def load_causal_lm(folder: Path, runtime: Runtime) -> tuple[Any, Any]:
     folder = folder / "model" if (folder / "model").is_dir() else folder
     check_weights(folder, "the artifact")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **_SAFELY, use_safetensors=True)
-    return model.to(runtime.device).eval(), AutoTokenizer.from_pretrained(folder, **_SAFELY)
+    return by_onednn(model.to(runtime.device).eval()), AutoTokenizer.from_pretrained(folder, **_SAFELY)
 
 
 def load_reward_model(
@@ -127,7 +128,7 @@ def load_reward_model(
         weight = model.score.weight
         generator = torch.Generator().manual_seed(seed)
         nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1] + 1), generator=generator)
-    return model.to(runtime.device).eval(), AutoTokenizer.from_pretrained(folder, **_SAFELY)
+    return by_onednn(model.to(runtime.device).eval()), AutoTokenizer.from_pretrained(folder, **_SAFELY)
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:

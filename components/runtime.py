@@ -1,5 +1,6 @@
 """The machine a stage runs on, resolved before the first key and held to afterwards. Importable without torch."""
 
+import ctypes
 import os
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,10 @@ VECTOR_MATHS = (
     "log1p", "log2", "round", "sin", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
 """What torch computes with MKL's vector maths on a contiguous tensor (aten/src/ATen/cpu/vml.h)."""
+
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Of glibc's malloc.h: how much free memory goes back to the system, how many blocks may be mapped on their own."""
 
 
 class Runtime(Settings):
@@ -89,7 +94,20 @@ def activate(runtime: Runtime) -> None:
     torch.use_deterministic_algorithms(True, warn_only=runtime.device == "cuda")
     # Every kernel here writes what it allocates; filling it first takes 4 % of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    _keep_freed_memory()
     _settle_vector_maths()
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what is freed for the next tensor, large ones too, until the process ends.
+
+    By default each tensor of some MB is new pages, which the kernel fills with zeros one by one: a fifth of a training
+    step in bfloat16 at 135 M parameters. Elsewhere than with glibc nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, -1)
 
 
 def _settle_vector_maths() -> None:

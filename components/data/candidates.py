@@ -198,11 +198,12 @@ def sample(
 
 
 def _load(model: Model, job: CandidatesJob) -> tuple[Any, Any]:
+    from components.kernels import by_onednn
     from components.models import load_base
 
     activate(job.runtime)
     loaded, tokenizer = load_base(model.folder, f"--model {model.name}")
-    return loaded.to(job.runtime.device), tokenizer
+    return by_onednn(loaded.to(job.runtime.device)), tokenizer
 
 
 def _generate(

@@ -3,24 +3,28 @@
 Legend: B responses, P prompt tokens (padded on the left), T response tokens (padded on the right).
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from components.adapters import AdapterView
 from components.batching import Messages, encode_prompt, pad
 from components.generation import GenerationConfig
+from components.kernels import packed_weights
 from components.logprobs import vocabulary_logits
 from components.ppo.cache import open_context
 from components.runtime import Runtime
 
 LEAVE_EVERY = {"cpu": 1, "cuda": 8}
 """Tokens between the looks at which rows have ended, by kind of device: a look makes the host wait for a GPU."""
+FEW_ROWS = 8
+"""Rows that packed weights are laid out for."""
 LONGEST_BLOCK, BLOCK = 1024, 128
 """Distributions over more tokens than the first are inverted in blocks of the second."""
 
@@ -93,32 +97,12 @@ class Response:
 def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
     """The model to sample from: itself in float32, else a copy with weights in bfloat16 (cast once, not per token)."""
     if runtime.dtype == "float32":
-        with _weights_by_column(model) if runtime.device == "cpu" else nullcontext():
-            yield model
+        whole, read = model, model.backbone.model if isinstance(model, AdapterView) else model
     else:
-        import copy
-
         whole = model.merged() if isinstance(model, AdapterView) else copy.deepcopy(model)
-        yield whole.requires_grad_(False).to(torch.bfloat16)
-
-
-@contextmanager
-def _weights_by_column(model: Any) -> Iterator[None]:
-    """Linear weights, equal in shape and value, stored by column; the tensors themselves come back after.
-
-    A token of a few dozen rows is bound by how fast BLAS reads the weights: by column it is up to twice as fast.
-    """
-    trunk = model.base_model
-    layers = [*(trunk.modules() if isinstance(trunk, nn.Module) else ()), model.get_output_embeddings()]
-    weights = [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
-    by_row = [weight.data for weight in weights]
-    try:
-        for weight in weights:
-            weight.data = weight.data.t().contiguous().t()
-        yield
-    finally:
-        for weight, data in zip(weights, by_row, strict=True):
-            weight.data = data
+        read = whole.requires_grad_(False).to(torch.bfloat16)
+    with packed_weights(read, FEW_ROWS):
+        yield whole
 
 
 @torch.no_grad()

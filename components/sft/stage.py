@@ -10,6 +10,7 @@ from torch import Tensor
 
 from components.data.jsonl import read_rows, write_json, write_rows
 from components.data.task import task_scores
+from components.kernels import by_onednn
 from components.models import build_causal_lm, load_base, save_model
 from components.ppo.rollout import generate_responses
 from components.sft.config import SftJob
@@ -28,7 +29,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
         tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary)
         longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
         model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
-    model.to(job.runtime.device)
+    by_onednn(model.to(job.runtime.device))
     examples = encode_demonstrations(tokenizer, train, job.generation)
     heldout_examples = encode_demonstrations(tokenizer, heldout, job.generation)
     metrics = {"sft/unigram_perplexity": math.exp(unigram_loss(examples, heldout_examples, len(tokenizer)))}

@@ -33,6 +33,7 @@ from workload import (
 )
 
 from components.generation import GenerationConfig
+from components.kernels import by_onednn
 from components.models import frozen
 from components.ppo.config import PpoJob
 from components.ppo.experience import gather_experience
@@ -99,7 +100,7 @@ def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[
     config = ppo_config(work.batch, work.updates + 1, LEARNING_RATE, critic)
     job = PpoJob(seed=0, runtime=runtime, generation=GENERATION, ppo=config)
     policy, tokenizer = causal_lm(work.size, smollm2)
-    policy = policy.to(runtime.device)
+    policy = by_onednn(policy.to(runtime.device))
     value: Any = SharedCritic(policy.config.hidden_size).to(runtime.device)
     if critic == "separate":
         value = SeparateCritic(scalar_model(policy, 1), UNIT)
@@ -208,6 +209,7 @@ def rollouts(work: Workload, pairs: int, smollm2: Path, runtime: Runtime, batch:
     `cpu_ratio` is that of processor time, all threads.
     """
     policy, tokenizer = causal_lm(work.size, smollm2)
+    generating, policy = copy.deepcopy(policy), by_onednn(policy)
     lengths = work.lengths(batch)
     forced = ForcedLengths(lengths.ends[0], tokenizer)
     prompts, tokens = work.prompts(tokenizer, lengths.prompts), int(lengths.responses[0].sum())
@@ -220,7 +222,7 @@ def rollouts(work: Workload, pairs: int, smollm2: Path, runtime: Runtime, batch:
 
     def generate() -> int:
         with forced.in_generate(), torch.no_grad():
-            ids = policy.generate(**inputs, max_new_tokens=CAP, do_sample=True, top_k=0, top_p=1.0, use_cache=True)
+            ids = generating.generate(**inputs, max_new_tokens=CAP, do_sample=True, top_k=0, top_p=1.0, use_cache=True)
         return int((ids[:, inputs["input_ids"].shape[1] :] != tokenizer.pad_token_id).sum())
 
     def rates(run: Callable[[], int]) -> tuple[float, float]:

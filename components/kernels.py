@@ -1,0 +1,86 @@
+"""The faster of torch's own ways to the same float32 matrix products on a CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weightᵀ + bias (..., O) of float32 `x` (..., I) and `weight` (O, I), any strides, on the CPU by oneDNN.
+
+    It is what torch's compiler calls for a linear layer. `functional.linear` calls MKL in float32, which on processors
+    of other makers than its own takes kernels for half the width of their registers.
+    """
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+class _Product(torch.autograd.Function):
+    """`product` with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            product(gradient, weight.t()) if of_x else None,
+            product(rows.t(), x.flatten(0, -2).t()) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer whose float32 products on the CPU are oneDNN's; others, and those under autocast, are torch's."""
+
+    packed: Tensor | None = None
+    """The weight in the blocks that oneDNN reads fastest at a few rows, while `packed_weights` says so."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.packed is not None and not torch.is_grad_enabled():
+            return product(input, self.packed, self.bias)
+        if input.dtype != torch.float32 or input.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return functional.linear(input, self.weight, self.bias)
+        return _Product.apply(input, self.weight, self.bias)
+
+
+def by_onednn(model: Any) -> Any:
+    """The same model, its linear layers `OneDnnLinear`; weights, names and files stay as they are."""
+    if torch.backends.mkldnn.is_available():
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = OneDnnLinear
+    return model
+
+
+@contextmanager
+def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
+    """Have the model's `OneDnnLinear` layers read packed copies of their weights, made for `rows` rows, on the CPU.
+
+    A token of a few rows is bound by how fast the weights are read. Don't change the weights within. What takes
+    gradients is computed as ever.
+    """
+    layers = [m for m in model.modules() if isinstance(m, OneDnnLinear) and _packs(m.weight)]
+    try:
+        for layer in layers:
+            layer.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
+        yield
+    finally:
+        for layer in layers:
+            layer.packed = None
+
+
+def _packs(weight: Tensor) -> bool:
+    """Whether oneDNN multiplies in the weight's format on this processor."""
+    fits = weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.device.type == "cpu" and fits
