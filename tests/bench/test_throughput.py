@@ -1,5 +1,8 @@
 """The throughput benchmark's table of lengths, its forced ends, its counts of bytes and operations, its ratios."""
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from components.generation import GenerationConfig
 from components.models import build_causal_lm
 from components.ppo.rollout import Samples, sample
 from components.sft.config import ScratchModel
+from tests.bench import throughput
 from tests.bench.throughput import ratio, table
 from tests.bench.workload import (
     CAP,
@@ -172,3 +176,29 @@ def test_ratios_are_medians_of_pairs_and_say_whether_they_meet_their_bars() -> N
     assert lines[-2] == "| samples/s | 5.33 | 8.00 | 1.50 (≥ 1.5 met) | 16.00 | 3.00 (≥ 2.8 met) |"
     assert lines[-1] == "| memory, GB | 2.00 | 1.50 | 0.75 (≤ 0.7 MISSED) | 1.00 | 0.50 (≤ 0.6 met) |"
     assert table(measured, "1m", "ragged", "float32").splitlines()[-1].endswith("| 0.75 | 1.00 | 0.50 |")
+
+
+def test_a_run_that_was_cut_short_goes_on_where_its_journal_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def measured(script: str, given: dict[str, Any], *_: Any) -> dict[str, int]:
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        asked.append(given["side"])
+        return {"order": len(asked)}
+
+    monkeypatch.setitem(sys.modules, "process", SimpleNamespace(measured=measured))
+    monkeypatch.setattr(sys, "argv", ["throughput.py", "--pairs", "2", "--out", str(tmp_path / "journal.jsonl")])
+    options = throughput.arguments()
+    with pytest.raises(KeyboardInterrupt):
+        throughput.alternate(options, "7m", "ragged")
+    assert asked == ["trl", "separate", "shared", "shared"]
+    asked.clear()
+    found = throughput.alternate(options, "7m", "ragged")
+    assert asked == ["separate", "trl"]
+    assert found["shared", "float32"] == [{"order": 3}, {"order": 4}]
+    with pytest.raises(KeyboardInterrupt):
+        throughput.alternate(options, "7m", "full")
+    assert asked == ["separate", "trl", "trl", "separate"]  # another variant is another measurement

@@ -46,15 +46,26 @@ Measured = dict[tuple[str, str], list[dict[str, Any]]]
 """What `side.py` printed, by (side, dtype), a pair an item."""
 
 
-def measure(options: argparse.Namespace, side: str, **what: Any) -> Any:
-    """Run `side.py`."""
+def measure(options: argparse.Namespace, side: str, pair: int = 0, **what: Any) -> Any:
+    """Run `side.py`, or take what `--out` says it printed for the same before."""
     from process import measured  # beside this script; the unit tests import it by another name
 
     given = {name: getattr(options, name) for name in ("device", "threads", "updates", "pairs")} | {
         "side": side, "smollm2": str(options.smollm2), "variant": "ragged", "dtype": "float32",
         "peaks": {"bandwidth": options.bandwidth, "flops": options.peak_flops}, **what,
     }  # fmt: skip
-    return measured("side.py", given, options.threads, options.trl if side == "trl" else None)
+    asked = given | {"pair": pair}
+    if side != "rollout":
+        del asked["pairs"]
+    if options.out and options.out.exists():
+        for line in map(json.loads, options.out.read_text("utf-8").splitlines()):
+            if line["asked"] == asked:
+                return line["found"]
+    found = measured("side.py", given, options.threads, options.trl if side == "trl" else None)
+    if options.out:
+        with options.out.open("a", encoding="utf-8") as journal:
+            journal.write(json.dumps({"asked": asked, "found": found}) + "\n")
+    return found
 
 
 def alternate(options: argparse.Namespace, size: str, variant: str) -> Measured:
@@ -63,7 +74,7 @@ def alternate(options: argparse.Namespace, size: str, variant: str) -> Measured:
     measured: Measured = {side: [] for side in sides}
     for pair in range(options.pairs):
         for side, dtype in sides if pair % 2 == 0 else reversed(sides):
-            measured[side, dtype].append(measure(options, side, size=size, variant=variant, dtype=dtype))
+            measured[side, dtype].append(measure(options, side, pair, size=size, variant=variant, dtype=dtype))
             print(f"{size} {variant} {dtype} {side}, pair {pair + 1}", file=sys.stderr)
     return measured
 
@@ -113,35 +124,27 @@ def across(measured: Measured) -> str:
     return f"shared trunk in bfloat16 / TRL in float32: {judged(ratio(*speeds), ACROSS_BAR)} samples/s"
 
 
-def on_cpu(options: argparse.Namespace, size: str) -> list[Any]:
-    """Measure and print both variants of a size; returns what was measured."""
-    kept = []
+def on_cpu(options: argparse.Namespace, size: str) -> None:
+    """Measure and print both variants of a size."""
     for variant in options.variants:
         measured = alternate(options, size, variant)
         for dtype in options.dtype:
             print(f"\n{size}, {variant}, {dtype}, {options.pairs} pairs\n\n{table(measured, size, variant, dtype)}\n")
         if size == "135m" and len(options.dtype) == 2:
             print(across(measured))
-        kept += [
-            {"size": size, "variant": variant, "side": side, "dtype": dtype, "runs": runs}
-            for (side, dtype), runs in measured.items()
-        ]
-    return kept
 
 
-def rollouts(options: argparse.Namespace, size: str) -> list[Any]:
+def rollouts(options: argparse.Namespace, size: str) -> None:
     """Measure and print our sampler against `generate`."""
     found = measure(options, "rollout", size=size)
     print(
         f"{size}, rollout of 64 ragged: {found['tether']:.0f} tokens/s, `generate` {found['generate']:.0f}; "
         f"{judged(found['ratio'], ROLLOUT_BAR)}, by processor time {found['cpu_ratio']:.2f}"
     )
-    return [{"size": size, **found}]
 
 
-def on_gpu(options: argparse.Namespace, size: str) -> list[Any]:
+def on_gpu(options: argparse.Namespace, size: str) -> None:
     """Measure and print ours alone, against the device's limits."""
-    kept = []
     for variant in options.variants:
         for dtype in options.dtype:
             for critic in CRITICS:
@@ -151,8 +154,6 @@ def on_gpu(options: argparse.Namespace, size: str) -> list[Any]:
                     f"decoding {found['decoded_tokens_per_second']:.0f} tokens/s, {found['bandwidth_share']:.1%} of "
                     f"the bandwidth limit; training {found['flop_utilisation']:.1%} model FLOP utilisation"
                 )
-                kept.append({"size": size, "variant": variant, "dtype": dtype, "critic": critic, **found})
-    return kept
 
 
 def arguments() -> argparse.Namespace:
@@ -172,7 +173,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peak-flops", type=float, default=989e12, help="the device's peak in the format, FLOP/s")
     parser.add_argument("--smollm2", type=Path, default=home / "models" / "smollm2", help="from `tether fetch smollm2`")
     parser.add_argument("--trl", type=Path, default=Path("/tmp/trl"), help="the folder TRL was installed into")
-    parser.add_argument("--out", type=Path, default=None, help="write every measurement here, as JSON")
+    parser.add_argument("--out", type=Path, default=None, help="a journal: what is in it isn't measured again")
     return parser.parse_args()
 
 
@@ -185,14 +186,11 @@ def main() -> None:
 
         require_trl(options.trl)
     one = rollouts if options.rollout else on_gpu if options.device == "cuda" else on_cpu
-    kept: list[Any] = []
     for size in options.sizes:
         if size == "135m" and not options.smollm2.is_dir():
             print(f"135m left out: no model in {options.smollm2}; `tether fetch smollm2` makes it")
             continue
-        kept += one(options, size)
-        if options.out:
-            options.out.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+        one(options, size)
 
 
 if __name__ == "__main__":

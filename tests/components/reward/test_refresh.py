@@ -111,13 +111,17 @@ def test_before_its_first_step_it_scores_as_the_earlier_model_did(
         for scores in others:
             assert torch.equal(scores, first) if "lora" not in options else torch.allclose(scores, first, atol=1e-5)
 
+    # A merged adapter rounds otherwise: one of the pairs that an untrained model scores alike may change sides, and the
+    # interval then ends at one and a half.
+    slack = 2 / len(read_rows(stages.inputs["data"] / "pairs.test.jsonl")) if "lora" in options else 0
     for name in ("gain", "gain_low", "gain_high", "right_to_wrong", "wrong_to_right", "left_out"):
-        assert metrics[f"reward/refresh_{name}"] == 0, name
+        assert metrics[f"reward/refresh_{name}"] == pytest.approx(0, abs=slack), name
     close = 1e-4 if "lora" in options else 1e-7  # members are combined in float32
     for name in ("correlation", "scale_ratio"):
         assert metrics[f"reward/refresh_{name}"] == pytest.approx(1, abs=close)
     assert metrics["reward/refresh_shift_change"] == pytest.approx(0, abs=close)
-    assert metrics["reward/refresh_accuracy"] == metrics["reward/refresh_accuracy_previous"]
+    previous = metrics["reward/refresh_accuracy_previous"]
+    assert metrics["reward/refresh_accuracy"] == pytest.approx(previous, abs=slack)
     assert metrics["reward/refresh_replayed"] == 0, "each old pair is among the new ones"
 
 
