@@ -166,6 +166,15 @@ def recomputed(model: Any, config: OptimizerConfig) -> Iterator[None]:
             block.gradient_checkpointing, block.training = False, before
 
 
-def frozen(model: Any) -> Any:
-    """The same model, in eval mode, with no parameter that takes a gradient."""
-    return model.eval().requires_grad_(False)
+def frozen(model: Any, runtime: Runtime | None = None) -> Any:
+    """The same model, in eval mode, with no parameter that takes a gradient.
+
+    Where a runtime in bfloat16 is given, the linear layers below the head hold their weights in it: `autocast` would
+    round them to the same numbers at each use, and hold both.
+    """
+    model = model.eval().requires_grad_(False)
+    if runtime is not None and runtime.dtype == "bfloat16" and not isinstance(model, AdapterView):
+        for layer in model.base_model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.data = layer.weight.data.to(torch.bfloat16)
+    return model

@@ -83,9 +83,9 @@ class Models:
         if job.ppo.lora is not None:
             return cls._on_one_backbone(job, job.ppo.lora, inputs)
         policy, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
-        sft = reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0])
+        sft = reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
         if job.ppo.kl.refresh_every:
-            reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0])
+            reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
         reward_model, scale, critic = load_judges(
             job, inputs["reward"], policy.config,
             load=lambda folder, name: load_reward_model(folder, job.runtime)[0],
@@ -151,7 +151,7 @@ def load_judges(
             "Set reward.members to 2 or more."
         )
     names = ["reward", *(f"reward-{m + 1}" for m in range(1, len(sft_scores)))]
-    members = [frozen(loaded(member_folder(artifact, m), name)) for m, name in enumerate(names)]
+    members = [frozen(loaded(member_folder(artifact, m), name), job.runtime) for m, name in enumerate(names)]
     model, combined = as_one(members, sft_scores, job.ppo.score)
     scale = ScoreScale.measure(combined, temperature)
     if not job.ppo.has_critic:

@@ -104,7 +104,7 @@ def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[
     value: Any = SharedCritic(policy.config.hidden_size).to(runtime.device)
     if critic == "separate":
         value = SeparateCritic(scalar_model(policy, 1), UNIT)
-    reference, reward = frozen(copy.deepcopy(policy)), frozen(scalar_model(policy, 2))
+    reference, reward = (frozen(m, runtime) for m in (copy.deepcopy(policy), scalar_model(policy, 2)))
     learner = Learner.start(Models(policy, reference, reward, value, tokenizer, UNIT), job)
     steps = counted_steps(learner.optimizers["policy"])
     lengths, clock = work.lengths(), Clock(runtime.device)

@@ -1,5 +1,6 @@
 """Published folders load and score with transformers' own classes as they do here, and hold no pickle."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from components.batching import pad
 from components.errors import UserError
-from components.models import build_causal_lm, load_base, load_causal_lm, load_reward_model, save_model
+from components.logprobs import token_stats
+from components.models import build_causal_lm, frozen, load_base, load_causal_lm, load_reward_model, save_model
 from components.reward.scoring import score_sequences
 from components.runtime import Runtime
 from components.sft.config import ScratchModel
@@ -27,7 +29,8 @@ def test_a_saved_language_model_loads_elsewhere_with_the_same_logits(
     expected = language.model(ids).logits
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()(ids).logits, expected)
     ours, tokenizer = load_causal_lm(tmp_path, runtime)  # an artifact's folder, with `model` in it
-    assert torch.equal(ours(ids).logits, expected) and not ours.training
+    torch.testing.assert_close(ours(ids).logits, expected)
+    assert not ours.training
     assert tokenizer.chat_template == language.tokenizer.chat_template
     assert tokenizer.get_vocab() == language.tokenizer.get_vocab()
 
@@ -140,3 +143,21 @@ def test_a_folder_that_holds_no_model_or_no_chat_template_is_the_users_mistake(l
     (tmp_path / "bare" / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="chat template"):
         load_base(tmp_path / "bare")
+
+
+def test_a_frozen_model_in_bfloat16_gives_the_numbers_that_autocast_gave(language: Any, runtime: Runtime) -> None:
+    half = runtime.model_copy(update={"dtype": "bfloat16"})
+    ids, mask = pad(language.prompts, 0)
+    counts = mask.clone()
+    counts[:, 0] = False
+    held = frozen(copy.deepcopy(language.model), half)
+    for ours, before in zip(
+        token_stats(held, ids, mask, counts, half)[:3],
+        token_stats(language.model, ids, mask, counts, half)[:3],
+        strict=True,
+    ):
+        assert torch.equal(ours, before)
+    formats = {name: p.dtype for name, p in held.named_parameters()}
+    assert formats["model.layers.0.mlp.up_proj.weight"] == torch.bfloat16
+    assert formats["model.embed_tokens.weight"] == formats["model.norm.weight"] == torch.float32
+    assert all(p.dtype == torch.float32 for p in frozen(copy.deepcopy(language.model), runtime).parameters())

@@ -44,7 +44,7 @@ def test_a_language_model_gives_the_stores_logits_and_speaks_its_chat_template(
     home, out = make_home(*LORA), tmp_path / "deep" / "out"
     export(home.path, f"{home.run}/{stage}", out)
     stored, _ = load_causal_lm(home.artifact(stage), RUNTIME)
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(out)), logits(stored))
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(out)), logits(stored))
     tokenizer = AutoTokenizer.from_pretrained(out)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "my parcel"}], tokenize=False, add_generation_prompt=True
@@ -71,7 +71,7 @@ def test_a_lora_policy_goes_as_adapter_too_and_on_the_exported_sft_model_it_is_t
     adapted = logits(PeftModel.from_pretrained(base, tmp_path / "ppo" / "adapter"))
     with torch.no_grad():
         hidden = stored.base_model(input_ids=IDS, attention_mask=MASK).last_hidden_state
-        assert torch.equal(adapted, stored.get_output_embeddings()(hidden))
+        torch.testing.assert_close(adapted, stored.get_output_embeddings()(hidden))
     merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "ppo"))
     assert torch.allclose(merged, adapted, atol=1e-5) and not torch.allclose(before, adapted, atol=1e-2)
     assert not (tmp_path / "ppo" / "adapter_config.json").exists(), "beside the model it would be loaded onto it"
