@@ -55,7 +55,7 @@ def test_float32_products_are_not_rounded_to_bfloat16() -> None:
     x, weight = torch.randn(300, 576), torch.randn(1536, 576)
     exact = x.double() @ weight.double().t()
     error = float((product(x, weight).double() - exact).abs().max() / exact.abs().max())
-    assert error < 2e-6  # 1.2e-6 on an AMD EPYC with avx512_bf16; bfloat16 gives 3e-3
+    assert error < 1e-5  # 1.2e-6 on an AMD EPYC with avx512_bf16; bfloat16 gives 3e-3
 
 
 def test_a_transposed_or_sliced_operand_is_read_as_it_stands() -> None:
@@ -109,12 +109,13 @@ def tiny() -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_weights_give_the_same_numbers_at_any_number_of_rows(dtype: torch.dtype) -> None:
     model = tiny().to(dtype)
+    packs = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     for rows in (1, 8, 33):
         ids = torch.randint(0, 64, (rows, 5), generator=torch.Generator().manual_seed(rows))
         with torch.no_grad():
             plain = model(ids).logits
             with packed_weights(model, 8):
-                assert all(m.packed is not None for m in model.modules() if isinstance(m, OneDnnLinear))
+                assert all((m.packed is not None) == packs for m in model.modules() if isinstance(m, OneDnnLinear))
                 packed = model(ids).logits
         tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype] * float(plain.abs().max())
         torch.testing.assert_close(packed, plain, rtol=0, atol=tolerance)
