@@ -4,7 +4,8 @@
 
 Where: a change to the file system below TETHER_HOME, of which Python tells its audit hooks before it is made. Such a
 moment is named by the stage that runs (as run.json says), by the phase (which folder is changed), and by its number
-among these. Nothing of ours is patched, and every write, rename and removal is a moment.
+among these. MLflow is told by a thread that may be a stage behind: the moments of `record` are numbered from a stage's
+beginning on, whichever runs by then. Nothing of ours is patched, and every write, rename and removal is a moment.
 
 What: `kill` (SIGKILL, `delay` seconds later; if `processes` names notes of servers, of those instead of this process),
 `errno` (the change fails with `errno`; with `lasting` all later ones of its phase do too), or `clock` (the wall clock
@@ -47,7 +48,7 @@ class Hook:
     """Counts the moments, and acts at the one it waits for."""
 
     def __init__(self, plan: dict[str, Any], home: str) -> None:
-        self.plan, self.home, self.stage = plan, home, ""
+        self.plan, self.home, self.begun = plan, home, [""]
         self.seen: Counter[tuple[str, str]] = Counter()
         self.acting = self.failing = False
 
@@ -64,21 +65,24 @@ class Hook:
             return
         if phase == "status" and moved:
             self._learn_stage(where)
-        self.seen[self.stage, phase] += 1
-        moment = (self.stage, phase, self.seen[self.stage, phase])
+        moments = []
+        for stage in self.begun if phase == "record" else self.begun[-1:]:
+            self.seen[stage, phase] += 1
+            moments.append((stage, phase, self.seen[stage, phase]))
         if "trace" in self.plan:
             with open(self.plan["trace"], "a") as file:
-                file.write(json.dumps([*moment, event, target[len(self.home) :]]) + "\n")
+                file.write(json.dumps([*moments[-1], event, target[len(self.home) :]]) + "\n")
         if self.failing and phase == self.plan["phase"]:
             raise self._error(target)
-        if moment == tuple(self.plan.get(name) for name in ("stage", "phase", "nth")):
+        if tuple(self.plan.get(name) for name in ("stage", "phase", "nth")) in moments:
             self._act(target)
 
     def _learn_stage(self, path: str) -> None:
         self.acting = True
         try:
             running = [s["name"] for s in json.loads(Path(path).read_text())["stages"] if s["state"] == "running"]
-            self.stage = running[0] if running else self.stage
+            if running and running[0] != self.begun[-1]:
+                self.begun.append(running[0])
         finally:
             self.acting = False
 

@@ -18,6 +18,8 @@ SEED = int(os.environ.get("TETHER_FAULTS_SEED", "0"))
 KILLS = int(os.environ.get("TETHER_FAULTS_KILLS", "60"))
 LATER = 0.5
 """Seconds: up to so long after its moment a third of the kills comes, in the middle of computing."""
+EACH = {"write", "checkpoint", "publish", "commit", "record", "status"}
+"""Phases in which some kill must come; up to twice `KILLS` are drawn for it."""
 WORKERS = min(2, len(os.sched_getaffinity(0)))
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
@@ -40,12 +42,11 @@ def undisturbed(prefect: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 def draw(moments: list[Moment], chance: random.Random) -> list[Moment]:
     """A moment of each stage, in order, of a phase drawn first, so that none is rare.
 
-    MLflow is told by a thread, which is not always as far when the same moment comes: only its first ones are sure to.
+    In order of their names: how far the thread that tells MLflow is differs from trace to trace.
     """
     by_phase: dict[tuple[str, str], list[Moment]] = defaultdict(list)
-    for moment in moments:
-        if moment[1] != "record" or moment[2] <= 2:
-            by_phase[moment[:2]].append(moment)
+    for moment in sorted(moments):
+        by_phase[moment[:2]].append(moment)
     return [chance.choice(by_phase[chance.choice([where for where in by_phase if where[0] == s])]) for s in STAGES]
 
 
@@ -73,8 +74,8 @@ def test_a_run_killed_at_any_moment_ends_the_same(undisturbed: tuple[Home, list[
     wanted, chance = whole.digests(), random.Random(SEED)
     print(f"\nTETHER_FAULTS_SEED={SEED}, {len(moments)} moments in an undisturbed run")
     kills: list[tuple[str, str, int, float]] = []
-    while len(kills) < KILLS:
-        seeds = [chance.random() for _ in range(-(-(KILLS - len(kills)) // len(STAGES)))]
+    while len(kills) < KILLS or (len(kills) < 2 * KILLS and not {kill[1] for kill in kills} >= EACH):
+        seeds = [chance.random() for _ in range(max(1, -(-(KILLS - len(kills)) // len(STAGES))))]
 
         def chain(seed: float) -> list[tuple[str, str, int, float]]:
             own = random.Random(seed)
@@ -89,4 +90,4 @@ def test_a_run_killed_at_any_moment_ends_the_same(undisturbed: tuple[Home, list[
     where = {kill[:2] for kill in kills}
     print(f"{len(kills)} kills in {len(where)} places; every run ended with the undisturbed digests")
     assert {stage for stage, _ in where} == set(STAGES)
-    assert {"write", "checkpoint", "publish", "commit", "record", "status"} <= {phase for _, phase in where}
+    assert {phase for _, phase in where} >= EACH
