@@ -47,6 +47,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/supervised.py --trl $(TRL)
 	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
+	$(BIN)/python tests/bench/disagreement.py
 	$(BIN)/python tests/bench/contract.py --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2
 	$(BIN)/python tests/bench/orchestration.py demo --twice
 	$(BIN)/python -m tests.bench.lineage

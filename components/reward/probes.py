@@ -186,7 +186,8 @@ def disagreement_report(scorers: Sequence[Scorer], samples: Samples, scale: floa
 
     Returns:
         `texts`; mean disagreement on `sft`, `shuffled`, `random`; `auroc` of all soup against the samples, and of
-        either kind, each with `_low` and `_high`.
+        either kind, each with `_low` and `_high`; `score_auroc`, that of a low mean score, which no ensemble is needed
+        for.
     """
     rng = seeded(seed, "reward", "soup")
     tokenizer = scorers[0].tokenizer
@@ -202,6 +203,8 @@ def disagreement_report(scorers: Sequence[Scorer], samples: Samples, scale: floa
     apart = {name: (scores - centre).std(axis=0, ddof=1) / scale for name, scores in raw.items()}
     prompts = list(range(len(samples.ids)))
     soup = np.concatenate([apart["shuffled"], apart["random"]])
+    worse = {name: -(scores - centre).mean(axis=0) for name, scores in raw.items()}
+    worse_soup = np.concatenate([worse["shuffled"], worse["random"]])
     return {
         "texts": len(prompts),
         "fewer_than_wanted": len(prompts) < WANTED,
@@ -209,6 +212,7 @@ def disagreement_report(scorers: Sequence[Scorer], samples: Samples, scale: floa
         **clustered_auroc(soup, apart["sft"], [*prompts, *prompts], prompts).named("auroc"),
         **clustered_auroc(apart["shuffled"], apart["sft"], prompts, prompts).named("auroc_shuffled"),
         **clustered_auroc(apart["random"], apart["sft"], prompts, prompts).named("auroc_random"),
+        **clustered_auroc(worse_soup, worse["sft"], [*prompts, *prompts], prompts).named("score_auroc"),
     }
 
 

@@ -63,7 +63,7 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
         if isinstance(model, AdapterView):
             save_adapter(model, folder / "adapter")
         members.append(frozen(with_one_head(model, job.reward.objectives)))
-    sft_samples = _sample_sft(job, inputs, tokenizer)
+    sft_samples = sample_sft(job, inputs, tokenizer)
     sft_scores = _score_sft(job, members, tokenizer, sft_samples)
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
@@ -133,7 +133,7 @@ def _calibrate(
     }
 
 
-def _sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> Samples:
+def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> Samples:
     """SFT responses to prompts of the calibration split."""
     rows = read_rows(inputs["data"] / "prompts.calibration.jsonl")[: job.reward.scale_responses]
     policy, _ = load_causal_lm(inputs["sft"], job.runtime)

@@ -227,6 +227,9 @@ def test_members_that_agree_on_samples_alone_spot_soup_and_members_that_never_do
     assert good["auroc"] > 0.95 and good["auroc_low"] > 0.9 and good["fewer_than_wanted"]
     blind = disagreement_report([member(1, True), member(-1, True)], samples, 1.0, seed=0)
     assert blind["auroc_low"] < 0.5 < blind["auroc_high"]
+    assert good["score_auroc"] == 0.5, "members of opposite signs: their mean is 0 everywhere"
+    alone = disagreement_report([member(1, False), member(1, False)], samples, 1.0, seed=0)
+    assert alone["auroc"] == 0.5 and alone["score_auroc"] < 0.1, "soup's scores are higher here, not lower"
     assert json.loads(json.dumps(good, allow_nan=False)) == good
 
 
