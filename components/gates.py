@@ -125,6 +125,8 @@ def _gates() -> dict[str, Gate]:
             "reward",
             ">=",
             {
+                "majority_gain_low": "accuracy above always naming the side that won more often, lower end",
+                "probe_texts": "texts that the rise in score is measured on",
                 "balanced_length_accuracy_low": "mean accuracy where the longer and where the shorter won, lower end",
                 "disagreement_auroc_low": "an ensemble disagrees more on soup than on SFT samples, lower end",
             },
@@ -140,6 +142,8 @@ def _gates() -> dict[str, Gate]:
             "reward",
             "<=",
             {
+                "brier_high": "Brier score after temperature, upper end",
+                "log_loss_high": "log loss after temperature, nats a pair, upper end",
                 "length_partial_correlation_high": "correlation of score and length given the label, upper end",
                 "position_invariance": "a text scores the same wherever it stands in a batch",
                 **{

@@ -36,10 +36,11 @@ class Agreement:
     where two are equally frequent."""
 
     def as_json(self) -> dict[str, Any]:
-        """Its part of `tether data check --json`."""
+        """Its part of `tether data check --json`; what is unknown, as an interval over one prompt, is None."""
         out: dict[str, Any] = {"majority": self.majority}
         for name, found in (("kappa", self.kappa), ("alpha", self.alpha)):
-            out |= {name: found and found.value, f"{name}_interval": found and [found.low, found.high]}
+            value, *ends = (None,) * 3 if found is None else found.named(name).values()
+            out |= {name: value, f"{name}_interval": None if None in ends else ends}
         return out
 
 
@@ -63,17 +64,18 @@ def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreeme
 
 
 def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[dict[str, Any]]:
-    """Each named annotator: votes, agreement with the plurality of the others' with its interval, and, where the labels
-    are Dawid and Skene's, `accuracy`, the probability of naming the true one."""
+    """Each named annotator: votes, agreement with the plurality of the others' with its interval (None where there is
+    nothing to compare), and, where the labels are Dawid and Skene's, `accuracy`, the probability of naming the true
+    one."""
     item, annotator, label = ledger.votes.T
     found = annotator_agreement(Votes(item, annotator, label, items=len(ledger.facts)))
     rows = []
     for name, i in ledger.annotators.items():
-        share = float(found.share[i])
+        known = math.isfinite(found.share[i])
         rows.append(
             {"annotator": name, "votes": int(found.votes[i]), "compared": int(found.compared[i]),
-             "agreement": share if math.isfinite(share) else None,
-             "interval": [float(found.low[i]), float(found.high[i])]}
+             "agreement": float(found.share[i]) if known else None,
+             "interval": [float(found.low[i]), float(found.high[i])] if known else None}
             | ({} if competence is None else {"accuracy": float(competence.accuracy[i])})
         )  # fmt: skip
     return rows

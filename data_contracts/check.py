@@ -12,7 +12,6 @@ from components.data import demonstrations, formats
 from components.data.config import ValidateJob
 from components.data.readers import read_source
 from components.errors import UserError
-from data_contracts.agreement import annotator_table
 from data_contracts.examine import Examination, Progress
 from data_contracts.frames import length_preference
 from data_contracts.gather import DETECT_ON
@@ -40,7 +39,7 @@ class Check(Examination):
         """What `--json` prints: `rows` and `row_numbers` (1-based, of the source file) by check, and the votes."""
         shown = ("name", "source", "severity", "rows", "row_numbers", "threshold", "value", "passed", "interval")
         found: dict[str, Any] = {
-            "rows": sum(len(examined.ledger.facts) for examined in self.sources.values()),
+            "rows": sum(len(np.unique(examined.ledger.facts["row"])) for examined in self.sources.values()),
             "pairs": 0 if self.pairs is None else int(self.pairs.kept.sum()),
             "quarantined": quarantined,
             "checks": [{name: check[name] for name in shown if name in check} for check in checks],
@@ -48,8 +47,8 @@ class Check(Examination):
             "longer_wins": self.longer_of_all(),
             "passed": all(check["passed"] for check in checks if check["severity"] == "error"),
         }
-        if self.pairs is not None and len(self.pairs.ledger.annotators):
-            found["annotators"] = annotator_table(self.pairs.ledger, self.competence)
+        if self.annotators:
+            found["annotators"] = self.annotators
         return found
 
     def longer_of_all(self) -> float | None:

@@ -74,6 +74,8 @@ def _table_row(check: Mapping[str, Any]) -> str:
     status = _PASS if check["passed"] else _FAIL if check["severity"] == "error" else _WARN
     shown = ", ".join(map(str, check["row_numbers"]))
     value = "" if check["value"] is None else f"{check['value']:.3g}"
+    if "interval" in check:
+        value += f" ({check['interval'][0]:.3g} to {check['interval'][1]:.3g})"
     name = html.escape(f"{check['suite']}: {check['name']}")
     threshold = html.escape(", ".join(f"{end:g}" for end in np.atleast_1d(check["threshold"])))
     return (

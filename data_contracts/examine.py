@@ -20,7 +20,7 @@ from components.errors import CheckFailed
 from components.stats import Interval, clustered_proportion
 from components.tokenizers import load_tokenizer, texts_of, train_tokenizer
 from data_contracts import drift, frames, suites
-from data_contracts.agreement import Agreement, agreement_of
+from data_contracts.agreement import Agreement, agreement_of, annotator_table
 from data_contracts.gather import Source, judged_rows, not_one_valid
 from data_contracts.ledger import Ledger, combined
 from data_contracts.texts import SAMPLE, Texts, read_texts
@@ -94,6 +94,7 @@ class Examination:
         self.tokenizer = self._tokenizer()
         for name, examined in self.sources.items():
             self._examine_texts(examined)
+            _refuse_none(examined.source, examined.ledger)
             most = job.data.max_pairs if name == "preferences" else None
             examined.kept = chosen_by_rank(examined.ledger, most)
 
@@ -130,8 +131,7 @@ class Examination:
         ledger.fill(rows, lambda seen: self._progress(before + seen))
         self.read += len(ledger.facts)
         mark_duplicates(ledger)
-        if not ledger.good().any():
-            raise not_one_valid(source, len(ledger.facts), ledger.reasons)
+        _refuse_none(source, ledger)
         return Examined(source, ledger)
 
     def _tokenizer(self) -> Any:
@@ -182,6 +182,12 @@ class Examination:
         return Agreement(None, None, None) if self.pairs is None else agreement_of(self.pairs.ledger.facts)
 
     @cached_property
+    def annotators(self) -> list[dict[str, Any]]:
+        """What `annotator_table` says of the annotators; empty where the pairs name none."""
+        named = self.pairs is not None and self.pairs.ledger.annotators
+        return annotator_table(self.only_pairs.ledger, self.competence) if named else []
+
+    @cached_property
     def longer_wins(self) -> Interval | None:
         """Share of kept pairs in which the longer response (in words) wins, clustered by prompt."""
         return None if self.pairs is None else _length_preference(self.pairs.facts)
@@ -215,7 +221,8 @@ class Examination:
         for outcome in outcomes:
             outcome["source"] = outcome["suite"].removesuffix("_rows") if outcome["suite"].endswith("_rows") else "kept"
             if outcome["name"] == "length_preference" and self.longer_wins is not None:
-                outcome["interval"] = [self.longer_wins.low, self.longer_wins.high]
+                _, low, high = self.longer_wins.named("").values()
+                outcome |= {} if low is None else {"interval": [low, high]}
         return outcomes, context
 
     def _pair_frame(self, pairs: Examined) -> Any:
@@ -242,7 +249,6 @@ class Examination:
         if self.tokenizer is not None:
             texts = (self.pairs or self.taught).texts_there()
             found["known_tokens"] = drift.Measured(texts.unknown, 0)
-            found["template_agrees"] = drift.Measured(texts.misrendered, 0)
         return {name: measured for name, measured in found.items() if measured is not None}
 
     def _sample(self, examined: Examined, splits: Iterable[int]) -> list[Item]:
@@ -251,6 +257,11 @@ class Examination:
 
     def _said(self, pairs: Examined, splits: Iterable[int]) -> list[str]:
         return [f"{item['chosen']} {item['rejected']}" for item in self._sample(pairs, splits)]
+
+
+def _refuse_none(source: Source, ledger: Ledger) -> None:
+    if not ledger.good().any():
+        raise not_one_valid(source, len(ledger.facts), ledger.reasons())
 
 
 def _generated(name: str, rows: Sequence[Item]) -> Source:

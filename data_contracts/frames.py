@@ -27,7 +27,7 @@ def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_trainin
     Args:
         facts: of the kept pairs (n,).
         splits_of_prompt: how many splits each pair's prompt stands in, demonstrations counted too (n,).
-        near_training: whether it is a test pair whose prompt is nearly one of training (n,).
+        near_training: of held-out pairs, 1 where the prompt is nearly one of training, else 0; else NaN (n,).
     """
     import pandas as pd
 

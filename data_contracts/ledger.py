@@ -66,8 +66,7 @@ class Ledger:
         self.votes: NDArray[np.int32] = np.empty((0, 3), np.int32)
         """Row index, annotator (place in `annotators`) and place in `Ballot` of each vote that names its annotator."""
         self.annotators: dict[str, int] = {}
-        self.reasons: dict[str, tuple[int, int]] = {}
-        """Why rows were kept out when they were read: how often, and the first row's number."""
+        self._reasons: dict[str, tuple[int, int]] = {}
         self.late: dict[int, list[Problem]] = {}
         """What was found in the whole, by row index."""
 
@@ -92,8 +91,8 @@ class Ledger:
     def _line(self, row: Row) -> bytes:
         if self._is_out(row):
             for problem in row.problems:
-                times, first = self.reasons.get(problem.text, (0, row.number))
-                self.reasons[problem.text] = times + 1, first
+                times, first = self._reasons.get(problem.text, (0, row.number))
+                self._reasons[problem.text] = times + 1, first
             return quarantine_line(row.source, row.number, row.problems, row.data or row.item or {})
         return (json.dumps(row.item, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
@@ -127,6 +126,16 @@ class Ledger:
         """Note a problem that only the whole shows."""
         self.late.setdefault(index, []).append(problem)
         self.facts["failed"][index] |= BIT[problem.check]
+
+    def reasons(self) -> dict[str, tuple[int, int]]:
+        """Why rows are kept out, so far: how often, and the first row's number."""
+        found = dict(self._reasons)
+        for index, problems in sorted(self.late.items()):
+            for problem in problems:
+                if problem.check not in self.stay:
+                    times, first = found.get(problem.text, (0, int(self.facts["row"][index])))
+                    found[problem.text] = times + 1, first
+        return found
 
     def good(self) -> NDArray[np.bool_]:
         """Which rows nothing keeps out, so far (n,)."""

@@ -37,16 +37,19 @@ def band_rows(jaccard: float) -> int:
     return max(fitting, default=1)
 
 
-def near_earlier(found: Signatures, jaccard: float) -> NDArray[np.int64]:
+def near_earlier(found: Signatures, jaccard: float, among: int | None = None) -> NDArray[np.int64]:
     """For each text an earlier one at least as similar as `jaccard` by their signatures, -1 if none was found; (n,).
 
     Each text is compared with the first of those that it shares a band with.
+
+    Args:
+        among: look for it among so many first texts only.
     """
-    earlier = np.full(len(found), -1, np.int64)
+    earlier, among_ = np.full(len(found), -1, np.int64), len(found) if among is None else among
     for band in _bands(found, band_rows(jaccard)):
         _, first, group = np.unique(band, return_index=True, return_inverse=True)
         other = first[group]
-        open_ = np.flatnonzero((other != np.arange(len(found))) & (earlier < 0))
+        open_ = np.flatnonzero((other < np.minimum(np.arange(len(found)), among_)) & (earlier < 0))
         alike = (found[open_] == found[other[open_]]).mean(1) >= jaccard
         earlier[open_[alike]] = other[open_[alike]]
     return earlier

@@ -26,7 +26,8 @@ class DemonstrationRow(_Row):
     prompt: list[Message] = Field(min_length=1)
     response: Text
     source: Text
-    """Which input the row came from: `preferences`, `demonstrations` or `support-desk`."""
+    """Which input the row came from, `preferences` or `demonstrations`; of a pair, what the row calls its own `source`,
+    if anything."""
     row: int = Field(ge=1)
     """Its 1-based number there."""
 
@@ -48,7 +49,7 @@ class PairRow(_Row):
     objectives: dict[str, Annotated[float, Field(ge=0, le=1)]] | None
     """Share of the votes for `chosen` on single questions, by name."""
     weight: float = Field(gt=0, le=1)
-    """What the pair counts: the pairs of one ranking share a count of 1."""
+    """What the pair counts: the kept pairs of one ranking share a count of 1."""
     category: str | None
     """Stratum of the prompt."""
     source: Text

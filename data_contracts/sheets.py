@@ -10,12 +10,14 @@ import numpy as np
 
 from components.data.checks_config import ChecksConfig
 from components.data.readers import read_source
-from components.data.rows import RawRow
+from components.data.rows import Problem, RawRow
 from components.data.spreadsheet import unprotect
 from components.errors import UserError
 from data_contracts import suites
 from data_contracts.agreement import Agreement, agreement_of_counts
 from data_contracts.frames import length_preference
+from data_contracts.ledger import quarantine_line
+from data_contracts.validate import show_pages
 
 _RATING = re.compile(r"rating_\d+")
 _SIDES = ("a", "b")
@@ -26,11 +28,14 @@ def is_sheet(rows: Sequence[RawRow]) -> bool:
     return any({"item", "response_a", "response_b"} <= row.data.keys() for row in rows)
 
 
-def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig) -> tuple[dict[str, Any], Any]:
+def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Path | None = None) -> dict[str, Any]:
     """Judge a filled sheet; `valid` are the ratings that may be given.
 
+    Args:
+        out: a folder that gets `quarantine.jsonl`, the rows that fail a check of severity `error`, and `data_docs/`.
+
     Returns:
-        what `tether data check --json` prints, and the Great Expectations context.
+        what `tether data check --json` prints.
 
     Raises:
         UserError: it can't be read, or has no rating column.
@@ -61,7 +66,16 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig) -> tuple
     context = suites.context()
     outcomes = suites.judge(context, suites.Suite("rating_sheet", frame, asked))
     agreement = agreement_of_counts(counts, np.arange(len(counts)))
-    return _report(records, outcomes, agreement, counts), context
+    reasons: dict[int, list[Problem]] = {}
+    for check in outcomes:
+        for number in check["row_numbers"] if check["severity"] != "warn" else ():
+            text = f"fails {check['name']}: {check['description']}"
+            reasons.setdefault(number, []).append(Problem(check["name"], text))
+    if out is not None:
+        lines = (quarantine_line("sheet", n, reasons[n], dict(record)) for n, record in records if n in reasons)
+        (out / "quarantine.jsonl").write_bytes(b"".join(lines))
+        show_pages(context, out / "data_docs", outcomes, {"sheet": str(path)})
+    return _report(records, outcomes, agreement, counts, len(reasons))
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -76,13 +90,13 @@ def _report(
     outcomes: Sequence[dict[str, Any]],
     agreement: Agreement,
     counts: np.ndarray,
+    failed: int,
 ) -> dict[str, Any]:
     words = np.array([[len(r.get(f"response_{side}", "").split()) for side in _SIDES] for _, r in records])
     wins = counts[:, 0] - counts[:, 1]
     preferred_first = np.where((wins < 0)[:, None], words[:, ::-1], words)[wins != 0]
-    failed = {number for check in outcomes if check["severity"] == "error" for number in check["row_numbers"]}
     return {
-        "rows": len(records), "pairs": len(records) - len(failed), "quarantined": 0,
+        "rows": len(records), "pairs": len(records) - failed, "quarantined": failed,
         "checks": [{**check, "source": "sheet"} for check in outcomes],
         **agreement.as_json(),
         "longer_wins": length_preference(preferred_first) if len(preferred_first) else None,

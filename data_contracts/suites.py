@@ -38,7 +38,7 @@ class Check:
 _PAIRS_ONLY = {
     "prompts_agree", "responses_differ", "votes_valid", "consistent", "decided", "differ_truncated"
 }  # fmt: skip
-_TOKENS_ONLY = {"differ_truncated", "prompt_fits", "response_fits"}
+_TOKENS_ONLY = {"differ_truncated", "template_agrees", "prompt_fits", "response_fits"}
 _RESPONSES_ONLY = {"response_fits"}
 
 
@@ -47,7 +47,7 @@ def row_checks(checks: ChecksConfig, source: str, tokenized: bool = True) -> lis
 
     Each passes while at most its threshold's share of the rows fail it.
     """
-    left_out = set() if tokenized else _TOKENS_ONLY
+    left_out = set() if tokenized else set(_TOKENS_ONLY)
     if source != "preferences":
         left_out |= _PAIRS_ONLY
     if source == "prompts":
@@ -72,7 +72,7 @@ def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
     apart = 1 - checks.no_near_duplicate.threshold
     found = [
         _check(checks, "no_leak", "splits_of_prompt", in_set, value_set=[1], mostly=1 - checks.no_leak.threshold),
-        _check(checks, "no_near_duplicate", "near_training", in_set, value_set=[False], mostly=apart),
+        _check(checks, "no_near_duplicate", "near_training", in_set, value_set=[0.0], mostly=apart),
         _check(checks, "length_preference", "longer_wins", mean, **_ends(checks.length_preference)),
         _check(checks, "label_position", "first_wins", mean, **_ends(checks.label_position)),
     ]
@@ -148,7 +148,7 @@ def judge(made: Any, suite: Suite) -> list[dict[str, Any]]:
 
     Returns:
         an object per check: name, suite, description, severity, threshold, value (of a check of rows the share that
-        fails, else what was measured), rows (how many fail), row_numbers (theirs), passed.
+        fails, else what was measured), rows (how many fail, each ranking once), row_numbers (theirs), passed.
     """
     gx = great_expectations()
     expectations = [
@@ -183,7 +183,8 @@ def _outcome(suite: str, check: Check, result: Any) -> dict[str, Any]:
             raise CheckFailed(f"Great Expectations could not judge {check.name}: {raised['exception_message']}")
     found = result.result
     bad = sorted({int(n) for group in found.get("unexpected_index_list") or () for n in group["row_id"]})
-    count, of = int(found.get("unexpected_count", 0)), int(found.get("element_count", 0) or 0)
+    count = int(found.get("unexpected_count", 0))
+    of = int(found.get("element_count", 0) or 0) - int(found.get("missing_count", 0) or 0)
     value = found.get("observed_value")
     if "unexpected_count" in found:
         value = count / of if of else 0.0
@@ -191,5 +192,5 @@ def _outcome(suite: str, check: Check, result: Any) -> dict[str, Any]:
         "name": check.name, "suite": suite, "description": check.description, "severity": check.severity,
         "threshold": list(check.threshold) if isinstance(check.threshold, tuple) else check.threshold,
         "value": round(float(value), 6) if isinstance(value, Real) else None,
-        "rows": count, "row_numbers": bad, "passed": bool(result.success),
+        "rows": len(bad), "row_numbers": bad, "passed": bool(result.success),
     }  # fmt: skip

@@ -39,8 +39,6 @@ class Texts:
     """Of the prompt."""
     unknown: float
     """Share of tokens that are the tokenizer's unknown token; NaN without tokenizer."""
-    misrendered: float
-    """Share of prompts that the chat template doesn't continue with response and EOS; NaN without tokenizer."""
     samples: dict[int, list[Item]] = field(default_factory=dict)
     """A few rows of each split (by its place in SPLITS)."""
 
@@ -61,8 +59,8 @@ def read_texts(
     chosen_for_sample = _sampled(ledger, wanted)
     markers = None if tokenizer is None else re.compile("|".join(map(re.escape, _special_texts(tokenizer))))
     parts: list[tuple[NDArray[np.int32], Signatures, Signatures]] = []
-    counts = np.zeros(4)  # unknown tokens, tokens, misrendered prompts, prompts
-    texts = Texts(np.flatnonzero(wanted), np.empty((0, 3), np.int32), signatures([]), signatures([]), 0, 0)
+    counts = np.zeros(2)  # unknown tokens, tokens
+    texts = Texts(np.flatnonzero(wanted), np.empty((0, 3), np.int32), signatures([]), signatures([]), 0)
     seen = 0
     rows = ledger.items(wanted)
     while chunk := list(islice(rows, _CHUNK)):
@@ -83,9 +81,8 @@ def read_texts(
         progress(seen)
     if parts:
         texts.tokens, texts.sketch, texts.prompt_sketch = (np.concatenate(p) for p in zip(*parts, strict=True))
-    unknown, total, wrong, prompts_read = counts
+    unknown, total = counts
     texts.unknown = unknown / total if total else float("nan")
-    texts.misrendered = wrong / prompts_read if prompts_read else float("nan")
     return texts
 
 
@@ -104,7 +101,9 @@ def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> set[int]:
 
 
 def _special_texts(tokenizer: Any) -> list[str]:
-    return sorted({str(token) for token in tokenizer.all_special_tokens})
+    """What the tokenizer reads as one special token wherever it stands: often more than it has a use for."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return sorted(added | {str(token) for token in tokenizer.all_special_tokens}, key=len, reverse=True)
 
 
 def _find_markers(ledger: Ledger, markers: Any, indices: list[int], items: list[Item]) -> None:
@@ -119,9 +118,14 @@ def _tokenised(
     ledger: Ledger, tokenizer: Any, generation: GenerationConfig, indices: list[int], items: list[Item]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Lengths (n, 3) of the rows' texts in tokens, and the counts that `read_texts` adds up."""
-    rendered = [rendered_prompt(tokenizer, item["prompt"]) for item in items]
-    prompts = _ids(tokenizer, rendered)
     sides = [side for side in _RESPONSES if side in items[0]]
+    rendered = []
+    for index, item in zip(indices, items, strict=True):
+        prompt, problem = rendered_and_judged(tokenizer, item["prompt"], [item[side] for side in sides])
+        rendered.append(prompt)
+        if problem:
+            ledger.fail(index, Problem("template_agrees", problem))
+    prompts = _ids(tokenizer, rendered)
     answers = [_ids(tokenizer, [item[side] for item in items]) for side in sides]
     tokens = np.full((len(items), 3), -1, np.int32)
     tokens[:, 0] = [len(ids) for ids in prompts]
@@ -139,16 +143,21 @@ def _tokenised(
     unknown_id = tokenizer.unk_token_id
     unknown = sum(row.count(unknown_id) for ids in (prompts, *answers) for row in ids) if unknown_id is not None else 0
     total = sum(len(row) for ids in (prompts, *answers) for row in ids)
-    whole = [
-        continues(tokenizer, text, item["prompt"], item[side])
-        for side in sides[:1]
-        for text, item in zip(rendered[:_RENDERED], items[:_RENDERED], strict=True)
-    ]
-    return tokens, np.array([unknown, total, whole.count(False), len(whole)], np.float64)
+    return tokens, np.array([unknown, total], np.float64)
 
 
-_RENDERED = 50
-"""Rows of a chunk whose whole conversation is rendered to see that the template agrees."""
+def rendered_and_judged(tokenizer: Any, messages: list[dict[str, str]], responses: list[str]) -> tuple[str, str | None]:
+    """A prompt in the chat template (empty if the template refuses it), and what keeps it from being used with any of
+    its `responses`."""
+    from jinja2 import TemplateError
+
+    try:
+        prompt = rendered_prompt(tokenizer, messages)
+        if all(continues(tokenizer, prompt, messages, response) for response in responses):
+            return prompt, None
+        return prompt, "the chat template doesn't render the conversation as its prompt, the response and EOS"
+    except TemplateError as error:
+        return "", f"the chat template refuses the conversation: {error}"
 
 
 def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], response: str) -> bool:

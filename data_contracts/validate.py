@@ -19,15 +19,17 @@ from components.data.config import ValidateJob
 from components.data.jsonl import write_json
 from components.data.splits import SPLITS
 from components.errors import UserError
+from components.stats import Interval
 from data_contracts.examine import Examination, Examined
-from data_contracts.frames import length_preference
 from data_contracts.ledger import BIT, ROW_CHECKS, combined
 from data_contracts.suites import FIRST_ROWS
 from data_contracts.whole import TRAIN
 
 logger = logging.getLogger(__name__)
 
-FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl")
+ANNOTATORS = "annotators.json"
+"""Each annotator's agreement with the others, where the votes name them."""
+FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS)
 """Files of the artifact that people read beside the Data Docs, and so in MLflow too."""
 
 Report = Callable[..., None]
@@ -57,11 +59,14 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
         with suppress(OSError):  # it holds something
             out.rmdir()
     write_json(out / "artifact" / "report.json", checks)
+    if found.annotators:
+        write_json(out / "artifact" / ANNOTATORS, found.annotators)
     write_json(out / "artifact" / "task.json", {"name": "none" if "preferences" in inputs else "support-desk"})
     final = metrics(found, checks, kept_out) | sizes
     _show(context, out / "attachments" / "data_docs", checks, inputs, final)
     for name in FOR_PEOPLE:
-        shutil.copyfile(out / "artifact" / name, out / "attachments" / name)
+        if (out / "artifact" / name).exists():
+            shutil.copyfile(out / "artifact" / name, out / "attachments" / name)
     report(found.read, final)
     logger.info("kept %d pairs; quarantined %s", final["data/pairs"], quarantine_reasons(found) or "nothing")
     return final
@@ -85,13 +90,16 @@ def metrics(found: Examination, checks: Sequence[Mapping[str, Any]], quarantined
         "data/quarantined": quarantined,
         "data/leaked_prompts": (found.leaks > 1).sum(),
         "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
-        "data/length_preference": length_preference(pairs["words"]),
-        "data/annotator_agreement": agreement.kappa and agreement.kappa.value,
-        "data/annotator_agreement_low": agreement.kappa and agreement.kappa.low,
-        "data/krippendorff_alpha": agreement.alpha and agreement.alpha.value,
+        **_named("data/length_preference", found.longer_wins),
+        **_named("data/annotator_agreement", agreement.kappa),
+        **_named("data/krippendorff_alpha", agreement.alpha),
     }
     values |= {f"data/check_{check['name']}": check["value"] for check in checks if check["suite"] == "whole"}
     return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def _named(name: str, found: Interval | None) -> dict[str, float | None]:
+    return {} if found is None else found.named(name)
 
 
 def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
@@ -99,6 +107,7 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     artifact.mkdir(parents=True)
     pairs, taught, asked = found.only_pairs, found.taught, found.sources.get("prompts") or found.only_pairs
     said = taught.ledger.facts
+    weights = weights_of_rankings(pairs)
     demonstrations = _first_of(taught, combined(said["prompt"], said["chosen"]))
     prompts = _first_of(asked, asked.ledger.facts["prompt"])
     sizes: dict[str, float] = {}
@@ -117,6 +126,8 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
             for index, line in ledger.lines():
                 split = ledger.facts["split"][index]
                 if examined is pairs and examined.kept[index]:
+                    if weight := weights.get(index):
+                        line = _line(json.loads(line) | {"weight": weight})
                     pair_files[split].write(line)
                 if not (is_taught[index] or is_asked[index]):
                     continue
@@ -131,6 +142,17 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
         counts = np.bincount(facts["split"], minlength=len(SPLITS))
         sizes |= {f"data/{name}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
     return sizes | {"data/demonstrations": float(demonstrations.sum())}
+
+
+def weights_of_rankings(examined: Examined) -> dict[int, float]:
+    """By index, the weight of each kept pair of a ranking that lost some: those that are left count once together."""
+    rows, kept = examined.ledger.facts["row"], np.flatnonzero(examined.kept)
+    numbers, made = np.unique(rows, return_counts=True)
+    left = np.zeros_like(made)
+    of_row = np.searchsorted(numbers, rows[kept])
+    np.add.at(left, of_row, 1)
+    fewer = left[of_row] < made[of_row]
+    return {int(index): 1 / int(n) for index, n in zip(kept[fewer], left[of_row[fewer]], strict=True)}
 
 
 def _first_of(examined: Examined, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -150,17 +172,17 @@ def write_quarantine(found: Examination, artifact: Path) -> int:
     """The rows that were kept out, with number and reasons; those without a majority also in `review.jsonl`.
 
     Returns:
-        how many rows were kept out.
+        how many rows were kept out; a ranking of which pairs were is one.
     """
-    count, undecided = 0, BIT["decided"]
+    out_rows, undecided = set(), BIT["decided"]
     with (artifact / "quarantine.jsonl").open("wb") as out, (artifact / "review.jsonl").open("wb") as review:
         for examined in found.sources.values():
             for index, line in examined.ledger.quarantined(examined.source.name):
                 out.write(line)
-                count += 1
+                out_rows.add((examined.source.name, int(examined.ledger.facts["row"][index])))
                 if examined.ledger.facts["failed"][index] & undecided:
                     review.write(line)
-    return count
+    return len(out_rows)
 
 
 def quarantine_reasons(found: Examination) -> dict[str, int]:

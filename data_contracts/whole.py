@@ -74,24 +74,27 @@ def mark_duplicates(ledger: Ledger) -> None:
 
 
 def mark_near_duplicates(ledger: Ledger, texts: Texts, near: NearDuplicateConfig) -> None:
-    """Note rows that nearly repeat an earlier one."""
-    earlier = near_earlier(texts.sketch, near.jaccard)
+    """Note rows that nearly repeat an earlier one: of a ranking, whose pairs are alike, all by the first of them."""
+    rows = ledger.facts["row"][texts.index]
+    _, first, of_row = np.unique(rows, return_index=True, return_inverse=True)
+    earlier = near_earlier(texts.sketch[first], near.jaccard)[of_row]
     for place in np.flatnonzero(earlier >= 0):
-        row = ledger.facts["row"][texts.index[earlier[place]]]
-        ledger.fail(int(texts.index[place]), Problem("near_unique", f"nearly repeats row {row}"))
+        text = f"nearly repeats row {rows[first[earlier[place]]]}"
+        ledger.fail(int(texts.index[place]), Problem("near_unique", text))
 
 
 def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: Texts, near: NearDuplicateConfig) -> NDArray[Any]:
-    """Which of the kept pairs (k,) are test pairs whose prompt is nearly one of training."""
+    """For each of the kept pairs (k,): 1 where it is held out and its prompt is nearly one of training, 0 where it
+    isn't, NaN for pairs of training."""
     facts, places = ledger.facts[kept], np.searchsorted(texts.index, np.flatnonzero(kept))
-    train, test = (np.flatnonzero(facts["split"] == split) for split in (TRAIN, TEST))
-    # A prompt that stands in both splits is a leak, which is said elsewhere.
-    test = test[~np.isin(facts["prompt"][test], facts["prompt"][train])]
-    out = np.zeros(len(facts), bool)
-    out[test] = np.isin(facts["loose"][test], facts["loose"][train])
-    sketches = texts.prompt_sketch[places[np.concatenate([train, test])]]
-    earlier = near_earlier(sketches, near.jaccard)[len(train) :]
-    out[test] |= (earlier >= 0) & (earlier < len(train))
+    train, heldout = np.flatnonzero(facts["split"] == TRAIN), np.flatnonzero(facts["split"] != TRAIN)
+    out = np.full(len(facts), np.nan)
+    out[heldout] = 0
+    # A prompt that stands in both is a leak, which is said elsewhere.
+    heldout = heldout[~np.isin(facts["prompt"][heldout], facts["prompt"][train])]
+    sketches = texts.prompt_sketch[places[np.concatenate([train, heldout])]]
+    earlier = near_earlier(sketches, near.jaccard, among=len(train))[len(train) :]
+    out[heldout] = (earlier >= 0) | np.isin(facts["loose"][heldout], facts["loose"][train])
     return out
 
 

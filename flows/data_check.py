@@ -14,8 +14,8 @@ from flows.profile import Override
 from flows.sources import find_base
 
 FAILED = GateFailed.exit_code
-_PASSED = "[green]ok[/]"
-_STATUS = {"error": "[red]FAIL[/]", "quarantine": "[yellow]WARN[/]", "warn": "[yellow]WARN[/]"}
+LOWEST = 5
+"""Annotators who are named on the terminal; `--json` has all."""
 DEFAULTS = "demo"
 """The profile whose options hold where none is named; without one, nothing is asked of tokens."""
 
@@ -45,7 +45,6 @@ def check_file(
     from data_contracts.check import check, kind_of
     from data_contracts.examine import KINDS
     from data_contracts.sheets import check_sheet
-    from data_contracts.validate import show_pages
     from tasks.progress import StageProgress
 
     if out is not None and out.exists():
@@ -55,11 +54,13 @@ def check_file(
     path = resolve_source(file, hub, home / "datasets", "the file")
     kind = kind_of(path, hub.split)
     if kind == "sheet":
+        for name, value in others.items():
+            if value is not None:
+                raise UserError(
+                    f"--{name} {value}: {file} is a rating sheet, which is checked alone. Leave --{name} out."
+                )
         with nullcontext() if out is None else whole_folder(out) as partial:
-            report, context = check_sheet(path, config.human_eval.ratings, config.data.checks)
-            if partial is not None:
-                show_pages(context, partial / "data_docs", report["checks"], {"sheet": str(path)})
-        return report
+            return check_sheet(path, config.human_eval.ratings, config.data.checks, partial)
     inputs = {kind: path}
     for name, value in others.items():
         if value is not None:
@@ -81,6 +82,21 @@ def check_file(
             return check(job, inputs, Path(scratch), None, show, tokenized=profile is not None)
         with whole_folder(out) as partial:
             return check(job, inputs, Path(scratch), partial, show, tokenized=profile is not None)
+
+
+def _interval(ends: list[float] | None) -> str:
+    return "" if ends is None else f" (95 % interval {ends[0]:.3f} to {ends[1]:.3f})"
+
+
+def _annotators(table: list[dict[str, Any]]) -> str:
+    compared = sorted((row for row in table if row["agreement"] is not None), key=lambda row: row["agreement"])
+    said = "; ".join(
+        f"{row['annotator']} {row['agreement']:.2f}{_interval(row['interval'])}, {row['compared']} votes"
+        for row in compared[:LOWEST]
+    )
+    return (
+        f"{len(table)} annotators. Least in agreement with the majority of the others: {said or 'nobody else voted'}."
+    )
 
 
 def print_check(report: Mapping[str, Any], out: Path | None) -> None:
@@ -119,10 +135,15 @@ def print_check(report: Mapping[str, Any], out: Path | None) -> None:
         console.print(f"Most frequent answers: {answers}.", highlight=False)
     for name, title in (("kappa", "Fleiss' kappa"), ("alpha", "Krippendorff's alpha")):
         if report[name] is not None:
-            low, high = report[f"{name}_interval"]
-            console.print(f"{title} {report[name]:.3f} (95 % interval {low:.3f} to {high:.3f}).", highlight=False)
+            console.print(f"{title} {report[name]:.3f}{_interval(report[f'{name}_interval'])}.", highlight=False)
+    if report.get("annotators"):
+        console.print(_annotators(report["annotators"]), highlight=False)
     if report["longer_wins"] is not None:
-        console.print(f"The longer response wins in {report['longer_wins']:.1%}.", highlight=False)
+        kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
+        more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
+        console.print(
+            f"The longer response wins in {report['longer_wins']:.1%} of decided rows{more}.", highlight=False
+        )
     if out is not None:
         console.print(f"Quarantined rows, rows for review and pages: {out}", highlight=False)
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")

@@ -23,7 +23,7 @@ NAMED = 5
 
 @command(data, "check")
 def check(
-    file: Annotated[str, typer.Argument(help="Preference pairs, votes, rankings, demonstrations or prompts.")],
+    file: Annotated[str, typer.Argument(help="Pairs, votes, rankings, demonstrations, prompts or a rating sheet.")],
     profile: Annotated[
         str | None, typer.Option(metavar="PROFILE", help="Check as this run would: its tokenizer, lengths and options.")
     ] = None,
@@ -91,7 +91,7 @@ def candidates(
         )  # fmt: skip
     _name_quarantined(read.quarantined)
     if as_json:
-        typer.echo(json.dumps({**summary, "out": str(out), "checks": []}))
+        typer.echo(json.dumps({**summary, **read.as_json(), "out": str(out)}))
     else:
         _print_candidates(summary, out)
 

@@ -56,9 +56,10 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     sft = stage("sft", data=data, **sources.base)
 
     # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
-    #    Gates: accuracy_low, ece, ece_width, calibration_slope, slice_accuracy_low, slice_ece_excess, length_gain_low,
-    #    balanced_length_accuracy_low, length_partial_correlation_high, probe_filler_high, probe_repetition_high,
-    #    probe_flattery_high, probe_hedge_high, probe_whitespace_high, probe_exclamations_high, probe_dots_high,
+    #    Gates: accuracy_low, ece, ece_width, calibration_slope, brier_high, log_loss_high, slice_accuracy_low,
+    #    slice_ece_excess, majority_gain_low, length_gain_low, balanced_length_accuracy_low,
+    #    length_partial_correlation_high, probe_filler_high, probe_repetition_high, probe_flattery_high,
+    #    probe_hedge_high, probe_whitespace_high, probe_exclamations_high, probe_dots_high, probe_texts,
     #    disagreement_auroc_low, refresh_gain_low, invariance, position_invariance.
     reward = stage("reward", data=data, sft=sft, **sources.previous)
 

@@ -85,7 +85,7 @@ class RowChecks(_Checks):
     prompts_agree: CheckConfig = _error(0.05)
     """Chosen and rejected response answer the same prompt."""
     texts_filled: CheckConfig = _error(0.05)
-    """No response and no prompt turn is empty."""
+    """No response and no prompt turn is empty, or holds nothing that a reader would see."""
     responses_differ: CheckConfig = _error(0.05)
     """The two responses differ."""
     text_clean: CheckConfig = _error(0.05)
@@ -106,6 +106,8 @@ class RowChecks(_Checks):
     """The votes have a majority (the rows without one stand in review.jsonl, for experts)."""
     near_unique: CheckConfig = _warn(0.05)
     """The row nearly repeats no earlier one (MinHash over words; data.near_duplicate)."""
+    template_agrees: CheckConfig = _error(0)
+    """The tokenizer's chat template takes the prompt, and renders the conversation as that, the response and EOS."""
     prompt_fits: CheckConfig = _warn(0.1)
     """The prompt is within generation.max_prompt_tokens; a longer one loses its oldest turns."""
     response_fits: CheckConfig = _warn(0.1)
@@ -131,8 +133,8 @@ class SetChecks(_Checks):
     enough_test_pairs: CheckConfig = _warn(200)
     """This many of them are for testing, else intervals are wide."""
     no_near_duplicate: CheckConfig = _warn(0)
-    """At most this share of test prompts is nearly a training prompt (data.near_duplicate, or equal but for case,
-    punctuation and white space)."""
+    """At most this share of held-out pairs has a prompt that is nearly a training prompt (data.near_duplicate, or equal
+    but for case, punctuation and white space)."""
     length_preference: RangeConfig = _within(0.2, 0.8)
     """Share of pairs in which the longer response (in words) wins; outside, length alone explains much."""
     label_position: RangeConfig = _within(0.4, 0.6)
@@ -148,9 +150,6 @@ class SetChecks(_Checks):
     curve, 0.5 is not at all."""
     known_tokens: CheckConfig = _warn(0.01)
     """Share of unknown tokens in the kept texts."""
-    template_agrees: CheckConfig = _error(0)
-    """The tokenizer's chat template renders a conversation as its prompt, the response and EOS: the share of prompts of
-    which this is not so."""
 
 
 class SheetChecks(_Checks):

@@ -6,10 +6,11 @@ conversational  `chosen`, `rejected`: lists of messages, with the prompt inside 
 votes           `prompt`, `a`, `b` and `votes` (labels or counts) or `label`; the most frequent answer decides
 ranking         `prompt`, `responses` (two or more), best first or with `ranks` (1 is best, equal ranks are ties)
 
-Every format also takes `category`, `margin` (or `score_chosen`, `score_rejected`); the first three take vote counts as
-`votes_chosen`, `votes`. A vote or label is a (or a1), b (or a2), equal or tie; `votes_a`, `votes_b`, `votes_equal` hold
-counts too. A `stance` beside a prompt with `a` and `b` becomes the prompt's last line. Votes of single questions, as
-`votes_helpful` of `votes`, become the shares of the pair's `objectives`.
+Every format also takes `category`, `source` (where the row itself came from), `margin` (or `score_chosen`,
+`score_rejected`); the first three take vote counts as `votes_chosen`, `votes`. A vote or label is a (or a1), b (or a2),
+equal or tie; `votes_a`, `votes_b`, `votes_equal` hold counts too. A `stance` beside a prompt with `a` and `b` becomes
+the prompt's last line. Votes of single questions, as `votes_helpful` of `votes`, become the shares of the pair's
+`objectives`.
 """
 
 from collections import Counter
@@ -142,8 +143,14 @@ def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> Item
         "votes_chosen": chosen_votes, "votes": None if ballot is None else sum(ballot),
         "soft_label": None if ballot is None else ((chosen_votes or 0) + ballot.equal / 2) / sum(ballot),
         "objectives": _objectives(raw.data, ballot), "weight": 1.0,
-        "category": raw.data.get("category"), "source": source, "row": raw.number,
+        "category": raw.data.get("category"), "source": _source(raw.data) or source, "row": raw.number,
     }  # fmt: skip
+
+
+def _source(data: Mapping[str, Any]) -> str | None:
+    """What the row itself names as its source."""
+    named = data.get("source")
+    return named if isinstance(named, str) and named.strip() else None
 
 
 _NOT_OBJECTIVES = ("votes_chosen", "votes_rejected", "votes_a", "votes_b", "votes_equal")

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from components.data.checks_config import RowChecks
 from components.data.formats import detect, parse_pair
 from components.data.readers import read_source
 from components.data.rows import Message, RawRow, Row, text_problems
@@ -21,6 +22,22 @@ class Prompts(NamedTuple):
     """Each prompt once, as messages, in the order of its first row."""
     quarantined: list[Row]
     """Rows without a usable prompt, with their problems."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Its part of what every `tether data` command says with `--json`: nobody has voted here."""
+        found: dict[str, list[int]] = {}
+        for row in self.quarantined:
+            for problem in row.problems:
+                if row.number not in found.setdefault(problem.check, []):
+                    found[problem.check].append(row.number)
+        asked = RowChecks()
+        checks = [
+            {"name": name, "severity": (check := getattr(asked, name)).severity, "rows": len(rows), "row_numbers": rows,
+             "threshold": check.threshold, "value": len(rows) / self.rows}
+            for name, rows in found.items()
+        ]  # fmt: skip
+        nothing = dict.fromkeys(("kappa", "alpha", "longer_wins", "majority"))
+        return {"rows": self.rows, "quarantined": len(self.quarantined), "checks": checks, **nothing}
 
 
 def read_prompts(path: Path, max_characters: int) -> Prompts:

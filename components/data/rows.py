@@ -12,8 +12,10 @@ Item = dict[str, Any]
 
 # C0 controls but tab, line feed and carriage return; delete; C1; lone surrogates (bytes that were no UTF-8)
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+# White space, and what nobody sees: soft hyphens, zero-width and bidirectional marks, byte-order marks
+_INVISIBLE = re.compile(r"[\s\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]*")
 MARKERS = re.compile(
-    r"<\|[A-Za-z_]{2,20}\|>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
+    r"<\|[A-Za-z0-9_]{2,40}\|>|</?s>|<(?:bos|eos)>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
     r"|\n\n(?:Human|Assistant):|### (?:Instruction|Response):"
 )
 """What templates put between turns; inside a text it makes a model read a turn where there is none."""
@@ -72,6 +74,11 @@ def unclean(text: str) -> str | None:
     return ascii(found.group()) if found else None
 
 
+def blank(text: str) -> bool:
+    """Whether a reader sees nothing in `text`: white space and invisible characters at most."""
+    return _INVISIBLE.fullmatch(text) is not None
+
+
 def most_common_format(
     rows: Sequence[RawRow], format_of: Callable[[Mapping[str, Any]], str | None]
 ) -> tuple[str | None, list[str]]:
@@ -84,9 +91,9 @@ def most_common_format(
 def text_problems(prompt: list[Message], responses: dict[str, str], max_characters: int) -> list[Problem]:
     """What is wrong with the texts of one row; `responses` by the name that reasons call them."""
     problems = [Problem("roles_alternate", text)] if (text := wrong_order([m["role"] for m in prompt])) else []
-    if any(not m["content"].strip() for m in prompt):
+    if any(blank(m["content"]) for m in prompt):
         problems.append(Problem("texts_filled", "empty prompt turn"))
-    empty = [name for name, text in responses.items() if not text.strip()]
+    empty = [name for name, text in responses.items() if blank(text)]
     problems += [Problem("texts_filled", f"empty response: {name}") for name in empty]
     if len(responses) > 1 and not empty and len({text.strip() for text in responses.values()}) == 1:
         problems.append(Problem("responses_differ", "identical responses"))

@@ -71,7 +71,7 @@ class RewardConfig(OptimizerConfig):
     """Equal-mass bins of the expected calibration error."""
     scale_responses: int = Field(512, ge=16)
     """SFT responses, on prompts of the calibration split, that the score's shift and scale are measured on."""
-    probe_texts: int = Field(560, ge=2)
+    probe_texts: int = Field(640, ge=2)
     """Chosen responses of the test split that tails (filler, flattery, ...) are probed on."""
     lora: AdapterConfig | None = None
     """Train a LoRA adapter (and the head) beside the frozen SFT model; null trains all of it."""

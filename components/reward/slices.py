@@ -91,11 +91,11 @@ def slice_report(
 
     Returns:
         `slices`: each with `kind`, `slice`, `pairs`, `prompts`, `judged`, `why_not`, and where it is not too small
-        `accuracy`, `ece`, `ece_null_95`, `calibration_slope` (None where none is finite), `brier`, `confidence` and
-        `bins`; a judged one has `ece_null_joint`, its null's quantile such that chance takes any slice over its own in
-        5 % of runs. `slices_judged`. `slice_accuracy_low`, the lowest lower end: that every slice is above it is as
-        sure as one interval is, with nothing to correct (an intersection-union test, Berger 1982, Technometrics
-        24:295). `slice_ece_excess`, the largest `ece - ece_null_joint`. `accuracy_chosen_longer`,
+        `accuracy`, `ece`, `ece_null_95`, `calibration_slope` (None where none is finite), `brier`, `log_loss`,
+        `confidence` and `bins`; a judged one has `ece_null_joint`, its null's quantile such that chance takes any slice
+        over its own in 5 % of runs. `slices_judged`. `slice_accuracy_low`, the lowest lower end: that every slice is
+        above it is as sure as one interval is, with nothing to correct (an intersection-union test, Berger 1982,
+        Technometrics 24:295). `slice_ece_excess`, the largest `ece - ece_null_joint`. `accuracy_chosen_longer`,
         `accuracy_chosen_shorter`, `balanced_length_accuracy` and `length_partial_correlation`, each with `_low` and
         `_high`. What is unknown is None.
     """
@@ -171,6 +171,7 @@ def _measure(
     return {
         **clustered_proportion(right, codes, level).named("accuracy"),
         **clustered_mean(np.square(expit(-d)), codes, level).named("brier"),
+        **clustered_mean(np.logaddexp(0.0, -d), codes, level).named("log_loss"),
         "confidence": float(confidence.mean()),
         "calibration_slope": slope["slope"] if known else None,
         "slope_low": slope["low"],

@@ -92,11 +92,12 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
 
 
 _REPORTED = (
-    "accuracy", "accuracy_low", "accuracy_high", "ece", "ece_null_95", "calibration_slope", "brier", "log_loss",
-    "temperature", "length_accuracy", "length_gain_low", "majority_accuracy", "ece_width", "ece_width_null_95",
-    "brier_before", "log_loss_before", "slices_judged", "slice_accuracy_low", "slice_ece_excess",
-    "accuracy_chosen_longer", "accuracy_chosen_shorter", "balanced_length_accuracy", "balanced_length_accuracy_low",
-    "length_partial_correlation", "length_partial_correlation_low", "length_partial_correlation_high",
+    "accuracy", "accuracy_low", "accuracy_high", "ece", "ece_null_95", "calibration_slope", "brier", "brier_high",
+    "log_loss", "log_loss_high", "temperature", "length_accuracy", "length_gain_low", "majority_accuracy",
+    "majority_gain_low", "ece_width", "ece_width_null_95", "brier_before", "log_loss_before", "slices_judged",
+    "slice_accuracy_low", "slice_ece_excess", "accuracy_chosen_longer", "accuracy_chosen_shorter",
+    "balanced_length_accuracy", "balanced_length_accuracy_low", "length_partial_correlation",
+    "length_partial_correlation_low", "length_partial_correlation_high",
 )  # fmt: skip
 
 
@@ -125,11 +126,13 @@ def _calibrate(
         s: chosen_shown_first(*([str(r[k]) for r in splits[s]] for k in ("prompt", "chosen", "rejected")))
         for s in ("train", "test")
     }
+    by_majority = majority_baseline(first["train"], first["test"])
     return report | {
         "length_rule": rule,
         "length_accuracy": float(by_length.mean()),
         "length_gain_low": clustered_mean(correctness(found) - by_length, clusters).low,
-        "majority_accuracy": float(majority_baseline(first["train"], first["test"]).mean()),
+        "majority_accuracy": float(by_majority.mean()),
+        "majority_gain_low": clustered_mean(correctness(found) - by_majority, clusters).low,
     }
 
 

@@ -16,6 +16,10 @@ REWARD = {
     "length_gain_low": 0.0,
     "invariance": 1e-4,
     "ece_width": 0.05,
+    "brier_high": 0.2,
+    "log_loss_high": 0.6,
+    "majority_gain_low": 0.1,
+    "probe_texts": 500,
     "slice_accuracy_low": 0.5,
     "slice_ece_excess": 0.0,
     "balanced_length_accuracy_low": 0.5,
@@ -34,6 +38,10 @@ GOOD = {
     "reward/invariance": 1e-5,
     "reward/ece_width": 0.06,
     "reward/ece_width_null_95": 0.07,
+    "reward/brier_high": 0.2,
+    "reward/log_loss_high": 0.59,
+    "reward/majority_gain_low": 0.15,
+    "reward/probe_texts": 500.0,
     "reward/slice_accuracy_low": 0.55,
     "reward/slice_ece_excess": -0.01,
     "reward/balanced_length_accuracy_low": 0.6,
@@ -58,7 +66,7 @@ def verdict(name, metrics, thresholds=REWARD, waivers=()):
 
 def test_good_metrics_pass_every_gate():
     verdicts = judge("reward", GOOD, REWARD)
-    assert len(verdicts) == len(REWARD) == 20
+    assert len(verdicts) == len(REWARD) == 24
     assert all(each.passed for each in verdicts)
     assert failure("reward", verdicts) is None
 

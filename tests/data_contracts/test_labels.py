@@ -1,6 +1,7 @@
 """Rankings, single questions, competence of annotators, prompts of PPO's own: what reaches the artifact."""
 
 import json
+from collections import defaultdict
 
 import pytest
 
@@ -24,6 +25,25 @@ def test_a_rankings_pairs_are_all_that_differ_in_rank_and_count_once_together():
         ("b", "a", 0.5),
         ("b", "c", 0.5),
     ]
+
+
+def test_the_pairs_that_a_ranking_keeps_count_once_together(tmp_path, validate):
+    """Of rows 1 to 60 the last two responses are equal: of three pairs one says nothing, and one stands there twice."""
+    path, rows = tmp_path / "rankings.jsonl", []
+    for i in range(90):
+        responses = [f"{side} of {i} {'x' * (i % 7)}" for side in ("best", "middle", "worst")]
+        rows.append({"prompt": f"question {i}", "responses": responses[:2] + responses[1 if i < 60 else 2 :][:1]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    validate(tmp_path / "out", {"preferences": path})
+    files = (tmp_path / "out" / "artifact").glob("pairs.*.jsonl")
+    pairs = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    weights = defaultdict(list)
+    for pair in pairs:
+        weights[pair["row"]].append(pair["weight"])
+    assert len(weights) == 90 and {row: sum(found) for row, found in weights.items()} == pytest.approx(
+        dict.fromkeys(weights, 1)
+    )
+    assert [len(weights[row]) for row in (1, 60, 61, 90)] == [1, 1, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ import random
 
 import pytest
 
-from components.data.checks_config import ChecksConfig, RowChecks
+from components.data.checks_config import ChecksConfig, RowChecks, SetChecks
+from components.errors import UserError
+from components.tokenizers import train_tokenizer
 from data_contracts.check import check
 
 NOUNS = (
@@ -37,14 +39,14 @@ def clean(n=1200, seed=0):
 def examined(tmp_path, job):
     """The report of `tether data check` on rows (dicts, or lines as they are)."""
 
-    def examined(rows, prompts=None, **data):
-        inputs = {"preferences": tmp_path / "pairs.jsonl"}
+    def examined(rows, prompts=None, base=None, **data):
+        inputs = {"preferences": tmp_path / "pairs.jsonl"} | ({} if base is None else {"base": base})
         if prompts is not None:
             inputs["prompts"] = tmp_path / "prompts.jsonl"
             inputs["prompts"].write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
         inputs["preferences"].write_text("\n".join(lines) + "\n")
-        given = {name: str(path) for name, path in inputs.items()}
+        given = {name: str(path) for name, path in inputs.items() if name != "base"}
         return check(job(**given, **data), inputs, tmp_path / "scratch", tmp_path / "out", lambda rows: None)
 
     return examined
@@ -141,6 +143,8 @@ def test_a_response_shown_first_that_always_wins_is_found(examined):
 
 def test_too_few_pairs_are_found(examined):
     assert set(fired(examined(clean(120)))) == {"enough_pairs", "enough_test_pairs"}
+    report = examined(clean(120), split={"train": 0.99, "calibration": 0.005, "test": 0.005})
+    assert "every_split" in fired(report) and not report["passed"]
 
 
 def test_a_test_prompt_that_nearly_is_a_training_prompt_is_named(examined):
@@ -157,6 +161,61 @@ def test_a_test_prompt_that_nearly_is_a_training_prompt_is_named(examined):
         text for n in range(100) if split(text := train.replace(" ", "  ", 1) + "!" * n) == "test"
     )
     assert fired(examined(rows)) == {"no_near_duplicate": [at + 1]}
+
+
+def test_a_held_out_prompt_is_seen_to_be_near_a_training_prompt_though_nearer_to_another_held_out_one(examined):
+    """Of each three prompts that differ by a word, one is for training; each held-out one is near both others."""
+    from components.data.config import SplitConfig
+    from components.data.splits import split_of
+
+    rows, near, rng = clean(900), [], random.Random(0)
+    for at in range(0, 900, 3):
+        text = sentence(rng, 60).split()
+        turned = [" ".join([*text[:-1], f"{word}{at}."]) for word in NOUNS]
+        found = {s: [t for t in turned if split_of([{"role": "user", "content": t}], SplitConfig()) == s]
+                 for s in ("train", "calibration", "test")}  # fmt: skip
+        if not (found["train"] and found["calibration"] and found["test"]):
+            continue
+        for place, split in enumerate(("train", "calibration", "test")):
+            rows[at + place]["prompt"] = found[split][0]
+        near += [at + 2, at + 3]
+    report = examined(rows)
+    check = next(c for c in report["checks"] if c["name"] == "no_near_duplicate")
+    assert len(near) > 400 and len(set(near) - set(check["row_numbers"])) < 0.05 * len(near)
+    held_out = 900 - sum(split_of([{"role": "user", "content": r["prompt"]}], SplitConfig()) == "train" for r in rows)
+    assert check["value"] == pytest.approx(check["rows"] / held_out), "a share of held-out pairs"
+
+
+def ranked(n=400, seed=0):
+    rng = random.Random(seed)
+    rows = []
+    for i in range(n):
+        prompt = f"Please {rng.choice(VERBS)} the {rng.choice(NOUNS)} number {i}: {sentence(rng, 12)}"
+        rows.append({"prompt": prompt, "responses": [sentence(rng, rng.randint(6, 20)) for _ in range(3)]})
+    return rows
+
+
+def test_clean_rankings_raise_no_check_and_are_counted_as_rows(examined):
+    report = examined(ranked())
+    assert fired(report) == {} and (report["rows"], report["pairs"], report["quarantined"]) == (400, 1200, 0)
+
+
+def test_a_ranking_that_repeats_another_or_itself_is_one_row(examined):
+    rows = ranked()
+    rows[7] |= {"prompt": rows[2]["prompt"].replace(" ", "  ", 3), "responses": rows[2]["responses"]}
+    rows[11]["responses"][2] = rows[11]["responses"][1]
+    report = examined(rows)
+    assert fired(report) == {"near_unique": [8], "responses_differ": [12], "unique": [12]}
+    assert {c["name"]: c["rows"] for c in report["checks"] if c["rows"]} == dict.fromkeys(fired(report), 1)
+    assert report["quarantined"] == 1 and report["pairs"] == 1198
+
+
+def test_clean_demonstrations_and_prompts_alone_raise_no_check(tmp_path, job):
+    for name, field in (("demonstrations", "response"), ("prompts", "category")):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"prompt": r["prompt"], field: r["a"]}) + "\n" for r in clean()))
+        report = check(job(**{name: str(path)}), {name: path}, tmp_path / "scratch", None, lambda rows: None)
+        assert fired(report) == {} and report["passed"] and report["rows"] == 1200, name
 
 
 GERMAN = "der Fluss fließt langsam durch das alte Tal und die Kinder spielen am Ufer mit ihren Freunden".split()
@@ -198,9 +257,57 @@ def test_a_severity_and_a_threshold_of_the_config_decide_what_becomes_of_a_findi
     assert lenient["passed"] and lenient["quarantined"] == 0 and lenient["pairs"] == 1200
 
 
+THINKS_ALOUD = (  # as templates do that leave reasoning out of what is learned from, or know no system message
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "<|{{ m['role'] }}|>{{ m['content'].split('</think>')[-1] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    """The folder of a tokenizer with this chat template, and with a special token that it has no use for."""
+
+    def pretrained(template):
+        tokenizer = train_tokenizer([f"{r['prompt']} {r['a']} {r['b']}" for r in clean(300)], 2000)
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<file_sep>"]}, replace_extra_special_tokens=False)
+        tokenizer.extra_special_tokens = []
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path / "base")
+        return tmp_path / "base"
+
+    return pretrained
+
+
+def test_what_the_runs_own_template_or_tokenizer_misreads_is_named(examined, pretrained, tmp_path):
+    rows = clean()
+    rows[5]["prompt"] = messages(("system", "Be brief."), ("user", rows[5]["prompt"]))
+    rows[9]["b"] = "the river </think> " + rows[9]["b"]
+    rows[13]["a"] += " <file_sep>"
+    found = fired(examined(rows, base=pretrained(THINKS_ALOUD)))
+    assert {name: found.get(name) for name in ("template_agrees", "no_markers")} == {
+        "template_agrees": [6, 10], "no_markers": [14],
+    }  # fmt: skip
+    quarantined = (tmp_path / "out" / "quarantine.jsonl").read_text()
+    assert "the chat template refuses the conversation: System role not supported" in quarantined
+
+
+def test_a_template_that_reads_no_row_right_is_the_users_error_with_the_reason(examined, pretrained):
+    with pytest.raises(UserError, match=r"not one valid preference pair in 1200 rows.*chat template doesn't render"):
+        examined(clean(), base=pretrained("{% for m in messages %}{{ m['content'] }}{% endfor %}"))
+
+
 def test_every_check_of_rows_is_planted_somewhere_here():
-    elsewhere = {"consistent", "prompts_agree", "turns_valid"}
+    elsewhere = {"consistent", "prompts_agree", "turns_valid", "template_agrees"}
     assert set(FAULTS) | elsewhere == set(RowChecks.model_fields)
+
+
+def test_every_check_of_the_whole_is_planted_somewhere_here_but_the_guard_of_our_own_splitting():
+    planted = {
+        "every_split", "enough_pairs", "enough_test_pairs", "no_near_duplicate", "length_preference", "label_position",
+        "length_drift", "language_drift", "prompts_alike", "known_tokens",
+    }  # fmt: skip
+    assert planted | {"no_leak"} == set(SetChecks.model_fields)
 
 
 def test_a_check_whose_rows_cannot_be_used_cannot_be_let_through():

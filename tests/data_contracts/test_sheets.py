@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from components.data.checks_config import ChecksConfig, SheetChecks
@@ -22,10 +24,9 @@ def clean(n=40):
 
 @pytest.fixture
 def checked(tmp_path):
-    def checked(rows, columns=COLUMNS):
+    def checked(rows, columns=COLUMNS, out=None):
         write_csv(tmp_path / "sheet.csv", columns, rows)
-        report, _ = check_sheet(tmp_path / "sheet.csv", ("a", "b", "tie"), ChecksConfig())
-        return report
+        return check_sheet(tmp_path / "sheet.csv", ("a", "b", "tie"), ChecksConfig(), out)
 
     return checked
 
@@ -55,6 +56,18 @@ def test_each_planted_row_is_named_by_its_own_check_alone(checked, change, check
     sheet = clean()
     sheet[5] |= change
     assert fired(checked(sheet)) == {check: rows}, "the header is row 1"
+
+
+def test_rows_that_cannot_be_counted_are_quarantined_with_their_reasons(checked, tmp_path):
+    sheet = clean()
+    sheet[5] |= {"rating_2": "left", "response_b": ""}
+    sheet[7] |= {"rating_1": ""}  # only a warning
+    (tmp_path / "out").mkdir()
+    report = checked(sheet, out=tmp_path / "out")
+    (row,) = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert (row["row"], row["data"]["item"]) == (7, "i5") and report["quarantined"] == 1 and report["pairs"] == 39
+    assert [reason.split(":")[0] for reason in row["reasons"]] == ["fails rating_known", "fails responses_kept"]
+    assert (tmp_path / "out" / "data_docs" / "index.html").exists()
 
 
 def test_raters_who_always_name_the_side_shown_first_are_found(checked):

@@ -61,6 +61,12 @@ def test_a_threshold_of_the_config_is_the_one_that_judges(context):
     assert (found["passed"], found["severity"], found["threshold"]) == (True, "quarantine", 0.5)
 
 
+def test_what_is_asked_of_one_source_changes_nothing_for_the_next():
+    before = [check.name for check in suites.row_checks(CHECKS, "preferences", tokenized=False)]
+    suites.row_checks(CHECKS, "prompts", tokenized=False)
+    assert [check.name for check in suites.row_checks(CHECKS, "preferences", tokenized=False)] == before
+
+
 def test_a_report_of_many_bad_rows_names_them_all_and_is_plain_json(context):
     found = row_outcomes(context, facts(90))["prompts_agree"]
     assert found["rows"] == 90 and found["row_numbers"] == list(range(1, 91))

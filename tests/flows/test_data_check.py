@@ -41,6 +41,35 @@ def test_a_contract_that_fails_ends_with_the_code_of_a_failed_gate_and_its_name(
     assert check(tether, tmp_path, "pairs.jsonl", *allowed).returncode == 0
 
 
+def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_null(tether, tmp_path: Path) -> None:
+    def row(i: int, *labels: str) -> dict[str, object]:
+        votes = [{"annotator": name, "label": label} for name, label in zip(("ann", "ben", "cy"), labels, strict=True)]
+        return {"prompt": "Which?", "a": f"the one {i}", "b": f"other {i}", "votes": votes}
+
+    write_rows(tmp_path / "votes.jsonl", [row(i, "a", "a", "b") for i in range(9)])
+    text = check(tether, tmp_path, "votes.jsonl", "--json").stdout
+    report = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    assert report["kappa"] is not None and report["kappa_interval"] is None, "one prompt is one cluster"
+    assert {a["annotator"]: a["votes"] for a in report["annotators"]} == {"ann": 9, "ben": 9, "cy": 9}
+    write_rows(tmp_path / "votes.jsonl", [*(row(i, "a", "a", "b") for i in range(9)), row(9, "a", "b", "equal")])
+    shown = check(tether, tmp_path, "votes.jsonl", "--out", "found").stdout
+    assert "3 annotators. Least in agreement with the" in shown and "Fleiss' kappa" in shown and "nan" not in shown
+    assert "Most frequent answers: a 9, b 0, equal 0, none 1." in shown
+    assert [r["row"] for r in read_rows(tmp_path / "found" / "review.jsonl")] == [10], "for experts"
+
+
+def test_a_rating_sheet_is_checked_alone_and_its_bad_rows_are_quarantined(tether, tmp_path: Path) -> None:
+    sheet = "item,prompt,response_a,response_b,rating_1\n" + "".join(f"i{k},p,x,y,{'ab'[k % 2]}\n" for k in range(9))
+    (tmp_path / "sheet.csv").write_text(sheet + "i3,p,x,y,maybe\n")
+    done = check(tether, tmp_path, "sheet.csv", "--json", "--out", "found")
+    report = json.loads(done.stdout)
+    assert done.returncode == 3 and report["quarantined"] == 2
+    assert [row["row"] for row in read_rows(tmp_path / "found" / "quarantine.jsonl")] == [5, 11]
+    write_rows(tmp_path / "prompts.jsonl", [{"prompt": "p"}])
+    refused = check(tether, tmp_path, "sheet.csv", "--prompts", "prompts.jsonl")
+    assert refused.returncode == 2 and "--prompts prompts.jsonl: sheet.csv is a rating sheet" in refused.stderr
+
+
 def test_a_profile_brings_its_tokenizer_and_lengths(tether, tmp_path: Path) -> None:
     long = " ".join(["indeed"] * 20)
     write_rows(tmp_path / "pairs.jsonl", [*GOOD, {"prompt": "q", "chosen": f"{long} a", "rejected": f"{long} b"}])

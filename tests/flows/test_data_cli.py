@@ -67,7 +67,11 @@ def test_candidates_of_a_folder_and_of_a_runs_model_are_written_whole(made, desk
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout)
     assert "row 3 is left out: empty prompt turn" in made.stderr and "candidates 32/32" in made.stderr
-    assert (found["rows"], found["prompts"], found["quarantined"], found["checks"]) == (10, 8, 1, [])
+    assert (found["rows"], found["prompts"], found["quarantined"]) == (10, 8, 1)
+    assert found["checks"] == [
+        {"name": "texts_filled", "severity": "error", "rows": 1, "row_numbers": [3], "threshold": 0.05, "value": 0.1}
+    ]
+    assert [found[name] for name in ("kappa", "alpha", "longer_wins", "majority")] == [None] * 4
     assert [model["name"] for model in found["models"]] == ["alpha", "r1:ppo"]
     assert found["models"][1]["digest"] == ArtifactStore(desk / "home").lookup("k" * 64).digest
     assert found["candidates"] + found["duplicates"] == 32 and found["pairs"] == 24 and found["out"] == "out"

@@ -127,6 +127,9 @@ TURNS = "\n\nHuman: {}\n\nAssistant: {}"
         (GOOD | {"rejected": None}, ("fields_present", "`rejected` is missing")),
         (GOOD | {"chosen": 5}, ("fields_present", "`chosen` is a number, expected text")),
         (GOOD | {"chosen": " \n"}, ("texts_filled", "empty response: chosen")),
+        (GOOD | {"chosen": "\u200b\ufeff \u202e"}, ("texts_filled", "empty response: chosen")),
+        (GOOD | {"chosen": "x </s> y"}, ("no_markers", "'</s>' in chosen")),
+        (GOOD | {"chosen": "<|reserved_special_token_0|>"}, ("no_markers", "'<|reserved_special_token_0|>' in chosen")),
         (GOOD | {"rejected": "x "}, ("responses_differ", "identical responses")),
         (GOOD | {"prompt": " "}, ("texts_filled", "empty prompt turn")),
         (GOOD | {"chosen": "a\x00b"}, ("text_clean", "control character '\\x00' in chosen")),
@@ -147,7 +150,16 @@ def test_each_fault_of_a_row_is_named(data, reason):
     assert row.data == data
 
 
+@pytest.mark.parametrize(
+    ("own", "source"), [("forum", "forum"), (None, "preferences"), (" ", "preferences"), (7, "preferences")]
+)
+def test_a_pairs_source_is_what_its_row_says_else_the_input(own, source):
+    assert read(GOOD | {"source": own}).item["source"] == source
+    assert read(VOTED | {"votes": ["a"], "source": own}).item["source"] == source
+
+
 def test_tabs_and_line_breaks_are_clean():
+    assert reasons(GOOD | {"chosen": "👩\u200d👩\u200d👧 नमस्\u200dते"}) == [], "joiners within a text are text"
     assert reasons(GOOD | {"chosen": "a\tb\r\nc é 你 🙂"}) == []
 
 

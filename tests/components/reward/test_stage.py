@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,9 +16,11 @@ from components.generation import GenerationConfig
 from components.models import load_causal_lm, load_reward_model
 from components.ppo.rollout import generate_responses
 from components.reward import stage
+from components.reward.calibration import correctness, fit_temperature, log_loss
 from components.reward.pairs import encode_pairs
-from components.reward.scoring import ScoreScale
+from components.reward.scoring import ScoreScale, score_sequences
 from components.runtime import Runtime
+from components.stats import clustered_mean, clustered_proportion
 
 
 def test_both_sides_of_a_pair_share_the_prompt_and_end_in_eos(language: Any) -> None:
@@ -54,11 +57,43 @@ def test_every_metric_is_there_and_finite(trained: tuple[Path, dict[str, float]]
     assert json.loads((out / "artifact" / "metrics.json").read_text()) == metrics
 
 
+def test_calibration_is_of_test_pairs_and_the_temperature_of_calibration_pairs(
+    stages: Any, trained: tuple[Path, dict[str, float]], runtime: Runtime
+) -> None:
+    """Each number again, from the published model and the data, by another way through the code."""
+    out, metrics = trained
+    model, tokenizer = load_reward_model(out / "artifact", runtime)
+    rows = {s: read_rows(stages.inputs["data"] / f"pairs.{s}.jsonl") for s in ("train", "calibration", "test")}
+
+    def margins(split: str) -> Any:
+        pairs = encode_pairs(tokenizer, rows[split], stages.job("reward").generation)
+        sides = [p.chosen for p in pairs], [p.rejected for p in pairs]
+        chosen, rejected = (score_sequences(model, tokenizer.pad_token_id, side, runtime) for side in sides)
+        return (chosen - rejected).double().numpy()
+
+    found = margins("test")
+    temperature = fit_temperature(margins("calibration"))
+    assert metrics["reward/temperature"] == pytest.approx(temperature, rel=1e-3)
+    assert abs(fit_temperature(found) / temperature - 1) > 0.01, "else this tells the splits from nothing"
+    assert metrics["reward/log_loss"] == pytest.approx(log_loss(found, temperature), rel=1e-3)
+    assert metrics["reward/log_loss_before"] == pytest.approx(log_loss(found, 1.0), rel=1e-3)
+    prompts = [str(row["prompt"]) for row in rows["test"]]
+    right = correctness(found)
+    assert metrics["reward/accuracy_low"] == pytest.approx(clustered_proportion(right, prompts).low, abs=1e-3)
+    longer = {s: [len(r["chosen"]) > len(r["rejected"]) for r in rows[s]] for s in ("train", "test")}
+    gaps = {s: np.array([len(r["chosen"]) - len(r["rejected"]) for r in rows[s]]) for s in ("train", "test")}
+    rule = 1 if 2 * sum(longer["train"]) + sum(gaps["train"] == 0) >= len(rows["train"]) else -1
+    by_length = (np.sign(rule * gaps["test"]) + 1) / 2
+    assert metrics["reward/length_accuracy"] == pytest.approx(by_length.mean())
+    low = clustered_mean(right - by_length, prompts).low
+    assert metrics["reward/length_gain_low"] == pytest.approx(low, abs=1e-3)
+    assert metrics["reward/majority_gain_low"] < metrics["reward/accuracy"] - metrics["reward/majority_accuracy"]
+
+
 def test_sft_responses_score_0_on_average_with_deviation_1(
     stages: Any, trained: tuple[Path, dict[str, float]], runtime: Runtime
 ) -> None:
     from components.batching import encode_prompt
-    from components.reward.scoring import score_sequences
     from components.training import torch_seed
 
     job = stages.job("reward")
