@@ -187,11 +187,12 @@ def test_a_held_out_prompt_is_seen_to_be_near_a_training_prompt_though_nearer_to
 
 
 def ranked(n=400, seed=0):
+    """Rankings of three short responses to a prompt of 50 words: the pairs of each are near-duplicates of each other."""
     rng = random.Random(seed)
     rows = []
     for i in range(n):
-        prompt = f"Please {rng.choice(VERBS)} the {rng.choice(NOUNS)} number {i}: {sentence(rng, 12)}"
-        rows.append({"prompt": prompt, "responses": [sentence(rng, rng.randint(6, 20)) for _ in range(3)]})
+        responses = [f"The {noun} and {sentence(rng, 1)}" for noun in rng.sample(NOUNS, 3)]
+        rows.append({"prompt": f"Number {i}: {sentence(rng, 50)}", "responses": responses})
     return rows
 
 
