@@ -135,9 +135,11 @@ class AdapterView(nn.Module):
     def merged(self) -> Any:
         """A whole model of the backbone's class with the adapter added into its weights; the backbone keeps its bytes.
 
-        Where the head isn't the backbone's own it is left out.
+        A class without a scalar head leaves this model's out.
         """
         whole = copy.deepcopy(self.backbone.model)
+        if "score" in self._modules and hasattr(whole, "score"):
+            whole.score = copy.deepcopy(self.score)
         for path, layer in self.backbone.layers.items():
             adapted = whole.base_model.get_submodule(path)
             if self.name is not None and self.name in layer.lora_A:

@@ -112,8 +112,8 @@ def load_reward_model(
     """A model with scalar heads and its tokenizer.
 
     Args:
-        seed: the folder holds a language model, and heads are drawn anew, normal with variance 1/(d+1) (Stiennon et al.
-            2020); None for a folder that has them.
+        seed: the folder holds a language model, and heads are drawn anew (`draw_head`); None for a folder that has
+            them.
         heads: the new heads' names, the config's labels; one without a name where there are none.
     """
     folder = folder / "model" if (folder / "model").is_dir() else folder
@@ -125,10 +125,18 @@ def load_reward_model(
         options |= {"id2label": dict(enumerate(heads)), "label2id": {name: i for i, name in enumerate(heads)}}
     model = AutoModelForSequenceClassification.from_pretrained(folder, **options, use_safetensors=True)
     if seed is not None:
-        weight = model.score.weight
-        generator = torch.Generator().manual_seed(seed)
-        nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1] + 1), generator=generator)
+        draw_head(model.score, seed)
     return by_onednn(model.to(runtime.device).eval()), AutoTokenizer.from_pretrained(folder, **_SAFELY)
+
+
+def draw_head(head: nn.Linear, seed: int) -> nn.Linear:
+    """`head` with weights drawn anew on the CPU, normal with variance 1/(d+1) for d inputs (Stiennon et al. 2020)."""
+    drawn = torch.empty(head.weight.shape)
+    generator = torch.Generator().manual_seed(seed)
+    nn.init.normal_(drawn, std=1 / math.sqrt(drawn.shape[1] + 1), generator=generator)
+    with torch.no_grad():
+        head.weight.copy_(drawn)
+    return head
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -90,9 +90,7 @@ def start_from(job: RewardJob, sft: Path, previous: Path, member: int) -> Any:
             "reward.refresh: the earlier reward model is an adapter of another SFT model than this run's, and fits no "
             "other. Give this run the same data.demonstrations, sft options and seed, or train with reward.lora=null."
         )
-    view = load_adapter(backbone, "reward", folder / "adapter")
-    backbone.model.score = view.score  # the merged model is published with this head
-    return view
+    return load_adapter(backbone, "reward", folder / "adapter")
 
 
 def load_previous(job: RewardJob, previous: Path) -> Any:

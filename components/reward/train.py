@@ -1,5 +1,6 @@
 """Training of the reward models: each on its share of the pairs, and their average where that is what is asked for."""
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from components.adapters import AdapterView, Backbone, mean_adapter
-from components.models import frozen, load_reward_model
+from components.models import draw_head, frozen, load_reward_model
 from components.reward.config import RewardJob
 from components.reward.losses import pair_losses, weighted_mean
 from components.reward.pair_scores import check_packed, longer, packed_length, packed_scores, separate_scores
@@ -38,6 +39,7 @@ def train_models(
     steps = [config.epochs * math.ceil(len(share) / config.batch_size) for share in shares]
 
     def trained() -> Iterator[Any]:
+        first = None
         for member, share in enumerate(shares):
             before = sum(steps[:member])
 
@@ -46,7 +48,8 @@ def train_models(
             ) -> None:
                 report(before + step, metrics, total=sum(steps))
 
-            model = start_model(job, sft, member) if previous is None else start_from(job, sft, previous, member)
+            model = start_from(job, sft, previous, member) if previous else start_model(job, sft, member, first)
+            first = first or model
             fit_model(job, model, [pairs[i] for i in share], pad_id, out, counted_through, member)
             yield frozen(model)
 
@@ -56,18 +59,23 @@ def train_models(
         yield from trained()
 
 
-def start_model(job: RewardJob, sft: Path, member: int) -> Any:
+def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> Any:
     """The reward model `member` (from 0) before training: heads on the SFT model, or on an adapter of it.
+
+    Args:
+        first: the first member; another adapter joins its backbone, so that the SFT model is held once.
 
     Members whose weights are averaged start from the same weights, head and adapter included (Ramé et al. 2024, "WARM",
     section 3); others from heads of their own.
     """
     config = job.reward
     own = (member,) if member and config.combine == "ensemble" else ()
-    model, _ = load_reward_model(sft, job.runtime, torch_seed(job.seed, "reward", "head", *own), config.heads)
-    if config.lora is None:
-        return model
-    return Backbone(model).add("reward", config.lora, torch_seed(job.seed, "reward", "adapter", *own), model.score)
+    head_seed, adapter_seed = (torch_seed(job.seed, "reward", part, *own) for part in ("head", "adapter"))
+    if config.lora is not None and first is not None:
+        head = draw_head(copy.deepcopy(first.backbone.model.score), head_seed)
+        return first.backbone.add(f"reward-{member + 1}", config.lora, adapter_seed, head)
+    model, _ = load_reward_model(sft, job.runtime, head_seed, config.heads)
+    return model if config.lora is None else Backbone(model).add("reward", config.lora, adapter_seed, model.score)
 
 
 def fit_model(

@@ -187,7 +187,7 @@ def test_a_held_out_prompt_is_seen_to_be_near_a_training_prompt_though_nearer_to
 
 
 def ranked(n=400, seed=0):
-    """Rankings of three short responses to a prompt of 50 words: the pairs of each are near-duplicates of each other."""
+    """Rankings of three short responses to a prompt of 50 words, so that the pairs of each are near-duplicates."""
     rng = random.Random(seed)
     rows = []
     for i in range(n):

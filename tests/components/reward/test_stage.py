@@ -18,7 +18,7 @@ from components.ppo.rollout import generate_responses
 from components.reward import stage
 from components.reward.calibration import correctness, fit_temperature, log_loss
 from components.reward.pairs import encode_pairs
-from components.reward.scoring import ScoreScale, score_sequences
+from components.reward.scoring import ScoreScale, member_folder, score_sequences
 from components.runtime import Runtime
 from components.stats import clustered_mean, clustered_proportion
 
@@ -211,6 +211,26 @@ def test_with_lora_the_whole_model_scores_as_the_adapter_on_the_sft_model_does(
     )
     scores = [score_sequences(m, tokenizer.pad_token_id, [p.chosen for p in pairs], runtime) for m in (whole, adapter)]
     assert scores[0].std() > 1e-3 and torch.allclose(*scores, atol=1e-4)
+
+
+def test_members_with_lora_share_one_backbone_and_each_is_published_whole(
+    stages: Any, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, train_models = [], stage.train_models
+    monkeypatch.setattr(stage, "train_models", lambda *a: (made.append(m) or m for m in train_models(*a)))
+    stages.run("reward", tmp_path, members=2, **LORA)
+    assert made[0].backbone is made[1].backbone, "the SFT model is held once"
+    rows = read_rows(stages.inputs["data"] / "pairs.test.jsonl")
+    scores = []
+    for folder in (member_folder(tmp_path / "artifact", m) for m in range(2)):
+        whole, tokenizer = load_reward_model(folder, runtime)
+        sft, _ = load_causal_lm(stages.inputs["sft"], runtime)
+        adapter = load_adapter(Backbone(sft), "reward", folder / "adapter")
+        texts = [p.chosen for p in encode_pairs(tokenizer, rows, stages.job("reward").generation)]
+        by_both = [score_sequences(m, tokenizer.pad_token_id, texts, runtime) for m in (whole, adapter)]
+        assert torch.allclose(*by_both, atol=1e-4), "head and adapter of this very member"
+        scores.append(by_both[0])
+    assert (scores[0] - scores[1]).std() > 1e-3, "members differ"
 
 
 def test_with_lora_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
