@@ -64,6 +64,23 @@ def test_the_four_are_one_backbone_and_start_as_whole_models_would(
     assert torch.allclose(here["values"][rows, last], scores, atol=1e-5), "the critic starts as the reward model"
 
 
+def test_an_ensemble_of_adapters_scores_on_the_one_backbone_as_its_whole_models_do(
+    stages: Any, tmp_path: Path, load: Callable[..., Any]
+) -> None:
+    stages.run("reward", tmp_path, members=2, lora={"rank": 3}, learning_rate=1e-2)
+    there = type(stages)(stages.inputs | {"reward": tmp_path / "artifact"})
+    worst = {"score": {"ensemble": "minimum"}}
+    job, models, samples = load(there, **LORA, **worst)
+    views = (models.policy, models.critic.model, *models.reward_model.members)
+    assert len(views) == 4 and len({id(view.backbone) for view in views}) == 1
+    samples = dataclasses.replace(samples, seen=None)
+    here = frozen_pass(models, samples, job)["raw_scores"]
+    whole = frozen_pass(Models.load(there.job("ppo", **worst), there.inputs), samples, job)["raw_scores"]
+    assert torch.allclose(here, whole, atol=1e-4) and here.std() > 1e-3
+    mean = frozen_pass(Models.load(there.job("ppo", **LORA), there.inputs), samples, job)["raw_scores"]
+    assert (here < mean - 1e-5).any() and (here <= mean + 1e-5).all(), "the worst of two is below their mean"
+
+
 def test_what_trains_is_the_policys_adapter_and_the_critics_with_its_head(loaded: tuple[Any, Models, Samples]) -> None:
     job, models, samples = loaded
     learner = Learner.start(models, job)
