@@ -152,7 +152,10 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
         cells.append(f"{_interval(one, 'auroc')} (≥ {BAR:g} {verdict})")
         cells += [_interval(one, name) for name in ("auroc_shuffled", "auroc_random", "score_auroc")]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    best = max(found, key=lambda one: one["auroc"])
+    helps = f"Of these, {best['kind']} with {best['members']} members spots soup best (AUROC {best['auroc']:.2f})"
+    verdict = "its disagreement is worth a gate" if best["auroc"] >= BAR else "ensembles don't help there"
+    return "\n".join([*lines, "", f"{helps}: {verdict}."])
 
 
 def _interval(found: Mapping[str, Any], name: str) -> str:
