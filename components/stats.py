@@ -25,6 +25,11 @@ class Interval(NamedTuple):
             for key, number in zip((name, f"{name}_low", f"{name}_high"), self, strict=True)
         }
 
+    @property
+    def ends(self) -> list[float] | None:
+        """Both ends, for JSON; None where they are unknown."""
+        return [self.low, self.high] if math.isfinite(self.low) and math.isfinite(self.high) else None
+
 
 def cluster_codes(clusters: Iterable[Hashable]) -> NDArray[np.int64]:
     """Clusters, in any hashable form, as integers 0..C-1 in order of first appearance."""

@@ -65,7 +65,7 @@ def load_tokenizer(folder: Path, field: str = "sft.base") -> Any:
         field: the config key or option that named the folder, for the error.
 
     Raises:
-        UserError: there is none that transformers can load, or it has no chat template or no EOS.
+        UserError: there is none that transformers can load, or it has no EOS or no chat template that works.
     """
     from transformers import AutoTokenizer
 
@@ -78,6 +78,11 @@ def load_tokenizer(folder: Path, field: str = "sft.base") -> Any:
         raise UserError(f"{field}: {folder} holds no model whose tokenizer transformers can load: {reason}") from error
     if tokenizer.chat_template is None or tokenizer.eos_token_id is None:
         raise UserError(f"{field}: the tokenizer in {folder} has no chat template or no EOS token; add them to it.")
+    try:
+        rendered_prompt(tokenizer, [{"role": "user", "content": "Hello."}])
+    except Exception as error:  # a template is a program of others
+        what = f"the chat template of the tokenizer in {folder} can't render a single question: {error}"
+        raise UserError(f"{field}: {what}. Mend the template.") from error
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         if "<|endoftext|>" in tokenizer.get_vocab() and tokenizer.eos_token != "<|endoftext|>":
             tokenizer.pad_token = "<|endoftext|>"

@@ -39,8 +39,7 @@ class Agreement:
         """Its part of `tether data check --json`; what is unknown, as an interval over one prompt, is None."""
         out: dict[str, Any] = {"majority": self.majority}
         for name, found in (("kappa", self.kappa), ("alpha", self.alpha)):
-            value, *ends = (None,) * 3 if found is None else found.named(name).values()
-            out |= {name: value, f"{name}_interval": None if None in ends else ends}
+            out |= {name: found and found.value, f"{name}_interval": found and found.ends}
         return out
 
 
@@ -71,11 +70,10 @@ def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[dict[
     found = annotator_agreement(Votes(item, annotator, label, items=len(ledger.facts)))
     rows = []
     for name, i in ledger.annotators.items():
-        known = math.isfinite(found.share[i])
+        share = float(found.share[i]) if found.compared[i] else None
         rows.append(
             {"annotator": name, "votes": int(found.votes[i]), "compared": int(found.compared[i]),
-             "agreement": float(found.share[i]) if known else None,
-             "interval": [float(found.low[i]), float(found.high[i])] if known else None}
+             "agreement": share, "interval": None if share is None else [float(found.low[i]), float(found.high[i])]}
             | ({} if competence is None else {"accuracy": float(competence.accuracy[i])})
         )  # fmt: skip
     return rows

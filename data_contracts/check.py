@@ -39,7 +39,7 @@ class Check(Examination):
         """What `--json` prints: `rows` and `row_numbers` (1-based, of the source file) by check, and the votes."""
         shown = ("name", "source", "severity", "rows", "row_numbers", "threshold", "value", "passed", "interval")
         found: dict[str, Any] = {
-            "rows": sum(len(np.unique(examined.ledger.facts["row"])) for examined in self.sources.values()),
+            "rows": sum(examined.ledger.count() for examined in self.sources.values()),
             "pairs": 0 if self.pairs is None else int(self.pairs.kept.sum()),
             "quarantined": quarantined,
             "checks": [{name: check[name] for name in shown if name in check} for check in checks],
@@ -72,7 +72,7 @@ def check(
 
     Args:
         scratch: a folder for what is too large for memory.
-        out: gets `quarantine.jsonl`, `review.jsonl` and `data_docs/`; None writes nothing.
+        out: gets what `write_quarantine` writes and `data_docs/`; None writes nothing.
         tokenized: as for `Check`.
 
     Returns:

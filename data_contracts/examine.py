@@ -221,8 +221,7 @@ class Examination:
         for outcome in outcomes:
             outcome["source"] = outcome["suite"].removesuffix("_rows") if outcome["suite"].endswith("_rows") else "kept"
             if outcome["name"] == "length_preference" and self.longer_wins is not None:
-                _, low, high = self.longer_wins.named("").values()
-                outcome |= {} if low is None else {"interval": [low, high]}
+                outcome |= {"interval": ends} if (ends := self.longer_wins.ends) else {}
         return outcomes, context
 
     def _pair_frame(self, pairs: Examined) -> Any:
@@ -261,7 +260,7 @@ class Examination:
 
 def _refuse_none(source: Source, ledger: Ledger) -> None:
     if not ledger.good().any():
-        raise not_one_valid(source, len(ledger.facts), ledger.reasons())
+        raise not_one_valid(source, ledger.count(), ledger.reasons())
 
 
 def _generated(name: str, rows: Sequence[Item]) -> Source:

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 
 def row_frame(facts: NDArray[Any], checks: Sequence[str]) -> "pd.DataFrame":
-    """A line a row: `row_id` and, for each of `checks`, whether the row passes it."""
+    """A line a row: `row_id` and, for each of `checks`, whether the row passes it, of a ranking all its pairs."""
     import pandas as pd
 
-    columns = {name: facts["failed"] & BIT[name] == 0 for name in checks}
-    return pd.DataFrame({"row_id": facts["row"], **columns})
+    numbers, of_row = np.unique(facts["row"], return_inverse=True)
+    failed = np.zeros(len(numbers), np.uint32)
+    np.bitwise_or.at(failed, of_row, facts["failed"])
+    return pd.DataFrame({"row_id": numbers, **{name: failed & BIT[name] == 0 for name in checks}})
 
 
 def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]) -> "pd.DataFrame":

@@ -13,11 +13,14 @@ from components.data.prompts import parse_prompt
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import RawRow, Row
 from components.errors import UserError
+from data_contracts.ledger import Reason, count_reason
 from data_contracts.schemas import schema_problems
 
 logger = logging.getLogger(__name__)
 
 DETECT_ON = 1000
+OF_THE_TEMPLATE = ("template_takes", "template_agrees")
+"""Checks that a row fails by the tokenizer's fault."""
 _COLUMNS = {"preferences": "columns", "demonstrations": "demonstration_columns", "prompts": "prompt_columns"}
 
 
@@ -54,16 +57,15 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
     if any(not row.problems for row in judged_rows(source._replace(rows=first), data.max_characters)):
         return
     rows = judged_rows(Source.named(name, path, data), data.max_characters)
-    reasons: dict[str, tuple[int, int]] = {}
-    count = 0
+    reasons: dict[str, Reason] = {}
+    numbers: set[int] = set()
     for row in rows:
-        count += 1
+        numbers.add(row.number)
         if not row.problems:
             return
         for problem in row.problems:
-            times, at = reasons.get(problem.text, (0, row.number))
-            reasons[problem.text] = times + 1, at
-    raise not_one_valid(source, count, reasons)
+            count_reason(reasons, row.number, problem)
+    raise not_one_valid(source, len(numbers), reasons)
 
 
 def judged_rows(source: Source, max_characters: int) -> Iterator[Row]:
@@ -97,7 +99,7 @@ def _parsed(raw: RawRow, name: str, source: Source, max_characters: int) -> list
     row = parse_prompt(raw, max_characters)
     row.data = raw.data if row.problems else {}
     if row.item is not None:
-        row.item |= {"category": raw.data.get("category"), "source": source.name, "row": raw.number}
+        row.item |= {"category": raw.data.get("category") or None, "source": source.name, "row": raw.number}
     return [row]
 
 
@@ -116,11 +118,14 @@ def _renamed(source: Source) -> Iterator[RawRow]:
         yield raw
 
 
-def not_one_valid(source: Source, rows: int, reasons: Mapping[str, tuple[int, int]]) -> UserError:
-    """The error for a source without a valid row; `reasons` are texts with how often and where first."""
+def not_one_valid(source: Source, rows: int, reasons: Mapping[str, Reason]) -> UserError:
+    """The error for a source without a valid row among so many; `reasons` by check."""
     what = {"preferences": "preference pair", "demonstrations": "demonstration", "prompts": "prompt"}[source.name]
-    text, (count, first) = max(reasons.items(), key=lambda found: found[1][0])
+    check, found = max(reasons.items(), key=lambda each: each[1].rows)
+    remedy = f"Mend the rows, or map your names with {source.field}."
+    if check in OF_THE_TEMPLATE:
+        remedy = "Give sft.base a tokenizer whose chat template takes such conversations and renders them unchanged."
     return UserError(
-        f"{source.shown} has not one valid {what} in {rows} rows. The commonest reason: {text} ({count} rows, the "
-        f"first is row {first}). Mend the rows, or map your names with {source.field}."
+        f"{source.shown} has not one valid {what} in {rows} rows. The commonest reason: {found.text} ({found.rows} "
+        f"rows, the first is row {found.first}). {remedy}"
     )

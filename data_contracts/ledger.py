@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,24 @@ def combined(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return np.add.reduce(parts)
 
 
+class Reason(NamedTuple):
+    """Why rows fail a check."""
+
+    text: str
+    """The first row's reason."""
+    first: int
+    rows: int
+    last: int
+    """Numbers of the first and the last of so many rows."""
+
+
+def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> None:
+    """Count row `number` in, once, whichever of its pairs have the problem."""
+    known = reasons.get(problem.check, Reason(problem.text, number, 0, -1))
+    if known.last != number:
+        reasons[problem.check] = known._replace(rows=known.rows + 1, last=number)
+
+
 class Ledger:
     """The rows of one source."""
 
@@ -66,7 +84,7 @@ class Ledger:
         self.votes: NDArray[np.int32] = np.empty((0, 3), np.int32)
         """Row index, annotator (place in `annotators`) and place in `Ballot` of each vote that names its annotator."""
         self.annotators: dict[str, int] = {}
-        self._reasons: dict[str, tuple[int, int]] = {}
+        self._reasons: dict[str, Reason] = {}
         self.late: dict[int, list[Problem]] = {}
         """What was found in the whole, by row index."""
 
@@ -91,8 +109,7 @@ class Ledger:
     def _line(self, row: Row) -> bytes:
         if self._is_out(row):
             for problem in row.problems:
-                times, first = self._reasons.get(problem.text, (0, row.number))
-                self._reasons[problem.text] = times + 1, first
+                count_reason(self._reasons, row.number, problem)
             return quarantine_line(row.source, row.number, row.problems, row.data or row.item or {})
         return (json.dumps(row.item, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
@@ -127,14 +144,17 @@ class Ledger:
         self.late.setdefault(index, []).append(problem)
         self.facts["failed"][index] |= BIT[problem.check]
 
-    def reasons(self) -> dict[str, tuple[int, int]]:
-        """Why rows are kept out, so far: how often, and the first row's number."""
+    def count(self) -> int:
+        """How many rows the source has; a ranking is one, whatever its pairs."""
+        return len(np.unique(self.facts["row"]))
+
+    def reasons(self) -> dict[str, "Reason"]:
+        """Why rows are kept out, so far, by the check they fail."""
         found = dict(self._reasons)
         for index, problems in sorted(self.late.items()):
             for problem in problems:
                 if problem.check not in self.stay:
-                    times, first = found.get(problem.text, (0, int(self.facts["row"][index])))
-                    found[problem.text] = times + 1, first
+                    count_reason(found, int(self.facts["row"][index]), problem)
         return found
 
     def good(self) -> NDArray[np.bool_]:

@@ -45,11 +45,12 @@ def near_earlier(found: Signatures, jaccard: float, among: int | None = None) ->
     Args:
         among: look for it among so many first texts only.
     """
-    earlier, among_ = np.full(len(found), -1, np.int64), len(found) if among is None else among
+    earlier = np.full(len(found), -1, np.int64)
+    before = np.minimum(np.arange(len(found)), len(found) if among is None else among)
     for band in _bands(found, band_rows(jaccard)):
         _, first, group = np.unique(band, return_index=True, return_inverse=True)
         other = first[group]
-        open_ = np.flatnonzero((other < np.minimum(np.arange(len(found)), among_)) & (earlier < 0))
+        open_ = np.flatnonzero((other < before) & (earlier < 0))
         alike = (found[open_] == found[other[open_]]).mean(1) >= jaccard
         earlier[open_[alike]] = other[open_[alike]]
     return earlier

@@ -26,8 +26,7 @@ class DemonstrationRow(_Row):
     prompt: list[Message] = Field(min_length=1)
     response: Text
     source: Text
-    """Which input the row came from, `preferences` or `demonstrations`; of a pair, what the row calls its own `source`,
-    if anything."""
+    """Which input the row came from, or a pair's own `source`."""
     row: int = Field(ge=1)
     """Its 1-based number there."""
 
@@ -46,13 +45,14 @@ class PairRow(_Row):
     """Annotators who voted, those for neither among them."""
     soft_label: float | None = Field(ge=0.5, le=1, allow_inf_nan=False)
     """Share of the votes for `chosen`, one for neither a half: a target for the reward loss."""
-    objectives: dict[str, Annotated[float, Field(ge=0, le=1)]] | None
+    objectives: dict[Text, Annotated[float, Field(ge=0, le=1)]] | None
     """Share of the votes for `chosen` on single questions, by name."""
     weight: float = Field(gt=0, le=1)
     """What the pair counts: the kept pairs of one ranking share a count of 1."""
-    category: str | None
+    category: Text | None
     """Stratum of the prompt."""
     source: Text
+    """What the row itself calls its source, else which input it came from."""
     row: int = Field(ge=1)
 
     @model_validator(mode="after")
@@ -70,7 +70,7 @@ class PromptRow(_Row):
     """A prompt for PPO."""
 
     prompt: list[Message] = Field(min_length=1)
-    category: str | None
+    category: Text | None
     source: Text
     row: int = Field(ge=1)
 

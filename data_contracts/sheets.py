@@ -32,7 +32,7 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
     """Judge a filled sheet; `valid` are the ratings that may be given.
 
     Args:
-        out: a folder that gets `quarantine.jsonl`, the rows that fail a check of severity `error`, and `data_docs/`.
+        out: a folder that gets `quarantine.jsonl`, the rows that fail a check other than a warning, and `data_docs/`.
 
     Returns:
         what `tether data check --json` prints.

@@ -38,8 +38,8 @@ class Check:
 _PAIRS_ONLY = {
     "prompts_agree", "responses_differ", "votes_valid", "consistent", "decided", "differ_truncated"
 }  # fmt: skip
-_TOKENS_ONLY = {"differ_truncated", "template_agrees", "prompt_fits", "response_fits"}
-_RESPONSES_ONLY = {"response_fits"}
+_TOKENS_ONLY = {"differ_truncated", "template_takes", "template_agrees", "prompt_fits", "response_fits"}
+_RESPONSES_ONLY = {"template_agrees", "response_fits"}
 
 
 def row_checks(checks: ChecksConfig, source: str, tokenized: bool = True) -> list[Check]:

@@ -124,7 +124,7 @@ def _tokenised(
         prompt, problem = rendered_and_judged(tokenizer, item["prompt"], [item[side] for side in sides])
         rendered.append(prompt)
         if problem:
-            ledger.fail(index, Problem("template_agrees", problem))
+            ledger.fail(index, problem)
     prompts = _ids(tokenizer, rendered)
     answers = [_ids(tokenizer, [item[side] for item in items]) for side in sides]
     tokens = np.full((len(items), 3), -1, np.int32)
@@ -146,18 +146,21 @@ def _tokenised(
     return tokens, np.array([unknown, total], np.float64)
 
 
-def rendered_and_judged(tokenizer: Any, messages: list[dict[str, str]], responses: list[str]) -> tuple[str, str | None]:
-    """A prompt in the chat template (empty if the template refuses it), and what keeps it from being used with any of
-    its `responses`."""
-    from jinja2 import TemplateError
-
+def rendered_and_judged(
+    tokenizer: Any, messages: list[dict[str, str]], responses: list[str]
+) -> tuple[str, Problem | None]:
+    """A prompt in the chat template (empty if the template refuses it), and what is wrong with it or `responses`."""
+    prompt = ""
     try:
         prompt = rendered_prompt(tokenizer, messages)
         if all(continues(tokenizer, prompt, messages, response) for response in responses):
             return prompt, None
-        return prompt, "the chat template doesn't render the conversation as its prompt, the response and EOS"
-    except TemplateError as error:
-        return "", f"the chat template refuses the conversation: {error}"
+    except Exception as error:  # a template is a program of others
+        if not prompt:
+            return "", Problem("template_takes", f"the chat template refuses the prompt: {error}")
+    return prompt, Problem(
+        "template_agrees", "the chat template doesn't render the conversation as its prompt, the response and EOS"
+    )
 
 
 def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], response: str) -> bool:

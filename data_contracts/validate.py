@@ -59,8 +59,6 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
         with suppress(OSError):  # it holds something
             out.rmdir()
     write_json(out / "artifact" / "report.json", checks)
-    if found.annotators:
-        write_json(out / "artifact" / ANNOTATORS, found.annotators)
     write_json(out / "artifact" / "task.json", {"name": "none" if "preferences" in inputs else "support-desk"})
     final = metrics(found, checks, kept_out) | sizes
     _show(context, out / "attachments" / "data_docs", checks, inputs, final)
@@ -78,7 +76,7 @@ def _refuse_nothing(found: Examination) -> None:
         if not (examined.facts["split"] == TRAIN).any():
             raise UserError(
                 f"After quarantine and splitting no {what} is left to train on ({int(pairs.kept.sum())} valid pairs of "
-                f"{len(pairs.ledger.facts)} rows). Give more data, or a larger data.split.train."
+                f"{pairs.ledger.count()} rows). Give more data, or a larger data.split.train."
             )
 
 
@@ -169,26 +167,29 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def write_quarantine(found: Examination, artifact: Path) -> int:
-    """The rows that were kept out, with number and reasons; those without a majority also in `review.jsonl`.
+    """The rows that were kept out, with number and reasons; those without a majority also in `review.jsonl`. Beside
+    them `annotators.json`, where the votes name them.
 
     Returns:
         how many rows were kept out; a ranking of which pairs were is one.
     """
-    out_rows, undecided = set(), BIT["decided"]
+    undecided = BIT["decided"]
+    if found.annotators:
+        write_json(artifact / ANNOTATORS, found.annotators)
     with (artifact / "quarantine.jsonl").open("wb") as out, (artifact / "review.jsonl").open("wb") as review:
         for examined in found.sources.values():
             for index, line in examined.ledger.quarantined(examined.source.name):
                 out.write(line)
-                out_rows.add((examined.source.name, int(examined.ledger.facts["row"][index])))
                 if examined.ledger.facts["failed"][index] & undecided:
                     review.write(line)
-    return len(out_rows)
+    ledgers = [examined.ledger for examined in found.sources.values()]
+    return sum(len(np.unique(ledger.facts["row"][~ledger.good()])) for ledger in ledgers)
 
 
 def quarantine_reasons(found: Examination) -> dict[str, int]:
     """How many of the rows that were kept out fail each check, most first."""
-    failed = [source.ledger.facts["failed"][~source.ledger.good()] for source in found.sources.values()]
-    counts = {name: sum(int((bits & BIT[name] != 0).sum()) for bits in failed) for name in ROW_CHECKS}
+    out = [source.ledger.facts[~source.ledger.good()] for source in found.sources.values()]
+    counts = {name: sum(len(np.unique(f["row"][f["failed"] & BIT[name] != 0])) for f in out) for name in ROW_CHECKS}
     return dict(sorted(((name, n) for name, n in counts.items() if n), key=lambda found: -found[1]))
 
 

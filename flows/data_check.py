@@ -15,7 +15,7 @@ from flows.sources import find_base
 
 FAILED = GateFailed.exit_code
 LOWEST = 5
-"""Annotators who are named on the terminal; `--json` has all."""
+"""Annotators who are named on the terminal, those surest to agree little; `--json` has all."""
 DEFAULTS = "demo"
 """The profile whose options hold where none is named; without one, nothing is asked of tokens."""
 
@@ -89,9 +89,9 @@ def _interval(ends: list[float] | None) -> str:
 
 
 def _annotators(table: list[dict[str, Any]]) -> str:
-    compared = sorted((row for row in table if row["agreement"] is not None), key=lambda row: row["agreement"])
+    compared = sorted((row for row in table if row["interval"] is not None), key=lambda row: row["interval"][1])
     said = "; ".join(
-        f"{row['annotator']} {row['agreement']:.2f}{_interval(row['interval'])}, {row['compared']} votes"
+        f"{row['annotator']} {row['agreement']:.2f}{_interval(row['interval'])} of {row['compared']}"
         for row in compared[:LOWEST]
     )
     return (
@@ -137,14 +137,15 @@ def print_check(report: Mapping[str, Any], out: Path | None) -> None:
         if report[name] is not None:
             console.print(f"{title} {report[name]:.3f}{_interval(report[f'{name}_interval'])}.", highlight=False)
     if report.get("annotators"):
-        console.print(_annotators(report["annotators"]), highlight=False)
+        console.print(_annotators(report["annotators"]), markup=False, highlight=False)
     if report["longer_wins"] is not None:
         kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
         more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
         console.print(
-            f"The longer response wins in {report['longer_wins']:.1%} of decided rows{more}.", highlight=False
+            f"The longer response wins in {report['longer_wins']:.1%} of decided pairs{more}.", highlight=False
         )
     if out is not None:
-        console.print(f"Quarantined rows, rows for review and pages: {out}", highlight=False)
+        written = ", ".join(sorted(path.name for path in out.iterdir()))
+        console.print(f"Written to {out}: {written}", markup=False, highlight=False)
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
     console.print("The contract holds." if report["passed"] else f"The contract fails: {failed}.", highlight=False)

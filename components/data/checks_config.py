@@ -11,7 +11,7 @@ Severity = Literal["error", "quarantine", "warn"]
 
 UNUSABLE = (
     "readable", "fields_present", "turns_valid", "prompts_agree", "texts_filled", "responses_differ", "text_clean",
-    "votes_valid", "decided",
+    "votes_valid", "decided", "template_takes",
 )  # fmt: skip
 """Row checks without which there is no pair."""
 
@@ -106,8 +106,10 @@ class RowChecks(_Checks):
     """The votes have a majority (the rows without one stand in review.jsonl, for experts)."""
     near_unique: CheckConfig = _warn(0.05)
     """The row nearly repeats no earlier one (MinHash over words; data.near_duplicate)."""
-    template_agrees: CheckConfig = _error(0)
-    """The tokenizer's chat template takes the prompt, and renders the conversation as that, the response and EOS."""
+    template_takes: CheckConfig = _error(0.05)
+    """The tokenizer's chat template takes the prompt: some refuse a system message."""
+    template_agrees: CheckConfig = _error(0.05)
+    """The chat template renders the conversation as its prompt, the response and EOS: some drop part of a text."""
     prompt_fits: CheckConfig = _warn(0.1)
     """The prompt is within generation.max_prompt_tokens; a longer one loses its oldest turns."""
     response_fits: CheckConfig = _warn(0.1)

@@ -26,8 +26,10 @@ from components.data.rows import (
     Problem,
     RawRow,
     Row,
+    blank,
     most_common_format,
     text_problems,
+    unclean,
 )
 from components.data.transcripts import as_messages, kind, split_messages, split_transcript
 from components.errors import UserError
@@ -143,14 +145,14 @@ def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> Item
         "votes_chosen": chosen_votes, "votes": None if ballot is None else sum(ballot),
         "soft_label": None if ballot is None else ((chosen_votes or 0) + ballot.equal / 2) / sum(ballot),
         "objectives": _objectives(raw.data, ballot), "weight": 1.0,
-        "category": raw.data.get("category"), "source": _source(raw.data) or source, "row": raw.number,
+        "category": raw.data.get("category") or None, "source": _source(raw.data) or source, "row": raw.number,
     }  # fmt: skip
 
 
 def _source(data: Mapping[str, Any]) -> str | None:
-    """What the row itself names as its source."""
+    """What the row itself names as its source; what is no readable text is none."""
     named = data.get("source")
-    return named if isinstance(named, str) and named.strip() else None
+    return named.strip() if isinstance(named, str) and not blank(named) and unclean(named) is None else None
 
 
 _NOT_OBJECTIVES = ("votes_chosen", "votes_rejected", "votes_a", "votes_b", "votes_equal")
@@ -209,7 +211,12 @@ def _named_votes(votes: Any) -> tuple[tuple[str, int], ...]:
     """Annotator and place in `Ballot` of each vote, where every one names its annotator."""
     if not isinstance(votes, list) or not all(isinstance(v, dict) and v.get("annotator") is not None for v in votes):
         return ()
-    return tuple((str(v["annotator"]), Ballot._fields.index(_side(v.get("label", v.get("vote"))))) for v in votes)
+    return tuple((_named(v["annotator"]), Ballot._fields.index(_side(v.get("label", v.get("vote"))))) for v in votes)
+
+
+def _named(annotator: Any) -> str:
+    """The annotator's name, what is no UTF-8 in it escaped."""
+    return str(annotator).encode("utf-8", "backslashreplace").decode()
 
 
 def _ballot(data: Mapping[str, Any]) -> Ballot | None:

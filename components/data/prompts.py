@@ -24,20 +24,21 @@ class Prompts(NamedTuple):
     """Rows without a usable prompt, with their problems."""
 
     def as_json(self) -> dict[str, Any]:
-        """Its part of what every `tether data` command says with `--json`: nobody has voted here."""
+        """Its part of what `tether data candidates` says with `--json`, in the fields of `tether data check`.
+
+        Nobody has voted here, and nothing is judged: `checks` are those that left rows out.
+        """
         found: dict[str, list[int]] = {}
         for row in self.quarantined:
-            for problem in row.problems:
-                if row.number not in found.setdefault(problem.check, []):
-                    found[problem.check].append(row.number)
+            for check in {problem.check for problem in row.problems}:
+                found.setdefault(check, []).append(row.number)
         asked = RowChecks()
         checks = [
             {"name": name, "severity": (check := getattr(asked, name)).severity, "rows": len(rows), "row_numbers": rows,
              "threshold": check.threshold, "value": len(rows) / self.rows}
-            for name, rows in found.items()
+            for name, rows in sorted(found.items())
         ]  # fmt: skip
-        nothing = dict.fromkeys(("kappa", "alpha", "longer_wins", "majority"))
-        return {"rows": self.rows, "quarantined": len(self.quarantined), "checks": checks, **nothing}
+        return {"checks": checks} | dict.fromkeys(("kappa", "alpha", "longer_wins", "majority"))
 
 
 def read_prompts(path: Path, max_characters: int) -> Prompts:

@@ -12,10 +12,13 @@ Item = dict[str, Any]
 
 # C0 controls but tab, line feed and carriage return; delete; C1; lone surrogates (bytes that were no UTF-8)
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-# White space, and what nobody sees: soft hyphens, zero-width and bidirectional marks, byte-order marks
-_INVISIBLE = re.compile(r"[\s\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]*")
+# White space, and what nobody sees: soft hyphens, zero-width and bidirectional marks, fillers, tags, byte-order marks
+_INVISIBLE = re.compile(
+    r"[\s\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
+    r"\u115f\u1160\u2800\u3164\uffa0\U000e0000-\U000e007f]*"
+)
 MARKERS = re.compile(
-    r"<\|[A-Za-z0-9_]{2,40}\|>|</?s>|<(?:bos|eos)>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
+    r"<\|[A-Za-z0-9_]{2,40}\|>|<(?:bos|eos)>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
     r"|\n\n(?:Human|Assistant):|### (?:Instruction|Response):"
 )
 """What templates put between turns; inside a text it makes a model read a turn where there is none."""

@@ -19,6 +19,7 @@ from components.ppo.config import PpoJob
 from components.ppo.rollout import Samples
 from components.reward.scoring import (
     ScoreScale,
+    adapter_name,
     as_one,
     member_folder,
     read_sft_scores,
@@ -150,8 +151,7 @@ def load_judges(
             f"ppo.score.ensemble is {job.ppo.score.ensemble}, and {artifact} holds one reward model. "
             "Set reward.members to 2 or more."
         )
-    names = ["reward", *(f"reward-{m + 1}" for m in range(1, len(sft_scores)))]
-    members = [frozen(loaded(member_folder(artifact, m), name), job.runtime) for m, name in enumerate(names)]
+    members = [frozen(loaded(member_folder(artifact, m), adapter_name(m)), job.runtime) for m in range(len(sft_scores))]
     model, combined = as_one(members, sft_scores, job.ppo.score)
     scale = ScoreScale.measure(combined, temperature)
     if not job.ppo.has_critic:

@@ -13,7 +13,14 @@ from components.canonical import digest_json
 from components.errors import UserError
 from components.models import frozen, load_reward_model
 from components.reward.config import EnsembleConfig, RewardConfig, RewardJob
-from components.reward.scoring import ScoreScale, as_one, member_folder, read_sft_scores, with_one_head
+from components.reward.scoring import (
+    ScoreScale,
+    adapter_name,
+    as_one,
+    member_folder,
+    read_sft_scores,
+    with_one_head,
+)
 
 
 def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
@@ -75,8 +82,11 @@ def _check_adapter(config: RewardConfig, previous: Path, said: str) -> None:
         )
 
 
-def start_from(job: RewardJob, sft: Path, previous: Path, member: int) -> Any:
+def start_from(job: RewardJob, sft: Path, previous: Path, member: int, first: Any = None) -> Any:
     """The reward model `member` (from 0) before training: the earlier run's, or of averaged ones its only one.
+
+    Args:
+        first: the first member; another adapter joins its backbone.
 
     Raises:
         UserError: its adapter was trained on another SFT model.
@@ -84,13 +94,14 @@ def start_from(job: RewardJob, sft: Path, previous: Path, member: int) -> Any:
     folder = member_folder(previous, member if job.reward.combine == "ensemble" else 0)
     if job.reward.lora is None:
         return load_reward_model(folder, job.runtime)[0]
-    backbone = Backbone(load_reward_model(sft, job.runtime, seed=0, heads=job.reward.heads)[0])
+    shared = None if first is None else first.backbone
+    backbone = shared or Backbone(load_reward_model(sft, job.runtime, seed=0, heads=job.reward.heads)[0])
     if json.loads((folder / "adapter" / "backbone.json").read_text())["sha256"] != backbone.digest:
         raise UserError(
             "reward.refresh: the earlier reward model is an adapter of another SFT model than this run's, and fits no "
             "other. Give this run the same data.demonstrations, sft options and seed, or train with reward.lora=null."
         )
-    return load_adapter(backbone, "reward", folder / "adapter")
+    return load_adapter(backbone, adapter_name(member), folder / "adapter")
 
 
 def load_previous(job: RewardJob, previous: Path) -> Any:

@@ -66,6 +66,11 @@ def member_folder(artifact: Path, member: int) -> Path:
     return artifact if member == 0 else artifact / "members" / str(member + 1)
 
 
+def adapter_name(member: int) -> str:
+    """What the adapter of reward model `member` (from 0) is called on a backbone that holds all."""
+    return f"reward-{member + 1}" if member else "reward"
+
+
 def read_sft_scores(artifact: Path) -> Tensor:
     """Raw scores (M, N), float64, that the M members of a reward artifact gave N SFT responses."""
     return torch.tensor(json.loads((artifact / "sft_scores.json").read_text()), dtype=torch.float64)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from components.reward.losses import pair_losses, weighted_mean
 from components.reward.pair_scores import check_packed, longer, packed_length, packed_scores, separate_scores
 from components.reward.pairs import Pair, member_rows
 from components.reward.previous import start_from
+from components.reward.scoring import adapter_name
 from components.training import Report, fit, torch_seed
 
 CHECKED = 4
@@ -38,6 +40,8 @@ def train_models(
     shares = [member_rows(rows, config.member_share, job.seed, m) for m in range(config.members)]
     steps = [config.epochs * math.ceil(len(share) / config.batch_size) for share in shares]
 
+    begin = partial(start_model, job, sft) if previous is None else partial(start_from, job, sft, previous)
+
     def trained() -> Iterator[Any]:
         first = None
         for member, share in enumerate(shares):
@@ -48,8 +52,8 @@ def train_models(
             ) -> None:
                 report(before + step, metrics, total=sum(steps))
 
-            model = start_from(job, sft, previous, member) if previous else start_model(job, sft, member, first)
-            first = first or model
+            model = begin(member, first)
+            first = model if first is None else first
             fit_model(job, model, [pairs[i] for i in share], pad_id, out, counted_through, member)
             yield frozen(model)
 
@@ -73,7 +77,7 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
     head_seed, adapter_seed = (torch_seed(job.seed, "reward", part, *own) for part in ("head", "adapter"))
     if config.lora is not None and first is not None:
         head = draw_head(copy.deepcopy(first.backbone.model.score), head_seed)
-        return first.backbone.add(f"reward-{member + 1}", config.lora, adapter_seed, head)
+        return first.backbone.add(adapter_name(member), config.lora, adapter_seed, head)
     model, _ = load_reward_model(sft, job.runtime, head_seed, config.heads)
     return model if config.lora is None else Backbone(model).add("reward", config.lora, adapter_seed, model.score)
 

@@ -56,7 +56,7 @@ def test_what_was_read_is_escaped(docs):
     assert "&lt;mine&gt;.jsonl" in docs["index.html"]
 
 
-def test_a_failed_warning_is_told_from_a_failed_error():
+def test_a_failed_warning_is_told_from_a_failed_error_and_an_interval_stands_by_its_value():
     check = {
         "name": "c",
         "suite": "s",
@@ -69,6 +69,7 @@ def test_a_failed_warning_is_told_from_a_failed_error():
     }
     assert ">WARN<" in index_page([check | {"severity": "warn"}], {}, [])
     assert ">FAIL<" in index_page([check | {"severity": "error"}], {}, [])
+    assert "0.25 (0.2 to 0.3)" in index_page([check | {"severity": "warn", "interval": [0.2, 0.3]}], {}, [])
 
 
 def test_links_within_the_pages_stay():

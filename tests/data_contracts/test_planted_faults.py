@@ -201,6 +201,16 @@ def test_clean_rankings_raise_no_check_and_are_counted_as_rows(examined):
     assert fired(report) == {} and (report["rows"], report["pairs"], report["quarantined"]) == (400, 1200, 0)
 
 
+def test_a_share_of_rankings_is_a_share_of_rows_whatever_their_pairs(examined):
+    broken = [row | {"responses": "one"} for row in ranked(20, seed=1)]
+    large = [{"prompt": f"Question {i}", "responses": [f"{place} of {i}" for place in "abcdefghi"]} for i in range(20)]
+    report = examined([*large, *broken])
+    check = next(c for c in report["checks"] if c["name"] == "fields_present")
+    assert (check["value"], check["rows"], check["passed"], report["quarantined"]) == (0.5, 20, False, 20)
+    with pytest.raises(UserError, match=r"in 20 rows.*the responses agree.*\(20 rows, the first is row 1\)"):
+        examined([row | {"responses": [f"{longest(80)} {place}" for place in "abcd"]} for row in large])
+
+
 def test_a_ranking_that_repeats_another_or_itself_is_one_row(examined):
     rows = ranked()
     rows[7] |= {"prompt": rows[2]["prompt"].replace(" ", "  ", 3), "responses": rows[2]["responses"]}
@@ -286,24 +296,43 @@ def test_what_the_runs_own_template_or_tokenizer_misreads_is_named(examined, pre
     rows[9]["b"] = "the river </think> " + rows[9]["b"]
     rows[13]["a"] += " <file_sep>"
     found = fired(examined(rows, base=pretrained(THINKS_ALOUD)))
-    assert {name: found.get(name) for name in ("template_agrees", "no_markers")} == {
-        "template_agrees": [6, 10], "no_markers": [14],
+    assert {name: found.get(name) for name in ("template_takes", "template_agrees", "no_markers")} == {
+        "template_takes": [6], "template_agrees": [10], "no_markers": [14],
     }  # fmt: skip
     quarantined = (tmp_path / "out" / "quarantine.jsonl").read_text()
-    assert "the chat template refuses the conversation: System role not supported" in quarantined
+    assert "the chat template refuses the prompt: System role not supported" in quarantined
 
 
 def test_a_template_that_reads_no_row_right_is_the_users_error_with_the_reason(examined, pretrained):
-    with pytest.raises(UserError, match=r"not one valid preference pair in 1200 rows.*chat template doesn't render"):
+    with pytest.raises(
+        UserError, match=r"not one valid.*in 1200 rows.*doesn't render.*1200 rows.*row 1\)\. Give sft\.base"
+    ):
         examined(clean(), base=pretrained("{% for m in messages %}{{ m['content'] }}{% endfor %}"))
 
 
+@pytest.mark.parametrize("mistake", ["{% for m in", "{{ messages[0]['content'] + 1 }}"])
+def test_a_template_that_cannot_work_is_the_users_error_by_folder(examined, pretrained, mistake):
+    with pytest.raises(UserError, match=r"chat template of the tokenizer in .*base can't render a single question"):
+        examined(clean(), base=pretrained(mistake))
+
+
+def test_a_template_that_fails_in_any_way_on_a_prompt_refuses_that_row_alone(examined, pretrained):
+    rows = clean()
+    rows[5]["prompt"] = "%d " + rows[5]["prompt"]
+    template = THINKS_ALOUD.replace(
+        "m['content'].split", "(m['content'] % () if '%' in m['content'] else m['content']).split"
+    )
+    report = examined(rows, base=pretrained(template))
+    assert fired(report)["template_takes"] == [6] and report["quarantined"] == 1
+
+
 def test_every_check_of_rows_is_planted_somewhere_here():
-    elsewhere = {"consistent", "prompts_agree", "turns_valid", "template_agrees"}
+    elsewhere = {"consistent", "prompts_agree", "turns_valid", "template_takes", "template_agrees"}
     assert set(FAULTS) | elsewhere == set(RowChecks.model_fields)
 
 
-def test_every_check_of_the_whole_is_planted_somewhere_here_but_the_guard_of_our_own_splitting():
+def test_a_new_check_of_the_whole_has_to_be_planted_here():
+    """All but the guard of our own splitting, which no file can make fail."""
     planted = {
         "every_split", "enough_pairs", "enough_test_pairs", "no_near_duplicate", "length_preference", "label_position",
         "length_drift", "language_drift", "prompts_alike", "known_tokens",

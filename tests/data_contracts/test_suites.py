@@ -122,7 +122,7 @@ def test_a_response_shown_first_that_always_wins_warns_and_no_order_says_nothing
         ("every_split", 1, 0, True), ("every_split", 0, 0, False),
         ("enough_test_pairs", 200, 0, True), ("enough_test_pairs", 199, 0, False),
         ("enough_pairs", 499, 0, False), ("length_drift", 0.1, 0.05, True), ("length_drift", 0.2, 0.05, False),
-        ("length_drift", 0.2, 0.25, True), ("template_agrees", 0.01, 0, False), ("known_tokens", 0.02, 0, False),
+        ("length_drift", 0.2, 0.25, True), ("known_tokens", 0.02, 0, False),
     ],
 )  # fmt: skip
 def test_a_measure_is_judged_by_its_threshold_or_by_what_chance_allows(context, check, value, chance, passed):

@@ -42,18 +42,28 @@ def test_a_contract_that_fails_ends_with_the_code_of_a_failed_gate_and_its_name(
 
 
 def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_null(tether, tmp_path: Path) -> None:
+    names = ("ann[/x]", "ben[bot]", "c\udcf6y")
+
     def row(i: int, *labels: str) -> dict[str, object]:
-        votes = [{"annotator": name, "label": label} for name, label in zip(("ann", "ben", "cy"), labels, strict=True)]
+        votes = [{"annotator": name, "label": label} for name, label in zip(names, labels, strict=True)]
         return {"prompt": "Which?", "a": f"the one {i}", "b": f"other {i}", "votes": votes}
 
-    write_rows(tmp_path / "votes.jsonl", [row(i, "a", "a", "b") for i in range(9)])
+    def write(*rows: dict[str, object]) -> None:  # as ASCII: one name is no UTF-8
+        (tmp_path / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    rows = [row(i, "a", "ab"[i % 2], "a") for i in range(9)]
+    write(*rows)
     text = check(tether, tmp_path, "votes.jsonl", "--json").stdout
     report = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
     assert report["kappa"] is not None and report["kappa_interval"] is None, "one prompt is one cluster"
-    assert {a["annotator"]: a["votes"] for a in report["annotators"]} == {"ann": 9, "ben": 9, "cy": 9}
-    write_rows(tmp_path / "votes.jsonl", [*(row(i, "a", "a", "b") for i in range(9)), row(9, "a", "b", "equal")])
+    assert {a["annotator"]: a["votes"] for a in report["annotators"]} == {
+        "ann[/x]": 9, "ben[bot]": 9, "c\\udcf6y": 9,
+    }  # fmt: skip
+    write(*rows, row(9, "a", "b", "equal"))
     shown = check(tether, tmp_path, "votes.jsonl", "--out", "found").stdout
     assert "3 annotators. Least in agreement with the" in shown and "Fleiss' kappa" in shown and "nan" not in shown
+    assert "ann[/x]" in shown and "ben[bot]" in shown and "c\\udcf6y" in shown, "names are no markup"
+    assert "Written to found: annotators.json, data_docs, quarantine.jsonl, review.jsonl" in shown
     assert "Most frequent answers: a 9, b 0, equal 0, none 1." in shown
     assert [r["row"] for r in read_rows(tmp_path / "found" / "review.jsonl")] == [10], "for experts"
 

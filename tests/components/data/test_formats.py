@@ -128,7 +128,7 @@ TURNS = "\n\nHuman: {}\n\nAssistant: {}"
         (GOOD | {"chosen": 5}, ("fields_present", "`chosen` is a number, expected text")),
         (GOOD | {"chosen": " \n"}, ("texts_filled", "empty response: chosen")),
         (GOOD | {"chosen": "\u200b\ufeff \u202e"}, ("texts_filled", "empty response: chosen")),
-        (GOOD | {"chosen": "x </s> y"}, ("no_markers", "'</s>' in chosen")),
+        (GOOD | {"chosen": "\u2800\u3164"}, ("texts_filled", "empty response: chosen")),
         (GOOD | {"chosen": "<|reserved_special_token_0|>"}, ("no_markers", "'<|reserved_special_token_0|>' in chosen")),
         (GOOD | {"rejected": "x "}, ("responses_differ", "identical responses")),
         (GOOD | {"prompt": " "}, ("texts_filled", "empty prompt turn")),
@@ -151,7 +151,8 @@ def test_each_fault_of_a_row_is_named(data, reason):
 
 
 @pytest.mark.parametrize(
-    ("own", "source"), [("forum", "forum"), (None, "preferences"), (" ", "preferences"), (7, "preferences")]
+    ("own", "source"),
+    [("forum ", "forum"), (None, "preferences"), (" ", "preferences"), (7, "preferences"), ("a\udcf6", "preferences")],
 )
 def test_a_pairs_source_is_what_its_row_says_else_the_input(own, source):
     assert read(GOOD | {"source": own}).item["source"] == source
