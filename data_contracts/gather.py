@@ -19,8 +19,13 @@ from data_contracts.schemas import schema_problems
 logger = logging.getLogger(__name__)
 
 DETECT_ON = 1000
-OF_THE_TEMPLATE = ("template_takes", "template_agrees")
-"""Checks that a row fails by the tokenizer's fault."""
+_TEMPLATE = "Give sft.base a tokenizer whose chat template takes such conversations and renders them unchanged."
+REMEDIES = {
+    "template_takes": _TEMPLATE,
+    "template_agrees": _TEMPLATE,
+    "differ_truncated": "Raise generation.max_new_tokens, or give shorter responses.",
+}
+"""What to do, by check, where mending rows or mapping names isn't it."""
 _COLUMNS = {"preferences": "columns", "demonstrations": "demonstration_columns", "prompts": "prompt_columns"}
 
 
@@ -122,9 +127,7 @@ def not_one_valid(source: Source, rows: int, reasons: Mapping[str, Reason]) -> U
     """The error for a source without a valid row among so many; `reasons` by check."""
     what = {"preferences": "preference pair", "demonstrations": "demonstration", "prompts": "prompt"}[source.name]
     check, found = max(reasons.items(), key=lambda each: each[1].rows)
-    remedy = f"Mend the rows, or map your names with {source.field}."
-    if check in OF_THE_TEMPLATE:
-        remedy = "Give sft.base a tokenizer whose chat template takes such conversations and renders them unchanged."
+    remedy = REMEDIES.get(check, f"Mend the rows, or map your names with {source.field}.")
     return UserError(
         f"{source.shown} has not one valid {what} in {rows} rows. The commonest reason: {found.text} ({found.rows} "
         f"rows, the first is row {found.first}). {remedy}"
