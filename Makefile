@@ -45,6 +45,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/throughput.py --trl $(TRL) --dtype float32 bfloat16
 	$(BIN)/python tests/bench/throughput.py --rollout
 	$(BIN)/python tests/bench/supervised.py --trl $(TRL)
+	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2 --our-order
 	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/disagreement.py

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from components.adapters import AdapterView, Backbone, mean_adapter
 from components.models import draw_head, frozen, load_reward_model
-from components.reward.config import RewardJob
+from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
 from components.reward.pair_scores import check_packed, longer, packed_length, packed_scores, separate_scores
 from components.reward.pairs import Pair, member_rows
@@ -89,7 +89,7 @@ def fit_model(
     config = job.reward
     combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
 
-    scores, length = (packed_scores, packed_length) if config.shared_prompts else (separate_scores, longer)
+    scores = packed_scores if config.shared_prompts else separate_scores
     if config.shared_prompts:
         check_packed(model, pairs[:CHECKED], pad_id, job.runtime)
 
@@ -108,12 +108,17 @@ def fit_model(
 
     model.requires_grad_(True).train()
     fit(
-        model, batch_loss, [length(p) for p in pairs], weights=[p.weight for p in pairs],
+        model, batch_loss, pair_lengths(config, pairs), weights=[p.weight for p in pairs],
         epochs=config.epochs, batch_size=config.batch_size, micro_batch_size=config.micro_batch_size,
         optimizer_config=config, seed=job.seed, group="reward", out=out,
         checkpoint_every=config.checkpoint_every, checkpoint_minutes=config.checkpoint_minutes,
         report=report, part=member or None,
     )  # fmt: skip
+
+
+def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> list[int]:
+    """What training sorts pairs into batches by: the tokens of what is computed of each."""
+    return [packed_length(pair) if config.shared_prompts else longer(pair) for pair in pairs]
 
 
 @torch.no_grad()

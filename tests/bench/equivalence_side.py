@@ -25,6 +25,7 @@ from components.reward.calibration import correctness, log_loss
 from components.reward.config import RewardJob
 from components.reward.pairs import Pair, encode_pairs
 from components.reward.scoring import score_sequences
+from components.reward.train import pair_lengths
 from components.runtime import Runtime, activate
 from components.training import seeded, torch_seed
 from flows.config import load_config
@@ -49,7 +50,7 @@ def theirs(job: RewardJob, sft: Path, pairs: Sequence[Pair], our_order: bool) ->
     config, sampling = job.reward, "random"
     if our_order:
         assert config.epochs == 1 and len(pairs) % config.batch_size == 0
-        lengths = [max(len(p.chosen), len(p.rejected)) for p in pairs]
+        lengths = pair_lengths(config, pairs)
         batches = length_buckets(lengths, config.batch_size, seeded(job.seed, "reward", "order", 0))
         pairs, sampling = [pairs[i] for batch in batches for i in batch], "sequential"
     model, tokenizer = load_reward_model(sft, job.runtime, seed=torch_seed(job.seed, "reward", "head"))
