@@ -53,20 +53,18 @@ def check_file(
     hub = config.data.hub
     path = resolve_source(file, hub, home / "datasets", "the file")
     kind = kind_of(path, hub.split)
-    if kind == "sheet":
-        for name, value in others.items():
-            if value is not None:
-                raise UserError(
-                    f"--{name} {value}: {file} is a rating sheet, which is checked alone. Leave --{name} out."
-                )
-        with nullcontext() if out is None else whole_folder(out) as partial:
-            return check_sheet(path, config.human_eval.ratings, config.data.checks, partial)
     inputs = {kind: path}
     for name, value in others.items():
         if value is not None:
+            if kind == "sheet":
+                raise UserError(f"--{name} {value}: {file} is a rating sheet, which is checked alone. Leave it out.")
             if name in inputs:
                 raise UserError(f"--{name} {value}: {file} holds {name} too. Give one of them.")
             inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
+    written = nullcontext() if out is None else whole_folder(out)
+    if kind == "sheet":
+        with written as partial:
+            return check_sheet(path, config.human_eval.ratings, config.data.checks, partial)
     named = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
     job = config.job(ValidateJob)
     job = job.model_copy(update={"data": job.data.model_copy(update=named)})
@@ -78,9 +76,7 @@ def check_file(
         def show(rows: int) -> None:
             progress.show({"step": rows, "metrics": {}, "total": None})
 
-        if out is None:
-            return check(job, inputs, Path(scratch), None, show, tokenized=profile is not None)
-        with whole_folder(out) as partial:
+        with written as partial:
             return check(job, inputs, Path(scratch), partial, show, tokenized=profile is not None)
 
 

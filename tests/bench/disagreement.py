@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from components.files import whole_folder
 from components.training import seeded
 
 BAR = 0.8
@@ -64,13 +65,12 @@ class Bench:
         )  # fmt: skip
 
     def made(self, name: str, make: Callable[[Path], Any]) -> Path:
-        """The folder `name`, made by `make` in another one first where it isn't there."""
-        done, making = self.out / name, self.out / f"{name}.part"
+        """The folder `name`, made by `make` where it isn't there."""
+        done = self.out / name
         if not done.exists():
             print(f"making {done}", file=sys.stderr)
-            making.mkdir(parents=True, exist_ok=True)
-            make(making)
-            making.rename(done)
+            with whole_folder(done) as making:
+                make(making)
         return done
 
     def sft(self, seed: int) -> Path:
