@@ -12,6 +12,7 @@ from components.data.config import DataConfig
 from components.data.prompts import parse_prompt
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import RawRow, Row
+from components.data.single_votes import gather_votes
 from components.errors import UserError
 from data_contracts.ledger import Reason, count_reason
 from data_contracts.schemas import schema_problems
@@ -81,14 +82,17 @@ def judged_rows(source: Source, max_characters: int) -> Iterator[Row]:
     """
     raws = _renamed(source)
     first = list(islice(raws, DETECT_ON))
+    every: Iterable[RawRow] = chain(first, raws)
     if source.name == "preferences":
         name = formats.detect(first, source.shown)
+        if name == formats.SINGLE_VOTES:
+            name, every = "votes", gather_votes(every)
     elif source.name == "demonstrations":
         name = demonstrations.detect(first, source.shown)
     else:
         name = "prompts"
     logger.info("%s: read as %s", source.shown, name)
-    for raw in chain(first, raws):
+    for raw in every:
         for row in _parsed(raw, name, source, max_characters):
             if row.item is not None and not row.problems:
                 row.problems = schema_problems(row.item)

@@ -4,6 +4,7 @@ transcripts     `chosen`, `rejected`: whole conversations with "\\n\\nHuman:" an
 strings         `prompt`, `chosen`, `rejected`: texts
 conversational  `chosen`, `rejected`: lists of messages, with the prompt inside or as `prompt` beside them (TRL's)
 votes           `prompt`, `a`, `b` and `votes` (labels or counts) or `label`; the most frequent answer decides
+single votes    `prompt`, `a`, `b`, `annotator` and `label` (or `vote`): the rows of one pair become a row of `votes`
 ranking         `prompt`, `responses` (two or more), best first or with `ranks` (1 is best, equal ranks are ties)
 
 Every format also takes `category`, `source` (where the row itself came from), `margin` (or `score_chosen`,
@@ -34,6 +35,8 @@ from components.data.rows import (
 from components.data.transcripts import as_messages, kind, split_messages, split_transcript
 from components.errors import UserError
 
+SINGLE_VOTES = "single votes"
+"""The format whose rows `gather_votes` makes rows of the format `votes`."""
 # No numbers: 0 and 1 in one dataset are 1 and 2 in the next.
 _SIDES = {"a": "first", "a1": "first", "b": "second", "a2": "second", "equal": "equal", "tie": "equal"}
 
@@ -75,8 +78,11 @@ def _format_of(data: Mapping[str, Any]) -> str | None:
         if isinstance(data["chosen"], list) or isinstance(data["rejected"], list):
             return "conversational"
         return "strings" if data.get("prompt") is not None else "transcripts"
-    if {"prompt", "a", "b"} <= data.keys() and data.keys() & {"votes", "label", "votes_a"}:
-        return "votes"
+    if {"prompt", "a", "b"} <= data.keys():
+        if "votes" not in data and "annotator" in data and data.keys() & {"label", "vote"}:
+            return SINGLE_VOTES
+        if data.keys() & {"votes", "label", "votes_a"}:
+            return "votes"
     return "ranking" if {"prompt", "responses"} <= data.keys() else None
 
 
@@ -198,7 +204,7 @@ def _votes(data: Mapping[str, Any]) -> Parsed:
     first, second = text_field(data, "a"), text_field(data, "b")
     votes = _named_votes(data.get("votes"))
     ballot = _ballot(data)
-    answers = ballot or Ballot(*(int(side == _side(data["label"])) for side in Ballot._fields))
+    answers = ballot or Ballot(*(int(side == side_of(data["label"])) for side in Ballot._fields))
     most = max(answers)
     winners = [side for side, n in zip(Ballot._fields, answers, strict=True) if n == most]
     second_wins = winners == ["second"]
@@ -211,7 +217,7 @@ def _named_votes(votes: Any) -> tuple[tuple[str, int], ...]:
     """Annotator and place in `Ballot` of each vote, where every one names its annotator."""
     if not isinstance(votes, list) or not all(isinstance(v, dict) and v.get("annotator") is not None for v in votes):
         return ()
-    return tuple((_named(v["annotator"]), Ballot._fields.index(_side(v.get("label", v.get("vote"))))) for v in votes)
+    return tuple((_named(v["annotator"]), Ballot._fields.index(side_of(v.get("label", v.get("vote"))))) for v in votes)
 
 
 def _named(annotator: Any) -> str:
@@ -223,11 +229,11 @@ def _ballot(data: Mapping[str, Any]) -> Ballot | None:
     """The votes of a row with `a` and `b`; None if it has a label only."""
     votes = data.get("votes")
     if isinstance(votes, list) and votes:
-        sides = Counter(_side(v.get("label", v.get("vote")) if isinstance(v, dict) else v) for v in votes)
+        sides = Counter(side_of(v.get("label", v.get("vote")) if isinstance(v, dict) else v) for v in votes)
     elif isinstance(votes, dict) and any(votes.values()):
         sides = Counter()
         for name, n in votes.items():
-            sides[_side(name)] += _count(0 if n is None else n, f"votes.{name}")
+            sides[side_of(name)] += _count(0 if n is None else n, f"votes.{name}")
     elif "votes_a" in data:
         names = {"first": "votes_a", "second": "votes_b", "equal": "votes_equal"}
         sides = Counter({side: _count(data.get(name, 0), name) for side, name in names.items()})
@@ -240,7 +246,12 @@ def _ballot(data: Mapping[str, Any]) -> Ballot | None:
     return Ballot(sides["first"], sides["second"], sides["equal"])
 
 
-def _side(label: Any) -> str:
+def side_of(label: Any) -> str:
+    """The field of `Ballot` that a vote counts for.
+
+    Raises:
+        BadRow: it is none that is known.
+    """
     side = _SIDES.get(str(label).strip().lower())
     if side is None:
         raise BadRow("votes_valid", f"vote {label!r}, expected a, b (also a1, a2) or equal")

@@ -16,9 +16,9 @@ from scipy.sparse import csr_array
 from scipy.special import expit
 from scipy.stats import rankdata
 
-from components.reward.calibration import correctness, equal_mass_bins, recalibration_slope, reliability
+from components.reward.calibration import calibration_report, correctness, equal_mass_bins
 from components.reward.length import balanced_length_accuracy, length_partial_correlation
-from components.stats import FloatArray, cluster_codes, clustered_mean, clustered_proportion
+from components.stats import FloatArray, cluster_codes
 
 BoolArray = NDArray[np.bool_]
 
@@ -90,9 +90,9 @@ def slice_report(
     """What is said of each slice after temperature, of the worst, and of length. JSON-ready.
 
     Returns:
-        `slices`: each with `kind`, `slice`, `pairs`, `prompts`, `judged`, `why_not`, and where it is not too small
-        `accuracy`, `ece`, `ece_null_95`, `calibration_slope` (None where none is finite), `brier`, `log_loss`,
-        `confidence` and `bins`; a judged one has `ece_null_joint`, its null's quantile such that chance takes any slice
+        `slices`: each with `kind`, `slice`, `pairs`, `prompts`, `judged`, `why_not`, and where it is not too small all
+        that `calibration_report` says of its pairs (`calibration_slope` None where none is finite) and `confidence`,
+        their mean; a judged one has `ece_null_joint`, its null's quantile such that chance takes any slice
         over its own in 5 % of runs. `slices_judged`. `slice_accuracy_low`, the lowest lower end: that every slice is
         above it is as sure as one interval is, with nothing to correct (an intersection-union test, Berger 1982,
         Technometrics 24:295). `slice_ece_excess`, the largest `ece - ece_null_joint`. `accuracy_chosen_longer`,
@@ -100,28 +100,29 @@ def slice_report(
         `_high`. What is unknown is None.
     """
     codes = cluster_codes(clusters)
-    d = (pairs.scores[0] - pairs.scores[1]) / temperature
-    confidence, right = expit(np.abs(d)), correctness(d)
+    d = pairs.scores[0] - pairs.scores[1]
+    confidence, right = expit(np.abs(d) / temperature), correctness(d)
     documents, members, bins_of = [], [], []
     for each in slices_of(pairs):
         document = _describe(each, codes)
         documents.append(document)
         if document["why_not"] != _TOO_SMALL:
             inside = each.inside
-            bin_of = equal_mass_bins(confidence[inside], BINS)
-            document |= _measure(d[inside], confidence[inside], right[inside], bin_of, codes[inside], level)
+            said = calibration_report(d[inside], codes[inside].tolist(), temperature, seed, BINS, level, draws)
+            document |= {name: value for name, value in said.items() if name not in _OF_ALL}
+            document["confidence"] = float(confidence[inside].mean())
+            if said["slope_capped"] or not np.isfinite(said["calibration_slope"]):
+                document["calibration_slope"] = None
             members.append(inside)
-            bins_of.append(bin_of)
+            bins_of.append(equal_mass_bins(confidence[inside], BINS))
     if members:
         measured = [document for document in documents if "accuracy" in document]
         cells, sizes = _cells(members, bins_of), np.array([inside.sum() for inside in members])
         null = ece_nulls(confidence, d == 0, cells, sizes, seed, draws)
         judged = np.array([document["judged"] for document in measured])
         joint = joint_quantiles(null[:, judged]) if judged.any() else np.empty(0)
-        for document, ece, above in zip(
-            measured, _ece(cells, confidence - right, sizes), np.quantile(null, 0.95, axis=0), strict=True
-        ):
-            document |= {"ece": float(ece), "ece_null_95": float(above)}
+        for document, above in zip(measured, np.quantile(null, 0.95, axis=0), strict=True):
+            document["ece_null_95"] = float(above)
         for document, above in zip((m for m in measured if m["judged"]), joint, strict=True):
             document["ece_null_joint"] = float(above)
     return {"slices": documents} | _worst(documents) | _length(pairs, right, codes, level)
@@ -152,6 +153,8 @@ def joint_quantiles(null: FloatArray, level: float = 0.95) -> FloatArray:
 
 _TOO_SMALL = f"fewer than {SMALLEST} pairs or {FEWEST_PROMPTS} prompts"
 _AFTER_LABEL = "known only with the label"
+_OF_ALL = ("target", "level", "temperature", "temperature_at_end")
+"""What `calibration_report` says that is the same in every slice."""
 
 
 def _describe(each: Slice, codes: NDArray[np.int64]) -> dict[str, Any]:
@@ -160,24 +163,6 @@ def _describe(each: Slice, codes: NDArray[np.int64]) -> dict[str, Any]:
     why_not = _TOO_SMALL if small else _AFTER_LABEL if each.after_label else None
     return {"kind": each.kind, "slice": each.name, "pairs": pairs, "prompts": prompts, "judged": why_not is None,
             "why_not": why_not}  # fmt: skip
-
-
-def _measure(
-    d: FloatArray, confidence: FloatArray, right: FloatArray, bin_of: NDArray[np.int64], codes: NDArray[np.int64],
-    level: float,
-) -> dict[str, Any]:  # fmt: skip
-    slope = recalibration_slope(d, codes, level)
-    known = np.isfinite(slope["slope"]) and not slope["capped"]
-    return {
-        **clustered_proportion(right, codes, level).named("accuracy"),
-        **clustered_mean(np.square(expit(-d)), codes, level).named("brier"),
-        **clustered_mean(np.logaddexp(0.0, -d), codes, level).named("log_loss"),
-        "confidence": float(confidence.mean()),
-        "calibration_slope": slope["slope"] if known else None,
-        "slope_low": slope["low"],
-        "slope_high": slope["high"],
-        "bins": reliability(confidence, right, bin_of, codes, level),
-    }
 
 
 def _worst(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

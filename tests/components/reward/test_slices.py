@@ -112,6 +112,22 @@ def test_slices_that_take_the_label_to_tell_are_reported_and_not_judged() -> Non
     assert found["slice_ece_excess"] <= 0 and found["balanced_length_accuracy"] == 0.5
 
 
+def test_a_slice_says_all_that_a_calibration_report_on_its_pairs_alone_says() -> None:
+    pairs, prompts = simulated(8, n=1200), [f"prompt {i // 3}" for i in range(1200)]
+    found = slice_report(pairs, prompts, 1.7, seed=0, draws=300)
+    inside = next(each.inside for each in slices_of(pairs) if (each.kind, each.name) == ("category", "c2"))
+    slice_ = next(each for each in by_name(found, "category") if each["slice"] == "c2")
+    of_them = [prompt for prompt, taken in zip(prompts, inside, strict=True) if taken]
+    alone = calibration_report(pairs.scores[0][inside], of_them, 1.7, 0, BINS, draws=300)
+    assert alone.keys() - slice_.keys() == {"target", "level", "temperature", "temperature_at_end"}
+    null = alone.pop("ece_null_95")  # of draws that all slices share
+    assert {name: value for name, value in alone.items() if name in slice_} == {
+        n: slice_[n] for n in alone if n in slice_
+    }
+    assert slice_["ece_null_95"] == pytest.approx(null, rel=0.2)
+    assert slice_["ece_width_low"] < slice_["ece_width_high"] and slice_["log_loss_before"] != slice_["log_loss"]
+
+
 def test_a_slice_of_too_few_pairs_or_prompts_is_said_and_not_judged() -> None:
     pairs = simulated(4, n=1000)
     rows = [row | {"category": "rare" if i < SMALLEST - 1 else "often"} for i, row in enumerate(pairs.rows)]
