@@ -35,8 +35,9 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; the contract
-# on 160,000 pairs; the demo over ten seeds, without the tether and with a tighter one; then the run on real preferences.
+# Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; a reward model
+# of real arguments; the contract on 160,000 pairs; the demo over ten seeds, without the tether and with a tighter one;
+# then the run on real preferences.
 TRL := .tether/trl
 TETHER_DATA ?= ../shared/data
 bench: $(INSTALLED)
@@ -49,6 +50,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/disagreement.py
+	$(BIN)/python tests/bench/ukp.py --data $(TETHER_DATA)/ukpconvarg1/pairs.jsonl.gz
 	$(BIN)/python tests/bench/contract.py --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2
 	$(BIN)/python tests/bench/orchestration.py demo --twice
 	$(BIN)/python -m tests.bench.lineage
