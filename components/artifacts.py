@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from components.canonical import digest_file, digest_json
-from components.errors import TetherError, disk_error
+from components.errors import TetherError, UserError, disk_error
 from components.leases import Lease, holder, leased
-from components.store_objects import Objects, files_below
+from components.store_objects import Objects
 from components.store_place import FolderPlace, Place, shared_place
 from components.store_record import ATTEMPT, Miss, Record, parse_record, record_text
 from components.store_views import view
@@ -237,8 +237,17 @@ class _Held(Exception):
 
 
 def digest_folder(folder: Path) -> str:
-    """An artifact's digest computed from a plain folder: sha256 of canonical JSON `{relative path: sha256}`."""
-    return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in files_below(folder)})
+    """An artifact's digest computed from a plain folder: sha256 of canonical JSON `{relative path: sha256}`.
+
+    Links to files are followed: the Hugging Face cache consists of them.
+
+    Raises:
+        UserError: a link to a folder is among them.
+    """
+    paths = sorted(folder.rglob("*"))
+    if linked := next((path for path in paths if path.is_symlink() and path.is_dir()), None):
+        raise UserError(f"{linked} is a link to a folder. Give a copy without such links (`cp -rL`).")
+    return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in paths if path.is_file()})
 
 
 def _number(name: str) -> int:

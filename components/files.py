@@ -1,6 +1,7 @@
 """Files and folders that are whole or not there."""
 
 import contextlib
+import fnmatch
 import hashlib
 import json
 import os
@@ -20,10 +21,11 @@ def temporary_beside(path: Path) -> Path:
 
 def sweep(folder: Path) -> None:
     """Remove what processes of this machine that were killed left unfinished below `folder`."""
-    for path in folder.rglob(".*.tmp"):
-        mark = path.name.rpartition(".tmp")[0].rpartition(".")[0].rpartition(".")[2]
-        if is_dead_mark(mark):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    for parent, folders, files in os.walk(folder):  # which, unlike rglob, passes over what others remove meanwhile
+        for name in fnmatch.filter([*folders, *files], ".*.tmp"):
+            path, mark = Path(parent, name), name.rpartition(".tmp")[0].rpartition(".")[0].rpartition(".")[2]
+            if is_dead_mark(mark):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -109,8 +109,10 @@ def _work(store: ArtifactStore, needs: Needs, recorded: set[str], dry_run: bool)
         if path.name in needs and path.name not in recorded:
             continue
         with store.if_free(path.name) as free:
+            if not free or not path.is_dir():  # it is at work, or has ended since
+                continue
             size, changed = _size_and_change(path)
-            if not free or (path.name not in recorded and changed > time.time() - WORK_SECONDS):
+            if path.name not in recorded and changed > time.time() - WORK_SECONDS:
                 continue
             gone.append(Gone("work", path.name, size, str(store.work)))
             if not dry_run:
@@ -131,8 +133,10 @@ def remove_finished_work(store: ArtifactStore) -> None:
         if recorded is None:
             continue
         with store.if_free(path.name) as free:
+            if not free or not path.is_dir():
+                continue
             changes = (each.lstat().st_mtime for each in path.rglob("*") if not each.is_dir())
-            if free and recorded >= max(changes, default=0.0):
+            if recorded >= max(changes, default=0.0):
                 shutil.rmtree(path)
 
 

@@ -1,5 +1,6 @@
 """What a rerun goes on from: an earlier run whose artifacts stand in the store, and its config."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,6 +88,8 @@ def standing(
         record = _record(store, stage)
         if isinstance(record, Record):
             found[record.stage] = record
+            if (sample := _sample(store, record)) is not None:
+                found[sample.stage] = sample
         else:
             lacking = lacking or f"{stage['name']}: {record.reason}"
     return found, lacking
@@ -97,6 +100,14 @@ def _record(store: ArtifactStore, stage: Mapping[str, Any]) -> Record | Miss:
     if not stage["key"] or not stage["digest"]:
         return Miss(f"it has no artifact ({stage['state']})")
     return store.lookup(stage["key"], stage["digest"])
+
+
+def _sample(store: ArtifactStore, scored: Record) -> Record | None:
+    """What people were shown, of a record of their scores: a run's status has the one key of the whole stage."""
+    digest = scored.inputs.get("sample")
+    drawn = store.published_by("human_eval.sample", newest=sys.maxsize) if digest else []
+    found = next((each for each in drawn if each.digest == digest), None)
+    return found if found is None or isinstance(store.lookup(found.key, found.digest), Record) else None
 
 
 def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, str]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import ArtifactStore
-from components.data.candidates import Model, digest_model, finished, run
+from components.artifacts import ArtifactStore, digest_folder
+from components.data.candidates import Model, finished, run
 from components.data.config import CandidatesJob, HubConfig
 from components.data.hub import resolve_source
 from components.data.prompts import Prompts, read_prompts
@@ -87,7 +87,7 @@ def find_models(names: Sequence[str], home: Path) -> list[Model]:
 def _find_model(name: str, home: Path) -> Model:
     path = Path(name).expanduser()
     if path.is_dir():
-        return Model(name, digest_model(_checked(path, name)), _checked(path, name))
+        return Model(name, digest_folder(_checked(path, name)), _checked(path, name))
     run, _, stage = name.rpartition(":")
     if not run:
         raise UserError(

@@ -25,6 +25,7 @@ from components.errors import UserError
 from components.store_place import VARIABLE
 from flows import deployed
 from flows.config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
+from flows.sources import DATA
 
 HEARTBEAT_SECONDS = 30
 DEAD_AFTER_SECONDS = 90
@@ -60,13 +61,15 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     def absolute(value: str | None) -> str | None:
         return str(Path(value).absolute()) if value is not None and Path(value).exists() else value
 
-    data = {name: absolute(getattr(config.data, name)) for name in ("preferences", "demonstrations")}
-    return config.model_copy(
-        update={
-            "data": config.data.model_copy(update=data),
-            "sft": config.sft.model_copy(update={"base": absolute(config.sft.base)}),
-        }
-    )
+    data = {name: absolute(getattr(config.data, name)) for name in DATA}
+    update: dict[str, Any] = {
+        "data": config.data.model_copy(update=data),
+        "sft": config.sft.model_copy(update={"base": absolute(config.sft.base)}),
+    }
+    if (refresh := config.reward.refresh) is not None:
+        named = refresh.model_copy(update={"from_run": absolute(refresh.from_run)})
+        update["reward"] = config.reward.model_copy(update={"refresh": named})
+    return config.model_copy(update=update)
 
 
 def deploy(

@@ -23,7 +23,7 @@ from components.files import replacing
 from components.leases import Lease
 from components.runtime import activate, cpu_instruction_set
 from components.settings import Settings
-from tasks.result import Source, StageResult
+from tasks.result import Source, SourceChanged, StageResult
 from tasks.spool import Point, Spool, read_points
 from tasks.stages import Stage
 
@@ -54,10 +54,17 @@ class Work:
     because: str = ""
     """Why the store lacks it, in a line for people."""
 
+    def check_sources(self) -> None:
+        """Raises `SourceChanged` if a source that the stage reads isn't the one in its key."""
+        for given in self.inputs.values():
+            if isinstance(given, Source):
+                given.check()
 
-def look_up(store: ArtifactStore, key: str, refresh: bool, run: str) -> Record | Miss:
-    """What the store has of `key`; where it is to be computed again, only what `run` itself has computed."""
-    found = store.lookup(key)
+
+def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Record | None = None) -> Record | Miss:
+    """What the store has of `key`, or of `pinned` alone; where it is to be computed again, only what `run` itself has
+    computed."""
+    found = store.lookup(key, pinned.digest if pinned is not None else None)
     return Miss(ASKED) if refresh and isinstance(found, Record) and found.run != run else found
 
 
@@ -91,7 +98,13 @@ def compute(work: Work, store: ArtifactStore, observe: Observe, lease: Lease) ->
     folder = store.work_folder(work.key)
     out = _take_up(folder, lease.number)
     started, clock = datetime.now(UTC), time.monotonic()
+
+    def before_commit() -> None:
+        work.check_sources()
+        lease.check()
+
     try:
+        work.check_sources()
         metrics = _call(work, out, folder / POINTS, observe, lease)
         _plot(work.stage, out, folder / POINTS)
         record = store.publish(
@@ -109,14 +122,14 @@ def compute(work: Work, store: ArtifactStore, observe: Observe, lease: Lease) ->
                 "started": started.isoformat(timespec="milliseconds"),
                 "seconds": round(time.monotonic() - clock, 3),
             },
-            before_commit=lease.check,
+            before_commit=before_commit,
         )
     except BaseException as error:
         if lease.is_lost():
             shutil.rmtree(out, ignore_errors=True)
             if isinstance(error, Exception):
                 lease.check()  # whatever went wrong then, this is why
-        elif not _has_checkpoint(out):
+        elif isinstance(error, SourceChanged) or not _has_checkpoint(out):
             shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)

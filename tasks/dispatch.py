@@ -243,7 +243,7 @@ def receive(order: Order, store: ArtifactStore, observe: Observe, say: Say) -> R
 
 def _source(name: str, given: Given, store: ArtifactStore) -> Source:
     if given.path is None:
-        return Source(store.path(given.digest), given.digest)
+        return Source(store.path(given.digest), given.digest, stored=True)
     source = Source.of(Path(given.path))
     if source.digest != given.digest:
         raise MachineMismatch(f"{name}: {given.path} holds other bytes on this worker than where the run was started.")

@@ -34,6 +34,18 @@ class Source:
             raise UserError(f"{path} can't be read: {error.strerror}.") from error
         return cls(path=path, digest=digest)
 
+    def check(self) -> None:
+        """Raises `SourceChanged` if it is no longer what was digested. The store looks after what is `stored`."""
+        if not self.stored and (not self.path.exists() or Source.of(self.path).digest != self.digest):
+            raise SourceChanged(
+                f"{self.path} is another one than when the run began (sha256 {self.digest[:12]} then), so nothing "
+                "was made of it. Run again, and leave it as it is until its stage is done."
+            )
+
+
+class SourceChanged(UserError):
+    """What a stage reads was replaced between its digest and the stage's end."""
+
 
 @dataclass(frozen=True)
 class StageResult:

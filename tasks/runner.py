@@ -10,7 +10,7 @@ from typing import Any
 
 from components import gates
 from components.artifacts import Record
-from components.errors import GateFailed
+from components.errors import GateFailed, UserError
 from components.fingerprint import stage_key
 from components.settings import Settings
 from tasks import explanation, gate_report
@@ -66,29 +66,35 @@ def peek(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageR
     Writes no status, touches no MLflow, computes nothing and raises no GateFailed.
     """
     started = time.monotonic()
-    key, _ = _key(stage, job, inputs, ctx)
-    found = look_up(ctx.store, key, stage.name in ctx.refresh, ctx.run)
+    key, _, pinned = _key(stage, job, inputs, ctx)
+    found = look_up(ctx.store, key, stage.name in ctx.refresh, ctx.run, pinned)
     return _result(stage, found, inputs, ctx, True, started) if isinstance(found, Record) else None
 
 
-def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[str, dict[str, Any]]:
+def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[str, dict[str, Any], Record | None]:
+    """The stage's key, what it is made of, and the record that alone will do, where the run goes on from one."""
     digests = {name: given.digest for name, given in inputs.items()}
     pinned = ctx.pinned.get(stage.name)
     if pinned is not None and pinned.inputs == digests:
-        return pinned.key, pinned.parts
-    return stage_key(stage.name, job, digests, stage.module, stage.libraries, ctx.root)
+        return pinned.key, pinned.parts, pinned
+    return *stage_key(stage.name, job, digests, stage.module, stage.libraries, ctx.root), None
 
 
 def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[StageResult, int]:
     """The stage's result and the step that its final metrics belong to."""
     started = time.monotonic()
-    key, parts = _key(stage, job, inputs, ctx)
+    key, parts, pinned = _key(stage, job, inputs, ctx)
     ctx.status.update(stage.shown, key=key)
     refresh = stage.name in ctx.refresh
-    found = look_up(ctx.store, key, refresh, ctx.run)
+    found = look_up(ctx.store, key, refresh, ctx.run, pinned)
     if isinstance(found, Record):
-        _explain(stage, ctx, explanation.hit(found, pinned=ctx.pinned.get(stage.name) is not None))
+        _explain(stage, ctx, explanation.hit(found, pinned=pinned is not None))
         return _result(stage, found, inputs, ctx, True, started), 0
+    if pinned is not None:  # what today's code makes would stand under the key of another's
+        raise UserError(
+            f"{stage.name}: artifact {pinned.digest[:12]} of run {pinned.run}, which this run goes on from, is not "
+            f"whole in the store any more ({found.reason}). `tether rerun {stage.shown} --from {pinned.run}` makes it."
+        )
     why = explanation.miss(ctx.store, stage.name, key, parts, found, ctx.run)
     _explain(stage, ctx, why)
     work = Work(stage, job, inputs, key, parts, ctx.run, explanation.in_a_line(why))

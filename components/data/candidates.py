@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.canonical import digest_file, digest_json
+from components.canonical import digest_json
 from components.chunks import in_chunks
 from components.data.config import CandidatesJob
 from components.data.jsonl import write_json, write_rows
@@ -124,13 +124,6 @@ def finished(out: Path, key: str) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         what = "something else"
     raise UserError(f"--out {out} holds {what} already. Name a folder that isn't there yet.")
-
-
-def digest_model(folder: Path) -> str:
-    """sha256 (hex) of canonical JSON `{relative path: sha256}` of a model's folder, links followed (the Hugging Face
-    cache consists of them)."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in files})
 
 
 def in_drawn_order(prompts: Sequence[list[Message]], seed: int) -> list[list[Message]]:

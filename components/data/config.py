@@ -31,11 +31,12 @@ class SplitConfig(Settings):
 
 
 class HubConfig(Settings):
-    """Which part of a Hugging Face dataset to take. No part of a key: the fetched copy's digest is."""
+    """Which part of a Hugging Face dataset to take. A fetched copy's digest says it in a key; a saved folder's doesn't
+    say which split is read."""
 
     subset: str | None = unkeyed(None)
     """The dataset's configuration (`load_dataset`'s second argument); null for its default."""
-    split: str = unkeyed("train")
+    split: str = "train"
     """The dataset's own split to read; Tether splits it by prompt again. Also read from `save_to_disk` folders."""
     revision: str | None = unkeyed(None)
     """Branch, tag or commit; null takes the newest at the first fetch and keeps that copy."""
@@ -50,7 +51,7 @@ class DataConfig(Settings):
     """A path or hub name of demonstrations; null takes the chosen responses, or the support desk's demonstrations."""
     prompts: str | None = unkeyed(None)
     """A path or hub name of the prompts that PPO uses; null takes those of the preferences."""
-    hub: HubConfig = unkeyed(HubConfig())
+    hub: HubConfig = HubConfig()
     """Which part of a hub dataset to read."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`."""

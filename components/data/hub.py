@@ -10,6 +10,7 @@ from components.data.config import HubConfig
 from components.data.jsonl import write_rows
 from components.data.rows import RawRow
 from components.errors import UserError
+from components.files import replacing
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIX = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|pq|gz)$", re.IGNORECASE)
@@ -49,9 +50,8 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
             f"{field}: {name!r} is no file here, and as a hub dataset (split {hub.split!r}) it can't be loaded: "
             f"{reason}. Check the name and the network (or HF_TOKEN for a private one), or give a local file."
         ) from error
-    partial = target.with_suffix(".part")
-    write_rows(partial, dataset)
-    partial.replace(target)
+    with replacing(target) as temporary:
+        write_rows(temporary, dataset)
     return target
 
 

@@ -1,6 +1,7 @@
 """Files that are whole or not there, and what killed writers leave."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,3 +50,20 @@ def test_a_whole_folder_is_on_the_disk_with_all_that_is_below_it_before_it_has_i
         (folder / "below").mkdir()
         (folder / "below" / "file").write_text("")
     assert {"below", "file"} <= set(synced) and synced[-1] == tmp_path.name
+
+
+def test_sweeping_beside_a_process_that_removes_folders_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".file.mark.1234.tmp").touch()
+
+    def removes_both(mark: str) -> bool:
+        for name in ("a", "b"):
+            shutil.rmtree(tmp_path / name, ignore_errors=True)
+        return mark == "mark"
+
+    monkeypatch.setattr("components.files.is_dead_mark", removes_both)
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from components import store_gc
 from components.artifacts import ArtifactStore, Miss, Record
 from components.errors import UserError
 from components.store_gc import WORK_SECONDS, YOUNG_SECONDS, collect, remove_finished_work
@@ -218,3 +219,13 @@ def test_what_a_process_that_was_killed_after_its_record_left_behind_goes_and_wh
     assert (store.work / A / "points.jsonl").exists(), "somebody has it"
     remove_finished_work(store)
     assert sorted(path.name for path in store.work.iterdir() if path.suffix != ".leases") == [B, C]
+
+
+def test_a_work_folder_that_ends_just_as_it_is_looked_at_stops_nobody(store, monkeypatch):
+    (store.work / A).mkdir(parents=True)
+    for key in (A, C):
+        publish(store, key, key[0])
+    monkeypatch.setattr(store_gc, "_work_folders", lambda store: [store.work / C, store.work / A])
+    collect(store, lambda: {A: {"run r"}, C: {"run r"}}, dry_run=True)
+    remove_finished_work(store)
+    assert not (store.work / A).exists()

@@ -40,7 +40,7 @@ def finish(launch: launching.Launch, upto: str = "human_eval") -> str:
     def publish(stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult:
         if PIPELINE.index(stage.shown) > PIPELINE.index(upto):
             raise KeyboardInterrupt
-        key, parts = _key(stage, job, inputs, ctx)
+        key, parts, _ = _key(stage, job, inputs, ctx)
         out = ctx.home / "out"
         out.mkdir(parents=True)
         (out / SIMULATED).write_text(f"{stage.name} {job.seed} {len(ctx.store.attempts(key))}")
@@ -313,6 +313,15 @@ def test_only_a_run_that_waits_for_people_is_scored(tmp_path: Path) -> None:
     taken_up = scoring(tmp_path, None, tmp_path / "sheet.csv")
     assert taken_up.ctx.run == waiting
     assert taken_up.sources.sheet is not None
+
+
+def test_scoring_again_takes_the_sample_that_people_were_shown(tmp_path: Path) -> None:
+    (tmp_path / "sheet.csv").write_text("item\n")
+    (tmp_path / "mended.csv").write_text("item\n1\n")
+    finish(begin(tmp_path, "human_eval.judges=people"))
+    finish(scoring(tmp_path, None, tmp_path / "sheet.csv"))
+    pinned = scoring(tmp_path, None, tmp_path / "mended.csv").ctx.pinned
+    assert pinned["human_eval.sample"].digest == pinned["human_eval"].inputs["sample"]
 
 
 def test_a_run_that_died_before_its_sample_can_not_be_scored(tmp_path: Path) -> None:

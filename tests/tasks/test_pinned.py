@@ -1,6 +1,9 @@
 """Going on from an earlier run's artifacts: taken though our code has changed, but not for other inputs."""
 
-from components.artifacts import Record
+import pytest
+
+from components.artifacts import ArtifactStore, Record
+from components.errors import UserError
 from tasks.runner import peek, run_stage
 
 
@@ -43,3 +46,28 @@ def test_a_pinned_record_of_other_inputs_is_not_taken(start, kit, calls):
         result = run_stage(kit.toy("ppo"), kit.ToyJob(), {"sft": other}, ctx)
     assert result.record.inputs == {"sft": other.digest}
     assert (result.path / "value.txt").read_text() == "6"
+
+
+def test_a_pinned_artifact_is_taken_though_its_key_gave_other_bytes_since(start, kit, home, tmp_path):
+    record, store = first_record(start, kit), ArtifactStore(home)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "value.txt").write_text("99")
+    about = {"stage": "sft", "job": record.job, "inputs": {}, "parts": record.parts, "run": "later"}
+    later = store.publish(record.key, tmp_path / "other", None, about)
+    assert store.lookup(record.key) == later
+    with start(pinned={"sft": record}) as ctx:
+        found = peek(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+        assert found is not None and found.digest == record.digest
+        assert run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx).digest == record.digest
+
+
+def test_a_pinned_artifact_that_is_gone_is_not_computed_by_other_code_under_its_key(
+    start, kit, home, calls, toy_source
+):
+    record = first_record(start, kit)
+    change_code(toy_source)
+    with pytest.raises(UserError, match=f"tether rerun sft --from {record.run}"), start(pinned={"sft": record}) as ctx:
+        for path in (home / "store" / "records" / record.key).iterdir():
+            path.unlink()
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    assert calls() == ["toy"]

@@ -16,6 +16,7 @@ from components.artifacts import ArtifactStore, Record
 from components.errors import GateFailed, UserError
 from components.fingerprint import ROOT
 from components.gates import Waiver
+from tasks import computing
 from tasks.result import Source
 from tasks.runner import peek, run_stage
 from tasks.spool import read_points
@@ -406,3 +407,42 @@ def test_the_record_holds_what_explains_the_result(start, kit, tmp_path):
     assert "toy_stage" in record.parts["source"]
     assert record.run == ctx.run
     assert json.loads(ctx.store.attachment(record, "timings.json").read_text()) == os.getpid()
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_source_that_is_replaced_after_its_digest_leaves_nothing_under_that_digest(
+    start, kit, home, tmp_path, monkeypatch, when
+):
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("monday")
+    given = {"preferences": Source.of(data)}
+    plot = computing._plot
+
+    def meanwhile(*args):
+        data.write_text("tuesday")
+        plot(*args)
+
+    if when == "before":
+        data.write_text("tuesday")
+    else:
+        monkeypatch.setattr(computing, "_plot", meanwhile)
+    job = kit.ToyJob(checkpoint=True)
+    with pytest.raises(UserError, match=r"pairs.jsonl is another one than when the run began"), start() as ctx:
+        run_stage(kit.toy("sft"), job, given, ctx)
+    assert work_folders(home) == [], "no checkpoint of it either"
+    monkeypatch.undo()
+    data.write_text("monday")
+    with start(stages=("sft",)) as ctx:
+        assert peek(kit.toy("sft"), job, given, ctx) is None
+
+
+def test_a_source_folder_may_consist_of_links_to_files_as_the_hubs_cache_does(tmp_path):
+    (tmp_path / "blob").write_text("{}")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text("{}")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "config.json").symlink_to(tmp_path / "blob")
+    assert Source.of(tmp_path / "linked").digest == Source.of(tmp_path / "plain").digest
+    (tmp_path / "linked" / "deep").symlink_to(tmp_path / "plain")
+    with pytest.raises(UserError, match=r"deep is a link to a folder. Give a copy without"):
+        Source.of(tmp_path / "linked")

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.artifacts import digest_folder
 from components.data import candidates
-from components.data.candidates import Arm, Model, allot, arms_of, digest_model, finished, in_drawn_order, run
+from components.data.candidates import Arm, Model, allot, arms_of, finished, in_drawn_order, run
 from components.data.config import CandidatesConfig, CandidatesJob
 from components.data.jsonl import read_rows
 from components.data.prompts import Prompts
@@ -54,7 +55,7 @@ def models(language: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Mode
     for seed, name in enumerate(("alpha", "beta")):
         shape = ScratchModel(hidden_size=16, layers=1, heads=2)
         save_model(build_causal_lm(shape, language.tokenizer, 256, seed), language.tokenizer, root / name)
-    return [Model(name, digest_model(root / name), root / name) for name in ("alpha", "beta")]
+    return [Model(name, digest_folder(root / name), root / name) for name in ("alpha", "beta")]
 
 
 class Case:
@@ -267,4 +268,4 @@ def test_the_drawn_order_is_one_of_the_set_of_prompts(shuffled: list[list[Messag
 def test_a_models_digest_is_of_its_files_also_behind_links(models: list[Model], tmp_path: Path) -> None:
     for file in models[0].folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
-    assert digest_model(tmp_path) == models[0].digest != models[1].digest
+    assert digest_folder(tmp_path) == models[0].digest != models[1].digest

@@ -1,9 +1,10 @@
 import pytest
 
-from components.data.config import HubConfig
+from components.data.config import DataConfig, HubConfig
 from components.data.hub import resolve_source
 from components.data.readers import read_source
 from components.errors import UserError
+from components.settings import keyed_values
 
 datasets = pytest.importorskip("datasets")
 ROWS = [{"prompt": "a", "chosen": "x", "rejected": "y"}, {"prompt": "b", "chosen": "x", "rejected": "y"}]
@@ -64,3 +65,26 @@ def test_a_folder_saved_by_datasets_is_read(tmp_path):
 def test_a_folder_of_something_else_is_refused(tmp_path):
     with pytest.raises(UserError, match="none written by datasets' save_to_disk"):
         list(read_source(tmp_path))
+
+
+def test_two_runs_that_fetch_the_same_dataset_at_once_both_get_all_of_it(tmp_path, monkeypatch):
+    whole = []
+
+    def load(name, subset, split, revision):
+        return iter(ROWS) if whole else rows()
+
+    def rows():
+        yield ROWS[0]
+        whole.append(None)
+        whole.append(resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences").read_bytes())
+        yield ROWS[1]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    fetched = resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")
+    assert fetched.read_bytes() == whole[1] and len(list(read_source(fetched))) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [fetched.name]
+
+
+def test_another_split_of_a_saved_folder_is_another_key():
+    keys = [keyed_values(DataConfig(hub=HubConfig(split=split, subset="s"))) for split in ("train", "dev")]
+    assert keys[0] != keys[1] and keys[0]["hub"] == {"split": "train"}
