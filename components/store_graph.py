@@ -1,7 +1,8 @@
 """What was made of what: the records of a store as a graph of artifacts and of what no stage made."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple, Self
 
 from components.artifacts import ArtifactStore
@@ -49,6 +50,11 @@ class Graph:
         records = [each.record for each in found if isinstance(each.record, Record)]
         keys = {record.key for record in records}
         return cls(records, {e.key: e.record for e in found if isinstance(e.record, Miss) and e.key not in keys})
+
+    def of_keys(self, keys: Collection[str]) -> Self:
+        """The same, but an artifact that one of `keys` gave is of what that was made of, whatever else gave it too."""
+        chosen = ([each for each in records if each.key in keys] or records for records in self._records.values())
+        return type(self)(chain.from_iterable(chosen), self.unreadable)
 
     def node(self, digest: str) -> Node:
         """What is known of a digest."""

@@ -71,6 +71,8 @@ def _lineage(home: Path, asked: str, downstream: bool) -> dict[str, Any]:
     graph = Graph.of(store)
     named = find_version(home, asked)
     subject = find_subject(home, asked, graph, [named] if named else [])
+    if subject.run and not downstream:
+        graph = graph.of_keys(keys_of(home, subject.run))
     nodes = graph.downstream(subject.digests) if downstream else graph.upstream(subject.digests)
     shown = {node.digest for node in nodes}
     runs = _runs(home)
@@ -89,6 +91,11 @@ def _lineage(home: Path, asked: str, downstream: bool) -> dict[str, Any]:
         ],
         "unreadable": [{"key": key, "reason": miss.reason} for key, miss in sorted(graph.unreadable.items())],
     }
+
+
+def keys_of(home: Path, run: str) -> set[str]:
+    """The keys of the stages of a run."""
+    return {stage["key"] for stage in load_status(home, run)["stages"]}
 
 
 def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> Subject:

@@ -9,7 +9,7 @@ from components.artifacts import ArtifactStore, Record
 from components.errors import UserError
 from components.store_graph import Graph, Node
 from flows.bases import run_values
-from flows.lineage import changed_options, find_subject
+from flows.lineage import changed_options, find_subject, keys_of
 from flows.report import number, outcome, rule
 from flows.sources import recorded_paths
 from tasks import journal
@@ -104,6 +104,8 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
     model = next((each for each in registered if asked in each.spellings), None)
     if run is None:
         run = _judging_run(home, digest, [each for each in registered if each.digest == digest])
+    if run is not None:
+        graph = graph.of_keys(keys_of(home, run))
     return _gather(home, digest, graph, registered, run, model.name if model is not None else None, _Runs(home))
 
 

@@ -22,7 +22,7 @@ from components.key_changes import changes
 from components.runtime import Runtime
 from components.settings import Settings
 from components.store_graph import Graph
-from flows.lineage import find_subject
+from flows.lineage import find_subject, keys_of
 from flows.model_facts import find_model
 from flows.sources import recorded_paths
 from tasks.computing import Work, compute_once
@@ -31,7 +31,6 @@ from tasks.progress import StageProgress, say
 from tasks.registry import versions
 from tasks.result import Source
 from tasks.stages import STAGES
-from tasks.status import load_status
 
 
 class Pair(NamedTuple):
@@ -129,7 +128,7 @@ def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], 
             f"{asked}: the store has no record of how it was made. Name a run, a model or an artifact that a stage "
             f"made (`tether store ls` lists them)."
         )
-    return words, digests, {each["key"] for each in load_status(home, run)["stages"]} if run else ()
+    return words, digests, keys_of(home, run) if run else ()
 
 
 def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Path) -> list[Record]:

@@ -68,6 +68,14 @@ def test_an_artifact_of_two_keys_is_one_node_of_all_that_either_was_made_of() ->
     assert nodes[-1].records == (new, old) and nodes[0].names == ("input_0",)
 
 
+def test_what_a_run_took_is_of_what_its_own_key_was_made_of_though_another_gave_the_same() -> None:
+    old, new = record("model", digest_json("one"), started="1"), record("model", digest_json("two"), started="2")
+    other = record("other", old.digest)
+    graph = Graph([old, new, other]).of_keys({old.key})
+    assert graph.inputs(old.digest) == old.inputs and graph.node(old.digest).records == (old,)
+    assert [node.digest for node in graph.upstream([other.digest])] == [digest_json("one"), old.digest, other.digest]
+
+
 def test_the_beginning_of_a_digest_or_key_is_enough_unless_two_begin_so() -> None:
     one = record("one", SOURCE)
     graph = Graph([one])
