@@ -206,7 +206,7 @@ class Examination:
         checks, contract = self.job.data.checks, []
         for name, examined in self.sources.items():
             asked = suites.row_checks(checks, name, self.tokenizer is not None)
-            frame = frames.row_frame(examined.ledger.facts, [check.name for check in asked])
+            frame = frames.row_frame(examined.ledger, [check.name for check in asked])
             contract.append(suites.Suite(f"{name}_rows", frame, asked))
         if self.pairs is not None:
             frame = self._pair_frame(self.pairs)

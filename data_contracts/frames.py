@@ -7,20 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.data.splits import SPLITS
-from data_contracts.ledger import BIT, Ledger
+from data_contracts.ledger import Ledger
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def row_frame(facts: NDArray[Any], checks: Sequence[str]) -> "pd.DataFrame":
-    """A line a row: `row_id` and, for each of `checks`, whether the row passes it, of a ranking all its pairs."""
+def row_frame(ledger: Ledger, checks: Sequence[str]) -> "pd.DataFrame":
+    """A line a row of the source: `row_id` and, for each of `checks`, whether what was made of the row passes it (of a
+    ranking all its pairs)."""
     import pandas as pd
 
-    numbers, of_row = np.unique(facts["row"], return_inverse=True)
-    failed = np.zeros(len(numbers), np.uint32)
-    np.bitwise_or.at(failed, of_row, facts["failed"])
-    return pd.DataFrame({"row_id": numbers, **{name: failed & BIT[name] == 0 for name in checks}})
+    numbers = ledger.rows()
+    failed = {name: ledger.rows(~ledger.passes(name)) for name in checks}
+    return pd.DataFrame(
+        {"row_id": numbers, **{name: ~np.isin(numbers, rows, assume_unique=True) for name, rows in failed.items()}}
+    )
 
 
 def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]) -> "pd.DataFrame":

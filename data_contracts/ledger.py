@@ -84,18 +84,21 @@ class Ledger:
         self.votes: NDArray[np.int32] = np.empty((0, 3), np.int32)
         """Row index, annotator (place in `annotators`) and place in `Ballot` of each vote that names its annotator."""
         self.annotators: dict[str, int] = {}
+        self.gathered: NDArray[np.int64] = np.empty((0, 2), np.int64)
+        """Row index, and number of a further row of the source that it was gathered from."""
         self._reasons: dict[str, Reason] = {}
         self.late: dict[int, list[Problem]] = {}
         """What was found in the whole, by row index."""
 
     def fill(self, rows: Iterable[Row], progress: Callable[[int], None]) -> None:
         """Read all rows, writing each as a line: a good row's canonical JSON, a bad row's quarantine record."""
-        parts, lines, votes, named, offset = [], [], [self.votes], [], 0
+        parts, lines, votes, named, gathered, offset = [], [], [self.votes], [], [], 0
         with self.path.open("wb") as out:
             for index, row in enumerate(rows):
                 line = self._line(row)
                 lines.append(self._facts(row, offset))
                 named += [(index, self.annotators.setdefault(a, len(self.annotators)), side) for a, side in row.votes]
+                gathered += [(index, number) for number in row.others]
                 out.write(line)
                 offset += len(line)
                 if len(lines) == _CHUNK:
@@ -105,6 +108,7 @@ class Ledger:
                     progress(index + 1)
         self.facts = np.concatenate([*parts, np.array(lines, FACTS)])
         self.votes = np.concatenate([*votes, _votes(named)])
+        self.gathered = np.array(gathered, np.int64).reshape(-1, 2)
 
     def _line(self, row: Row) -> bytes:
         if self._is_out(row):
@@ -144,9 +148,16 @@ class Ledger:
         self.late.setdefault(index, []).append(problem)
         self.facts["failed"][index] |= BIT[problem.check]
 
+    def rows(self, which: NDArray[np.bool_] | slice = slice(None)) -> NDArray[np.int64]:
+        """Numbers of the source's rows, each once, that the pairs or other rows `which` (n,) were made of."""
+        index, number = self.gathered.T
+        made = np.zeros(len(self.facts), bool)
+        made[which] = True
+        return np.unique(np.concatenate([self.facts["row"][made], number[made[index]]]))
+
     def count(self) -> int:
         """How many rows the source has; a ranking is one, whatever its pairs."""
-        return len(np.unique(self.facts["row"]))
+        return len(self.rows())
 
     def reasons(self) -> dict[str, "Reason"]:
         """Why rows are kept out, so far, by the check they fail."""

@@ -71,13 +71,25 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
 
 
 def _refuse_nothing(found: Examination) -> None:
-    pairs = found.only_pairs
-    for examined, what in ((pairs, "pair"), (found.taught, "demonstration")):
-        if not (examined.facts["split"] == TRAIN).any():
+    pairs, taught, asked = found.only_pairs, found.taught, asked_of(found)
+    heldout = [split for split in range(len(SPLITS)) if split != TRAIN]
+    needed = [
+        (pairs, "pair", "to train on", [TRAIN], "train"),
+        (taught, "demonstration", "to train on", [TRAIN], "train"),
+        (taught, "demonstration", "to evaluate on", heldout, "test"),
+        *((asked, "prompt", f"in the split {name}", [split], name) for split, name in enumerate(SPLITS)),
+    ]
+    for examined, what, use, splits, share in needed:
+        if not np.isin(examined.facts["split"], splits).any():
             raise UserError(
-                f"After quarantine and splitting no {what} is left to train on ({int(pairs.kept.sum())} valid pairs of "
-                f"{pairs.ledger.count()} rows). Give more data, or a larger data.split.train."
+                f"After quarantine and splitting no {what} is left {use} ({len(examined.facts)} valid {what}s of "
+                f"{examined.ledger.count()} rows). Give more data, or a larger data.split.{share}."
             )
+
+
+def asked_of(found: Examination) -> Examined:
+    """The rows whose prompts SFT, reward model and PPO are asked: `data.prompts`, or the pairs."""
+    return found.sources.get("prompts") or found.only_pairs
 
 
 def metrics(found: Examination, checks: Sequence[Mapping[str, Any]], quarantined: int) -> dict[str, float]:
@@ -103,7 +115,7 @@ def _named(name: str, found: Interval | None) -> dict[str, float | None]:
 def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     """Pairs, demonstrations and prompts of each split, and how many there are, as metrics."""
     artifact.mkdir(parents=True)
-    pairs, taught, asked = found.only_pairs, found.taught, found.sources.get("prompts") or found.only_pairs
+    pairs, taught, asked = found.only_pairs, found.taught, asked_of(found)
     said = taught.ledger.facts
     weights = weights_of_rankings(pairs)
     demonstrations = _first_of(taught, combined(said["prompt"], said["chosen"]))
@@ -182,14 +194,13 @@ def write_quarantine(found: Examination, artifact: Path) -> int:
                 out.write(line)
                 if examined.ledger.facts["failed"][index] & undecided:
                     review.write(line)
-    ledgers = [examined.ledger for examined in found.sources.values()]
-    return sum(len(np.unique(ledger.facts["row"][~ledger.good()])) for ledger in ledgers)
+    return sum(len(examined.ledger.rows(~examined.ledger.good())) for examined in found.sources.values())
 
 
 def quarantine_reasons(found: Examination) -> dict[str, int]:
     """How many of the rows that were kept out fail each check, most first."""
-    out = [source.ledger.facts[~source.ledger.good()] for source in found.sources.values()]
-    counts = {name: sum(len(np.unique(f["row"][f["failed"] & BIT[name] != 0])) for f in out) for name in ROW_CHECKS}
+    out = [(source.ledger, ~source.ledger.good()) for source in found.sources.values()]
+    counts = {name: sum(len(ledger.rows(bad & ~ledger.passes(name))) for ledger, bad in out) for name in ROW_CHECKS}
     return dict(sorted(((name, n) for name, n in counts.items() if n), key=lambda found: -found[1]))
 
 

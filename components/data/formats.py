@@ -126,7 +126,7 @@ def _ranking(data: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
     """Row `raw` of `source` in the format called `name`, with everything that is wrong with it."""
-    row = Row(source, raw.number)
+    row = Row(source, raw.number, raw.others)
     try:
         if raw.problem:
             raise BadRow(*raw.problem)

@@ -45,6 +45,8 @@ class RawRow(NamedTuple):
     number: int
     data: dict[str, Any]
     problem: Problem | None = None
+    others: tuple[int, ...] = ()
+    """Numbers of further rows that it was gathered from."""
 
 
 class Ballot(NamedTuple):
@@ -61,6 +63,8 @@ class Row:
 
     source: str
     number: int
+    others: tuple[int, ...] = ()
+    """Numbers of further rows of the source that it was gathered from."""
     item: Item | None = None
     ballot: Ballot | None = None
     first_wins: bool | None = None

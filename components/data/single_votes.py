@@ -6,7 +6,7 @@ are held in memory until the table is read.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.data.formats import side_of
 from components.data.rows import BadRow, RawRow, blank
@@ -17,39 +17,55 @@ _SWAPPED = {"first": "b", "second": "a", "equal": "equal"}
 
 
 def gather_votes(rows: Iterable[RawRow]) -> Iterator[RawRow]:
-    """A row with `votes` for each pair that `rows` vote on, its sides and its number those of the pair's first row.
+    """A row with `votes` for each pair that `rows` vote on, its sides and its number those of the first of its rows.
 
     A row with an empty label adds no vote; one that has `votes` comes out as it is. One that can't be read, has an
     unknown label, or is an annotator's second vote on a pair, comes out by itself with its problem.
     """
-    pairs: dict[str, RawRow] = {}
-    voted: dict[tuple[str, str], int] = {}
+    pairs: dict[str, _Pair] = {}
     for row in rows:
         if row.problem is None and "votes" not in row.data:
-            key = _key(row.data)
-            kept = {name: value for name, value in row.data.items() if name not in _OWN}
-            pair = pairs.setdefault(key, row._replace(data=kept | {"votes": []}))
             try:
-                pair.data["votes"] += _vote(row, swapped=row.data.get("a") != pair.data.get("a"), key=key, voted=voted)
+                _take(row, pairs)
                 continue
             except BadRow as bad:
                 row = row._replace(problem=bad.problem)
         yield row
-    yield from pairs.values()
+    for pair in pairs.values():
+        yield pair.first._replace(others=tuple(pair.others))
 
 
-def _vote(row: RawRow, swapped: bool, key: str, voted: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
+class _Pair(NamedTuple):
+    """The rows that vote on one pair."""
+
+    first: RawRow
+    """As it comes out, without the others."""
+    others: list[int]
+    voted: dict[str, int]
+    """Annotator to the row of their vote."""
+
+
+def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
+    """Put the vote of `row`, if it has one, among those of its pair. Raises `BadRow` if it is none, or a second one."""
+    key, data = _key(row.data), {name: value for name, value in row.data.items() if name not in _OWN}
+    known = pairs.get(key)
+    pair = known or _Pair(row._replace(data=data | {"votes": []}), [], {})
+    swapped = data.get("a") != pair.first.data.get("a")
     label, annotator = (row.data.get(name) for name in ("label", "annotator"))
     label = row.data.get("vote") if label is None else label
-    if label is None or blank(str(label)):
-        return []
-    vote = {"label": (_SWAPPED if swapped else _AS_SHOWN)[side_of(label)]}
-    if annotator is None or blank(str(annotator)):
-        return [vote]
-    first = voted.setdefault((key, str(annotator)), row.number)
-    if first != row.number:
-        raise BadRow("votes_valid", f"annotator {str(annotator)!r} votes twice on this pair, first in row {first}")
-    return [vote | {"annotator": annotator}]
+    if label is not None and not blank(str(label)):
+        vote = {"label": (_SWAPPED if swapped else _AS_SHOWN)[side_of(label)]}
+        if annotator is not None and not blank(str(annotator)):
+            first = pair.voted.setdefault(str(annotator), row.number)
+            if first != row.number:
+                text = f"annotator {str(annotator)!r} votes twice on this pair, first in row {first}"
+                raise BadRow("votes_valid", text)
+            vote["annotator"] = annotator
+        pair.first.data["votes"].append(vote)
+    if known is None:
+        pairs[key] = pair
+    else:
+        pair.others.append(row.number)
 
 
 def _key(data: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ def docs(tmp_path_factory):
     ledger = Ledger(folder.parent / "rows.jsonl", ChecksConfig(), SplitConfig(), 0)
     ledger.fill(rows, lambda rows: None)
     asked = suites.row_checks(ChecksConfig(), "preferences")
-    frame = row_frame(ledger.facts, [check.name for check in asked])
+    frame = row_frame(ledger, [check.name for check in asked])
     context = suites.context()
     checks = suites.judge(context, suites.Suite("pair_rows", frame, asked))
     write_data_docs(context, folder, checks, {"preferences": "<mine>.jsonl"})

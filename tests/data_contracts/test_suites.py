@@ -2,16 +2,19 @@ import json
 import os
 import socket
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from components.data.checks_config import ChecksConfig, RowChecks
+from components.data.checks_config import CheckConfig, ChecksConfig, RowChecks
+from components.data.config import SplitConfig
 from components.errors import CheckFailed
 from data_contracts import suites
 from data_contracts.data_docs import write_data_docs
 from data_contracts.frames import length_preference, measure_frame, pair_frame, row_frame
-from data_contracts.ledger import BIT, FACTS
+from data_contracts.ledger import BIT, FACTS, Ledger
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,12 @@ def facts(bad=0, of=100, check="prompts_agree"):
     return out
 
 
+def frame_of(found, checks):
+    ledger = Ledger(Path("never-written"), CHECKS, SplitConfig(), 0)
+    ledger.facts = found
+    return row_frame(ledger, checks)
+
+
 def judged(context, frame, checks):
     outcomes = suites.judge(context, suites.Suite(next(NAMES), frame, checks))
     return {outcome["name"]: outcome for outcome in outcomes}
@@ -37,7 +46,7 @@ def judged(context, frame, checks):
 
 def row_outcomes(context, found, checks=CHECKS):
     asked = suites.row_checks(checks, "preferences")
-    return judged(context, row_frame(found, [check.name for check in asked]), asked)
+    return judged(context, frame_of(found, [check.name for check in asked]), asked)
 
 
 @pytest.mark.parametrize(("bad", "passed"), [(0, True), (5, True), (6, False)])
@@ -131,11 +140,26 @@ def test_a_measure_is_judged_by_its_threshold_or_by_what_chance_allows(context, 
     assert (found["passed"], found["value"]) == (passed, value)
 
 
+def test_a_share_beyond_0_to_1_is_refused_by_name_and_every_other_threshold_may_be_any_number():
+    of_pairs = suites.pair_checks(CHECKS, pair_frame(kept(), np.ones(100), np.zeros(100, bool)))
+    checks = [*suites.row_checks(CHECKS, "preferences"), *of_pairs, *suites.sheet_checks(CHECKS)]
+    shares = {check.name for check in checks if "mostly" in check.options}
+    assert shares > {"unique", "no_leak", "no_near_duplicate", "rated"}
+    for name, asked in CHECKS:
+        for threshold in (5, -0.1):
+            given = {name: {"threshold": threshold}}
+            if name in shares:
+                with pytest.raises(ValidationError, match=f"{name}.threshold is {threshold}, but it is the share"):
+                    ChecksConfig.model_validate(given)
+            elif isinstance(asked, CheckConfig):
+                assert getattr(ChecksConfig.model_validate(given), name).threshold == threshold
+
+
 def test_a_check_that_great_expectations_cannot_judge_is_no_pass(context):
     options = {"value_set": [True]}
     check = suites.Check("lost", "no_such_column", "x", "error", 0, "ExpectColumnValuesToBeInSet", options)
     with pytest.raises(CheckFailed, match="could not judge lost"):
-        judged(context, row_frame(facts(), []), [check])
+        judged(context, frame_of(facts(), []), [check])
 
 
 def test_judging_and_its_pages_ask_nobody_for_anything(monkeypatch, tmp_path):
@@ -147,6 +171,6 @@ def test_judging_and_its_pages_ask_nobody_for_anything(monkeypatch, tmp_path):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     fresh = suites.context()
     one = next(c for c in suites.row_checks(CHECKS, "preferences") if c.name == "prompts_agree")
-    checks = suites.judge(fresh, suites.Suite("alone", row_frame(facts(1), ["prompts_agree"]), [one]))
+    checks = suites.judge(fresh, suites.Suite("alone", frame_of(facts(1), ["prompts_agree"]), [one]))
     write_data_docs(fresh, tmp_path / "docs", checks, {})
     assert os.environ["GX_ANALYTICS_ENABLED"] == "False"

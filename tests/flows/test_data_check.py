@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from components.data.jsonl import read_rows, write_rows
+from data_contracts.check import kind_of
+from flows.config import load_config
+from flows.profile import parse_override
 
 GOOD = [{"prompt": f"question {i}", "chosen": f"good {i} indeed", "rejected": f"bad {i}"} for i in range(40)]
 
@@ -97,6 +100,36 @@ def test_demonstrations_alone_are_judged_as_such(tether, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("row", "settings", "source"),
+    [
+        ({"prompt": "q", "better": "x", "worse": "y"}, ["data.columns={chosen: better, rejected: worse}"], "preferences"),
+        ({"prompt": "q", "answer": "x"}, ["data.demonstration_columns={response: answer}"], "demonstrations"),
+        ({"question": "q"}, ["data.prompt_columns={prompt: question}"], "prompts"),
+        ({"prompt": "q", "response": "x"}, ["data.columns={chosen: better, rejected: worse}"], "demonstrations"),
+    ],
+)  # fmt: skip
+def test_a_file_is_told_by_the_names_that_the_config_has_for_its_columns(
+    tmp_path: Path, row: dict[str, str], settings: list[str], source: str
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{name: f"{text} {i}" for name, text in row.items()} for i in range(9)])
+    data = load_config("demo", [parse_override(each) for each in settings]).data
+    assert kind_of(tmp_path / "rows.jsonl", data) == source
+
+
+def test_renamed_pairs_are_judged_as_pairs_and_a_column_they_lack_is_no_reason_to_call_them_prompts(
+    tether, tmp_path: Path
+) -> None:
+    rows = [{"prompt": row["prompt"], "better": row["chosen"], "worse": row["rejected"]} for row in GOOD]
+    write_rows(tmp_path / "renamed.jsonl", [*rows[:3], rows[3] | {"worse": " "}, *rows[4:]])
+    names = ("--set", "data.columns={chosen: better, rejected: worse}")
+    report = json.loads(check(tether, tmp_path, "renamed.jsonl", *names, "--json").stdout)
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (40, 39, 1)
+    write_rows(tmp_path / "pairs.jsonl", GOOD)
+    done = check(tether, tmp_path, "pairs.jsonl", *names)
+    assert done.returncode == 2 and "data.columns names the column 'better', which" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("missing.jsonl",), "there is no file"),
@@ -109,3 +142,26 @@ def test_the_users_mistakes_end_in_one_paragraph_and_code_2(tether, tmp_path: Pa
     write_rows(tmp_path / "other.jsonl", [{"colour": "red"}])
     done = check(tether, tmp_path, *arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_table_of_single_votes_is_counted_in_votes_so_that_few_bad_ones_fail_nothing(tether, tmp_path: Path) -> None:
+    """2 % of the votes are none: as shares of the pairs they would be 10 %, beyond `votes_valid`'s 5 %."""
+    table = ["prompt,a,b,annotator,label"]
+    for i in range(50):
+        labels = "c" if i % 10 == 0 else "a", "a", "b", "tie" if i == 7 else "a", "b" if i == 7 else "a"
+        table += [f"question {i},good {i} indeed,bad {i},ann {j},{label}" for j, label in enumerate(labels)]
+    (tmp_path / "votes.csv").write_text("\n".join(table) + "\n")
+    done = check(tether, tmp_path, "votes.csv", "--json", "--out", "found")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (250, 49, 5 + 5)
+    found = {c["name"]: c for c in report["checks"]}
+    assert (found["votes_valid"]["row_numbers"], found["votes_valid"]["value"]) == (
+        [2 + 50 * n for n in range(5)],
+        0.02,
+    )
+    assert found["decided"]["row_numbers"] == [37, 38, 39, 40, 41], "of pair 7, which is tied, every row"
+    kept_out = [
+        (row["row"], len(row["data"].get("votes", ()))) for row in read_rows(tmp_path / "found/quarantine.jsonl")
+    ]
+    assert sorted(kept_out) == [(2, 0), (37, 5), (52, 0), (102, 0), (152, 0), (202, 0)]

@@ -78,6 +78,11 @@ def test_a_vote_that_is_no_vote_or_is_cast_twice_is_named_by_its_own_row_and_the
     assert (found[2].problems, found[2].ballot) == ([], Ballot(3, 0, 0))
 
 
+def test_a_pair_whose_first_vote_is_none_has_the_number_of_the_next() -> None:
+    found = {row.number: row for row in judged([vote("ann", "?"), vote("ben", "b"), vote("cy", "b")])}
+    assert found[2].problems and found[3].ballot == Ballot(0, 2, 0) and found[3].others == (4,)
+
+
 def test_the_column_may_be_called_vote_and_a_row_without_a_response_stops_nothing() -> None:
     rows = [{"prompt": "q", "a": "x", "b": "y", "annotator": "ann", "vote": "b"}]
     rows += [{"prompt": "q", "a": "x", "annotator": "ann", "vote": "a"}]
