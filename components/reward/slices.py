@@ -26,6 +26,8 @@ SMALLEST, FEWEST_PROMPTS = 100, 5
 """Pairs and prompts below which a slice is too small to be reported on: 100 pairs know their accuracy to +-0.09."""
 BINS = 5
 """Equal-mass bins of a slice's ECE: at least 20 pairs each."""
+DRAWS = 500
+"""Behind a slice's own intervals and nulls; the joint null, which a gate judges by, takes more."""
 LENGTHS, GAPS = 4, 3
 """Slices by length of the longer response, and by difference of lengths."""
 MOST_NAMES = 20
@@ -108,7 +110,7 @@ def slice_report(
         documents.append(document)
         if document["why_not"] != _TOO_SMALL:
             inside = each.inside
-            said = calibration_report(d[inside], codes[inside].tolist(), temperature, seed, BINS, level, draws)
+            said = calibration_report(d[inside], codes[inside].tolist(), temperature, seed, BINS, level, DRAWS)
             document |= {name: value for name, value in said.items() if name not in _OF_ALL}
             document["confidence"] = float(confidence[inside].mean())
             if said["slope_capped"] or not np.isfinite(said["calibration_slope"]):

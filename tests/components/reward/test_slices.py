@@ -118,7 +118,7 @@ def test_a_slice_says_all_that_a_calibration_report_on_its_pairs_alone_says() ->
     inside = next(each.inside for each in slices_of(pairs) if (each.kind, each.name) == ("category", "c2"))
     slice_ = next(each for each in by_name(found, "category") if each["slice"] == "c2")
     of_them = [prompt for prompt, taken in zip(prompts, inside, strict=True) if taken]
-    alone = calibration_report(pairs.scores[0][inside], of_them, 1.7, 0, BINS, draws=300)
+    alone = calibration_report(pairs.scores[0][inside], of_them, 1.7, 0, BINS, draws=slices.DRAWS)
     assert alone.keys() - slice_.keys() == {"target", "level", "temperature", "temperature_at_end"}
     null = alone.pop("ece_null_95")  # of draws that all slices share
     assert {name: value for name, value in alone.items() if name in slice_} == {
