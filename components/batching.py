@@ -16,7 +16,8 @@ PADDING = 0.4
 def encode_prompt(tokenizer: Any, messages: Messages, max_tokens: int) -> list[int]:
     """Token ids of a prompt in the tokenizer's chat template, ready for the response.
 
-    A prompt over `max_tokens` loses its oldest turns (a system message stays), then its oldest tokens.
+    A prompt over `max_tokens` loses its oldest turns up to one of the user's (a system message stays), for templates
+    that insist on it, then its oldest tokens.
     """
     kept = list(messages)
 
@@ -28,6 +29,8 @@ def encode_prompt(tokenizer: Any, messages: Messages, max_tokens: int) -> list[i
     first = int(bool(kept) and kept[0]["role"] == "system")
     while len(out) > max_tokens and len(kept) > first + 1:
         del kept[first]
+        while kept[first]["role"] != "user" and len(kept) > first + 1:
+            del kept[first]
         out = ids()
     return out[-max_tokens:]
 

@@ -92,7 +92,9 @@ def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{named_by}: {folder} holds no model that transformers can load: {error}") from error
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # the pad token was added
-        model.resize_token_embeddings(len(tokenizer))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the new row is drawn
+            model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     return model.eval(), tokenizer

@@ -128,6 +128,7 @@ def fit(
         for step in range(resumed[0] if resumed else 0, len(batches)):
             rate = learning_rate_at(step, len(batches), optimizer_config)
             set_learning_rate(optimizer, rate)
+            torch.manual_seed(torch_seed(seed, name, "dropout", step))  # dropout takes no generator
             metrics: dict[str, float] = {}
             batch = batches[step]
             for start in range(0, len(batch), micro_batch_size):

@@ -45,7 +45,7 @@ class RewardConfig(OptimizerConfig):
     """Pairs a forward pass (both responses of each); gradients accumulate up to `batch_size`."""
     shared_prompts: bool = True
     """Compute what a pair's two sequences begin with once, for both; false for models whose tokens meet by other ways
-    than attention, which is checked before training."""
+    than full attention, which is checked before training."""
     max_pairs: int | None = Field(None, ge=1)
     """Train on this many pairs at most (the first ones, in data order); null for all."""
     members: int = Field(1, ge=1)

@@ -101,7 +101,7 @@ def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Run
 
 @torch.no_grad()
 def check_packed(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> None:
-    """See that the model, in eval mode, takes a mask of what each token attends to: most with attention alone do.
+    """See that the model, in eval mode, takes a mask of what each token attends to: most with full attention alone do.
 
     Raises:
         CheckFailed: some score in a packed row is another one than alone.
@@ -111,7 +111,8 @@ def check_packed(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtim
     if not torch.allclose(packed, alone, rtol=TOLERANCE, atol=TOLERANCE):
         raise CheckFailed(
             f"reward: scores of pairs that share their prompt's computing differ by {(packed - alone).abs().max():.3g} "
-            "from those without: this model's tokens meet by more than attention. Set reward.shared_prompts to false."
+            "from those without: this model's tokens meet by other ways than full attention. Set "
+            "reward.shared_prompts=false."
         )
 
 

@@ -157,7 +157,7 @@ def probe_report(
 @torch.no_grad()
 def position_invariance(scorer: Scorer, rows: Sequence[Mapping[str, Any]]) -> float:
     """Largest |score difference| of a text when a batch of pairs, chosen first as in training, has its sides swapped
-    or all its rows in reverse; in float32 as `invariance`. `rows`: pairs, `prompt`, `chosen`, `rejected`."""
+    or all its rows in reverse; in float32, and NaN, as `invariance`. `rows`: pairs, `prompt`, `chosen`, `rejected`."""
     model, tokenizer, generation, runtime = scorer
     exact = runtime.model_copy(update={"dtype": "float32"})
     prompts = [encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens) for row in rows]
@@ -174,7 +174,7 @@ def position_invariance(scorer: Scorer, rows: Sequence[Mapping[str, Any]]) -> fl
     stored = scores([*chosen, *rejected])
     swapped = scores([*rejected, *chosen]).roll(len(rows))
     reverse = scores([*rejected[::-1], *chosen[::-1]]).flip(0)
-    return max(float((other - stored).abs().max()) for other in (swapped, reverse))
+    return float((torch.stack([swapped, reverse]) - stored).abs().max())
 
 
 def disagreement_report(scorers: Sequence[Scorer], samples: Samples, scale: float, seed: int) -> dict[str, Any]:

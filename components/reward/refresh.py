@@ -1,7 +1,8 @@
 """Going on from an earlier run's reward model: what it is trained on now, and what it forgot of the old pairs.
 
 The old pairs are those of the earlier run's data, and what that run's own reward model took over if it was refreshed
-itself: its artifact holds, in `previous/`, the old pairs that it replayed and those that it was compared on.
+itself: its artifact holds, in `previous/`, the old pairs that it replayed and those that it was compared on, and all
+prompts of the runs before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ Row = dict[str, Any]
 Splits = Mapping[str, Sequence[Row]]
 
 KEPT = "previous"
-"""Folder of a refreshed artifact with the old pairs that it knows of."""
+"""Folder of a refreshed artifact with the old pairs and prompts that it knows of."""
 
 
 class Refresh(NamedTuple):
@@ -41,6 +42,8 @@ class Refresh(NamedTuple):
     """The pairs that this run trains, calibrates and tests on, by split: its own without leaks, and the replay."""
     old: dict[str, list[Row]]
     """The earlier run's."""
+    prompts: dict[str, list[Row]]
+    """Every prompt of every earlier run, as `prompt` of a row, by the split that it stood in."""
     replay: list[Row]
     """Those of `old` that are trained on again."""
     left_out: int
@@ -54,12 +57,14 @@ class Refresh(NamedTuple):
             UserError: as `check_previous` and `without_leaks`.
         """
         check_previous(job.reward, inputs["sft"], inputs["previous_reward"])
-        old = old_pairs(inputs)
-        splits = without_leaks(new, old)
-        replay = replayed(config, job.seed, splits["train"], old["train"])
+        known = known_prompts(inputs["previous_reward"])
+        old = old_pairs(inputs, known)
+        prompts = {split: _distinct([*known[split], *old[split]]) for split in SPLITS}
+        splits = without_leaks(new, prompts)
+        replay = replayed(config, job.seed, splits["train"], not_held_out(old["train"], prompts))
         left_out = sum(len(new[split]) - len(rows) for split, rows in splits.items())
         splits["train"] = splits["train"] + replay
-        return cls(inputs["previous_reward"], splits, old, replay, left_out)
+        return cls(inputs["previous_reward"], splits, old, prompts, replay, left_out)
 
     def compare(
         self, job: RewardJob, model: Any, tokenizer: Any, samples: Samples, scale: ScoreScale, artifact: Path
@@ -78,21 +83,44 @@ class Refresh(NamedTuple):
         write_json(artifact / "refresh.json", report)
         for split, rows in (("train", self.replay), ("test", self.old["test"])):
             write_rows(artifact / KEPT / f"pairs.{split}.jsonl", rows)
+        for split, rows in self.prompts.items():
+            write_rows(artifact / KEPT / f"prompts.{split}.jsonl", rows)
         return refresh_metrics(report)
 
 
 # -- the pairs -------------------------------------------------------------------------------------------------------
 
 
-def old_pairs(inputs: Mapping[str, Path]) -> dict[str, list[Row]]:
-    """The old pairs by split: of `inputs["previous_data"]`, and what `inputs["previous_reward"]` took over."""
-    out = {split: read_rows(inputs["previous_data"] / f"pairs.{split}.jsonl") for split in SPLITS}
+def known_prompts(reward: Path) -> dict[str, list[Row]]:
+    """Rows, by split, with the prompts of all runs before that of a reward artifact; none where it refreshes none.
+
+    (Of an artifact that doesn't hold them, as earlier versions wrote it, the prompts of the pairs that it took over.)
+    """
+    return {split: [*_kept(reward, "prompts", split), *_kept(reward, "pairs", split)] for split in SPLITS}
+
+
+def old_pairs(inputs: Mapping[str, Path], known: Splits) -> dict[str, list[Row]]:
+    """The old pairs by split: of `inputs["previous_data"]`, and what `inputs["previous_reward"]` took over.
+
+    Args:
+        known: the prompts of the runs before: pairs of the data that leak into these the earlier run left out too.
+    """
+    data = {split: read_rows(inputs["previous_data"] / f"pairs.{split}.jsonl") for split in SPLITS}
+    out = without_leaks(data, known)
     for split, rows in out.items():
-        kept = inputs["previous_reward"] / KEPT / f"pairs.{split}.jsonl"
-        if kept.is_file():
-            known = {_judged(row) for row in rows}
-            rows += [row for row in read_rows(kept) if _judged(row) not in known]
+        judged = {_judged(row) for row in rows}
+        rows += [row for row in _kept(inputs["previous_reward"], "pairs", split) if _judged(row) not in judged]
     return out
+
+
+def _kept(reward: Path, what: str, split: str) -> list[Row]:
+    file = reward / KEPT / f"{what}.{split}.jsonl"
+    return read_rows(file) if file.is_file() else []
+
+
+def _distinct(rows: Sequence[Row]) -> list[Row]:
+    """The prompts of `rows`, one of those that differ in case, punctuation or white space alone."""
+    return [{"prompt": prompt} for prompt in {loose_key(row["prompt"]): row["prompt"] for row in rows}.values()]
 
 
 def without_leaks(new: Splits, old: Splits) -> dict[str, list[Row]]:
@@ -133,6 +161,12 @@ def replayed(config: RefreshConfig, seed: int, new: Sequence[Row], old: Sequence
     rows = [row for row in old if _judged(row) not in judged]
     wanted = min(len(rows), round(len(new) * config.replay / (1 - config.replay)))
     return [rows[i] for i in sorted(seeded(seed, "reward", "replay").sample(range(len(rows)), wanted))]
+
+
+def not_held_out(rows: Sequence[Row], old: Splits) -> list[Row]:
+    """`rows` without those whose prompt `old` has to calibrate or test on (near-duplicates included)."""
+    held_out = {loose_key(row["prompt"]) for split in ("calibration", "test") for row in old[split]}
+    return [row for row in rows if loose_key(row["prompt"]) not in held_out]
 
 
 def _judged(row: Mapping[str, Any]) -> tuple[str, frozenset[str]]:

@@ -21,7 +21,8 @@ from components.reward.scoring import adapter_name
 from components.training import Report, fit, torch_seed
 
 CHECKED = 4
-"""Pairs whose scores are compared before a training that packs them."""
+"""Pairs whose scores are compared before a training that packs them: those with the longest sequences, since a layer
+with a sliding window misses nothing of shorter ones."""
 
 
 def train_models(
@@ -91,7 +92,7 @@ def fit_model(
 
     scores = packed_scores if config.shared_prompts else separate_scores
     if config.shared_prompts:
-        check_packed(model, pairs[:CHECKED], pad_id, job.runtime)
+        check_packed(model, sorted(pairs, key=longer)[-CHECKED:], pad_id, job.runtime)
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
         rows = [pairs[i] for i in batch]

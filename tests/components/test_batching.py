@@ -1,5 +1,6 @@
 """No example lost or doubled, no token lost to padding, and truncation that keeps what matters."""
 
+import copy
 import random
 from typing import Any
 
@@ -71,10 +72,29 @@ def test_truncation_keeps_the_system_message_and_the_newest_turns(
     found, rest = encode_prompt(tokenizer, messages, limit), messages[int(system) :]
     assert 0 < len(found) <= limit
     assert found[-1] == tokenizer.convert_tokens_to_ids("<|assistant|>")
-    candidates = [whole(messages[: int(system)] + rest[n:]) for n in range(len(rest))]
+    begins = [n for n, m in enumerate(rest) if m["role"] == "user" or n == len(rest) - 1]
+    candidates = [whole(messages[: int(system)] + rest[n:]) for n in begins]
     fitting = [c for c in candidates if len(c) <= limit]
-    # the most turns that fit, the oldest gone first; where even the newest alone doesn't fit, its last tokens
+    # the most turns from one of the user's on that fit; where even the newest alone doesn't fit, its last tokens
     assert found == (fitting[0] if fitting else candidates[-1][-limit:])
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_a_template_that_insists_on_the_users_turn_first_takes_what_truncation_leaves(
+    language: Any, system: bool
+) -> None:
+    tokenizer = copy.deepcopy(language.tokenizer)
+    tokenizer.chat_template = (
+        "{% set turns = messages[1:] if messages[0]['role'] == 'system' else messages %}{% for m in turns %}"
+        "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('not alternating') }}{% endif %}"
+        "{% endfor %}"
+    ) + tokenizer.chat_template
+    said = ["My order is late.", "Hello.", "My order is late.", "Hello.", "Hello."]
+    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+    messages = [{"role": "system", "content": "Promise no date."}] * system + turns
+    lengths = {len(encode_prompt(tokenizer, messages, limit)) for limit in range(1, 60)}
+    whole = [len(encode_prompt(tokenizer, messages[: int(system)] + turns[n:], 60)) for n in (0, 2, 4)]
+    assert set(whole) < lengths, "all turns, three, and the last"
 
 
 def test_a_prompt_that_fits_is_not_touched_and_its_messages_are_not_changed(language: Any) -> None:

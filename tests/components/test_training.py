@@ -112,6 +112,22 @@ def test_a_slow_loop_checkpoints_by_the_clock_and_resumes_to_the_same_weights(
     assert torch.equal(whole.weight, resumed.weight) and torch.equal(whole.bias, resumed.bias)
 
 
+def test_dropout_is_drawn_from_the_seed_and_the_step_alone(tmp_path: Path, interrupting: Any) -> None:
+    dropout = nn.Dropout(0.5)
+
+    def trained(name: str, stream: int, report: Any = lambda step, metrics, total=None: None, **options: Any) -> Tensor:
+        torch.manual_seed(stream)
+        model, _ = train(tmp_path / name, report, spoil=lambda loss: dropout(loss.expand(8)).mean(), **options)
+        return model.weight
+
+    whole = trained("whole", 1)
+    with pytest.raises(KeyboardInterrupt):
+        trained("cut", 2, interrupting(5))
+    assert torch.equal(trained("cut", 3), whole)
+    assert torch.equal(trained("micro", 1, micro_batch_size=2), trained("again", 2, micro_batch_size=2))
+    assert not torch.equal(trained("member", 1, part=1), trained("other", 1, part=2))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_finishes_the_step_checkpoints_and_reports_it(tmp_path: Path, number: int) -> None:
     if number == signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN:  # a shell's job in the background

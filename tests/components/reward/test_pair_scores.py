@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import MistralConfig, MistralForSequenceClassification
 
 from components.batching import pad
 from components.errors import CheckFailed
@@ -19,7 +20,7 @@ from components.reward.pair_scores import (
     shared_tokens,
 )
 from components.reward.pairs import Pair
-from components.reward.train import start_model
+from components.reward.train import fit_model, start_model
 from components.runtime import Runtime
 
 TOKENS = st.lists(st.integers(3, 6), max_size=6)
@@ -99,6 +100,27 @@ def test_a_model_that_takes_no_such_mask_is_refused_and_the_error_names_the_opti
     )
     with pytest.raises(CheckFailed, match=r"reward\.shared_prompts"):
         check_packed(model, pairs, 0, runtime)
+
+
+def test_a_window_that_only_the_longest_sequences_exceed_is_seen_before_training(
+    stages: Any, runtime: Runtime, tmp_path: Any
+) -> None:
+    size: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_labels": 1, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = MistralConfig(vocab_size=60, sliding_window=12, initializer_range=0.3, **size, **heads)
+    windowed = MistralForSequenceClassification(config).eval()
+    within = [Pair([i, *range(3, 13)], [i + 1, *range(13, 23)]) for i in range(30, 36)]  # 11 + 11 tokens in a row
+    beyond = Pair([*range(3, 20), 1], [*range(3, 20), 2])  # 17 + 1 + 1
+
+    def train(pairs: list[Pair], name: str, **options: Any) -> None:
+        fit_model(stages.job("reward", **options), windowed, pairs, 0, tmp_path / name, lambda *args, **rest: None)
+
+    train(within, "within")
+    windowed.eval()
+    with pytest.raises(CheckFailed, match=r"Set reward\.shared_prompts=false"):
+        train([*within, beyond], "beyond")
+    train([*within, beyond], "separate", shared_prompts=False)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -193,6 +193,9 @@ def test_a_score_that_depends_on_the_place_in_the_batch_is_seen(
 
     monkeypatch.setattr(module, "score_tokens", first_half_is_better)
     assert position_invariance(scorer, rows) == pytest.approx(0.01, abs=1e-4)
+    orders = iter((0.0, 0.0, math.nan))  # as stored, swapped, reversed
+    monkeypatch.setattr(module, "score_tokens", lambda *args: whole(*args) + next(orders))
+    assert math.isnan(position_invariance(scorer, rows))
 
 
 class Member(Scorer):

@@ -19,7 +19,7 @@ from components.reward.calibration import calibration_report
 from components.reward.config import RefreshConfig
 from components.reward.pairs import encode_pairs
 from components.reward.previous import start_from
-from components.reward.refresh import replayed, without_leaks
+from components.reward.refresh import Refresh, replayed, without_leaks
 from components.reward.scoring import ScoreScale, head_scores, member_folder, score_sequences
 from components.runtime import Runtime
 
@@ -38,18 +38,25 @@ def copied(data: Path, target: Path, **splits: list[dict[str, Any]]) -> Path:
     return target
 
 
+def greeted(row: dict[str, Any], greeting: str) -> dict[str, Any]:
+    """The pair with a `greeting` before its question: another prompt."""
+    *before, last = row["prompt"]
+    return row | {"prompt": [*before, last | {"content": f"{greeting} {last['content']}"}]}
+
+
 def desk_pairs(seed: int, count: int, greeting: str) -> list[dict[str, Any]]:
     """The support desk's pairs; the `greeting` makes their prompts others than any that it asks."""
     _, pairs = generate(seed, SupportDeskConfig(demonstrations=50, pairs=count))
-
-    def greeted(prompt: list[dict[str, str]]) -> list[dict[str, str]]:
-        return [*prompt[:-1], prompt[-1] | {"content": f"{greeting} {prompt[-1]['content']}"}]
-
-    return [row | {"margin": None, "prompt": greeted(row["prompt"])} for row in pairs]
+    return [greeted(row | {"margin": None}, greeting) for row in pairs]
 
 
 def flipped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in rows]
+
+
+def shouted(row: dict[str, Any]) -> dict[str, Any]:
+    """The pair with a near-duplicate of its prompt."""
+    return row | {"prompt": [m | {"content": m["content"].upper().replace(".", " !")} for m in row["prompt"]]}
 
 
 def after(stages: Any, previous: Path, **inputs: Path) -> Any:
@@ -60,10 +67,10 @@ def after(stages: Any, previous: Path, **inputs: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def learned(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reward model that has learned its training pairs; those are its test pairs too, so that it is right there."""
+    """A reward model that has learned its training pairs; greeted, they are its test pairs: it is right there."""
     folder = tmp_path_factory.mktemp("learned")
     rows = read_rows(stages.inputs["data"] / "pairs.train.jsonl")
-    data = copied(stages.inputs["data"], folder / "data", test=rows)
+    data = copied(stages.inputs["data"], folder / "data", test=[greeted(row, "Hello.") for row in rows])
     type(stages)(stages.inputs | {"data": data}).run("reward", folder, **LEARN)
     return folder
 
@@ -134,7 +141,7 @@ def test_forgetting_is_seen_and_fails_its_gate_and_replay_of_half_holds_it_back(
     lost = run.run("reward", tmp_path / "lost", **LEARN, refresh={"from_run": "any", "replay": 0})
     held = run.run("reward", tmp_path / "held", **LEARN, refresh={"from_run": "any", "replay": 0.5})
 
-    assert lost["reward/refresh_accuracy_previous"] > 0.9
+    assert lost["reward/refresh_accuracy_previous"] > 0.85
     assert lost["reward/refresh_gain_high"] < -0.1
     assert lost["reward/refresh_right_to_wrong"] > 0.1 > lost["reward/refresh_wrong_to_right"]
     assert lost["reward/refresh_right_to_wrong"] - lost["reward/refresh_wrong_to_right"] == pytest.approx(
@@ -199,9 +206,6 @@ def test_pairs_of_prompts_that_stood_in_another_split_are_left_out_and_counted(
     old = {split: read_rows(stages.inputs["data"] / f"pairs.{split}.jsonl") for split in SPLITS}
     new = {split: read_rows(fresh / f"pairs.{split}.jsonl") for split in SPLITS}
 
-    def shouted(row: dict[str, Any]) -> dict[str, Any]:
-        return row | {"prompt": [m | {"content": m["content"].upper().replace(".", " !")} for m in row["prompt"]]}
-
     leaking = {
         "train": [*new["train"], old["test"][0], shouted(old["test"][1]), old["calibration"][0]],
         "calibration": [*new["calibration"], old["train"][0], old["test"][2]],
@@ -226,6 +230,47 @@ def test_a_second_refresh_still_knows_the_pairs_of_the_first_run(stages: Any, fr
     metrics = run.run("reward", tmp_path / "third", refresh={"from_run": "any", "replay": 0.9})
     assert metrics["reward/refresh_test_pairs"] == 30 + 30
     assert metrics["reward/refresh_replayed"] == 60 + 20, "the second run's pairs, and those that it replayed"
+
+
+def test_what_a_refresh_left_out_and_what_was_trained_on_before_it_are_known_to_all_later_ones(
+    stages: Any, fresh: Path, tmp_path: Path
+) -> None:
+    """The second run replays nothing, so that it takes over no pair of the first run's training split."""
+    first, second = ({s: read_rows(d / f"pairs.{s}.jsonl") for s in SPLITS} for d in (stages.inputs["data"], fresh))
+    leaking = copied(
+        fresh, tmp_path / "leaking",
+        train=[*second["train"], shouted(first["test"][0]), shouted(first["calibration"][0])],
+        test=[*second["test"], shouted(first["train"][0])],
+    )  # fmt: skip
+    run = after(stages, stages.inputs["reward"], data=leaking)
+    assert run.run("reward", tmp_path / "2", refresh={"from_run": "any", "replay": 0})["reward/refresh_left_out"] == 3
+
+    rows, earlier = desk_pairs(9, 80, "Later."), leaking
+    for number, share, own in ((3, 0.9, rows[:40]), (4, 0, rows[40:])):
+        data = copied(
+            fresh, tmp_path / f"data-{number}", calibration=own[20:35],
+            train=[*own[:20], shouted(first["calibration"][1])], test=[*own[35:], shouted(first["train"][1])],
+        )  # fmt: skip
+        run = after(stages, tmp_path / str(number - 1) / "artifact", data=data, previous_data=earlier)
+        metrics = run.run("reward", tmp_path / str(number), refresh={"from_run": "any", "replay": share})
+        assert metrics["reward/refresh_left_out"] == 2 and metrics["reward/test_pairs"] == 5
+        earlier = data
+    kept = tmp_path / "3" / "artifact" / "previous"
+    assert read_rows(kept / "pairs.train.jsonl") == second["train"]
+    assert read_rows(kept / "pairs.test.jsonl") == second["test"] + first["test"]
+
+
+def test_a_pair_is_not_replayed_where_its_prompt_is_compared_on_though_the_first_run_trained_on_it(
+    stages: Any, fresh: Path, tmp_path: Path
+) -> None:
+    old, new = ({s: read_rows(d / f"pairs.{s}.jsonl") for s in SPLITS} for d in (stages.inputs["data"], fresh))
+    twice = [shouted(old["test"][0]), shouted(old["calibration"][0])]
+    run = after(stages, stages.inputs["reward"],
+                previous_data=copied(stages.inputs["data"], tmp_path / "data", train=twice + old["train"]))  # fmt: skip
+    config = RefreshConfig(from_run="any", replay=0.9)
+    assert Refresh.begin(run.job("reward"), config, run.inputs, new).replay == old["train"]
+    leaking = new | {"test": [*new["test"], old["test"][0]]}
+    assert Refresh.begin(run.job("reward"), config, run.inputs, leaking).left_out == 1, "it was trained on all the same"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from components import logprobs
 from components.batching import pad
+from components.gates import GATES, judge
 from components.models import load_reward_model
 from components.reward.config import EnsembleConfig
 from components.reward.scoring import ScoreScale, combine, invariance, last_counted, score_sequences, score_tokens
@@ -64,6 +66,19 @@ def test_a_score_that_depends_on_padding_is_seen(
     else:
         monkeypatch.setattr("components.reward.scoring.last_counted", lambda mask: mask.shape[1] - 1)
     assert invariance(whole, 0, sequences, runtime) > 1e-3
+
+
+def test_a_score_that_is_no_number_on_one_side_alone_fails_the_gate(
+    model: Any, sequences: list[list[int]], runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost_on_the_left(model: Any, ids: torch.Tensor, mask: torch.Tensor, runtime: Runtime) -> torch.Tensor:
+        return score_tokens(model, ids, mask, runtime).where(mask[:, 0], torch.nan)
+
+    monkeypatch.setattr("components.reward.scoring.score_tokens", lost_on_the_left)
+    found = invariance(model, 0, sequences, runtime)
+    off = {gate.short: None for gate in GATES.values() if gate.stage == "reward"}
+    (failed,) = [v for v in judge("reward", {"reward/invariance": found}, off | {"invariance": 1e-4}) if not v.passed]
+    assert failed.name == "reward.invariance" and math.isnan(found)
 
 
 def test_what_the_padding_holds_changes_no_score(model: Any, sequences: list[list[int]], runtime: Runtime) -> None:

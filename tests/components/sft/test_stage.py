@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from components.data.jsonl import read_rows
 from components.generation import GenerationConfig
 from components.models import load_causal_lm
 from components.runtime import Runtime
+from components.sft.config import ScratchModel
 from components.sft.demonstrations import encode_demonstrations, mean_loss, token_losses
 from components.sft.stage import fine_tune, unigram_loss
 
@@ -131,3 +133,9 @@ def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
 
 def test_another_seed_gives_another_model(stages: Any, trained: tuple[Path, Any], tmp_path: Path) -> None:
     assert stages.run("sft", tmp_path, seed=1)["sft/loss"] != trained[1]["sft/loss"]
+
+
+@pytest.mark.parametrize(("hidden_size", "heads"), [(30, 2), (33, 2), (100, 8)])
+def test_a_scratch_model_whose_heads_rotary_positions_cannot_turn_is_refused(hidden_size: int, heads: int) -> None:
+    with pytest.raises(ValidationError, match=rf"hidden_size \({hidden_size}\) must be a multiple of twice heads"):
+        ScratchModel(hidden_size=hidden_size, heads=heads)
