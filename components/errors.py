@@ -40,11 +40,13 @@ _DISK = {
     errno.EDQUOT: "Make room there, or have the quota raised",
     errno.EROFS: "Make it writable, or set TETHER_HOME to a place that is",
     errno.EACCES: "Get the right to read and write there, or set TETHER_HOME to a place where you have it",
+    errno.ENOTDIR: "A file stands where a folder must be: move it away, or name another folder",
 }
 
 
 def disk_error(error: BaseException) -> UserError | None:
-    """What a full or unwritable disk made of a write, as something the user can mend; None for any other error.
+    """What a full or unwritable disk, or a file in the place of a folder, made of a write, as something the user can
+    mend; None for any other error.
 
     safetensors, which writes in Rust, tells the number in its message alone.
     """
@@ -53,9 +55,11 @@ def disk_error(error: BaseException) -> UserError | None:
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (told := re.search(r"\(os error (\d+)\)", str(error))):
         number = int(told[1])
+    where = getattr(error, "filename", None)
+    if number == errno.EEXIST and where and os.path.isfile(where):  # what mkdir says of a file
+        number = errno.ENOTDIR
     if number not in _DISK:
         return None
-    where = getattr(error, "filename", None)
     place = f"{where}: " if where else ""
     return UserError(
         f"{place}{os.strerror(number)}. {_DISK[number]}; the same command then goes on from the last checkpoint."

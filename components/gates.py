@@ -24,7 +24,8 @@ class Gate(Settings):
     """`stage.metric`, the name that `--waive` takes."""
     metric: str
     """The `group/name` that is judged."""
-    op: Literal["<=", ">=", "==", "between"]
+    op: Literal["<=", ">=", ">", "==", "between"]
+    """`>` for a gain: where nothing changed at all its interval is 0 wide, and 0 is none."""
     description: str
     or_within: str | None = None
     """A metric that may stand in for an upper threshold where it is larger (ECE's simulated null)."""
@@ -110,7 +111,7 @@ def _gates() -> dict[str, Gate]:
         ("reward.accuracy_low", "reward/accuracy_low", ">=", "held-out accuracy, lower end of its interval", {}),
         ("reward.ece", "reward/ece", "<=", "calibration error after temperature", {"or_within": "reward/ece_null_95"}),
         ("reward.calibration_slope", "reward/calibration_slope", "between", "recalibration slope", {}),
-        ("reward.length_gain_low", "reward/length_gain_low", ">=", "accuracy above a length-only rule, lower end", {}),
+        ("reward.length_gain_low", "reward/length_gain_low", ">", "accuracy above a length-only rule, lower end", {}),
         ("reward.invariance", "reward/invariance", "<=", "a text scores the same alone, in a batch and padded", {}),
         ("reward.ece_width", "reward/ece_width", "<=", "the same in bins of equal width", _WIDTH_NULL),
         ("reward.slice_accuracy_low", "reward/slice_accuracy_low", ">=", "accuracy in the worst slice, lower end", {}),
@@ -123,9 +124,13 @@ def _gates() -> dict[str, Gate]:
         ),
         *_plain(
             "reward",
+            ">",
+            {"majority_gain_low": "accuracy above always naming the side that won more often, lower end"},
+        ),
+        *_plain(
+            "reward",
             ">=",
             {
-                "majority_gain_low": "accuracy above always naming the side that won more often, lower end",
                 "probe_texts": "texts that the rise in score is measured on",
                 "balanced_length_accuracy_low": "mean accuracy where the longer and where the shorter won, lower end",
                 "disagreement_auroc_low": "an ensemble disagrees more on soup than on SFT samples, lower end",
@@ -155,7 +160,8 @@ def _gates() -> dict[str, Gate]:
         ("ppo.kl", "ppo/kl_high", "<=", "held-out KL to SFT, nats per response, upper end", {}),
         ("ppo.kl_floor", "ppo/kl", ">=", "the policy has moved away from SFT at all", {"warn_only": True}),
         ("ppo.stopped", "ppo/stopped", "<=", "training was not cut short by the KL ceiling", {}),
-        ("ppo.reward_gain_low", "ppo/reward_gain_low", ">=", "reward gain over SFT on held-out prompts, lower end", {}),
+        ("ppo.evaluated", "ppo/evaluated", ">=", "held-out prompts that all these are measured on", {}),
+        ("ppo.reward_gain_low", "ppo/reward_gain_low", ">", "reward gain over SFT on held-out prompts, lower end", {}),
         (
             "ppo.demonstration_perplexity_ratio",
             "ppo/demonstration_perplexity_ratio",
@@ -285,6 +291,8 @@ def _holds(op: str, value: float, threshold: float | tuple[float, float]) -> boo
         return threshold[0] <= value <= threshold[1]
     if op == "==":
         return value == threshold
+    if op == ">":
+        return value > threshold
     return value <= threshold if op == "<=" else value >= threshold
 
 

@@ -6,9 +6,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Settings(BaseModel):
-    """A frozen group of options. Docstrings under the fields become their descriptions."""
+    """A frozen group of options. Docstrings under the fields become their descriptions. Numbers are finite, since keys
+    are JSON."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 def unkeyed(default: Any = ..., **kwargs: Any) -> Any:

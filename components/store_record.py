@@ -31,7 +31,7 @@ class Record(Settings):
     """What computing a key gave: the artifact's files, where they came from, and the metrics to judge."""
 
     # A NaN metric is kept (as text, JSON has none): its gate must fail on every look at it.
-    model_config = ConfigDict(ser_json_inf_nan="strings")
+    model_config = ConfigDict(ser_json_inf_nan="strings", allow_inf_nan=True)
 
     stage: str
     key: str

@@ -1,6 +1,6 @@
 """`tether data check`: the contract on a file, without a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from components.data import demonstrations, formats
-from components.data.config import ValidateJob
+from components.data.config import DataConfig, ValidateJob
 from components.data.readers import read_source
+from components.data.rows import RawRow
 from components.errors import UserError
 from data_contracts.examine import Examination, Progress
 from data_contracts.frames import length_preference
-from data_contracts.gather import DETECT_ON
+from data_contracts.gather import DETECT_ON, Source, renamed
 from data_contracts.sheets import is_sheet
 from data_contracts.suites import FIRST_ROWS
 from data_contracts.validate import show_pages, write_quarantine
@@ -93,20 +94,29 @@ def check(
     return report
 
 
-def kind_of(path: Path, split: str) -> str:
+def kind_of(path: Path, data: DataConfig) -> str:
     """What a file is by the fields of its first rows: `preferences`, `demonstrations`, `prompts` or a rating `sheet`.
+
+    The first three are looked for under the names that `data` has for their columns, then under the standard ones.
 
     Raises:
         UserError: it can't be read, or is none of these.
     """
-    first = list(islice(read_source(path, split), DETECT_ON))
+    first = list(islice(read_source(path, data.hub.split), DETECT_ON))
     if is_sheet(first):
         return "sheet"
+
+    def readings(name: str) -> Iterator[list[RawRow]]:
+        with suppress(UserError):  # it lacks a column that is named for another file
+            yield list(renamed(Source.named(name, path, data)._replace(rows=first)))
+        yield first
+
     for name, detect in (("preferences", formats.detect), ("demonstrations", demonstrations.detect)):
-        with suppress(UserError):
-            detect(first, path)
-            return name
-    if any("prompt" in row.data for row in first):
+        for rows in readings(name):
+            with suppress(UserError):
+                detect(rows, path)
+                return name
+    if any("prompt" in row.data for rows in readings("prompts") for row in rows):
         return "prompts"
     formats.detect(first, path)
     raise AssertionError("unreachable: no format was found")

@@ -80,7 +80,7 @@ def judged_rows(source: Source, max_characters: int) -> Iterator[Row]:
     Raises:
         UserError: the source can't be read, or has no known format.
     """
-    raws = _renamed(source)
+    raws = renamed(source)
     first = list(islice(raws, DETECT_ON))
     every: Iterable[RawRow] = chain(first, raws)
     if source.name == "preferences":
@@ -112,7 +112,12 @@ def _parsed(raw: RawRow, name: str, source: Source, max_characters: int) -> list
     return [row]
 
 
-def _renamed(source: Source) -> Iterator[RawRow]:
+def renamed(source: Source) -> Iterator[RawRow]:
+    """The rows of `source` under the standard names.
+
+    Raises:
+        UserError: the first row lacks a column that is named.
+    """
     for position, raw in enumerate(source.rows):
         if source.columns and not raw.problem:
             missing = sorted(set(source.columns.values()) - raw.data.keys())

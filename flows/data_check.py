@@ -52,7 +52,7 @@ def check_file(
     config = load_config(profile or DEFAULTS, overrides)
     hub = config.data.hub
     path = resolve_source(file, hub, home / "datasets", "the file")
-    kind = kind_of(path, hub.split)
+    kind = kind_of(path, config.data)
     inputs = {kind: path}
     for name, value in others.items():
         if value is not None:

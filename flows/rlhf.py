@@ -64,8 +64,8 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     reward = stage("reward", data=data, sft=sft, **sources.previous)
 
     # 4. PPO: raise the reward, tethered to SFT by KL.
-    #    Gates: kl, kl_floor (warns), stopped, reward_gain_low, demonstration_perplexity_ratio, repetition, echo,
-    #    distinct, length_ratio, ended, violations_excess.
+    #    Gates: kl, kl_floor (warns), stopped, evaluated, reward_gain_low, demonstration_perplexity_ratio, repetition,
+    #    echo, distinct, length_ratio, ended, violations_excess.
     policy = stage("ppo", data=data, sft=sft, reward=reward)
 
     # 5. Human evaluation: policy against SFT, blind. Only a policy that passes here is promoted.

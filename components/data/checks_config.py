@@ -14,6 +14,11 @@ UNUSABLE = (
     "votes_valid", "decided", "template_takes",
 )  # fmt: skip
 """Row checks without which there is no pair."""
+OF_THE_WHOLE = (
+    "every_split", "enough_pairs", "enough_test_pairs", "length_drift", "language_drift", "prompts_alike",
+    "known_tokens",
+)  # fmt: skip
+"""Checks of one value of all that is kept; the others' thresholds are shares."""
 
 
 class CheckConfig(Settings):
@@ -21,7 +26,7 @@ class CheckConfig(Settings):
 
     severity: Severity
     """`error` fails the contract beyond the threshold; `quarantine` and `warn` are only shown."""
-    threshold: float = Field(allow_inf_nan=False)
+    threshold: float
     """Of a check of rows: the largest share of them that may fail. Else the limit of its value."""
 
 
@@ -69,6 +74,16 @@ class _Checks(Settings):
             if isinstance(given[name], dict):
                 out[name] = cls.model_fields[name].default.model_dump() | given[name]
         return out
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        for name, asked in self:
+            if isinstance(asked, CheckConfig) and name not in OF_THE_WHOLE and not 0 <= asked.threshold <= 1:
+                raise ValueError(
+                    f"{name}.threshold is {asked.threshold:g}, but it is the share of rows that may fail: give 0 to 1, "
+                    "as 0.05 for 5 in 100"
+                )
+        return self
 
 
 class RowChecks(_Checks):

@@ -30,8 +30,9 @@ class KLConfig(Settings):
     """KL the adaptive controller aims at, in `unit`."""
     unit: Literal["response", "token"] = "response"
     """Whether `target` and `stop_above` are nats per response or nats per token."""
-    horizon: float = Field(4.0, gt=0)
-    """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` an update."""
+    horizon: float = Field(4.0, gt=0.2)
+    """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` an update, and
+    at a horizon of 0.2 or less could fall to 0 or below."""
     stop_above: float | None = Field(None, gt=0)
     """Hard ceiling: the run stops, as failed, after an update whose mean KL exceeds it, in `unit`; null for none."""
     refresh_every: int | None = Field(None, ge=1)

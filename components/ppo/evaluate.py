@@ -36,6 +36,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
     kl = clustered_mean([r["kl"] for r in policy], clusters)
     gain = clustered_mean([a["score"] - b["score"] for a, b in zip(policy, sft, strict=True)], clusters)
     metrics = {
+        "ppo/evaluated": float(len(prompts)),
         "ppo/kl": kl.value,
         "ppo/kl_high": kl.high,
         "ppo/kl_per_token": sum(r["kl"] for r in policy) / sum(r["tokens"] for r in policy),

@@ -8,7 +8,7 @@ from torch import Tensor
 from components.errors import CheckFailed
 from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoJob, ScoreConfig
-from components.ppo.maths import kl_estimates, masked_mean, token_rewards
+from components.ppo.maths import kl_estimates, masked_mean, masked_variance, token_rewards
 from components.ppo.models import Models, frozen_pass
 from components.ppo.rollout import Samples
 from components.reward.scoring import ScoreScale
@@ -34,6 +34,8 @@ class Experience:
     """(B, T), 0 where the mask is False."""
     returns: Tensor | None
     """(B, T) what the critic is fitted to; None where there is no critic."""
+    value_clip: float | None
+    """How far from the old values the value loss clips, in the unit of the returns; None where it doesn't."""
     reference: Tensor
     """(B, T) log π_ref."""
     kl_weight: float
@@ -68,6 +70,9 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
     advantages, returns, unit = estimate_advantages(rewards, values, mask, config)
+    value_clip = None
+    if returns is not None and config.critic.clip_range is not None:
+        value_clip = config.critic.clip_range * masked_variance(returns, mask).sqrt().item()
     kl = kl_estimates(old, sft, mask)
     at_1 = kl_estimates(found["policy_at_1"], found["sft_at_1"], mask)
     metrics = {
@@ -89,7 +94,7 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
         metrics["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean().item()
     # The rewards, and in them the score, were divided by the unit: a KL beside them is divided likewise.
     kl_weight = 0.0 if in_reward else beta / unit
-    return Experience(samples, old, values, scores, advantages, returns, reference, kl_weight, metrics)
+    return Experience(samples, old, values, scores, advantages, returns, value_clip, reference, kl_weight, metrics)
 
 
 def check_sampler(sampled: Tensor, recomputed: Tensor, mask: Tensor, dtype: str) -> float:

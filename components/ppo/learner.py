@@ -164,6 +164,6 @@ class Learner:
     def _value_loss(self, experience: Experience, rows: Tensor, values: Tensor) -> Tensor:
         """Mean value loss over the tokens of `rows`, from the critic's values (K,) of them."""
         assert experience.values is not None and experience.returns is not None
-        mask, clip_range = experience.samples.response_mask[rows], self.job.ppo.critic.clip_range
-        errors = value_loss(scatter(values, mask), experience.values[rows], experience.returns[rows], mask, clip_range)
+        mask, width = experience.samples.response_mask[rows], experience.value_clip
+        errors = value_loss(scatter(values, mask), experience.values[rows], experience.returns[rows], mask, width)
         return masked_mean(errors, mask)

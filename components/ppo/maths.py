@@ -104,15 +104,14 @@ def policy_loss(logprobs: Floats, old: Floats, advantages: Floats, mask: Mask, c
     return PolicyLoss(-torch.minimum(free, held).masked_fill(~mask, 0), ratio, (held < free) & mask)
 
 
-def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, clip_range: float | None) -> Floats:
+def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, width: float | None) -> Floats:
     """Half the squared error to the returns, per token, 0 where the mask is False.
 
-    With `clip_range` (in standard deviations of the returns) the larger of the errors of `values` and of `values`
-    clipped around `old` counts (Schulman et al.'s code; off by default).
+    With `width` the larger of the errors of `values` and of `values` clipped to `old` ± `width` counts (Schulman et
+    al.'s code; off by default).
     """
     error = (values - returns).square()
-    if clip_range is not None:
-        width = clip_range * masked_variance(returns, mask).sqrt()
+    if width is not None:
         held = torch.maximum(torch.minimum(values, old + width), old - width)
         error = torch.maximum(error, (held - returns).square())
     return (0.5 * error).masked_fill(~mask, 0)

@@ -98,12 +98,12 @@ class Models:
     def _on_one_backbone(cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path]) -> "Models":
         """The same as views of the SFT model, which is held once: SFT is it without an adapter."""
         model, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
-        width = model.config.hidden_size
         backbone, seed = Backbone(model), functools.partial(torch_seed, job.seed, "ppo")
+        head = functools.partial(nn.Linear, model.config.hidden_size, 1, bias=False, device=job.runtime.device)
         reward_model, scale, critic = load_judges(
             job, inputs["reward"], model.config,
             load=lambda folder, name: load_adapter(backbone, name, folder / "adapter"),
-            from_sft=lambda: backbone.add("critic", config, seed("critic"), nn.Linear(width, 1, bias=False)),
+            from_sft=lambda: backbone.add("critic", config, seed("critic"), head()),
         )  # fmt: skip
         policy = backbone.add("policy", config, seed("adapter"))
         sft = reference = AdapterView(backbone)

@@ -1,6 +1,8 @@
 """Options of supervised fine-tuning. Importable without torch."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from components.generation import GenerationConfig
 from components.optim import OptimizerConfig
@@ -19,6 +21,15 @@ class ScratchModel(Settings):
     """Attention heads; must divide `hidden_size` into even parts."""
     vocabulary: int = Field(600, ge=300)
     """Most tokens of the tokenizer: whole words where the demonstrations hold fewer, else byte-level BPE."""
+
+    @model_validator(mode="after")
+    def _heads_of_even_width(self) -> Self:
+        if self.hidden_size % (2 * self.heads):  # rotary positions turn pairs of a head's dimensions
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of twice heads ({self.heads}), so that each head "
+                "has an even width"
+            )
+        return self
 
 
 class SftConfig(OptimizerConfig):

@@ -129,6 +129,17 @@ def test_a_threshold_is_met_exactly_at_it():
     assert verdict("reward.invariance", {**GOOD, "reward/invariance": 1e-4}).passed
 
 
+@pytest.mark.parametrize("gate", ["ppo.reward_gain_low", "reward.length_gain_low", "reward.majority_gain_low"])
+def test_a_gain_of_exactly_nothing_is_no_gain(gate):
+    """A policy that did not move draws SFT's own responses: every difference is 0, and so is the interval's width."""
+    stage, _, short = gate.partition(".")
+    thresholds = {**all_off()[stage], short: 0}
+    for value, passes in ((0.0, False), (1e-9, True)):
+        found = {each.name: each for each in judge(stage, {f"{stage}/{short}": value}, thresholds)}[gate]
+        assert found.passed is passes
+        assert found.text.endswith("must be > 0")
+
+
 def test_a_waiver_lets_a_failed_gate_pass_with_name_and_reason_and_touches_no_other():
     waivers = [Waiver(gate="reward.ece", user="ada", reason="small test split")]
     verdicts = judge("reward", {**GOOD, "reward/ece": 0.5, "reward/accuracy_low": 0.1}, REWARD, waivers)
@@ -188,3 +199,10 @@ def test_an_impossible_threshold_is_refused_by_name(change, message):
 def test_a_waiver_of_an_unknown_gate_names_the_nearest():
     with pytest.raises(UserError, match=r"ppo\.kl"):
         check_waivers([Waiver(gate="ppo.k", user="ada", reason="x")])
+
+
+def test_a_kl_of_too_few_held_out_prompts_stops_the_run():
+    thresholds = {**all_off()["ppo"], "evaluated": 256}
+    for prompts, passes in ((255, False), (256, True)):
+        found = {each.name: each for each in judge("ppo", {"ppo/evaluated": prompts}, thresholds)}["ppo.evaluated"]
+        assert found.passed is passes

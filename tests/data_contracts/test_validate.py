@@ -175,6 +175,35 @@ def test_a_split_without_training_pairs_is_the_users_error(tmp_path, validate):
         validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
 
 
+def in_splits(rows, *names):
+    shares = DataConfig().split
+    return [row for row in rows if split_of([{"role": "user", "content": row["prompt"]}], shares) in names]
+
+
+@pytest.mark.parametrize("lacking", ["train", "calibration", "test"])
+@pytest.mark.parametrize("source", ["preferences", "prompts"])
+def test_a_split_without_prompts_is_the_users_error_before_a_model_is_trained(tmp_path, validate, source, lacking):
+    left = {"train", "calibration", "test"} - {lacking}
+    inputs = {
+        "preferences": write(tmp_path / "pairs.jsonl", pairs()),
+        source: write(tmp_path / "few.jsonl", in_splits(pairs(), *left)),
+    }
+    with pytest.raises(UserError, match=rf"(pair|prompt) is left .*Give more data, or a larger data\.split\.{lacking}"):
+        validate(tmp_path / "out", inputs)
+    assert not (tmp_path / "out").exists()
+
+
+def test_demonstrations_none_of_which_is_held_out_are_the_users_error(tmp_path, validate):
+    taught = [{"prompt": row["prompt"], "response": "done"} for row in in_splits(pairs(), "train")]
+    inputs = {
+        "preferences": write(tmp_path / "pairs.jsonl", pairs()),
+        "demonstrations": write(tmp_path / "taught.jsonl", taught),
+    }
+    said = rf"no demonstration is left to evaluate on \({len(taught)} valid demonstrations of {len(taught)} rows\)"
+    with pytest.raises(UserError, match=said):
+        validate(tmp_path / "out", inputs)
+
+
 def test_a_source_that_the_config_names_and_nobody_passed_is_no_silent_default(tmp_path, validate):
     with pytest.raises(CheckFailed, match=r"data\.preferences is 'owner/name'"):
         validate(tmp_path, preferences="owner/name")

@@ -1,9 +1,11 @@
 """The composed config: profiles are valid, jobs hold what they name, and errors name key, value and nearest key."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from components.canonical import digest_json
 from components.data.config import TokenizerConfig
 from components.errors import UserError
 from components.gates import GATES
@@ -51,6 +53,10 @@ def test_what_show_config_prints_is_the_same_config(name: str, tmp_path: Path) -
         ("ppo.kl.control=adaptve", "ppo.kl.control = adaptve: must be 'fixed' or 'adaptive'"),
         ("data.split.train=0.9", "data.split: train, calibration and test must sum to 1"),
         ("generation.top_p=0.9", "generation.top_p = 0.9: no such key"),
+        (
+            "data.checks.length_preference.threshold=[0.2, .inf]",
+            "data.checks.length_preference.threshold.1 = inf: must be a finite number",
+        ),
         ("sft.learning_rate=fast", "sft.learning_rate = fast: must be a valid number"),
     ],
 )
@@ -60,6 +66,15 @@ def test_a_mistake_is_named_with_key_value_and_what_would_do(override: str, said
     assert said in str(caught.value)
     assert "pydantic" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_no_option_takes_a_number_that_no_key_can_hold() -> None:
+    for key in valid_keys(RunConfig):
+        for value in (".inf", ".nan", "[0.2, .inf]", "{a: .inf}"):
+            with suppress(UserError):
+                config = load_config("tiny", [parse_override(f"{key}={value}")])
+                for stage in STAGES.values():
+                    digest_json(keyed_values(config.stage_job(stage)))
 
 
 def test_several_mistakes_stand_in_one_paragraph() -> None:

@@ -100,19 +100,19 @@ def test_demonstrations_alone_are_judged_as_such(tether, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("row", "settings", "source"),
+    ("row", "setting", "source"),
     [
-        ({"prompt": "q", "better": "x", "worse": "y"}, ["data.columns={chosen: better, rejected: worse}"], "preferences"),
-        ({"prompt": "q", "answer": "x"}, ["data.demonstration_columns={response: answer}"], "demonstrations"),
-        ({"question": "q"}, ["data.prompt_columns={prompt: question}"], "prompts"),
-        ({"prompt": "q", "response": "x"}, ["data.columns={chosen: better, rejected: worse}"], "demonstrations"),
+        ({"prompt": "q", "good": "x", "bad": "y"}, "data.columns={chosen: good, rejected: bad}", "preferences"),
+        ({"prompt": "q", "answer": "x"}, "data.demonstration_columns={response: answer}", "demonstrations"),
+        ({"question": "q"}, "data.prompt_columns={prompt: question}", "prompts"),
+        ({"prompt": "q", "response": "x"}, "data.columns={chosen: good, rejected: bad}", "demonstrations"),
     ],
-)  # fmt: skip
+)
 def test_a_file_is_told_by_the_names_that_the_config_has_for_its_columns(
-    tmp_path: Path, row: dict[str, str], settings: list[str], source: str
+    tmp_path: Path, row: dict[str, str], setting: str, source: str
 ) -> None:
     write_rows(tmp_path / "rows.jsonl", [{name: f"{text} {i}" for name, text in row.items()} for i in range(9)])
-    data = load_config("demo", [parse_override(each) for each in settings]).data
+    data = load_config("demo", [parse_override(setting)]).data
     assert kind_of(tmp_path / "rows.jsonl", data) == source
 
 

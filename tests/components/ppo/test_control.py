@@ -1,5 +1,7 @@
 """What moves the KL coefficient, and what may not."""
 
+import math
+
 import pytest
 
 from components.ppo.config import KLConfig
@@ -38,6 +40,14 @@ def test_the_coefficient_holds_until_kl_first_reaches_half_the_target_and_never_
     assert controller.beta == pytest.approx(0.095) and not controller.holding
     controller.update(0.5)
     assert controller.beta == pytest.approx(0.095 * 0.95), "once there, a KL under half the target loosens the tether"
+
+
+def test_the_shortest_horizon_that_is_taken_leaves_the_coefficient_above_0() -> None:
+    config = KLConfig(control="adaptive", coefficient=0.1, target=6.0, horizon=math.nextafter(0.2, 1))
+    controller = KLController.start(config)
+    for kl in (3.0, 0.0):
+        controller.update(kl)
+        assert controller.beta > 0
 
 
 def test_a_fixed_coefficient_never_moves() -> None:

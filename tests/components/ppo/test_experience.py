@@ -167,3 +167,13 @@ def test_the_judged_kl_is_the_training_paths_whatever_the_sampler_says_of_itself
     monkeypatch.setattr(LocalEngine, "sample", flattering)
     assert [row["kl"] for row in respond(models, models.policy, prompts, job, data)] == honest
     assert max(map(abs, honest)) > 1e-3
+
+
+def test_values_are_clipped_in_units_of_the_whole_batchs_deviation_of_the_returns(load: Load) -> None:
+    job, models, samples = load(critic={"clip_range": 0.3})
+    experience = gather_experience(models, samples, job, beta=0.1)
+    assert experience.returns is not None
+    deviation = experience.returns[samples.response_mask].std().item()  # torch's std is Bessel-corrected
+    assert experience.value_clip == pytest.approx(0.3 * deviation, rel=1e-5)
+    job, models, samples = load()
+    assert gather_experience(models, samples, job, beta=0.1).value_clip is None

@@ -67,6 +67,18 @@ def test_micro_batches_change_nothing_but_memory(load: Load, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_values_are_clipped_the_same_whatever_the_micro_batch(load: Load, kind: str) -> None:
+    losses: dict[Any, list[float]] = {}
+    for clip, micro in itertools.product((None, 0.2), (8, 2, 1)):
+        critic = {"kind": kind, "learning_rate": 1e-2, "clip_range": clip}
+        learner, experience = ready(load, epochs=4, minibatch_size=8, micro_batch_size=micro, critic=critic,
+                                    epsilon=1e-3, learning_rate=1e-2, stop_epochs_above=None)  # fmt: skip
+        losses.setdefault(clip, []).append(learner.update(experience, 0)["ppo/value_loss"])
+    assert losses[0.2] == pytest.approx([losses[0.2][0]] * 3, rel=2e-5)
+    assert losses[0.2][0] > 1.02 * losses[None][0], "clipping must hold values back for this to test anything"
+
+
+@pytest.mark.parametrize("kind", ["separate", "shared"])
 def test_gradient_checkpointing_keeps_less_and_ends_with_the_same_bytes(load: Load, kind: str) -> None:
     weights, kept = [], []
     for on in (False, True):

@@ -14,8 +14,9 @@ from components.data.jsonl import read_rows
 from components.errors import CheckFailed, UserError
 from components.logprobs import last_hidden, token_stats
 from components.models import load_causal_lm, load_reward_model
+from components.ppo import models
 from components.ppo.learner import Learner
-from components.ppo.models import Models, Packed, frozen_pass, scatter
+from components.ppo.models import Models, Packed, SeparateCritic, frozen_pass, scatter
 from components.ppo.rollout import Samples
 from components.runtime import Runtime
 
@@ -153,6 +154,16 @@ def test_a_variant_holds_the_adapters_it_needs_and_resumes_to_the_same_bytes(
         adapted.run("ppo", tmp_path / "cut", interrupting(3), **options)
     adapted.run("ppo", tmp_path / "cut", **options)
     assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+def test_a_critic_that_starts_as_sft_has_its_head_on_the_device_of_the_run(
+    adapted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = adapted.job("ppo", critic={"start": "sft"}, **LORA)
+    elsewhere = job.model_copy(update={"runtime": job.runtime.model_copy(update={"device": "meta"})})
+    monkeypatch.setattr(models, "load_causal_lm", lambda folder, runtime: load_causal_lm(folder, job.runtime))
+    critic = Models.load(elsewhere, adapted.inputs).critic
+    assert isinstance(critic, SeparateCritic) and critic.model.score.weight.device.type == "meta"
 
 
 def test_gradient_checkpointing_recomputes_with_the_adapter_of_the_forward_pass(
