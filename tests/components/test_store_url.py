@@ -10,7 +10,7 @@ import pytest
 
 from components.artifacts import ArtifactStore, Miss, Record
 from components.canonical import digest_file
-from components.errors import TetherError, UserError
+from components.errors import UserError
 from components.store_gc import collect
 from components.store_url import COLLECTING, PUBLISHING, UrlPlace
 from components.store_verify import verify
@@ -248,11 +248,11 @@ def test_what_is_wrong_with_the_store_is_one_sentence_that_names_the_variable(
     fresh()
 
 
-def test_a_full_or_read_only_disk_is_said_and_no_record_is_left(tmp_path, monkeypatch):
+def test_a_file_in_the_place_of_the_store_is_said_and_no_record_is_left(tmp_path, monkeypatch):
     store = ArtifactStore(tmp_path)
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "objects").write_text("in the way")
-    with pytest.raises(TetherError, match="can't be written"):
+    with pytest.raises(UserError, match=r"objects: Not a directory\. A file stands where a folder must be"):
         publish(tmp_path)
     assert store.lookup(KEY) == Miss("no record")
 
