@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint infra/constraints.txt
 
-.PHONY: demo test test-servers test-browser faults test-slow check bench serve install clean
+.PHONY: demo test test-servers test-browser faults faults-sample test-slow check bench serve install clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -21,9 +21,14 @@ test-servers: $(INSTALLED)
 test-browser: $(INSTALLED)
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
-# Runs killed at 60 moments, and 40 other faults: full disks, damaged files, servers that die.
+# Runs killed at 60 moments, and 45 other faults: full disks, damaged files, servers that die, signals.
 faults: $(INSTALLED)
-	$(BIN)/python -m pytest -m faults -s $(ARGS)
+	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal $(ARGS)
+
+# One in eight of each kind of these faults, and kills at ten moments in every stage and phase. The commit's id draws them,
+# so that every commit tests others; the first line of the output says the id, and TETHER_FAULTS_SAMPLE=ID repeats its draw.
+faults-sample: export TETHER_FAULTS_SAMPLE ?= $(shell git rev-parse HEAD 2>/dev/null || date +%F)
+faults-sample: faults
 
 # Real preferences and the real pretrained model, in .tether; needs TETHER_DATA (default ../shared/data).
 test-slow: $(INSTALLED)

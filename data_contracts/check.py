@@ -1,6 +1,6 @@
 """`tether data check`: the contract on a file, without a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -8,20 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from components.data import demonstrations, formats
-from components.data.config import DataConfig, ValidateJob
+from components.base.errors import UserError
+from components.data.config import DataConfig
+from components.data.formats import demonstrations, pairs
 from components.data.readers import read_source
 from components.data.rows import RawRow
-from components.errors import UserError
-from data_contracts.examine import Examination, Progress
-from data_contracts.frames import length_preference
-from data_contracts.gather import DETECT_ON, Source, renamed
+from data_contracts.config import ValidateJob
+from data_contracts.examine import Examination, FileReport, Progress
+from data_contracts.expectations.pages import write_data_docs
+from data_contracts.expectations.suites import FIRST_ROWS, JudgedCheck
+from data_contracts.rows.frames import length_preference
+from data_contracts.rows.gather import DETECT_ON, RowSource, renamed
 from data_contracts.sheets import is_sheet
-from data_contracts.suites import FIRST_ROWS
-from data_contracts.validate import show_pages, write_quarantine
+from data_contracts.validate import write_quarantine
 
 
-class Check(Examination):
+class Contract(Examination):
     """The contract on the sources that are given, and no others."""
 
     given_alone = True
@@ -36,14 +38,13 @@ class Check(Examination):
     def _tokenizer(self) -> Any:
         return super()._tokenizer() if self.tokenized else None
 
-    def report(self, checks: list[dict[str, Any]], quarantined: int) -> dict[str, Any]:
+    def report(self, checks: Sequence[JudgedCheck], quarantined: int) -> FileReport:
         """What `--json` prints: `rows` and `row_numbers` (1-based, of the source file) by check, and the votes."""
-        shown = ("name", "source", "severity", "rows", "row_numbers", "threshold", "value", "passed", "interval")
-        found: dict[str, Any] = {
+        found: FileReport = {
             "rows": sum(examined.ledger.count() for examined in self.sources.values()),
             "pairs": 0 if self.pairs is None else int(self.pairs.kept.sum()),
             "quarantined": quarantined,
-            "checks": [{name: check[name] for name in shown if name in check} for check in checks],
+            "checks": checks,
             **self.agreement.as_json(),
             "longer_wins": self.longer_of_all(),
             "passed": all(check["passed"] for check in checks if check["severity"] == "error"),
@@ -68,21 +69,18 @@ def check(
     out: Path | None,
     progress: Progress,
     tokenized: bool = True,
-) -> dict[str, Any]:
+) -> FileReport:
     """Judge the files of `inputs`.
 
     Args:
         scratch: a folder for what is too large for memory.
         out: gets what `write_quarantine` writes and `data_docs/`; None writes nothing.
-        tokenized: as for `Check`.
-
-    Returns:
-        what `Check.report` says.
+        tokenized: as for `Contract`.
 
     Raises:
         UserError: a file can't be read, or holds not one valid row.
     """
-    found = Check(job, inputs, scratch, progress, tokenized)
+    found = Contract(job, inputs, scratch, progress, tokenized)
     checks, context = found.judge()
     folder = scratch if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +88,7 @@ def check(
     report = found.report(checks, quarantined)
     if out is not None:
         counts = {"pairs kept": str(report["pairs"]), "rows quarantined": str(quarantined)}
-        show_pages(context, out / "data_docs", checks, {name: str(path) for name, path in inputs.items()} | counts)
+        write_data_docs(context, out / "data_docs", checks, {name: str(path) for name, path in inputs.items()} | counts)
     return report
 
 
@@ -108,27 +106,27 @@ def kind_of(path: Path, data: DataConfig) -> str:
 
     def readings(name: str) -> Iterator[list[RawRow]]:
         with suppress(UserError):  # it lacks a column that is named for another file
-            yield list(renamed(Source.named(name, path, data)._replace(rows=first)))
+            yield list(renamed(RowSource.named(name, path, data)._replace(rows=first)))
         yield first
 
-    for name, detect in (("preferences", formats.detect), ("demonstrations", demonstrations.detect)):
+    for name, detect in (("preferences", pairs.detect), ("demonstrations", demonstrations.detect)):
         for rows in readings(name):
             with suppress(UserError):
                 detect(rows, path)
                 return name
     if any("prompt" in row.data for rows in readings("prompts") for row in rows):
         return "prompts"
-    formats.detect(first, path)
+    pairs.detect(first, path)
     raise AssertionError("unreachable: no format was found")
 
 
-def first_rows(check: Mapping[str, Any]) -> str:
+def first_rows(check: JudgedCheck) -> str:
     """The first row numbers of a check for people."""
     numbers = check["row_numbers"]
     more = f" … {len(numbers) - FIRST_ROWS} more" if len(numbers) > FIRST_ROWS else ""
     return ", ".join(map(str, numbers[:FIRST_ROWS])) + more
 
 
-def threshold_text(check: Mapping[str, Any]) -> str:
+def threshold_text(check: JudgedCheck) -> str:
     """A threshold for people."""
     return " to ".join(f"{end:g}" for end in np.atleast_1d(check["threshold"]))

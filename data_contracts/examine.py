@@ -6,25 +6,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
 
-from components.data.config import ValidateJob
-from components.data.rows import Item, RawRow, Row
+from components.base.errors import CheckFailed
+from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS
-from components.data.support_desk import generate
-from components.dawid_skene import DawidSkene
-from components.errors import CheckFailed
-from components.stats import Interval, clustered_proportion
-from components.tokenizers import load_tokenizer, texts_of, train_tokenizer
-from data_contracts import drift, frames, suites
-from data_contracts.agreement import Agreement, agreement_of, annotator_table
-from data_contracts.gather import Source, judged_rows, not_one_valid
-from data_contracts.ledger import Ledger, combined
-from data_contracts.texts import SAMPLE, Texts, read_texts
-from data_contracts.whole import (
+from components.data.support_desk.desk import generate
+from components.models.tokenizers import load_tokenizer, texts_of, train_tokenizer
+from components.stats.dawid_skene import DawidSkene
+from components.stats.intervals import Interval, clustered_proportion
+from data_contracts.config import ValidateJob
+from data_contracts.expectations import suites
+from data_contracts.findings import drift
+from data_contracts.findings.agreement import Agreement, AgreementReport, AnnotatorRow, agreement_of, annotator_table
+from data_contracts.findings.texts import SAMPLE, RowTexts, read_texts
+from data_contracts.findings.whole import (
     TEST,
     TRAIN,
     chosen_by_rank,
@@ -34,6 +33,9 @@ from data_contracts.whole import (
     near_training,
     relabelled,
 )
+from data_contracts.rows import frames
+from data_contracts.rows.gather import RowSource, judged_rows, not_one_valid
+from data_contracts.rows.ledger import FACTS, Ledger, combined
 
 logger = logging.getLogger(__name__)
 
@@ -41,22 +43,35 @@ Progress = Callable[[int], None]
 KINDS = ("preferences", "demonstrations", "prompts")
 
 
+class FileReport(AgreementReport):
+    """What `tether data check --json` prints."""
+
+    rows: int
+    pairs: int
+    quarantined: int
+    checks: Sequence[suites.JudgedCheck]
+    longer_wins: float | None
+    """Share of all decided rows in which the longer response (in words) wins, rows that repeat others too."""
+    passed: bool
+    annotators: NotRequired[list[AnnotatorRow]]
+
+
 @dataclass
 class Examined:
     """One source, read to its end."""
 
-    source: Source
+    source: RowSource
     ledger: Ledger
     kept: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
     """Rows that neither quarantine nor `max_pairs` keeps out (n,)."""
-    texts: Texts | None = None
+    texts: RowTexts | None = None
 
     @property
     def facts(self) -> NDArray[Any]:
         """Of the kept rows."""
         return self.ledger.facts[self.kept]
 
-    def texts_there(self) -> Texts:
+    def texts_there(self) -> RowTexts:
         """The texts' numbers; they are read before anything asks."""
         assert self.texts is not None
         return self.texts
@@ -98,18 +113,17 @@ class Examination:
             most = job.data.max_pairs if name == "preferences" else None
             examined.kept = chosen_by_rank(examined.ledger, most)
 
-    def _sources(self) -> dict[str, Source]:
+    def _sources(self) -> dict[str, RowSource]:
         data = self.job.data
         for name in KINDS:
             if getattr(data, name) is not None and name not in self.inputs:
                 what = f"data.{name} is {getattr(data, name)!r}"
                 raise CheckFailed(f"{what}, but the stage was given no input of that name")
-        given = {name: Source.named(name, self.inputs[name], data) for name in KINDS if name in self.inputs}
+        given = {name: RowSource.named(name, self.inputs[name], data) for name in KINDS if name in self.inputs}
         if "preferences" not in given and not self.given_alone:
-            rows: dict[str, Sequence[Item]] = {}
-            rows["demonstrations"], rows["preferences"] = generate(self.job.seed, data.generator)
-            made = {name: _generated(name, found) for name, found in rows.items()}
-            given = made | given
+            taught, labelled = generate(self.job.seed, data.generator)
+            made = {"demonstrations": _generated("demonstrations", taught)}
+            given = made | {"preferences": _generated("preferences", labelled)} | given
         return {name: given[name] for name in KINDS if name in given}
 
     competence: DawidSkene | None = None
@@ -117,7 +131,7 @@ class Examination:
     given_alone = False
     """Whether sources are judged without a run: nothing is generated for what isn't given."""
 
-    def _read(self, source: Source) -> Examined:
+    def _read(self, source: RowSource) -> Examined:
         data = self.job.data
         ledger = Ledger(
             self.folder / f"{source.name}.jsonl", data.checks, data.split, self.job.seed, bool(data.max_pairs)
@@ -125,7 +139,9 @@ class Examination:
         rows: Iterable[Row] = judged_rows(source, data.max_characters)
         if source.name == "preferences" and data.labels == "dawid_skene":
             self.competence = competence(rows, source.shown)
-            again = Source.named(source.name, self.inputs[source.name], data) if source.name in self.inputs else source
+            again = (
+                RowSource.named(source.name, self.inputs[source.name], data) if source.name in self.inputs else source
+            )
             rows = relabelled(judged_rows(again, data.max_characters), self.competence.posterior)
         before = self.read
         ledger.fill(rows, lambda seen: self._progress(before + seen))
@@ -151,8 +167,11 @@ class Examination:
         _, first = np.unique(combined(said["prompt"], said["chosen"]), return_index=True)
         once = np.zeros_like(train)
         once[places[np.sort(first)][:limit]] = True
-        rows = (item | {"response": item.get("response", item.get("chosen"))} for _, item in ledger.items(once))
-        return train_tokenizer(texts_of(rows), self.job.sft.vocabulary)
+        rows = (item for _, item in ledger.items(once))
+        texts = texts_of(
+            {"prompt": row["prompt"], "response": row["response" if "response" in row else "chosen"]} for row in rows
+        )
+        return train_tokenizer(texts, self.job.sft.vocabulary)
 
     def _examine_texts(self, examined: Examined) -> None:
         job, ledger, before = self.job, examined.ledger, self.read
@@ -182,7 +201,7 @@ class Examination:
         return Agreement(None, None, None) if self.pairs is None else agreement_of(self.pairs.ledger.facts)
 
     @cached_property
-    def annotators(self) -> list[dict[str, Any]]:
+    def annotators(self) -> list[AnnotatorRow]:
         """What `annotator_table` says of the annotators; empty where the pairs name none."""
         named = self.pairs is not None and self.pairs.ledger.annotators
         return annotator_table(self.only_pairs.ledger, self.competence) if named else []
@@ -190,7 +209,10 @@ class Examination:
     @cached_property
     def longer_wins(self) -> Interval | None:
         """Share of kept pairs in which the longer response (in words) wins, clustered by prompt."""
-        return None if self.pairs is None else _length_preference(self.pairs.facts)
+        facts = np.empty(0, FACTS) if self.pairs is None else self.pairs.facts
+        wins = frames.longer_wins(facts["words"])
+        counted = ~np.isnan(wins)
+        return clustered_proportion(wins[counted], facts["prompt"][counted].tolist()) if counted.any() else None
 
     @cached_property
     def leaks(self) -> NDArray[np.int64]:
@@ -201,7 +223,7 @@ class Examination:
     def _standing(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         return frames.splits_of([(found.ledger, found.kept) for found in self.sources.values()])
 
-    def judge(self) -> tuple[list[dict[str, Any]], Any]:
+    def judge(self) -> tuple[list[suites.JudgedCheck], Any]:
         """Every check's outcome (see `suites.judge`), and the Great Expectations context that knows them."""
         checks, contract = self.job.data.checks, []
         for name, examined in self.sources.items():
@@ -230,13 +252,13 @@ class Examination:
         near = near_training(pairs.ledger, pairs.kept, pairs.texts_there(), self.job.data.near_duplicate)
         return frames.pair_frame(facts, splits[np.searchsorted(prompts, facts["prompt"])], near)
 
-    def _measures(self) -> dict[str, drift.Measured]:
+    def _measures(self) -> dict[str, drift.DriftMeasure]:
         """Measures of the whole that make sense here, each with what chance alone would reach."""
-        found: dict[str, drift.Measured | None] = {}
+        found: dict[str, drift.DriftMeasure | None] = {}
         if (pairs := self.pairs) is not None:
             sizes = np.bincount(pairs.facts["split"], minlength=len(SPLITS))
             counts = {"every_split": sizes.min(), "enough_pairs": sizes.sum(), "enough_test_pairs": sizes[TEST]}
-            found |= {name: drift.Measured(float(count), 0) for name, count in counts.items()}
+            found |= {name: drift.DriftMeasure(float(count), 0) for name, count in counts.items()}
             if self.tokenizer is not None:
                 found["length_drift"] = drift.length_drift(pairs.token_lengths(TRAIN), pairs.token_lengths(TRAIN, True))
             train, heldout = self._said(pairs, (TRAIN,)), self._said(pairs, range(TRAIN + 1, len(SPLITS)))
@@ -247,10 +269,10 @@ class Examination:
                 found["prompts_alike"] = drift.told_apart(one, other, self.job.seed)
         if self.tokenizer is not None:
             texts = (self.pairs or self.taught).texts_there()
-            found["known_tokens"] = drift.Measured(texts.unknown, 0)
+            found["known_tokens"] = drift.DriftMeasure(texts.unknown, 0)
         return {name: measured for name, measured in found.items() if measured is not None}
 
-    def _sample(self, examined: Examined, splits: Iterable[int]) -> list[Item]:
+    def _sample(self, examined: Examined, splits: Iterable[int]) -> list[CanonicalRow]:
         rows = [item for split in splits for item in examined.texts_there().samples.get(split, [])]
         return random.Random(f"rows {self.job.seed}").sample(rows, min(SAMPLE, len(rows)))
 
@@ -258,23 +280,15 @@ class Examination:
         return [f"{item['chosen']} {item['rejected']}" for item in self._sample(pairs, splits)]
 
 
-def _refuse_none(source: Source, ledger: Ledger) -> None:
+def _refuse_none(source: RowSource, ledger: Ledger) -> None:
     if not ledger.good().any():
         raise not_one_valid(source, ledger.count(), ledger.reasons())
 
 
-def _generated(name: str, rows: Sequence[Item]) -> Source:
+def _generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:
     raws = [RawRow(number, row) for number, row in enumerate(rows, 1)]
-    return Source(name, "the support desk's generator", raws, {}, "")
+    return RowSource(name, "the support desk's generator", raws, {}, "")
 
 
-def _prompts(rows: Sequence[Item]) -> list[str]:
+def _prompts(rows: Sequence[CanonicalRow]) -> list[str]:
     return ["\n".join(m["content"] for m in row["prompt"]) for row in rows]
-
-
-def _length_preference(facts: NDArray[Any]) -> Interval | None:
-    wins = frames.longer_wins(facts["words"])
-    counted = ~np.isnan(wins)
-    if not counted.any():
-        return None
-    return clustered_proportion(wins[counted], facts["prompt"][counted].tolist())

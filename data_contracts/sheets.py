@@ -4,20 +4,20 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from components.base.errors import UserError
 from components.data.checks_config import ChecksConfig
 from components.data.readers import read_source
 from components.data.rows import Problem, RawRow
 from components.data.spreadsheet import unprotect
-from components.errors import UserError
-from data_contracts import suites
-from data_contracts.agreement import Agreement, agreement_of_counts
-from data_contracts.frames import length_preference
-from data_contracts.ledger import quarantine_line
-from data_contracts.validate import show_pages
+from data_contracts.examine import FileReport
+from data_contracts.expectations import suites
+from data_contracts.expectations.pages import write_data_docs
+from data_contracts.findings.agreement import Agreement, agreement_of_counts
+from data_contracts.rows.frames import length_preference
+from data_contracts.rows.ledger import quarantine_line
 
 _RATING = re.compile(r"rating_\d+")
 _SIDES = ("a", "b")
@@ -28,14 +28,11 @@ def is_sheet(rows: Sequence[RawRow]) -> bool:
     return any({"item", "response_a", "response_b"} <= row.data.keys() for row in rows)
 
 
-def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Path | None = None) -> dict[str, Any]:
+def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Path | None = None) -> FileReport:
     """Judge a filled sheet; `valid` are the ratings that may be given.
 
     Args:
         out: a folder that gets `quarantine.jsonl`, the rows that fail a check other than a warning, and `data_docs/`.
-
-    Returns:
-        what `tether data check --json` prints.
 
     Raises:
         UserError: it can't be read, or has no rating column.
@@ -68,36 +65,37 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
     agreement = agreement_of_counts(counts, np.arange(len(counts)))
     reasons: dict[int, list[Problem]] = {}
     for check in outcomes:
+        check["source"] = "sheet"
         for number in check["row_numbers"] if check["severity"] != "warn" else ():
             text = f"fails {check['name']}: {check['description']}"
             reasons.setdefault(number, []).append(Problem(check["name"], text))
     if out is not None:
         lines = (quarantine_line("sheet", n, reasons[n], dict(record)) for n, record in records if n in reasons)
         (out / "quarantine.jsonl").write_bytes(b"".join(lines))
-        show_pages(context, out / "data_docs", outcomes, {"sheet": str(path)})
+        write_data_docs(context, out / "data_docs", outcomes, {"sheet": str(path)})
     return _report(records, outcomes, agreement, counts, len(reasons))
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     for row in read_source(path):
         if row.problem:
-            raise UserError(f"{path}, row {row.number}: {row.problem.text}. Mend the row.")
+            raise UserError(f"{path}, row {row.number}: {row.problem.text}. Correct the row.")
         yield row.number, {name: unprotect(str(value or "")) for name, value in row.data.items()}
 
 
 def _report(
     records: Sequence[tuple[int, dict[str, str]]],
-    outcomes: Sequence[dict[str, Any]],
+    outcomes: Sequence[suites.JudgedCheck],
     agreement: Agreement,
     counts: np.ndarray,
     failed: int,
-) -> dict[str, Any]:
+) -> FileReport:
     words = np.array([[len(r.get(f"response_{side}", "").split()) for side in _SIDES] for _, r in records])
     wins = counts[:, 0] - counts[:, 1]
     preferred_first = np.where((wins < 0)[:, None], words[:, ::-1], words)[wins != 0]
     return {
         "rows": len(records), "pairs": len(records) - failed, "quarantined": failed,
-        "checks": [{**check, "source": "sheet"} for check in outcomes],
+        "checks": outcomes,
         **agreement.as_json(),
         "longer_wins": length_preference(preferred_first) if len(preferred_first) else None,
         "passed": all(check["passed"] for check in outcomes if check["severity"] == "error"),

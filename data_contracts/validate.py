@@ -7,23 +7,25 @@ prompt, and the whole is judged again. The stage ends well on bad data: the gate
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from components.data.config import ValidateJob
-from components.data.jsonl import write_json
+from components.base.errors import UserError
+from components.base.jsonl import json_line, write_json
+from components.base.observe import Observe
 from components.data.splits import SPLITS
-from components.errors import UserError
-from components.stats import Interval
+from components.stats.intervals import Interval
+from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
-from data_contracts.ledger import BIT, ROW_CHECKS, combined
-from data_contracts.suites import FIRST_ROWS
-from data_contracts.whole import TRAIN
+from data_contracts.expectations.pages import write_data_docs
+from data_contracts.expectations.suites import JudgedCheck
+from data_contracts.findings.whole import TRAIN
+from data_contracts.rows.ledger import BIT, ROW_CHECKS, combined
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +34,8 @@ ANNOTATORS = "annotators.json"
 FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS)
 """Files of the artifact that people read beside the Data Docs, and so in MLflow too."""
 
-Report = Callable[..., None]
 
-
-def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
+def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Validate the data of `job`.
 
     Args:
@@ -48,7 +48,7 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
     """
     scratch = out / "rows"
     try:
-        found = Examination(job, inputs, scratch, lambda read: report(read, {"data/read": float(read)}))
+        found = Examination(job, inputs, scratch, lambda read: observe(read, {"data/read": float(read)}))
         _refuse_nothing(found)
         checks, context = found.judge()
         shutil.rmtree(out / "artifact", ignore_errors=True)
@@ -61,11 +61,19 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, report: Report)
     write_json(out / "artifact" / "report.json", checks)
     write_json(out / "artifact" / "task.json", {"name": "none" if "preferences" in inputs else "support-desk"})
     final = metrics(found, checks, kept_out) | sizes
-    _show(context, out / "attachments" / "data_docs", checks, inputs, final)
+    simulated = "the support desk's generator (simulated)"
+    taught = "chosen responses" if "preferences" in inputs else simulated
+    shown = {
+        "preferences": str(inputs.get("preferences", simulated)),
+        "demonstrations": str(inputs.get("demonstrations", taught)),
+        "pairs kept": f"{final['data/pairs']:.0f}",
+        "rows quarantined": f"{final['data/quarantined']:.0f}",
+    }
+    write_data_docs(context, out / "attachments" / "data_docs", checks, shown)
     for name in FOR_PEOPLE:
         if (out / "artifact" / name).exists():
             shutil.copyfile(out / "artifact" / name, out / "attachments" / name)
-    report(found.read, final)
+    observe(found.read, final)
     logger.info("kept %d pairs; quarantined %s", final["data/pairs"], quarantine_reasons(found) or "nothing")
     return final
 
@@ -92,10 +100,10 @@ def asked_of(found: Examination) -> Examined:
     return found.sources.get("prompts") or found.only_pairs
 
 
-def metrics(found: Examination, checks: Sequence[Mapping[str, Any]], quarantined: int) -> dict[str, float]:
+def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int) -> dict[str, float]:
     """What the gates and MLflow see of the whole."""
     pairs, agreement = found.only_pairs.facts, found.agreement
-    values: dict[str, Any] = {
+    values: dict[str, float | None] = {
         "data/pairs": len(pairs),
         "data/quarantined": quarantined,
         "data/leaked_prompts": (found.leaks > 1).sum(),
@@ -137,17 +145,17 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
                 split = ledger.facts["split"][index]
                 if examined is pairs and examined.kept[index]:
                     if weight := weights.get(index):
-                        line = _line(json.loads(line) | {"weight": weight})
+                        line = json_line(json.loads(line) | {"weight": weight})
                     pair_files[split].write(line)
                 if not (is_taught[index] or is_asked[index]):
                     continue
                 item = json.loads(line)
                 if is_asked[index]:
-                    prompt_files[split].write(_line({"prompt": item["prompt"], "category": item["category"]}))
+                    prompt_files[split].write(json_line({"prompt": item["prompt"], "category": item["category"]}))
                 if is_taught[index]:
                     response = item.get("response", item.get("chosen"))
                     row = {"response": response} | {name: item[name] for name in ("prompt", "source", "row")}
-                    (train if split == TRAIN else heldout).write(_line(row))
+                    (train if split == TRAIN else heldout).write(json_line(row))
     for name, facts in (("pairs", pairs.facts), ("prompts", asked.ledger.facts[prompts])):
         counts = np.bincount(facts["split"], minlength=len(SPLITS))
         sizes |= {f"data/{name}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
@@ -174,10 +182,6 @@ def _first_of(examined: Examined, hashes: NDArray[np.uint64]) -> NDArray[np.bool
     return out
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
-    return (json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n").encode()
-
-
 def write_quarantine(found: Examination, artifact: Path) -> int:
     """The rows that were kept out, with number and reasons; those without a majority also in `review.jsonl`. Beside
     them `annotators.json`, where the votes name them.
@@ -202,28 +206,3 @@ def quarantine_reasons(found: Examination) -> dict[str, int]:
     out = [(source.ledger, ~source.ledger.good()) for source in found.sources.values()]
     counts = {name: sum(len(ledger.rows(bad & ~ledger.passes(name))) for ledger, bad in out) for name in ROW_CHECKS}
     return dict(sorted(((name, n) for name, n in counts.items() if n), key=lambda found: -found[1]))
-
-
-def _show(
-    context: Any,
-    folder: Path,
-    checks: Sequence[Mapping[str, Any]],
-    inputs: Mapping[str, Path],
-    final: Mapping[str, float],
-) -> None:
-    simulated = "the support desk's generator (simulated)"
-    otherwise = {
-        "preferences": simulated,
-        "demonstrations": "chosen responses" if "preferences" in inputs else simulated,
-    }
-    sources = {name: str(inputs.get(name, instead)) for name, instead in otherwise.items()}
-    counts = {"pairs kept": f"{final['data/pairs']:.0f}", "rows quarantined": f"{final['data/quarantined']:.0f}"}
-    show_pages(context, folder, checks, sources | counts)
-
-
-def show_pages(context: Any, folder: Path, checks: Sequence[Mapping[str, Any]], summary: Mapping[str, str]) -> None:
-    """Data Docs in `folder`, behind a table of `checks` with the first of their rows."""
-    from data_contracts.data_docs import write_data_docs
-
-    shown = [{**check, "row_numbers": check["row_numbers"][:FIRST_ROWS]} for check in checks]
-    write_data_docs(context, folder, shown, summary)

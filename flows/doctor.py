@@ -5,8 +5,6 @@ import os
 import platform
 import shutil
 import sys
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,11 +12,12 @@ from typing import Literal, NamedTuple
 
 from packaging.version import Version
 
-from components.artifacts import ArtifactStore
-from components.errors import TetherError
-from components.runtime import Runtime, has_cuda
+from components.base.errors import TetherError
+from components.models.runtime import Runtime, has_cuda
+from components.store.store import ArtifactStore
+from flows.data.pretrained import MODELS, model_folder
 from flows.environment import package_folders
-from flows.fetch import MODELS, model_folder
+from tasks.prefect_flow.server import no_answer
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
 DISK_GB = 5.0
@@ -166,29 +165,18 @@ def breaking() -> list[Finding]:
 
 def _servers() -> list[Finding]:
     found = []
-    for name, variable, path, without in (
-        ("MLflow", "MLFLOW_TRACKING_URI", "health", "SQLite and a folder in the home"),
-        ("Prefect", "PREFECT_API_URL", "health", "embedded in each run"),
+    for name, variable, without in (
+        ("MLflow", "MLFLOW_TRACKING_URI", "SQLite and a folder in the home"),
+        ("Prefect", "PREFECT_API_URL", "embedded in each run"),
     ):
         url = os.environ.get(variable, "")
         if not url.startswith("http"):
             found.append(Finding("ok", name, url or without))
-        elif answers(f"{url.rstrip('/')}/{path}"):
+        elif no_answer(f"{url.rstrip('/')}/health") is None:
             found.append(Finding("ok", name, f"{url} answers"))
         else:
             found.append(Finding("fail", name, f"{url} does not answer; start it, or unset {variable}"))
     return found
-
-
-def answers(url: str, timeout: float = 3.0) -> bool:
-    """Whether an HTTP server answers there, whatever it says."""
-    try:
-        with urllib.request.urlopen(url, timeout=timeout):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, ValueError):
-        return False
 
 
 def _packages() -> list[Finding]:

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from components.errors import TetherError
+from components.base.errors import TetherError
 
 PACKAGES = ("flows", "tasks", "components", "data_contracts")
 
@@ -74,7 +74,7 @@ def package_folders() -> dict[str, Path | None]:
 
 
 def check_packages() -> None:
-    """Refuse to run with another project's `tasks` or `components` in the place of ours.
+    """Refuse to run where `tasks` or `components` come from another project.
 
     Raises:
         TetherError: the four packages do not come from one folder.

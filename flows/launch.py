@@ -1,28 +1,35 @@
 """Starting a run: new, again from a stage, or taken up with people's labels."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.artifacts import ArtifactStore
-from components.errors import UserError
-from components.gates import Waiver
-from components.settings import Settings
-from flows.bases import Base, changed_before, choose_base, earlier_stages, run_values, standing
-from flows.config import RunConfig, check_config, to_values
-from flows.profile import Override, apply_overrides
+from components.base.errors import UserError
+from components.base.nested import group
+from components.base.settings import Settings
+from components.gates.judging import Waiver
+from components.store.store import ArtifactStore
+from flows.base_run import changed_before, choose_base, earlier_stages, standing
+from flows.config.profiles import Override, apply_overrides
+from flows.config.run_config import RunConfig, check_config, to_values
 from flows.rlhf import pipeline, rlhf
 from flows.sources import Sources, find_sources
-from tasks import journal
-from tasks.context import RunContext, refreshed
-from tasks.journal import REPORT
-from tasks.result import Source, StageResult
-from tasks.runner import peek, run_stage
+from tasks.execution.context import RunContext, refreshed
+from tasks.execution.runner import peek, run_stage
+from tasks.result import Given, StageResult
+from tasks.runs.config import run_values
+from tasks.runs.journal import REPORT
+from tasks.runs.label import UNNAMED, Label
+from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import PIPELINE, STAGES, Stage
-from tasks.status import load_explanations, load_status, run_of_flow
 
 logger = logging.getLogger(__name__)
+
+
+MOST = 8
+"""Gates that a line names."""
 
 
 class Launch(NamedTuple):
@@ -42,14 +49,12 @@ def new_run(
     waivers: Sequence[Waiver] = (),
     refresh: Sequence[str] = (),
     flow_run: str | None = None,
+    label: Label = UNNAMED,
 ) -> Launch:
     """A run of `config` (resolved). Nothing is written where an input is missing.
 
     Args:
-        home: the `TETHER_HOME`.
         profile: what the run is called after.
-        config: all that it is asked to do.
-        waivers: gates that may fail.
         refresh: stages to compute though the store has them.
         flow_run: the Prefect flow run that begins it; tried again, it takes up the run that it began.
 
@@ -59,7 +64,8 @@ def new_run(
     check_stages("--refresh", refresh)
     sources = find_sources(config, home)
     origin = {"flow_run": flow_run} if flow_run else {}
-    return Launch(_begin(home, profile, config, origin, waivers, refresh=refreshed(refresh)), config, sources)
+    ctx = _begin(home, profile, config, origin, label, waivers, refresh=refreshed(refresh))
+    return Launch(ctx, config, sources, unnamed_gates(config))
 
 
 def rerun(
@@ -72,17 +78,16 @@ def rerun(
     waivers: Sequence[Waiver] = (),
     refresh: Sequence[str] = (),
     flow_run: str | None = None,
+    label: Label = UNNAMED,
 ) -> Launch:
     """A new run that takes all that comes before `stage` as an earlier run's artifacts, and computes `stage` again.
 
     Args:
-        home: the `TETHER_HOME`.
-        stage: one of the pipeline's.
         run: the earlier run; None takes the newest whose artifacts before `stage` all stand in the store.
         overrides: changes to that run's config.
         config: the config in the place of that run's (not resolved); then only a run that agrees with it will do.
         profile: what the run is called after, in the place of that run's.
-        waivers, refresh, flow_run: as `new_run`; later stages alone can be refreshed.
+        waivers, refresh, flow_run, label: as `new_run`; later stages alone can be refreshed.
 
     Raises:
         UserError: no such run or stage, nothing that stands, or changes to what comes before the stage.
@@ -94,7 +99,7 @@ def rerun(
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
     tried = run_of_flow(home, flow_run) if flow_run else None
     if tried is not None:  # the earlier attempt has chosen
-        run = load_explanations(home, tried)["origin"]["from"]
+        run = load_status(home, tried).origin["from"]
     base = choose_base(home, stage, run, config)
     notes = [f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else "")]
     if misfits := base.config.runtime.misfits():
@@ -106,25 +111,45 @@ def rerun(
     if config is None:
         values = {**base.values, "runtime": {}} if misfits else base.values
         config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
-        _refuse_changes_before(stage, base, config)
+        for field, first in changed_before(stage, base.config, config).items():
+            raise UserError(
+                f"--set {field}: {first} depends on it, and comes before {stage}: it would be taken from run "
+                f"{base.run} as it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
+            )
     config = config.resolved()
     if base.config.seed != config.seed and before:
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
     sources = find_sources(config, home, taken=base.records)
     origin = {"stage": stage, "from": base.run, **({"flow_run": flow_run} if flow_run else {})}
+    notes += unnamed_gates(config)
     options = {"refresh": refreshed([stage, *refresh]), "pinned": base.records}
-    return Launch(_begin(home, profile or base.profile, config, origin, waivers, **options), config, sources, notes)
+    return Launch(
+        _begin(home, profile or base.profile, config, origin, label, waivers, **options), config, sources, notes
+    )
 
 
 def _begin(
-    home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], waivers: Sequence[Waiver], **options: Any
-) -> RunContext:
+    home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], label: Label, waivers: Sequence[Waiver],
+    **options: Any,
+) -> RunContext:  # fmt: skip
     """Begin a run, or take up the one that the same flow run began before it was tried again."""
     options |= {"project": config.project, "pools": config.pools, "waivers": waivers, "at_end": write_reports}
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
     if tried is not None:
         return RunContext.resume(home, tried, config.gates, profile=profile, **options)
-    return RunContext.start(home, profile, config.gates, config=to_values(config), origin=origin, **options)
+    return RunContext.start(
+        home, profile, config.gates, config=to_values(config), origin=origin, label=label, **options
+    )
+
+
+def unnamed_gates(config: RunConfig) -> list[str]:
+    """A line that says which gates are off because the config does not name them; none where it names all."""
+    off = config.gates.unnamed
+    if not off:
+        return []
+    named = f"{', '.join(off[:MOST])}{f' and {len(off) - MOST} more' if len(off) > MOST else ''}"
+    one = "1 gate is off because the profile does not name it"
+    return [f"{f'{len(off)} gates are off because the profile does not name them' if len(off) > 1 else one}: {named}"]
 
 
 def check_stages(what: str, stages: Iterable[str]) -> None:
@@ -134,16 +159,6 @@ def check_stages(what: str, stages: Iterable[str]) -> None:
             raise UserError(f"{what} {stage}: no such stage; there are {', '.join(PIPELINE)}.")
 
 
-def _refuse_changes_before(stage: str, base: Base, config: RunConfig) -> None:
-    changed = changed_before(stage, base.config, config)
-    if changed:
-        field, first = next(iter(changed.items()))
-        raise UserError(
-            f"--set {field}: {first} depends on it, and comes before {stage}: it would be taken from run {base.run} as "
-            f"it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
-        )
-
-
 def scoring(home: Path, run: str | None, sheet: Path, waivers: Sequence[Waiver] = ()) -> Launch:
     """The run `run` (None: the newest) taken up again, to score the labels that people wrote into `sheet`.
 
@@ -151,27 +166,27 @@ def scoring(home: Path, run: str | None, sheet: Path, waivers: Sequence[Waiver] 
         UserError: no such run or sheet, or a run that has no sample to label.
     """
     status = load_status(home, run)
-    state = next(stage["state"] for stage in status["stages"] if stage["name"] == "human_eval")
-    config = check_config(run_values(home, status["run"]), source=f"run {status['run']}")
+    state = status.stage("human_eval").state
+    config = check_config(run_values(home, status.run), source=f"run {status.run}")
     if config.human_eval.judges != "people" or state in ("not_run", "running", "interrupted"):
         raise UserError(
-            f"run {status['run']} waits for no labels (human_eval: {state}, judges: {config.human_eval.judges}). "
+            f"run {status.run} waits for no labels (human_eval: {state}, judges: {config.human_eval.judges}). "
             f"Name the run that does with --run."
         )
     records, _ = standing(ArtifactStore(home), status, PIPELINE)
     sources = find_sources(config, home, sheet, taken=records)
     ctx = RunContext.resume(
         home,
-        status["run"],
+        status.run,
         config.gates,
-        waivers=[*journal.waivers(home / "runs" / status["run"]), *waivers],  # what was waived in this run still is
+        waivers=[*status.waivers, *waivers],  # what was waived in this run still is
         pools=config.pools,
-        profile=status["profile"],
+        profile=status.profile,
         project=config.project,
         pinned=records,
         at_end=write_reports,
     )
-    return Launch(ctx, config, sources)
+    return Launch(ctx, config, sources, unnamed_gates(config))
 
 
 def compute(launch: Launch) -> StageResult | None:
@@ -183,10 +198,10 @@ def compute(launch: Launch) -> StageResult | None:
     Raises:
         UserError: a stage's runner is a pool, and there is no server or deployment for it. And what a stage raises.
     """
-    ctx, config, sources, notes = launch
+    ctx, config, sources, _ = launch
     stored = everything_is_stored(config, sources, ctx)
     if not stored:
-        from tasks.prefect_server import check_server, end_orphans
+        from tasks.prefect_flow.server import check_server, end_orphans
 
         end_orphans(ctx.home / "prefect" / "embedded")
         try:
@@ -195,43 +210,36 @@ def compute(launch: Launch) -> StageResult | None:
         except UserError:
             ctx.discard()
             raise
-    with ctx:
-        _say(ctx, notes)
-        if stored:
-            result = pipeline(config, sources, lambda stage, job, inputs: run_stage(stage, job, inputs, ctx))
-        else:
-            result = rlhf(config, sources, ctx)
-        return _waiting(ctx, result)
+    if stored:
+        run = partial(run_stage, ctx=ctx)
+        return _go(launch, lambda: pipeline(config, sources, run))
+    return _go(launch, lambda: rlhf(config, sources, ctx))
 
 
 def compute_in_flow(launch: Launch) -> StageResult | None:
     """`compute`, each stage a task of the flow run that surrounds the call: a deployment's."""
-    from tasks.prefect_stages import prefect_runner
+    from tasks.prefect_flow.stages import prefect_runner
 
-    ctx, config, sources, notes = launch
-    with ctx:
-        _say(ctx, notes)
-        return _waiting(ctx, pipeline(config, sources, prefect_runner(ctx)))
+    return _go(launch, lambda: pipeline(launch.config, launch.sources, prefect_runner(launch.ctx)))
 
 
-def _say(ctx: RunContext, notes: Sequence[str]) -> None:
-    for note in notes:
-        ctx.say(note)
-
-
-def _waiting(ctx: RunContext, result: StageResult | None) -> StageResult | None:
-    if result is None:
-        ctx.await_labels()
-        sheet = ctx.store.path(ctx.status.stage("human_eval")["digest"]) / "sheet.csv"
-        (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
-    return result
+def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult | None:
+    with launch.ctx as ctx:
+        for note in launch.notes:
+            ctx.say(note)
+        result = work()
+        if result is None:
+            ctx.await_labels()
+            sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
+            (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
+        return result
 
 
 def write_reports(ctx: RunContext) -> None:
     """Write what a run leaves for people, however it ended: `report.md`, `report.html`, and its models' cards."""
-    from flows.card import write_cards
-    from flows.report import write_report
-    from flows.run_page import write_page
+    from flows.models.card import write_cards
+    from flows.reports.page import write_page
+    from flows.reports.terminal import write_report
 
     write_report(ctx.folder, load_status(ctx.home, ctx.run), is_simulated(ctx.home, ctx.run))
     for name, write, again in (
@@ -248,28 +256,25 @@ def write_reports(ctx: RunContext) -> None:
 
 
 class _Enough(Exception):
-    """The look into the store has seen what it needs."""
+    """The look into the store has seen what it needs; its argument says whether all of that is stored."""
 
 
 def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -> bool:
     """Whether this run has nothing to compute, up to its end or to the gate that will stop it."""
-    missing: list[Stage] = []
 
-    def look(stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult:
+    def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         found = peek(stage, job, inputs, ctx)
-        if found is None:
-            missing.append(stage)
         if found is None or found.state == "gate_failed":
-            raise _Enough
+            raise _Enough(found is not None)
         return found
 
     try:
         pipeline(config, sources, look)
-    except _Enough:
-        return not missing
+    except _Enough as enough:
+        return bool(enough.args[0])
     return True
 
 
 def is_simulated(home: Path, run: str) -> bool:
     """Whether a run's data are the built-in task's."""
-    return run_values(home, run)["data"]["preferences"] is None
+    return group(run_values(home, run), "data")["preferences"] is None

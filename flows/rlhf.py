@@ -2,31 +2,30 @@
 
 `run` is whoever runs a stage: this process, a Prefect task, a look into the store, or (one day) a worker with a GPU.
 It gives the stage its whole life (key, look up, compute, publish, record, gate) and raises GateFailed where a gate
-stops the pipeline, so nothing below a failed gate starts.
+stops the pipeline, so nothing below a failed gate starts. The gates of each stage are in `components/gates/table.py`.
 """
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from threading import Thread
 from typing import Any, Protocol
 
+from components.base.settings import Settings
 from components.human_eval.sheet import SIMULATED
-from components.settings import Settings
-from data_contracts.suites import great_expectations
-from flows.config import RunConfig
+from data_contracts.expectations.suites import great_expectations
+from flows.config.run_config import RunConfig
 from flows.sources import Sources
-from tasks import plots
-from tasks.context import RunContext
-from tasks.result import Source, StageResult
+from tasks.execution import plots
+from tasks.execution.context import RunContext
+from tasks.result import Given, Input, StageResult
 from tasks.stages import STAGES, Stage
 
 
 class StageRunner(Protocol):
     """Runs one stage, and judges it by its gates."""
 
-    def __call__(self, stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult: ...
+    def __call__(self, stage: Stage, job: Settings, inputs: Given) -> StageResult: ...
 
 
 def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResult | None:
@@ -34,7 +33,7 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
 
     Args:
         config: resolved for the machine that computes.
-        sources: what no stage made.
+        sources: the external inputs.
         run: runs a stage.
 
     Returns:
@@ -44,32 +43,22 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
         GateFailed: a gate stops it. UserError: the user's mistake. And whatever else a stage raises.
     """
 
-    def stage(name: str, **inputs: StageResult | Source) -> StageResult:
+    def stage(name: str, **inputs: StageResult | Input) -> StageResult:
         return run(STAGES[name], config.stage_job(STAGES[name]), inputs)
 
     # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt.
-    #    Gates: contract, pairs, leaked_prompts, annotator_agreement.
     data = stage("validate", **sources.data, **sources.base)
 
     # 2. SFT: imitate the demonstrations. What comes out is the start, the reference and the baseline of all below.
-    #    Gates: loss, perplexity_ratio, ended.
     sft = stage("sft", data=data, **sources.base)
 
     # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
-    #    Gates: accuracy_low, ece, ece_width, calibration_slope, brier_high, log_loss_high, slice_accuracy_low,
-    #    slice_ece_excess, majority_gain_low, length_gain_low, balanced_length_accuracy_low,
-    #    length_partial_correlation_high, probe_filler_high, probe_repetition_high, probe_flattery_high,
-    #    probe_hedge_high, probe_whitespace_high, probe_exclamations_high, probe_dots_high, probe_texts,
-    #    disagreement_auroc_low, refresh_gain_low, invariance, position_invariance.
     reward = stage("reward", data=data, sft=sft, **sources.previous)
 
     # 4. PPO: raise the reward, tethered to SFT by KL.
-    #    Gates: kl, kl_floor (warns), stopped, evaluated, reward_gain_low, demonstration_perplexity_ratio, repetition,
-    #    echo, distinct, length_ratio, ended, violations_excess.
     policy = stage("ppo", data=data, sft=sft, reward=reward)
 
     # 5. Human evaluation: policy against SFT, blind. Only a policy that passes here is promoted.
-    #    Gates: labels_complete, items, fleiss_kappa, win_rate_low.
     sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy)
     sheet = ratings(config, sources, sample)
     if sheet is None:
@@ -77,25 +66,25 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     return stage("human_eval", sample=sample, sheet=sheet)
 
 
-def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Source | None:
+def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Input | None:
     """The filled sheet: people's if there is one, the simulated judges' if they judge, else none yet."""
     if sources.sheet is not None:
         return sources.sheet
     if config.human_eval.judges == "simulated":
-        return Source.of(sample.path / SIMULATED)
+        return Input.of(sample.path / SIMULATED)
     return None
 
 
 def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | None:
     """The same as a Prefect flow: a run on its pages, each stage a task there. Raises what `pipeline` raises."""
     # Imported here: a run whose every stage is stored never comes here, and shouldn't pay seconds for it.
-    from prefect import flow
+    from prefect import flow, tags
     from prefect.client.schemas.objects import State
     from prefect.runtime import flow_run
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    from tasks.prefect_server import note_embedded_servers
-    from tasks.prefect_stages import Outcome, prefect_runner, unless_gone, wait_until_told
+    from tasks.prefect_flow.server import note_embedded_servers
+    from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, unless_gone, wait_until_told
 
     outcome: Outcome[StageResult | None] = Outcome()
     flow_run_ids: list[str] = []
@@ -103,9 +92,15 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
     if not os.environ.get("PREFECT_API_URL"):
         ahead.start()  # the embedded server needs about 10 s, and this process would sleep through them
 
-    @flow(name="rlhf", flow_run_name="{profile} {run}", retries=0, persist_result=False)
+    label = ctx.status.label
+
+    def shown() -> str:
+        return f"{label.name} ({ctx.profile} {ctx.run})" if label.name else f"{ctx.profile} {ctx.run}"
+
+    @flow(name="rlhf", flow_run_name=shown, retries=0, persist_result=False)
     def rlhf_flow(run: str, profile: str) -> State[Any]:
         flow_run_ids.append(flow_run.id)
+        ctx.log = flow_run_log(flow_run.id)
         note_embedded_servers(ctx.home / "prefect" / "embedded")
         if ahead.is_alive():
             ahead.join()
@@ -116,10 +111,11 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
 
     # An embedded server that is gone stays gone: waiting a minute for it at every call helps nobody.
     embedded = not os.environ.get("PREFECT_API_URL")
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1} if embedded else {}):
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1} if embedded else {}), tags(*label.written):
         state = unless_gone(lambda: rlhf_flow(run=ctx.run, profile=ctx.profile, return_state=True))
         for flow_run_id in flow_run_ids:
             unless_gone(partial(wait_until_told, flow_run_id))
+    ctx.log = None
     return outcome.get(state)
 
 

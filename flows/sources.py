@@ -1,33 +1,32 @@
 """What a run starts from and none of its stages made: data files, models, people's filled sheet."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.artifacts import ArtifactStore, Record
+from components.base.errors import UserError
+from components.base.files import whole_folder
 from components.data.hub import resolve_source
-from components.errors import UserError
-from components.files import whole_folder
-from data_contracts.gather import look_at
-from flows.config import RunConfig
-from flows.fetch import MODELS, model_folder
-from tasks.journal import read_facts
-from tasks.result import Source
-from tasks.status import load_status
+from components.store.store import ArtifactStore, Record
+from data_contracts.rows.gather import look_at
+from flows.config.run_config import RunConfig
+from flows.data.pretrained import find_base
+from tasks.result import Input
+from tasks.runs.status import load_status
 
 
 @dataclass(frozen=True)
 class Sources:
     """The inputs of a run, digested."""
 
-    data: dict[str, Source] = field(default_factory=dict)
+    data: dict[str, Input] = field(default_factory=dict)
     """`preferences`, `demonstrations`, `prompts`, where the config names them; else the built-in task is generated."""
-    base: dict[str, Source] = field(default_factory=dict)
+    base: dict[str, Input] = field(default_factory=dict)
     """`base`, the pretrained model's folder, where the config names one."""
-    previous: dict[str, Source] = field(default_factory=dict)
+    previous: dict[str, Input] = field(default_factory=dict)
     """`previous_reward` and `previous_data`, artifacts of an earlier run, where its reward model is refreshed."""
-    sheet: Source | None = None
+    sheet: Input | None = None
     """The ratings that people filled in."""
 
 
@@ -41,9 +40,6 @@ def find_sources(
     """Find and digest what `config` names; relative paths are relative to the current directory.
 
     Args:
-        config: names them.
-        home: the `TETHER_HOME`, where what was downloaded is.
-        sheet: people's filled sheet.
         taken: what is not computed again, by stage. A source that only such stages read need not be there any more;
             its digest is the one that they were computed from.
 
@@ -58,11 +54,11 @@ def find_sources(
         _data_of(taken["validate"], config) if "validate" in taken else _find_data(config, home),
         _base(config, home, taken),
         _previous(config, home, taken),
-        None if sheet is None else Source.of(sheet),
+        None if sheet is None else Input.of(sheet),
     )
 
 
-def _find_data(config: RunConfig, home: Path) -> dict[str, Source]:
+def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
     data = {}
     for name in DATA:
         value = getattr(config.data, name)
@@ -70,46 +66,47 @@ def _find_data(config: RunConfig, home: Path) -> dict[str, Source]:
             path = resolve_source(value, config.data.hub, home / "datasets", f"data.{name}")
             if path.is_file():
                 look_at(name, path, config.data)
-            data[name] = Source.of(path)
+            data[name] = Input.of(path)
     return data
 
 
-def _data_of(validated: Record, config: RunConfig) -> dict[str, Source]:
+def _data_of(validated: Record, config: RunConfig) -> dict[str, Input]:
     digests = {name: validated.inputs[name] for name in DATA if name in validated.inputs}
-    return {name: Source(Path(getattr(config.data, name) or name), digest) for name, digest in digests.items()}
+    return {
+        name: Input(digest=digest, path=Path(getattr(config.data, name) or name)) for name, digest in digests.items()
+    }
 
 
-def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Source]:
+def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
     if config.sft.base is None:
         return {}
     read = {stage: taken[stage].inputs.get("base") for stage in ("validate", "sft") if stage in taken}
     digest = read.get("sft")
     if digest is not None and read.get("validate") == digest:
-        return {"base": Source(Path(config.sft.base), digest)}
-    found = Source.of(find_base(config.sft.base, home))
+        return {"base": Input(digest=digest, path=Path(config.sft.base))}
+    found = Input.of(find_base(config.sft.base, home))
     for stage, digest in read.items():
         if digest != found.digest:
             raise UserError(
-                f"sft.base = {config.sft.base}: it is another model than {stage} was computed with, and {stage} is "
-                f"taken as it is. Give that one, or rerun validate."
+                f"sft.base = {config.sft.base}: this is not the model that {stage} was computed with, and this rerun "
+                f"reuses that {stage}. Pass the original model, or rerun from validate."
             )
     return {"base": found}
 
 
-def _previous(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Source]:
+def _previous(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
     if config.reward.refresh is None:
         return {}
     if "reward" in taken:
         digests = {name: taken["reward"].inputs[name] for name in PREVIOUS if name in taken["reward"].inputs}
-        return {name: Source(Path(name), digest, stored=True) for name, digest in digests.items()}
+        return {name: Input(digest=digest, path=Path(name), stored=True) for name, digest in digests.items()}
     return find_previous(config.reward.refresh.from_run, home)
 
 
-def find_previous(run: str, home: Path) -> dict[str, Source]:
+def find_previous(run: str, home: Path) -> dict[str, Input]:
     """The reward model that `reward.refresh.from_run` names, and the data it was trained on.
 
-    Args:
-        run: a run's id in `home`, or its folder in another home (`HOME/runs/ID`).
+    `run` is a run's id in `home`, or its folder in another home (`HOME/runs/ID`).
 
     Raises:
         UserError: there is no such run, or it has no reward model.
@@ -124,16 +121,16 @@ def find_previous(run: str, home: Path) -> dict[str, Source]:
             f"reward.refresh.from_run = {run}: {error} Give a run's id (its folder in {home / 'runs'} has that name), "
             "or the folder of a run in another home, as HOME/runs/ID."
         ) from error
-    digests = {stage["name"]: stage["digest"] for stage in status["stages"]}
-    if digests["reward"] is None:
+    reward, data = (status.stage(name).digest for name in ("reward", "validate"))
+    if reward is None or data is None:
         raise UserError(
             f"reward.refresh.from_run = {run}: that run has no reward model, its stage has no result. Name a run that "
             f"got past reward (`tether status RUN` shows how far one got)."
         )
-    wanted = dict(zip(PREVIOUS, (digests["reward"], digests["validate"]), strict=True))
+    wanted = dict(zip(PREVIOUS, (reward, data), strict=True))
     if store.home.resolve() == home.resolve():
-        return {name: Source(store.path(digest), digest, stored=True) for name, digest in wanted.items()}
-    return {name: Source.of(_brought_here(store.path(digest), home)) for name, digest in wanted.items()}
+        return {name: Input(digest=digest, path=store.path(digest), stored=True) for name, digest in wanted.items()}
+    return {name: Input.of(_brought_here(store.path(digest), home)) for name, digest in wanted.items()}
 
 
 def _brought_here(artifact: Path, home: Path) -> Path:
@@ -143,31 +140,3 @@ def _brought_here(artifact: Path, home: Path) -> Path:
         with whole_folder(copy) as folder:
             shutil.copytree(artifact, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
     return copy
-
-
-def recorded_paths(home: Path, runs: Iterable[str]) -> dict[str, Path]:
-    """Where `runs` read what none of their stages made: digest to path, as their facts for MLflow have it."""
-    return {
-        given["digest"]: Path(given["path"])
-        for run in sorted(runs)
-        for fact in read_facts(home / "runs" / run)
-        if fact["kind"] == "record"
-        for given in fact["done"]["inputs"]
-        if not given["stage"]
-    }
-
-
-def find_base(base: str, home: Path) -> Path:
-    """The folder of the pretrained model that `sft.base` names. Raises `UserError` if there is none."""
-    folder = Path(base).expanduser()
-    if folder.is_dir():
-        return folder
-    if base in MODELS:
-        fetched = model_folder(base, home)
-        if fetched.is_dir():
-            return fetched
-        raise UserError(f"sft.base = {base}: it is not here yet. Run `tether fetch {base}` first.")
-    raise UserError(
-        f"sft.base = {base}: there is no such folder (looked for {folder.absolute()}). Give the folder of a Hugging "
-        f"Face or GGUF model, or the name of a fetched one ({', '.join(MODELS)})."
-    )

@@ -3,27 +3,49 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from components.artifacts import Record, digest_folder
-from components.canonical import digest_file
-from components.errors import UserError
-from components.gates import Verdict
+from pydantic import Field
+
+from components.base.errors import UserError
+from components.base.hashing import digest_file
+from components.base.settings import Settings
+from components.gates.judging import Verdict
+from components.store.store import Record, digest_folder
 from tasks.stages import Stage
 
+State = Literal[
+    "failed",
+    "gate_failed",
+    "interrupted",
+    "running",
+    "awaiting_labels",
+    "waived",
+    "passed",
+    "cached",
+    "not_run",
+]
+"""A stage's states by how bad they are; a run's state is the worst of its stages'."""
 
-@dataclass(frozen=True)
-class Source:
-    """A file or folder that no stage of this run made: a data file, a pretrained model, a filled sheet."""
 
-    path: Path
+class Input(Settings):
+    """What goes into a stage: an earlier stage's artifact, or an external file or folder (data, a model, a sheet)."""
+
+    name: str = ""
+    """What the stage calls it."""
     digest: str
     """sha256: a file's bytes, or a folder's manifest."""
+    path: Path
+    stage: str = ""
+    """The pipeline's stage that made it in this run; empty for an external one."""
     stored: bool = False
-    """An artifact of this home's store, made by an earlier run."""
+    """An artifact of this home's store."""
+    lineage: dict[str, str] = Field(default_factory=dict)
+    """Digest of everything that it was made from, by input name."""
 
     @classmethod
-    def of(cls, path: Path) -> "Source":
-        """Read and digest `path`.
+    def of(cls, path: Path) -> "Input":
+        """Read and digest the external file or folder `path`.
 
         Raises:
             UserError: it isn't there, or can't be read.
@@ -32,18 +54,18 @@ class Source:
             digest = digest_folder(path) if path.is_dir() else digest_file(path)
         except OSError as error:
             raise UserError(f"{path} can't be read: {error.strerror}.") from error
-        return cls(path=path, digest=digest)
+        return cls(digest=digest, path=path)
 
     def check(self) -> None:
-        """Raises `SourceChanged` if it is no longer what was digested. The store looks after what is `stored`."""
-        if not self.stored and (not self.path.exists() or Source.of(self.path).digest != self.digest):
-            raise SourceChanged(
-                f"{self.path} is another one than when the run began (sha256 {self.digest[:12]} then), so nothing "
-                "was made of it. Run again, and leave it as it is until its stage is done."
+        """Raise `InputChanged` if the file is no longer what was digested. The store looks after what is `stored`."""
+        if not self.stored and (not self.path.exists() or Input.of(self.path).digest != self.digest):
+            raise InputChanged(
+                f"{self.path} changed after the run began (its sha256 was {self.digest[:12]}), so nothing was computed "
+                "from it. Run again, and leave the file as it is until its stage is done."
             )
 
 
-class SourceChanged(UserError):
+class InputChanged(UserError):
     """What a stage reads was replaced between its digest and the stage's end."""
 
 
@@ -56,14 +78,14 @@ class StageResult:
     digest: str
     path: Path
     """The artifact as a folder (links into the store; don't write there)."""
-    state: str
+    state: State
     """`passed`, `cached`, `waived` or `gate_failed`; `running` for a sub-stage that isn't the last of its stage."""
     metrics: Mapping[str, float]
     verdicts: Sequence[Verdict]
     cached: bool
     seconds: float
     record: Record
-    inputs: Mapping[str, "StageResult | Source"] = field(default_factory=dict)
+    inputs: Mapping[str, Input] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -75,7 +97,22 @@ class StageResult:
         """Digest of everything this was made from, by input name, however far back."""
         found: dict[str, str] = {}
         for given in self.inputs.values():
-            if isinstance(given, StageResult):
-                found.update(given.lineage)
+            found.update(given.lineage)
         found.update({name: given.digest for name, given in self.inputs.items()})
         return found
+
+    def as_input(self, name: str) -> Input:
+        """This artifact as what a later stage calls `name`."""
+        return Input(name=name, digest=self.digest, path=self.path, stage=self.name, stored=True, lineage=self.lineage)
+
+
+Given = Mapping[str, StageResult | Input]
+"""What a stage is given, by the name that it has for it."""
+
+
+def as_inputs(given: Given) -> dict[str, Input]:
+    """`given` in one form, each under its name."""
+    return {
+        name: each.as_input(name) if isinstance(each, StageResult) else each.model_copy(update={"name": name})
+        for name, each in given.items()
+    }

@@ -6,17 +6,10 @@ Everything is named by string: knowing the stages must not import torch.
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from components.settings import Settings
-
-StageName = Literal["validate", "sft", "reward", "ppo", "human_eval"]
-
-PIPELINE: tuple[StageName, ...] = get_args(StageName)
-"""What status and MLflow show, in order."""
-
-Report = Callable[..., None]
-"""`report(step, metrics, total=None)`."""
+from components.base.observe import Observe
+from components.base.settings import Settings
 
 TORCH = ("torch", "transformers")
 
@@ -27,7 +20,7 @@ class Stage(NamedTuple):
     name: str
     """Part of the key."""
     module: str
-    """Holds `run(job, inputs, out, report) -> metrics`."""
+    """Holds `run(job, inputs, out, observe) -> metrics`."""
     job: str
     """`module:Class` of its config."""
     libraries: tuple[str, ...]
@@ -37,7 +30,7 @@ class Stage(NamedTuple):
     final: bool = True
     """Whether it ends the shown stage; only then are gates judged."""
 
-    def load_run(self) -> Callable[[Settings, Mapping[str, Path], Path, Report], dict[str, float]]:
+    def load_run(self) -> Callable[[Settings, Mapping[str, Path], Path, Observe], dict[str, float]]:
         """The stage's function (imports its module, and so maybe torch)."""
         return importlib.import_module(self.module).run
 
@@ -57,7 +50,7 @@ STAGES: dict[str, Stage] = {
         _stage(
             "validate",
             "data_contracts.validate",
-            "components.data.config:ValidateJob",
+            "data_contracts.config:ValidateJob",
             ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid"),
         ),
         _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH),
@@ -74,3 +67,12 @@ STAGES: dict[str, Stage] = {
         _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
     )
 }
+"""Every stage by name, in the order in which `flows/rlhf.py` runs them."""
+
+PIPELINE = tuple(dict.fromkeys(stage.shown for stage in STAGES.values()))
+"""What status and MLflow show, in order."""
+
+if TYPE_CHECKING:
+    StageName = str
+else:
+    StageName = Literal[PIPELINE]

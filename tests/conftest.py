@@ -12,19 +12,41 @@ from typing import Any
 
 import pytest
 
-from flows.services import free_port
+from flows.deployment.servers import free_port
+from tests.faults import sample
+from tests.faults.homes import Home, Moment, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LONGEST = ("test_end_to_end.py", "test_labelled_run.py", "test_cli_errors.py")
-"""Files that take minutes come first, so that no worker is left alone with one at the end."""
+LONGEST = ("test_operations.py", "test_end_to_end.py", "test_labelled_run.py", "cli/test_errors.py", "test_kills.py")
+"""What takes minutes comes first, so that no worker is left alone with it at the end."""
 
 Tether = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files; tests of a file stay together and in their order."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the files; tests of a file stay together and in their order. Leave out faults beyond the sample."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((i for i, name in enumerate(LONGEST) if path.endswith(f"/{name}")), len(LONGEST))
+
+    items.sort(key=place)
+    if sample.SAMPLE:
+        faults = [item for item in items if item.get_closest_marker("faults")]
+        left_out = set(faults) - sample.chosen(faults, sample.SAMPLE)
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_report_header() -> str:
+    """What repeats this choice of faults and moments."""
+    return f"TETHER_FAULTS_{'SAMPLE' if sample.SAMPLE else 'SEED'}={sample.SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what came of each fault."""
+    sample.show(terminalreporter.stats.get("passed", []))
 
 
 def _call(home: Path, python: tuple[str, ...], arguments: tuple[str, ...], changes: dict[str, str]) -> dict[str, Any]:
@@ -56,6 +78,15 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     finally:
         process.terminate()
         process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def whole(prefect: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, list[Moment]]:
+    """A home with an undisturbed run of `tiny`, and the run's moments. Read it, copy it; don't change it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of all workers: the first one computes it, the others wait
+    return undisturbed(folder / "whole", prefect)
 
 
 @pytest.fixture(scope="session")

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import ArtifactStore
-from components.data.jsonl import write_json, write_rows
-from components.gates import Verdict, Waiver, judge
-from flows.config import RunConfig, load_config, to_values
-from flows.profile import parse_override
-from tasks import journal
-from tasks.context import RunContext
-from tasks.spool import Spool
-from tasks.stages import PIPELINE
-from tasks.status import verdict_json
+from components.base.jsonl import write_json, write_rows
+from components.gates.judging import Verdict, Waiver, judge
+from components.store.store import ArtifactStore
+from flows.config.profiles import parse_override
+from flows.config.run_config import RunConfig, load_config, to_values
+from tasks.execution import plots
+from tasks.execution.context import RunContext
+from tasks.runs.journal import Done, write_done
+from tasks.runs.points import Spool
+from tasks.stages import PIPELINE, STAGES
 
 HOSTILE = "<script>document.title = 'run'</script><img src=http://127.0.0.1:9/x onerror=alert(1)>"
 METRICS: dict[str, dict[str, float]] = {
@@ -112,6 +112,7 @@ def stored_run(
     changes: Sequence[str] = (),
     waive: Mapping[str, str] | None = None,
     by: str | None = None,
+    draw: bool = False,
 ) -> str:
     """A run of the tiny profile in `home`; a gate that fails and isn't waived ends it there.
 
@@ -122,28 +123,43 @@ def stored_run(
         changes: to the profile, as `--set` takes them.
         waive: gate to reason.
         by: an earlier stored run whose artifacts are taken, as hits.
+        draw: draw the charts (takes seconds) in place of storing a stand-in for each.
     """
     config = load_config("tiny", [parse_override(text) for text in changes]).resolved()
     waivers = [Waiver(gate=gate, user="ada", reason=reason) for gate, reason in (waive or {}).items()]
     ctx = RunContext.start(home, "tiny", config.gates, config=to_values(config), run=run, waivers=waivers, track=False)
     with ctx:
         for stage in PIPELINE[: PIPELINE.index(upto) + 1]:
-            verdicts = judge(stage, METRICS[stage], config.gates.stage(stage), waivers)
-            if not _end(ctx, stage, config, verdicts, by):
+            verdicts = judge(stage, METRICS[stage], config.gates, waivers)
+            if not _end(ctx, stage, config, verdicts, by, draw):
                 break
     return run
 
 
-def _end(ctx: RunContext, stage: str, config: RunConfig, verdicts: Sequence[Verdict], by: str | None) -> bool:
+def _charts(stage: str, config: RunConfig, points: Path, out: Path, draw: bool) -> None:
+    """The stage's charts; without `draw`, in place of each a picture of its name."""
+    if draw:
+        plots.render(stage, config.stage_job(STAGES[stage]), METRICS[stage], points, out)
+        return
+    for name in plots.CHARTS.get(stage, ()):
+        text = f"<svg xmlns='http://www.w3.org/2000/svg'><text>{stage} {name}</text></svg>"
+        (out / "attachments").mkdir(parents=True, exist_ok=True)
+        (out / "attachments" / f"{name}.svg").write_text(text)
+
+
+def _end(
+    ctx: RunContext, stage: str, config: RunConfig, verdicts: Sequence[Verdict], by: str | None, draw: bool
+) -> bool:
     """End a stage with its artifact; False where a gate stops the run."""
     key = f"{stage:x<64}".replace("_", "x")
     record = next(iter(ctx.store.published(key)), None)
     if record is None:
         _points(ctx.metrics_file(stage), stage)
-        out, beside = ctx.home / "out" / "artifact", ctx.home / "out" / "beside"
-        _files(stage, out)
+        out = ctx.home / "out"
+        _files(stage, out / "artifact")
         if stage in CURVES:
-            _points(beside / "points.jsonl", stage)
+            _points(out / "attachments" / "points.jsonl", stage)
+        _charts(stage, config, ctx.metrics_file(stage), out, draw)
         job = to_values(config) | {"seed": config.seed}
         about = {
             "stage": stage, "run": ctx.run, "metrics": METRICS[stage],
@@ -152,18 +168,22 @@ def _end(ctx: RunContext, stage: str, config: RunConfig, verdicts: Sequence[Verd
             "inputs": {"data": "d" * 64}, "parts": {"source": {"a.py": "1"}, "libraries": {"torch": "2.13.0"}},
             "environment": {"python": "3.11.7", "code": {"version": "0.1.0", "commit": "c0ffee" * 6, "dirty": False}},
         }  # fmt: skip
-        record = ctx.store.publish(key, out, beside if beside.is_dir() else None, about)
+        beside = out / "attachments"
+        record = ctx.store.publish(key, out / "artifact", beside if beside.is_dir() else None, about)
     stops = any(verdict.stops for verdict in verdicts)
     waived = any(verdict.waived for verdict in verdicts)
     first = {"outcome": "computed", "because": "first", "reason": "no record", "run": ctx.run}
     why = {"outcome": "hit", "run": by, "pinned": False} if by else first
     ctx.status.update(
-        stage, key=key, digest=record.digest, metrics=METRICS[stage], gates=verdict_json(verdicts),
+        stage, key=key, digest=record.digest, metrics=METRICS[stage], gates=list(verdicts),
         state="gate_failed" if stops else "waived" if waived else "cached" if by else "passed",
         cached=by is not None, seconds=0.5 if by else 12.5, explained={stage: why},
     )  # fmt: skip
-    done = {"digest": record.digest, "verdicts": [verdict.model_dump(mode="json") for verdict in verdicts]}
-    journal.add_fact(ctx.folder, "record", stage=stage, done=done)
+    done = Done(
+        time=0, record=record, shown=stage, final=True, path=ctx.store.path(record), run=ctx.run, user="ada",
+        step=0, verdicts=list(verdicts), inputs=[], attachments={},
+    )  # fmt: skip
+    write_done(ctx.folder, done)
     return not stops
 
 

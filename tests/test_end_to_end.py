@@ -10,29 +10,31 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
-from signal import SIGINT, SIGTERM
+from signal import SIGINT, SIGTERM, Signals
 from subprocess import Popen
 from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 
-from components.artifacts import ArtifactStore
-from components.code_version import code_version
-from components.data.jsonl import write_rows
-from components.data.support_desk import SupportDeskConfig, generate
-from components.errors import UserError
-from flows import lineage, lineage_text, run_diff
-from flows.bases import run_values
-from flows.export import export
-from flows.promotion import demoted, promoted
-from flows.reproduce import reproduce
-from flows.run_facts import run_facts
-from tasks.journal import Sent
-from tasks.mlflow_client import connect
-from tasks.registry import versions
-from tasks.spool import read_points
-from tasks.status import list_runs
+from components.base.errors import UserError
+from components.base.jsonl import write_rows
+from components.data.support_desk.desk import SupportDeskConfig, generate
+from components.keys.code_version import code_version
+from components.store.store import ArtifactStore
+from flows.models import lineage, lineage_text
+from flows.models.export import export
+from flows.models.promotion import demoted, promoted
+from flows.models.reproduce import reproduce
+from flows.reports import diff
+from flows.reports.facts import run_facts
+from tasks.runs.config import run_values
+from tasks.runs.journal import Sent
+from tasks.runs.points import read_points
+from tasks.runs.status import list_runs
+from tasks.tracking.client import connect
+from tasks.tracking.registry import versions
+from tests.faults.homes import Home, Moment
 
 STAGES = ["validate", "sft", "reward", "ppo", "human_eval"]
 HEAVY = {"torch", "transformers", "prefect", "great_expectations", "matplotlib"}
@@ -86,14 +88,14 @@ def test_a_run_from_nothing_passes_every_stage_and_gate(first: dict[str, Any], h
 def test_a_whole_runs_report_has_all_that_was_computed_and_mlflow_has_it_too(home: Path, first: dict[str, Any]) -> None:
     path = home / "runs" / first["run"] / "report.html"
     facts = run_facts(home, first["run"])
-    steps = {metric: [step for step, _ in curve] for metric, curve in facts["ppo"]["curves"].items()}
-    assert steps["ppo/kl"] == steps["ppo/beta"] == [1, 2, 3] and facts["sft"]["curves"]["sft/train_loss"]
-    assert len(facts["reward"]["bins"]) == 10 and facts["reward"]["slices"] and facts["reward"]["probes"]
-    assert {why for each in facts["ppo"]["samples"] for why in each["picked"]} == {"the worst KL", "the highest reward"}
-    assert facts["human_eval"]["result"]["items"] == 32
-    assert [each["stage"] for each in facts["environment"]] == STAGES
-    assert not [each for each in facts["config"]["options"] if each["changed"]]
-    assert "There are none" not in path.read_text() and "neither the store" not in path.read_text()
+    steps = {metric: [step for step, _ in curve] for metric, curve in facts.stage("ppo").curves.items()}
+    assert steps["ppo/kl"] == steps["ppo/beta"] == [1, 2, 3] and facts.stage("sft").curves["sft/train_loss"]
+    assert len(facts.reward.bins) == 10 and facts.reward.slices and facts.reward.probes
+    assert {why for each in facts.policy.samples for why in each.picked} == {"the worst KL", "the highest reward"}
+    assert facts.comparison.result is not None and facts.comparison.result.items == 32
+    assert [each.stage for each in facts.environment] == STAGES
+    assert not [each for each in facts.options if each.changed]
+    assert "There are none" not in path.read_text() and "no chart is stored" not in path.read_text()
     client, sent = connect(home), Sent.load(path.parent)
     assert Path(client.download_artifacts(sent.parent, "report.html")).read_bytes() == path.read_bytes()
 
@@ -129,29 +131,34 @@ def test_the_champion_is_exported_with_the_card_that_mlflow_has_at_the_run_that_
 
 
 @pytest.mark.faults
-def test_told_to_stop_in_every_stage_that_learns_a_run_goes_on_from_the_last_step_to_the_same_bytes(
-    tether, start_tether, tmp_path: Path, first: dict[str, Any]
+@pytest.mark.kind("told to stop")
+@pytest.mark.parametrize(
+    ("stage", "sign", "code"),
+    [("sft", SIGTERM, 143), ("reward", SIGINT, 130), ("ppo", SIGTERM, 143)],
+    ids=["sft", "reward", "ppo"],
+)
+def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to_the_same_bytes(
+    tether, start_tether, tmp_path: Path, whole: tuple[Home, list[Moment]], stage: str, sign: Signals, code: int
 ) -> None:
-    home = tmp_path / "home"
-    seldom = [f"--set={stage}.checkpoint_every=100000" for stage in ("sft", "reward", "ppo")]
-    for stage, sign, code in (("sft", SIGTERM, 143), ("reward", SIGINT, 130), ("ppo", SIGTERM, 143)):
-        process = start_tether("run", "tiny", *seldom, home=home)
-        wait_for_a_point(process, home, stage)
-        process.send_signal(sign)
-        said = process.communicate(timeout=120)[0]
-        assert process.returncode == code, said
-        assert "finishing this step" in said and "The same command goes on from the last checkpoint" in said
-        assert "Traceback" not in said
-        shown = status(tether, home)
-        at = STAGES.index(stage)
-        assert states(shown)[at:] == ["interrupted"] + ["not_run"] * (4 - at) and shown["state"] == "interrupted"
-        (work,) = (home / "work").glob("*/points.jsonl")
-        last = read_points(work)[-1]["step"]
-        (kept,) = work.parent.glob("*/checkpoint/*/*.json")
-        assert kept.name == f"step-{last:09d}.json"
+    undisturbed, _ = whole
+    home = undisturbed.before(stage, tmp_path / "home").path
+    process = start_tether("run", "tiny", f"--set={stage}.checkpoint_every=100000", home=home)
+    wait_for_a_point(process, home, stage)
+    process.send_signal(sign)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == code, said
+    assert "finishing this step" in said and "The same command goes on from the last checkpoint" in said
+    assert "Traceback" not in said
+    shown = status(tether, home)
+    at = STAGES.index(stage)
+    assert states(shown)[at:] == ["interrupted"] + ["not_run"] * (4 - at) and shown["state"] == "interrupted"
+    (work,) = (home / "work").glob("*/points.jsonl")
+    last = read_points(work)[-1]["step"]
+    (kept,) = work.parent.glob("*/checkpoint/*/*.json")
+    assert kept.name == f"step-{last:09d}.json"
     done = tether("run", "tiny", home=home)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert digests(status(tether, home)) == digests(first)
+    assert digests(status(tether, home)) == list(undisturbed.digests().values())
     points = read_points(home / "runs" / status(tether, home)["run"] / "metrics" / "ppo.jsonl")
     assert [point["step"] for point in points if "ppo/kl" in point["metrics"]] == [1, 2, 3], "the curve is whole"
 
@@ -323,14 +330,15 @@ def check_what_reached_mlflow(home: Path, shown: dict[str, Any], before: dict[st
 
 @pytest.mark.faults
 def test_reproducing_a_run_gives_the_same_bytes_from_nothing_and_leaves_all_as_it_was(
-    tether, home: Path, first: dict[str, Any]
+    tether, whole: tuple[Home, list[Moment]]
 ) -> None:
-    before, runs = left_behind(home, first["run"]), list_runs(home)
-    done = tether("reproduce", first["run"], home=home, PYTHONHASHSEED="7")
+    home, run = whole[0].path, whole[0].status()["run"]
+    before, runs = left_behind(home, run), list_runs(home)
+    done = tether("reproduce", run, home=home, PYTHONHASHSEED="7")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"Reproduced: run {first['run']}, 6 artifacts, each the same to the byte." in done.stdout
+    assert f"Reproduced: run {run}, 6 artifacts, each the same to the byte." in done.stdout
     assert done.stdout.count("computing (") == 6, "nothing of it was found in the store"
-    assert (left_behind(home, first["run"]), list_runs(home)) == (before, runs)
+    assert (left_behind(home, run), list_runs(home)) == (before, runs)
 
 
 def run_with(home: Path, option: str, value: Any) -> str:
@@ -342,7 +350,8 @@ def run_with(home: Path, option: str, value: Any) -> str:
 def test_a_policys_lineage_names_data_models_options_code_gates_waivers_and_who_promoted_it(
     home: Path, first: dict[str, Any]
 ) -> None:
-    found = lineage.lineage(home, first["run"])
+    graph = lineage.lineage(home, first["run"])
+    found = graph.as_json()
     nodes = {node["stage"]: node for node in found["nodes"] if node["stage"]}
     assert [node["names"] for node in found["nodes"] if not node["stage"]] == [["sheet"]]
     assert list(nodes) == ["validate", "sft", "reward", "ppo", "human_eval.sample", "human_eval"]
@@ -357,23 +366,23 @@ def test_a_policys_lineage_names_data_models_options_code_gates_waivers_and_who_
     (model,) = policy["models"]
     assert model["name"] == "tether-policy"
     assert (model["promoted"]["by"], model["promoted"]["judges"]) == (getpass.getuser(), "simulated")
-    by_name = lineage.lineage(home, f"tether-policy/{model['version']}")
+    by_name = lineage.lineage(home, f"tether-policy/{model['version']}").as_json()
     assert [node["digest"] for node in by_name["nodes"]] == [node["digest"] for node in found["nodes"]][:4]
-    changed = lineage.lineage(home, run_with(home, "ppo.clip_range", 0.1))["nodes"]
+    changed = lineage.lineage(home, run_with(home, "ppo.clip_range", 0.1)).as_json()["nodes"]
     (policy,) = (node for node in changed if node["stage"] == "ppo")
     assert policy["options"] == {"ppo.clip_range": {"value": 0.1, "default": 0.2}}
     config = home / "runs" / policy["run"] / "config.yaml"
     config.write_text(config.read_text() + "an_option_of_an_older_version: 1\n")
-    assert lineage.lineage(home, policy["run"])["nodes"][3]["options"] == policy["options"]
-    page = lineage_text.page(found)
+    assert lineage.lineage(home, policy["run"]).as_json()["nodes"][3]["options"] == policy["options"]
+    page = lineage_text.page(graph)
     assert "waived by" in page and "://" not in page.replace("http://www.w3.org", "")
-    assert lineage_text.mermaid(found).count("-->") == len(found["edges"])
+    assert lineage_text.mermaid(graph).count("-->") == len(graph.edges)
 
 
 def test_what_saw_a_file_is_one_question(home: Path, refresh: tuple[str, ...]) -> None:
     """A data set that is withdrawn must be findable; one whose bytes changed since is another one."""
     data = home.parent / "preferences.jsonl"
-    nodes = lineage.lineage(home, str(data), downstream=True)["nodes"]
+    nodes = lineage.lineage(home, str(data), downstream=True).as_json()["nodes"]
     assert [node["stage"] for node in nodes][:3] == [None, "validate", "sft"] and "reward" in [
         n["stage"] for n in nodes
     ]
@@ -385,13 +394,14 @@ def test_what_saw_a_file_is_one_question(home: Path, refresh: tuple[str, ...]) -
 def test_two_runs_side_by_side_differ_in_what_was_changed_and_what_came_of_it(
     home: Path, first: dict[str, Any]
 ) -> None:
-    found = run_diff.diff(home, first["run"], run_with(home, "ppo.clip_range", 0.1))
-    stages = {stage["name"]: stage for stage in found["stages"]}
-    assert [stage["same"] for stage in found["stages"]] == [True, True, True, False, False]
-    assert [change["text"] for change in stages["ppo"]["changes"]] == ["ppo.clip_range 0.2 -> 0.1"]
-    assert found["options"]["ppo.clip_range"] == [0.2, 0.1]
-    assert "ppo/kl" in stages["ppo"]["metrics"] and stages["sft"]["metrics"] == {}
-    assert "ppo.clip_range 0.2 -> 0.1" in run_diff.text(found)
+    found = diff.diff(home, first["run"], run_with(home, "ppo.clip_range", 0.1))
+    stages = {stage.name: stage for stage in found.stages}
+    assert [stage.same for stage in found.stages] == [True, True, True, False, False]
+    assert [str(change) for change in stages["ppo"].changes] == ["ppo.clip_range 0.2 -> 0.1"]
+    assert found.options["ppo.clip_range"] == (0.2, 0.1)
+    assert "ppo/kl" in stages["ppo"].metrics and stages["sft"].metrics == {}
+    assert json.loads(json.dumps(found.as_json()))["stages"][3]["changes"][0]["text"] == "ppo.clip_range 0.2 -> 0.1"
+    assert "ppo.clip_range 0.2 -> 0.1" in diff.text(found)
 
 
 def test_a_demoted_policys_lineage_keeps_who_promoted_and_demoted_it(home: Path, first: dict[str, Any]) -> None:
@@ -402,11 +412,11 @@ def test_a_demoted_policys_lineage_keeps_who_promoted_and_demoted_it(home: Path,
     promoted(home, name, "ada", "the better of the two")
     demoted(home, name, "grace", "a customer's letter")
     promoted(home, f"{other.name}/{other.version}", "grace", "the only one left")
-    policy = next(node for node in lineage.lineage(home, name)["nodes"] if node["digest"] == digest)
+    policy = next(node for node in lineage.lineage(home, name).as_json()["nodes"] if node["digest"] == digest)
     (model,) = policy["models"]
     said = " ".join(model["life"])
     assert model["aliases"] == [] and "ada" in said and "grace" in said and "a customer's letter" in said
-    downstream = lineage.lineage(home, first["stages"][0]["digest"], downstream=True)["nodes"]
+    downstream = lineage.lineage(home, first["stages"][0]["digest"], downstream=True).as_json()["nodes"]
     seen = {f"{each['name']}/{each['version']}": each for node in downstream for each in node.get("models", ())}
     assert {name, f"{other.name}/{other.version}"} <= set(seen), "a demoted model has seen the data too"
     assert seen[f"{other.name}/{other.version}"]["promoted"]["by"] == "grace"
@@ -421,25 +431,25 @@ def test_a_damaged_record_is_said_by_every_question_that_it_leaves_a_gap_in_unti
     (path,) = (home / "store" / "records" / key).iterdir()
     path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 1'))
 
-    upstream = lineage.lineage(home, first["run"])
+    upstream = lineage.lineage(home, first["run"]).as_json()
     (gap,) = (node for node in upstream["nodes"] if node["digest"] == sft)
     assert gap["stage"] is None and gap["lost"].startswith(f"sft of run {first['run']}, key {key[:16]}: ")
     assert "its own sha256 does not hold" in gap["lost"]
-    assert {node["digest"] for node in upstream["nodes"]} == {node["digest"] for node in whole["nodes"]}
+    assert {node["digest"] for node in upstream["nodes"]} == {node.digest for node in whole.nodes}
     downstream = lineage.lineage(home, data, downstream=True)
-    assert sft not in {node["digest"] for node in downstream["nodes"]} and policy in str(downstream["nodes"])
-    assert [each["key"] for each in downstream["unreadable"]] == [key]
+    assert sft not in {node.digest for node in downstream.nodes} and policy in str(downstream.nodes)
+    assert list(downstream.unreadable) == [key]
     for show in (lineage_text.text, lineage_text.page):
         assert "may not be all" in show(downstream) and key[:16] in show(downstream)
         assert "may not be all" not in show(whole)
-    same = run_diff.diff(home, first["run"], first["run"])
-    assert all(stage["same"] for stage in same["stages"])
+    same = diff.diff(home, first["run"], first["run"])
+    assert all(stage.same for stage in same.stages)
     with pytest.raises(UserError, match=f"input sft: .*damaged record tells of .{key[:16]}"):
         reproduce(home, policy)
 
     done = tether("rerun", "sft", "--from", first["run"], home=home)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [node["stage"] for node in lineage.lineage(home, first["run"])["nodes"]] == [
-        node["stage"] for node in whole["nodes"]
+    assert [node["stage"] for node in lineage.lineage(home, first["run"]).as_json()["nodes"]] == [
+        node["stage"] for node in whole.as_json()["nodes"]
     ], "the same bytes under the same key: the gap is closed"
-    assert lineage.lineage(home, data, downstream=True)["unreadable"] == []
+    assert lineage.lineage(home, data, downstream=True).as_json()["unreadable"] == []

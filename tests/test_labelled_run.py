@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import ArtifactStore, Record, digest_folder
-from components.data.jsonl import read_rows, write_rows
-from components.data.support_desk import SupportDeskConfig, generate
-from components.models import build_causal_lm, save_model
-from components.sft.config import ScratchModel
-from components.tokenizers import texts_of, train_tokenizer
+from components.base.jsonl import read_rows, write_rows
+from components.data.support_desk.desk import SupportDeskConfig, generate
+from components.models.config import ScratchModel
+from components.models.folders import build_causal_lm, save_model
+from components.models.tokenizers import texts_of, train_tokenizer
+from components.store.store import ArtifactStore, Record, digest_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 ITEMS = 16

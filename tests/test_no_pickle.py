@@ -100,9 +100,9 @@ def test_the_bomb_works(tmp_path):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     """A small model with its tokenizer, as an artifact holds it."""
-    from components.models import build_causal_lm, save_model
-    from components.sft.config import ScratchModel
-    from components.tokenizers import train_tokenizer
+    from components.models.config import ScratchModel
+    from components.models.folders import build_causal_lm, save_model
+    from components.models.tokenizers import train_tokenizer
 
     folder = tmp_path_factory.mktemp("saved") / "model"
     tokenizer = train_tokenizer(["my order is late what can you do"], 300)
@@ -120,8 +120,8 @@ def model(saved, tmp_path) -> Path:
 
 def loaders() -> dict[str, Callable[[Path], object]]:
     """Every way in which a model's folder is loaded."""
-    from components.models import load_base, load_causal_lm, load_reward_model
-    from components.runtime import Runtime
+    from components.models.folders import load_base, load_causal_lm, load_reward_model
+    from components.models.runtime import Runtime
 
     runtime = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
     return {
@@ -138,7 +138,7 @@ LOADERS = ("base", "policy", "reward", "reward from sft")
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "pytorch_model-00001-of-00001.bin"])
 def test_a_folder_whose_weights_are_a_pickle_is_refused(model, bomb, loader, name):
-    from components.errors import UserError
+    from components.base.errors import UserError
 
     (model / "model.safetensors").unlink()
     bomb(model / name)
@@ -151,7 +151,7 @@ def test_a_folder_whose_weights_are_a_pickle_is_refused(model, bomb, loader, nam
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("shard", ["shard.bin", "../shard.bin", "../outside.safetensors"])
 def test_an_index_that_names_a_pickle_as_a_shard_is_refused(model, bomb, loader, shard):
-    from components.errors import UserError
+    from components.base.errors import UserError
 
     (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
     bomb(model / shard)
@@ -163,7 +163,7 @@ def test_an_index_that_names_a_pickle_as_a_shard_is_refused(model, bomb, loader,
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_an_adapter_beside_the_model_is_refused(model, bomb, loader):
-    from components.errors import UserError
+    from components.base.errors import UserError
 
     bomb(model / "adapter_model.bin")
     (model / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "target_modules": ["q_proj"]}))
@@ -186,7 +186,7 @@ def test_pickles_beside_safetensors_are_not_looked_at(model, bomb, loader):
 
 
 def test_weights_that_are_a_pickle_under_a_safetensors_name_are_refused(model, bomb):
-    from components.errors import UserError
+    from components.base.errors import UserError
 
     bomb(model / "model.safetensors")
     with pytest.raises(UserError):
@@ -214,8 +214,8 @@ def test_code_that_a_folder_brings_is_not_run_and_nobody_is_asked(model, tmp_pat
 
 
 def test_a_pickle_in_a_checkpoints_place_is_no_checkpoint(bomb, tmp_path):
-    from components.canonical import digest_file
-    from components.checkpoint import load_latest
+    from components.base.hashing import digest_file
+    from components.training.checkpoint import load_latest
 
     folder = tmp_path / "checkpoint"
     bomb(folder / "step-000000001.safetensors")
@@ -227,10 +227,10 @@ def test_a_pickle_in_a_checkpoints_place_is_no_checkpoint(bomb, tmp_path):
 
 
 def test_a_pickle_in_the_stores_place_of_a_record_manifest_or_archive_is_refused(bomb, tmp_path):
-    from components.artifacts import ArtifactStore, Miss
-    from components.canonical import digest_file
-    from components.errors import TetherError, UserError
-    from components.store_archive import read_archive
+    from components.base.errors import TetherError, UserError
+    from components.base.hashing import digest_file
+    from components.store.archive import read_archive
+    from components.store.store import ArtifactStore, Miss
 
     store = ArtifactStore(tmp_path / "home")
     bomb(store.local.root / "records" / ("a" * 64) / "1.json")
@@ -247,9 +247,9 @@ def test_a_pickle_in_the_stores_place_of_a_record_manifest_or_archive_is_refused
 
 @pytest.mark.parametrize("name", ["data.pkl", "data.jsonl", "data.parquet", "data.csv"])
 def test_a_pickle_given_as_data_runs_nothing(bomb, tmp_path, name):
+    from components.base.errors import UserError
     from components.data.config import DataConfig
-    from components.errors import UserError
-    from data_contracts.gather import look_at
+    from data_contracts.rows.gather import look_at
 
     bomb(tmp_path / name)
     with pytest.raises(UserError, match=name):

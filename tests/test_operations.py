@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,18 +34,20 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
-from components.artifacts import ArtifactStore
-from flows.config import load_config, to_values
-from flows.deploy import DEAD_AFTER_SECONDS
-from flows.services import free_port
-from tasks.spool import read_points
-from tasks.status import list_runs, load_status
+from components.store.store import ArtifactStore
+from flows.config.run_config import load_config, to_values
+from flows.deployment.register import DEAD_AFTER_SECONDS
+from flows.deployment.servers import free_port
+from tasks.runs.points import read_points
+from tasks.runs.status import list_runs, load_status
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 DOC = (ROOT / "docs" / "operations.md").read_text()
 UPDATES = 60
-"""PPO's, where it has to last long enough to be killed."""
+"""PPO's, where it has to last until another pipeline is up."""
+FEW = 20
+"""The same, where it has to last long enough to be killed."""
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
@@ -175,22 +178,32 @@ def kill(run: FlowRun) -> None:
 
 
 def digests(home: Path) -> list[str]:
-    return [stage["digest"] for stage in load_status(home)["stages"]]
+    return [stage.digest for stage in load_status(home).stages]
 
 
-def local_digests(tmp_path: Path, **changes: Any) -> list[str]:
-    """Digests of the same pipeline without a server."""
-    settings = [f"--set=ppo.{name}={value}" for name, value in changes.items()]
+Local = Callable[..., "Future[list[str]]"]
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """`local(**changes)` has the pipeline run without a server, with `ppo` keys changed: its digests, once it ended."""
+    home = tmp_path_factory.mktemp("local") / "home"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
-    environment["TETHER_HOME"] = str(tmp_path / "local")
-    done = subprocess.run([BIN / "tether", "run", "tiny", *settings], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return digests(tmp_path / "local")
+
+    def run(settings: list[str]) -> list[str]:
+        command = [BIN / "tether", "run", "tiny", *settings]
+        done = subprocess.run(command, env=environment | {"TETHER_HOME": str(home)}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return digests(home)
+
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda **changes: pool.submit(run, [f"--set=ppo.{name}={value}" for name, value in changes.items()])
 
 
 def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_digests(
-    stack: Stack, client: SyncPrefectClient, tmp_path: Path
+    stack: Stack, client: SyncPrefectClient, local: Local
 ) -> None:
+    undisturbed = local()
     page = stack.blocks[1].replace("'0 3 * * 1'", "'* * * * *' --active")
     subprocess.run(["bash", "-c", f"set -e\n{page}"], cwd=ROOT, env=stack.environment, check=True)
     deployment = client.read_deployment_by_name("rlhf/tiny")
@@ -208,7 +221,7 @@ def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_dig
     ppo = child(client, run)
     assert ppo is not None and ppo.work_pool_name == "gpu" and run.work_pool_name == "cpu"
     assert ppo.name.startswith("ppo for ") and "ppo 3/3" in log(client, ppo), "its progress can be followed"
-    assert digests(stack.home) == local_digests(tmp_path)
+    assert digests(stack.home) == undisturbed.result()
     names = {task.name: task.state_name for task in client.read_task_runs(flow_run_filter=_only(run))}
     assert {"validate", "sft", "reward", "ppo", "human_eval"} <= set(names)
     found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))
@@ -223,56 +236,15 @@ def _only(run: FlowRun) -> FlowRunFilter:
 def test_a_second_trigger_is_all_hits_and_asks_no_worker(stack: Stack, client: SyncPrefectClient) -> None:
     run = ended(client, trigger(client), "a second run ends")
     assert run.state is not None and run.state.is_completed(), log(client, run)
-    assert {stage["state"] for stage in load_status(stack.home)["stages"]} == {"cached"}
+    assert {stage.state for stage in load_status(stack.home).stages} == {"cached"}
     tasks = client.read_task_runs(flow_run_filter=_only(run))
     assert {task.state_name for task in tasks} == {"Cached", "Completed"}, "human_eval.sample is no stage of its own"
     assert child(client, run) is None
 
 
-def test_a_killed_worker_process_is_noticed_and_the_next_run_resumes_to_the_same_digest(
-    stack: Stack, client: SyncPrefectClient, tmp_path: Path
-) -> None:
-    first = trigger(client, updates=UPDATES)
-    kill(working_child(client, stack, first))
-    crashed = child(client, first)
-    assert crashed is not None
-    crashed = ended(client, crashed, "its SIGKILL is noticed", 30)
-    assert crashed.state is not None and crashed.state.name == "Crashed"
-    first = ended(client, first, "its pipeline ends")
-    assert first.state is not None and first.state.is_failed() and "checkpoint" in (first.state.message or "")
-    second = ended(client, trigger(client, updates=UPDATES), "the next run ends")
-    assert second.state is not None and second.state.is_completed(), log(client, second)
-    again = child(client, second)
-    assert again is not None and again.parameters["order"]["key"] == crashed.parameters["order"]["key"]
-    assert digests(stack.home) == local_digests(tmp_path, updates=UPDATES)
-
-
-def test_a_killed_pipeline_leaves_its_worker_at_work_and_the_next_one_attaches(
-    stack: Stack, client: SyncPrefectClient
-) -> None:
-    first = trigger(client, updates=UPDATES + 1)
-    ppo = working_child(client, stack, first)
-    kill(client.read_flow_run(first.id))
-    gone = ended(client, first, "the pipeline's SIGKILL is noticed", 60)
-    assert gone.state is not None and gone.state.name == "Crashed"
-    second = ended(client, trigger(client, updates=UPDATES + 1), "the next run ends")
-    assert second.state is not None and second.state.is_completed(), log(client, second)
-    assert f"attached to {stack.api.removesuffix('/api')}/runs/flow-run/{ppo.id}" in log(client, second)
-    assert child(client, second) is None, "nothing was started twice"
-    points = read_points(stack.home / "runs" / load_status(stack.home)["run"] / "metrics" / "ppo.jsonl")
-    assert {point["step"] for point in points} >= set(range(1, UPDATES + 2)), "who attaches has the whole curve"
-
-
-def test_cancelling_a_pipeline_cancels_its_worker(stack: Stack, client: SyncPrefectClient) -> None:
-    run = trigger(client, updates=50 * UPDATES)
-    ppo = working_child(client, stack, run)
-    client.set_flow_run_state(run.id, Cancelling())
-    assert ended(client, run, "the pipeline is cancelled", 60).state_name == "Cancelled"
-    assert ended(client, ppo, "its worker's run is cancelled", 90).state_name == "Cancelled"
-    assert load_status(stack.home)["state"] == "interrupted"
-
-
-def test_a_worker_that_dies_with_its_process_is_noticed_by_its_silence(stack: Stack, client: SyncPrefectClient) -> None:
+@pytest.fixture(scope="module")
+def silent(stack: Stack, client: SyncPrefectClient) -> tuple[FlowRun, FlowRun]:
+    """A pipeline, and its PPO whose process and worker were killed."""
     page = stack.blocks[1].replace("deploy tiny", "deploy tiny --pool spare")
     subprocess.run(["bash", "-c", f"set -e\n{page}"], cwd=ROOT, env=stack.environment, check=True)
     with (stack.logs / "spare.log").open("wb") as out:
@@ -290,10 +262,58 @@ def test_a_worker_that_dies_with_its_process_is_noticed_by_its_silence(stack: St
         worker.kill()
         worker.wait()
     kill(ppo)
-    ppo = ended(client, ppo, "the dead worker's run is noticed", DEAD_AFTER_SECONDS + 60)
-    assert ppo.state is not None and ppo.state.name == "Crashed" and "its worker died" in (ppo.state.message or "")
-    run = ended(client, run, "its pipeline ends")
-    assert run.state is not None and run.state.is_failed() and "checkpoint" in (run.state.message or "")
+    return run, ppo
+
+
+def test_a_worker_that_dies_with_its_process_leaves_a_run_that_seems_to_go_on(
+    client: SyncPrefectClient, silent: tuple[FlowRun, FlowRun]
+) -> None:
+    run, ppo = (client.read_flow_run(each.id) for each in silent)
+    assert run.state is not None and run.state.is_running() and ppo.state is not None and ppo.state.is_running()
+
+
+def test_a_killed_worker_process_is_noticed_and_the_next_run_resumes_to_the_same_digest(
+    stack: Stack, client: SyncPrefectClient, local: Local
+) -> None:
+    first = trigger(client, updates=FEW)
+    kill(working_child(client, stack, first))
+    undisturbed = local(updates=FEW)
+    crashed = child(client, first)
+    assert crashed is not None
+    crashed = ended(client, crashed, "its SIGKILL is noticed", 30)
+    assert crashed.state is not None and crashed.state.name == "Crashed"
+    first = ended(client, first, "its pipeline ends")
+    assert first.state is not None and first.state.is_failed() and "checkpoint" in (first.state.message or "")
+    second = ended(client, trigger(client, updates=FEW), "the next run ends")
+    assert second.state is not None and second.state.is_completed(), log(client, second)
+    again = child(client, second)
+    assert again is not None and again.parameters["order"]["key"] == crashed.parameters["order"]["key"]
+    assert digests(stack.home) == undisturbed.result()
+
+
+def test_a_killed_pipeline_leaves_its_worker_at_work_and_the_next_one_attaches(
+    stack: Stack, client: SyncPrefectClient
+) -> None:
+    first = trigger(client, updates=UPDATES + 1)
+    ppo = working_child(client, stack, first)
+    kill(client.read_flow_run(first.id))
+    gone = ended(client, first, "the pipeline's SIGKILL is noticed", 60)
+    assert gone.state is not None and gone.state.name == "Crashed"
+    second = ended(client, trigger(client, updates=UPDATES + 1), "the next run ends")
+    assert second.state is not None and second.state.is_completed(), log(client, second)
+    assert f"attached to {stack.api.removesuffix('/api')}/runs/flow-run/{ppo.id}" in log(client, second)
+    assert child(client, second) is None, "nothing was started twice"
+    points = read_points(stack.home / "runs" / load_status(stack.home).run / "metrics" / "ppo.jsonl")
+    assert {point["step"] for point in points} >= set(range(1, UPDATES + 2)), "who attaches has the whole curve"
+
+
+def test_cancelling_a_pipeline_cancels_its_worker(stack: Stack, client: SyncPrefectClient) -> None:
+    run = trigger(client, updates=50 * UPDATES)
+    ppo = working_child(client, stack, run)
+    client.set_flow_run_state(run.id, Cancelling())
+    assert ended(client, run, "the pipeline is cancelled", 60).state_name == "Cancelled"
+    assert ended(client, ppo, "its worker's run is cancelled", 90).state_name == "Cancelled"
+    assert load_status(stack.home).state == "interrupted"
 
 
 def test_a_failed_gate_is_called_so_on_task_and_pipeline(stack: Stack, client: SyncPrefectClient) -> None:
@@ -328,10 +348,10 @@ def test_a_run_from_a_stage_on_takes_its_inputs_from_the_run_before(stack: Stack
     run = create(client, {**config, "runners": {}}, from_stage="ppo")
     run = ended(client, run, "a run from ppo on ends")
     assert run.state is not None and run.state.is_completed(), log(client, run)
-    assert f"ppo again from run {before['run']}" in log(client, run)
+    assert f"ppo again from run {before.run}" in log(client, run)
     again = load_status(stack.home)
-    assert [s["state"] for s in again["stages"]][:4] == ["cached"] * 3 + ["passed"]
-    assert [s["digest"] for s in again["stages"]] == [s["digest"] for s in before["stages"]]
+    assert [s.state for s in again.stages][:4] == ["cached"] * 3 + ["passed"]
+    assert [s.digest for s in again.stages] == [s.digest for s in before.stages]
 
 
 def test_a_retried_run_takes_up_the_run_it_began_and_computes_nothing_twice(
@@ -340,13 +360,13 @@ def test_a_retried_run_takes_up_the_run_it_began_and_computes_nothing_twice(
     ended(client, trigger(client), "a run of hits ends")
     whole = load_status(stack.home)
     config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
-    config["ppo"]["updates"] = 2 * UPDATES + 1  # a key that nobody began
+    config["ppo"]["updates"] = FEW + 1  # a key that nobody began
     run = create(client, config, from_stage="reward")
     ppo = working_child(client, stack, run)
     kill(ppo)
     run = ended(client, run, "its pipeline ends")
     begun = load_status(stack.home)
-    assert [s["state"] for s in begun["stages"]] == ["cached", "cached", "passed", "failed", "not_run"]
+    assert [s.state for s in begun.stages] == ["cached", "cached", "passed", "failed", "not_run"]
     computed, runs = attempts(stack.home), list_runs(stack.home)
     retry = [BIN / "prefect", "flow-run", "retry", str(run.id)]
     subprocess.run(retry, env={**stack.environment, "PREFECT_API_URL": stack.api}, check=True)
@@ -359,15 +379,15 @@ def test_a_retried_run_takes_up_the_run_it_began_and_computes_nothing_twice(
     assert run.state is not None and run.state.is_completed(), log(client, run)
     assert list_runs(stack.home) == runs, "no second run is left beside the first"
     after = load_status(stack.home)
-    assert after["run"] == begun["run"]
-    assert [s["state"] for s in after["stages"]] == ["cached", "cached", "cached", "passed", "passed"]
-    assert [s["digest"] for s in after["stages"]][:3] == [s["digest"] for s in whole["stages"]][:3]
-    keys = {s["key"] for s in after["stages"][:3]}
+    assert after.run == begun.run
+    assert [s.state for s in after.stages] == ["cached", "cached", "cached", "passed", "passed"]
+    assert [s.digest for s in after.stages][:3] == [s.digest for s in whole.stages][:3]
+    keys = {s.key for s in after.stages[:3]}
     assert {key: number for key, number in attempts(stack.home).items() if key in keys} == {
         key: number for key, number in computed.items() if key in keys
     }
-    steps = [point["step"] for point in read_points(stack.home / "runs" / after["run"] / "metrics" / "ppo.jsonl")]
-    assert len(set(steps)) == len(steps) > 2 * UPDATES
+    steps = [point["step"] for point in read_points(stack.home / "runs" / after.run / "metrics" / "ppo.jsonl")]
+    assert len(set(steps)) == len(steps) > FEW
     names = [task.state_name for task in client.read_task_runs(flow_run_filter=_only(run)) if "ppo" in task.name]
     assert "Completed" in names, "the page shows how it ended"
 
@@ -398,3 +418,14 @@ def test_the_deployed_config_is_the_profiles_with_ppo_on_the_gpu_pool(client: Sy
     assert {**expected, "runners": None} == {**config, "runners": None}
     assert client.read_work_pool("gpu").concurrency_limit == 1
     assert client.read_deployment_by_name("compute/gpu").job_variables["env"]["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_a_dead_workers_run_is_noticed_by_its_silence(
+    client: SyncPrefectClient, silent: tuple[FlowRun, FlowRun]
+) -> None:
+    """The last test: the silence lasts while the others run."""
+    run, ppo = silent
+    ppo = ended(client, ppo, "the rest of a dead worker's silence", DEAD_AFTER_SECONDS + 60)
+    assert ppo.state is not None and ppo.state.name == "Crashed" and "its worker died" in (ppo.state.message or "")
+    run = ended(client, run, "its pipeline ends")
+    assert run.state is not None and run.state.is_failed() and "checkpoint" in (run.state.message or "")

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import ArtifactStore
-from components.data.jsonl import read_rows
-from flows.config import RunConfig, load_config
-from flows.profile import parse_override
+from components.base.jsonl import read_rows
+from components.store.store import ArtifactStore
+from flows.config.profiles import parse_override
+from flows.config.run_config import RunConfig, load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("TETHER_DATA", ROOT.parent / "shared" / "data"))

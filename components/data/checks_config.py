@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.settings import Settings
+from components.base.settings import Settings
 
 Severity = Literal["error", "quarantine", "warn"]
 

@@ -1,15 +1,12 @@
-"""Options of the data, of the stage that validates them and of candidates. Importable without torch or pandas."""
+"""Options of the data. Importable without torch or pandas."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from components.base.settings import Settings, unkeyed
 from components.data.checks_config import ChecksConfig, NearDuplicateConfig
-from components.data.support_desk import SupportDeskConfig
-from components.generation import GenerationConfig
-from components.runtime import Runtime
-from components.settings import Settings, unkeyed
-from components.sft.config import SftConfig
+from components.data.support_desk.desk import SupportDeskConfig
 
 
 class SplitConfig(Settings):
@@ -74,69 +71,3 @@ class DataConfig(Settings):
     """What counts as a near-duplicate."""
     generator: SupportDeskConfig = SupportDeskConfig()
     """Size and habits of the built-in task (read where `preferences` or `demonstrations` is generated)."""
-
-
-class TokenizerConfig(Settings):
-    """What the run's tokenizer depends on, where it has no pretrained one."""
-
-    vocabulary: int
-    """Most tokens."""
-    max_demonstrations: int | None
-    """It is made from this many training demonstrations; null for all."""
-
-
-class ValidateJob(Settings):
-    """What the validate stage's output depends on, beside its input files and the pretrained tokenizer."""
-
-    seed: int
-    """Seed of the generator, of samples, and of the choice of `max_pairs`."""
-    generation: GenerationConfig
-    """Lengths that texts are cut to."""
-    data: DataConfig
-    """Sources, formats, splits, checks and limits."""
-    sft: TokenizerConfig
-    """The part of SFT's options that makes the tokenizer."""
-
-    @field_validator("sft", mode="before")
-    @classmethod
-    def _of_sft(cls, given: Any) -> Any:
-        if isinstance(given, SftConfig):
-            return {"vocabulary": given.scratch.vocabulary, "max_demonstrations": given.max_demonstrations}
-        return given
-
-
-class CandidatesConfig(Settings):
-    """Responses to label: how many, from what, and which of them make a pair."""
-
-    temperatures: tuple[Annotated[float, Field(gt=0, le=100)], ...] = Field((0.7, 1.0), min_length=1)
-    """Softmax temperatures that every model is sampled at."""
-    per_prompt: int = Field(4, ge=1)
-    """Responses drawn a prompt, spread over models and temperatures; identical ones are kept once."""
-    pairs: int = Field(1, ge=0)
-    """Pairs to label a prompt; fewer where it has fewer different responses."""
-    max_prompts: int | None = Field(None, ge=1)
-    """At most this many prompts, a seeded choice that doesn't depend on their order; null takes all."""
-    max_characters: int = Field(20_000, ge=10)
-    """Longest prompt, and prompt and longer response of a pair, in characters: what `data.max_characters` lets in."""
-    batch_size: int = Field(64, ge=1)
-    """Responses generated at a time, and between checkpoints."""
-
-    @field_validator("temperatures")
-    @classmethod
-    def _distinct(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("each temperature may be given once")
-        return value
-
-
-class CandidatesJob(Settings):
-    """What the candidates' bytes depend on, beside prompts and models."""
-
-    seed: int
-    """Seed of the choice of prompts, the responses, the pairs and their blinding."""
-    runtime: Runtime
-    """The machine that generates."""
-    generation: GenerationConfig
-    """How responses are sampled, at each of `candidates.temperatures` in the place of its own."""
-    candidates: CandidatesConfig
-    """Responses and pairs."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from components.base.errors import UserError
+from components.base.files import replacing
+from components.base.jsonl import write_rows
 from components.data.config import HubConfig
-from components.data.jsonl import write_rows
 from components.data.rows import RawRow
-from components.errors import UserError
-from components.files import replacing
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIX = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|pq|gz)$", re.IGNORECASE)

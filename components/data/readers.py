@@ -15,9 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
+from components.base.errors import UserError
 from components.data.rows import Problem, RawRow
 from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
-from components.errors import UserError
 
 KINDS = ".jsonl, .json, .csv, .tsv (each also .gz), .parquet"
 _SUFFIXES = {
@@ -144,7 +144,7 @@ def _read_json(path: Path) -> Iterator[RawRow]:
         if error.msg == "Extra data":
             yield from _read_jsonl(path)
             return
-        raise UserError(f"{path} is not JSON: {error.msg} at line {error.lineno}. Mend it there.") from error
+        raise UserError(f"{path} is not JSON: {error.msg} at line {error.lineno}. Correct that line.") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}.") from error
     rows = value if isinstance(value, list) else [value]

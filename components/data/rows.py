@@ -5,10 +5,53 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, Required
 
-Message = dict[str, str]
-Item = dict[str, Any]
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, with_config
+from typing_extensions import TypedDict  # pydantic takes typing's only from Python 3.12 on
+
+from components.base.jsonl import Message
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _turn(message: Message) -> Message:
+    if message.keys() != {"role", "content"} or not message["content"]:
+        raise ValueError("expected an object with role and content")
+    if message["role"] not in ("system", "user", "assistant"):
+        raise ValueError(f"has role {message['role']!r}, expected user, assistant or system")
+    return message
+
+
+@with_config(ConfigDict(strict=True, extra="forbid"))
+class CanonicalRow(TypedDict, total=False):
+    """A row that leaves validation: a pair has all but `response`, a demonstration `response` in place of `chosen` and
+    what only pairs have, a prompt neither."""
+
+    prompt: Required[Annotated[list[Annotated[Message, AfterValidator(_turn)]], Field(min_length=1)]]
+    response: Text
+    """What a demonstration teaches."""
+    chosen: Text
+    rejected: Text
+    margin: Annotated[float | None, Field(allow_inf_nan=False)]
+    """How much better the chosen response is, in the source's units."""
+    votes_chosen: Annotated[int | None, Field(ge=0)]
+    """Annotators who preferred `chosen`."""
+    votes: Annotated[int | None, Field(ge=1)]
+    """Annotators who voted, those for neither among them."""
+    soft_label: Annotated[float | None, Field(ge=0.5, le=1, allow_inf_nan=False)]
+    """Share of the votes for `chosen`, one for neither a half: a target for the reward loss."""
+    objectives: dict[Text, Annotated[float, Field(ge=0, le=1)]] | None
+    """Share of the votes for `chosen` on single questions, by name."""
+    weight: Annotated[float, Field(gt=0, le=1)]
+    """What the pair counts: the kept pairs of one ranking share a count of 1."""
+    category: Text | None
+    """Stratum of the prompt."""
+    source: Text
+    """What the row itself calls its source, else which input it came from."""
+    row: Annotated[int, Field(ge=1)]
+    """Its 1-based number there."""
+
 
 # C0 controls but tab, line feed and carriage return; delete; C1; lone surrogates (bytes that were no UTF-8)
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -43,7 +86,7 @@ class RawRow(NamedTuple):
     """A source's row: its 1-based number, and its fields or, if unreadable, what is wrong and the text."""
 
     number: int
-    data: dict[str, Any]
+    data: Mapping[str, object]
     problem: Problem | None = None
     others: tuple[int, ...] = ()
     """Numbers of further rows that it was gathered from."""
@@ -65,13 +108,13 @@ class Row:
     number: int
     others: tuple[int, ...] = ()
     """Numbers of further rows of the source that it was gathered from."""
-    item: Item | None = None
+    item: CanonicalRow | None = None
     ballot: Ballot | None = None
     first_wins: bool | None = None
     """Whether the response that the source puts first is preferred; None where the format has no order."""
     votes: tuple[tuple[str, int], ...] = ()
     """Annotator and place in `Ballot` of each vote, where the source names its annotators."""
-    data: dict[str, Any] = field(default_factory=dict)
+    data: Mapping[str, object] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -87,7 +130,7 @@ def blank(text: str) -> bool:
 
 
 def most_common_format(
-    rows: Sequence[RawRow], format_of: Callable[[Mapping[str, Any]], str | None]
+    rows: Sequence[RawRow], format_of: Callable[[Mapping[str, object]], str | None]
 ) -> tuple[str | None, list[str]]:
     """The format that most readable rows have by their fields (None where none has one), and the fields' names."""
     readable = [row.data for row in rows if row.problem is None]

@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from components.canonical import canonical_json
+from components.base.hashing import canonical_json
 from components.data.config import SplitConfig
-from components.data.rows import Item, Message
+from components.data.rows import CanonicalRow, Message
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def split_of_key(key: str, shares: SplitConfig) -> str:
     return "calibration" if u < shares.train + shares.calibration else "test"
 
 
-def standing(groups: Mapping[str, Iterable[Item]]) -> dict[str, set[str]]:
+def standing(groups: Mapping[str, Iterable[CanonicalRow]]) -> dict[str, set[str]]:
     """For each prompt's key the names of the groups (of rows) that it stands in; more than one split is a leak."""
     out: dict[str, set[str]] = {}
     for name, items in groups.items():

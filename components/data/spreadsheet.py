@@ -8,7 +8,6 @@ import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 LABELLED = "tether-"
 """What the ids of rows to label start with."""
@@ -31,7 +30,7 @@ def unprotect(text: str) -> str:
     return text[1:] if text.startswith("'") else text
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
     """Write a CSV that Excel, LibreOffice and Sheets open as text: UTF-8 with a byte-order mark, every cell quoted,
     texts disarmed by `protect`; what is no text is written as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,5 +40,5 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
         writer.writerows([_cell(row[name]) for name in columns] for row in rows)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return protect(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

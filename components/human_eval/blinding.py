@@ -6,9 +6,10 @@ artifact, and not by a rater who reads the seed in a profile.
 
 import random
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
-from components.canonical import digest_json
+from components.base.hashing import digest_json
+from components.base.jsonl import Message
 from components.human_eval.selection import Chosen
 
 Side = Literal["a", "b"]
@@ -23,6 +24,26 @@ class Item(NamedTuple):
     sft: str
     policy: str
     policy_side: Side
+
+
+class SealedKey(TypedDict):
+    """`key.json`."""
+
+    note: str
+    policy_side: dict[str, Side]
+    """By item."""
+    salt: str
+
+
+class JudgedItem(TypedDict):
+    """A line of `responses.jsonl`: an item with its authors named."""
+
+    item: str
+    stratum: str
+    category: str | None
+    prompt: list[Message]
+    sft: str
+    policy: str
 
 
 def blind(chosen: Sequence[Chosen], sft: Sequence[str], policy: Sequence[str], seed: int) -> tuple[list[Item], str]:
@@ -42,7 +63,7 @@ def blind(chosen: Sequence[Chosen], sft: Sequence[str], policy: Sequence[str], s
     return items, digest_json([secret, "salt"])
 
 
-def sealed_key(items: Sequence[Item], salt: str) -> dict[str, Any]:
+def sealed_key(items: Sequence[Item], salt: str) -> SealedKey:
     """The content of `key.json`: on which side each item's policy response stands."""
     return {
         "note": "Raters must not see this file before they have rated.",

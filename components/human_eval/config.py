@@ -4,9 +4,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.generation import GenerationConfig
-from components.runtime import Runtime
-from components.settings import Settings
+from components.base.settings import Settings
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
 
 INSTRUCTIONS = (
     "Each row shows a conversation and two replies to it, A and B, in an order drawn at random. Read both and write in "

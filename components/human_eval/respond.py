@@ -3,49 +3,66 @@
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from components.chunks import in_chunks
+from components.base.observe import Observe
 from components.human_eval.config import SampleJob
+from components.training.chunks import in_chunks
 
 SIDES = {"sft": "sft", "policy": "ppo"}
 """A response's author and the input that holds its model."""
 
 
+class SampledText(TypedDict):
+    """A response, and whether EOS was sampled before the cap."""
+
+    text: str
+    ended: bool
+
+
 def respond(
-    job: SampleJob, inputs: Mapping[str, Path], prompts: Sequence[Any], out: Path, report: Any
-) -> dict[str, list[dict[str, Any]]]:
-    """`{"sft": [...], "policy": [...]}`, each one {text, ended} a prompt, in the order of `prompts` (messages).
+    job: SampleJob, inputs: Mapping[str, Path], prompts: Sequence[Any], out: Path, observe: Observe
+) -> dict[str, list[SampledText]]:
+    """`{"sft": [...], "policy": [...]}`, each one answer a prompt, in the order of `prompts` (messages).
 
     A chunk is `human_eval.batch_size` prompts with a seed of its own, written to `out/checkpoint/` when done: what is
     there is not generated again, and an interrupted run ends with the same responses.
     """
     total = len(SIDES) * len(prompts)
+    begun = False
 
-    def responses(side: str, before: int) -> list[dict[str, Any]]:
+    def responses(side: str, before: int) -> list[SampledText]:
         load = functools.cache(lambda: _load(inputs[SIDES[side]], job))
+
+        def generate(chunk: Sequence[Any], start: int) -> list[SampledText]:
+            nonlocal begun
+            if not begun and before + start:
+                observe(before + start, {}, total=total, resumed=True)
+            begun = True
+            return _generate(job, load(), chunk, side, start)
+
         return in_chunks(
             prompts,
             job.human_eval.batch_size,
             out / "checkpoint" / "responses" / side,
-            lambda chunk, start: _generate(job, load(), chunk, side, start),
-            lambda done: report(before + done, {"human_eval/responses": float(before + done)}, total=total),
+            generate,
+            lambda done: observe(before + done, {"human_eval/responses": float(before + done)}, total=total),
         )
 
     return {side: responses(side, n * len(prompts)) for n, side in enumerate(SIDES)}
 
 
 def _load(folder: Path, job: SampleJob) -> tuple[Any, Any]:
-    from components.models import load_causal_lm
+    from components.models.folders import load_causal_lm
 
     return load_causal_lm(folder, job.runtime)
 
 
 def _generate(
     job: SampleJob, loaded: tuple[Any, Any], prompts: Sequence[Any], side: str, start: int
-) -> list[dict[str, Any]]:
-    from components.ppo.rollout import generate_responses
-    from components.training import torch_seed
+) -> list[SampledText]:
+    from components.models.sampling import generate_responses
+    from components.training.loop import torch_seed
 
     model, tokenizer = loaded
     # Each author has random numbers of its own: shared ones would make like models give like responses.

@@ -2,21 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from components.canonical import digest_file
-from components.data.jsonl import read_rows, write_json, write_rows
+from components.base.errors import UserError
+from components.base.hashing import digest_file
+from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
-from components.data.task import task_name
-from components.errors import UserError
-from components.human_eval.blinding import Item, blind, sealed_key, sheet_item
+from components.data.support_desk.task import task_name
+from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
 from components.human_eval.config import HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
 from components.human_eval.selection import choose
-from components.human_eval.sheet import SIMULATED, TEXTS, SheetRow, as_record, rating_columns
+from components.human_eval.sheet import SIMULATED, TEXTS, SheetInfo, SheetRow, as_record, rating_columns
 
 
-def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, report: Any) -> dict[str, float]:
+def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Draw prompts of `inputs["data"]`, have the models of `inputs["sft"]` and `inputs["ppo"]` respond, write a sheet.
 
     `artifact/` holds `sheet.csv`, `sheet.jsonl` and `sheet.json` (instructions) for the raters; `key.json` and
@@ -31,14 +31,14 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, report: Any) -> d
     if not rows:
         raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
     chosen = choose(rows, config, job.seed)
-    responses = respond(job, inputs, [c.prompt for c in chosen], out, report)
+    responses = respond(job, inputs, [c.prompt for c in chosen], out, observe)
     texts = {side: [r["text"] for r in responses[side]] for side in ("sft", "policy")}
     items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed)
     write_json(artifact / "key.json", sealed_key(items, salt))
     write_rows(
         artifact / "responses.jsonl",
-        ({"item": i.item, "stratum": i.chosen.stratum, "category": i.chosen.category, "prompt": i.chosen.prompt,
-          "sft": i.sft, "policy": i.policy} for i in items),
+        (JudgedItem(item=i.item, stratum=i.chosen.stratum, category=i.chosen.category, prompt=i.chosen.prompt,
+                    sft=i.sft, policy=i.policy) for i in items),
     )  # fmt: skip
     sheet = write_sheet(artifact, items, config)
     if config.judges == "simulated":
@@ -61,7 +61,7 @@ def check_judges(config: HumanEvalConfig, data: Path) -> None:
             "human_eval.judges is `simulated`, but these are not the built-in task's data, and judges can be "
             "simulated only where the truth is known. Set human_eval.judges=people and fill in the sheet."
         )
-    from components.data.support_desk import JUDGES
+    from components.data.support_desk.desk import JUDGES
 
     if config.raters > JUDGES:
         raise UserError(f"human_eval.raters is {config.raters}, and there are {JUDGES} simulated judges. Lower it.")
@@ -77,25 +77,23 @@ def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) 
         sheet.append(SheetRow(number, sheet_item(item.item, commitment), as_text(item.chosen.prompt), a, b, empty))
     write_csv(artifact / "sheet.csv", _columns(config), map(as_record, sheet))
     write_rows(artifact / "sheet.jsonl", map(as_record, sheet))
-    write_json(
-        artifact / "sheet.json",
-        {
-            "instructions": config.instructions,
-            "columns": _columns(config),
-            "ratings": list(config.ratings),
-            "raters": config.raters,
-            "items": len(sheet),
-            "key_sha256": commitment,
-            "for_raters": ["sheet.csv", "sheet.jsonl", "sheet.json"],
-            "text_cells": "In the CSV a cell that starts with an apostrophe is the text after it.",
-        },
-    )
+    info: SheetInfo = {
+        "instructions": config.instructions,
+        "columns": _columns(config),
+        "ratings": list(config.ratings),
+        "raters": config.raters,
+        "items": len(sheet),
+        "key_sha256": commitment,
+        "for_raters": ["sheet.csv", "sheet.jsonl", "sheet.json"],
+        "text_cells": "In the CSV a cell that starts with an apostrophe is the text after it.",
+    }
+    write_json(artifact / "sheet.json", info)
     return sheet
 
 
 def simulate(sheet: Sequence[SheetRow], items: Sequence[Item], config: HumanEvalConfig, seed: int) -> list[SheetRow]:
     """The sheet as the built-in task's careful judges fill it in: they see what a rater sees."""
-    from components.data.support_desk import simulated_judges
+    from components.data.support_desk.desk import simulated_judges
 
     return [
         row._replace(

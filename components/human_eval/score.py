@@ -5,17 +5,19 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from components.canonical import canonical_json, digest_file
-from components.data.jsonl import read_rows, write_json
+from components.base.errors import UserError
+from components.base.hashing import canonical_json, digest_file
+from components.base.jsonl import read_rows, write_json
+from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
-from components.errors import UserError
+from components.human_eval.blinding import JudgedItem, SealedKey, Side
 from components.human_eval.config import ScoreJob
-from components.human_eval.sheet import SIMULATED, SheetRow, rating_columns, read_sheet
-from components.stats import clustered_proportion, fleiss_kappa
+from components.human_eval.sheet import SIMULATED, SheetInfo, SheetRow, rating_columns, read_sheet
+from components.stats.intervals import clustered_proportion, fleiss_kappa
 
 _ITEM = re.compile(r"(q\d+)-([0-9a-f]{8})")
 
@@ -24,9 +26,9 @@ class Sample(NamedTuple):
     """A sample artifact: the sheet's description, its unsealed key and the responses, by item."""
 
     folder: Path
-    about: dict[str, Any]
-    policy_side: dict[str, str]
-    responses: dict[str, dict[str, Any]]
+    about: SheetInfo
+    policy_side: dict[str, Side]
+    responses: dict[str, JudgedItem]
 
     @property
     def raters(self) -> int:
@@ -40,10 +42,10 @@ class Sample(NamedTuple):
         Raises:
             UserError: it isn't.
         """
-        about = json.loads((folder / "sheet.json").read_text(encoding="utf-8"))
+        about: SheetInfo = json.loads((folder / "sheet.json").read_text(encoding="utf-8"))
         if digest_file(folder / "key.json") != about["key_sha256"]:
             raise UserError(f"{folder / 'key.json'} was changed: the sample's sheet was sealed with another key.")
-        key = json.loads((folder / "key.json").read_text(encoding="utf-8"))
+        key: SealedKey = json.loads((folder / "key.json").read_text(encoding="utf-8"))
         responses = {row["item"]: row for row in read_rows(folder / "responses.jsonl")}
         return cls(folder, about, key["policy_side"], responses)
 
@@ -78,7 +80,28 @@ class Sample(NamedTuple):
         return found[1]
 
 
-def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, report: Any) -> dict[str, float]:
+class RaterSummary(TypedDict):
+    """What one rater's ratings say; shares are None where there is nothing to share out."""
+
+    rater: str
+    n: int
+    win_rate: float | None
+    ties: float | None
+    side_a: float | None
+    """Share of the ratings that are no ties: far from a half is a habit, not a judgement."""
+    agreement: float | None
+    """Share of other raters' ratings of the same items that theirs agree with."""
+
+
+class StratumSummary(TypedDict):
+    """The policy's win rate over the rated items of a stratum."""
+
+    stratum: str
+    n: int
+    win_rate: float
+
+
+def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Score the filled sheet `inputs["sheet"]` (a file) of the sample `inputs["sample"]`.
 
     An item's score is the mean over its ratings of 1 (policy preferred), a half (tie) or 0; the win rate is the mean
@@ -123,7 +146,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, report: Any) -> di
     }
     write_json(out / "artifact" / "result.json", result)
     write_unblinded(out / "artifact" / "ratings.csv", sample, ratings, scores)
-    report(len(rated), metrics, total=len(rated))
+    observe(len(rated), metrics, total=len(rated))
     return metrics
 
 
@@ -139,10 +162,9 @@ def judged_by(sample: Sample, ratings: Mapping[str, tuple[str, ...]]) -> str:
     return "simulated" if file.exists() and sample.ratings(file) == ratings else "people"
 
 
-def per_rater(sample: Sample, ratings: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
-    """For each rater: ratings given, the policy's win rate, the share of ties, the share of non-ties that name side A
-    (far from a half is a habit, not a judgement), and the share of other raters' ratings that theirs agree with."""
-    out = []
+def per_rater(sample: Sample, ratings: Mapping[str, tuple[str, ...]]) -> list[RaterSummary]:
+    """What each rater's ratings say."""
+    out: list[RaterSummary] = []
     for index, column in enumerate(rating_columns(sample.raters)):
         own = {item: given[index] for item, given in ratings.items() if given[index]}
         sides = Counter(own.values())
@@ -181,7 +203,7 @@ def write_unblinded(
     write_csv(path, columns, rows)
 
 
-def _by_stratum(sample: Sample, scores: Mapping[str, float]) -> list[dict[str, Any]]:
+def _by_stratum(sample: Sample, scores: Mapping[str, float]) -> list[StratumSummary]:
     found: dict[str, list[float]] = {}
     for item, score in scores.items():
         found.setdefault(sample.responses[item]["stratum"], []).append(score)

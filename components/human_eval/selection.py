@@ -2,22 +2,30 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
-from components.canonical import canonical_json
+from components.base.hashing import canonical_json
+from components.base.jsonl import Message
 from components.human_eval.config import HumanEvalConfig
+
+
+class HeldOutPrompt(TypedDict):
+    """A line of a validate artifact's `prompts.test.jsonl`."""
+
+    prompt: list[Message]
+    category: NotRequired[str | None]
 
 
 class Chosen(NamedTuple):
     """A sampled prompt (messages) and the stratum it stands for."""
 
-    prompt: list[dict[str, str]]
+    prompt: list[Message]
     category: str | None
     stratum: str
 
 
-def choose(rows: Sequence[Mapping[str, Any]], config: HumanEvalConfig, seed: int) -> list[Chosen]:
-    """At most `config.items` of `rows` ({prompt, category}), each stratum in proportion to its size.
+def choose(rows: Sequence[HeldOutPrompt], config: HumanEvalConfig, seed: int) -> list[Chosen]:
+    """At most `config.items` of `rows`, each stratum in proportion to its size.
 
     A prompt's place in its stratum is a hash of seed and prompt, so the order of `rows` changes nothing.
     """
@@ -33,7 +41,7 @@ def choose(rows: Sequence[Mapping[str, Any]], config: HumanEvalConfig, seed: int
     return chosen
 
 
-def strata(rows: Sequence[Mapping[str, Any]], config: HumanEvalConfig) -> list[str]:
+def strata(rows: Sequence[HeldOutPrompt], config: HumanEvalConfig) -> list[str]:
     """The name of each row's stratum; a row without a category is in stratum `none` where categories are asked for."""
     kind = config.strata
     if kind == "auto":
@@ -60,5 +68,5 @@ def allocate(sizes: Mapping[str, int], items: int) -> dict[str, int]:
     return counts
 
 
-def _rank(seed: int, prompt: Any) -> bytes:
+def _rank(seed: int, prompt: list[Message]) -> bytes:
     return hashlib.sha256(f"human_eval {seed} {canonical_json(prompt)}".encode()).digest()

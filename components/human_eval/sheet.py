@@ -3,12 +3,12 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
+from components.base.errors import UserError
 from components.data.spreadsheet import unprotect
-from components.errors import UserError
 
 SIMULATED = "ratings.simulated.csv"
 """The sheet as the simulated judges filled it in, in a sample artifact."""
@@ -26,6 +26,19 @@ class SheetRow(NamedTuple):
     ratings: tuple[str, ...]
 
 
+class SheetInfo(TypedDict):
+    """`sheet.json`: what raters are told of a sheet, and what it takes to read it back."""
+
+    instructions: str
+    columns: list[str]
+    ratings: list[str]
+    raters: int
+    items: int
+    key_sha256: str
+    for_raters: list[str]
+    text_cells: str
+
+
 def rating_columns(raters: int) -> list[str]:
     """`rating_1` to `rating_k`, a rater each."""
     return [f"rating_{i}" for i in range(1, raters + 1)]
@@ -33,8 +46,7 @@ def rating_columns(raters: int) -> list[str]:
 
 def as_record(row: SheetRow) -> dict[str, str]:
     """A sheet's row by column."""
-    texts = dict(zip(TEXTS, row[1:5], strict=True))
-    return texts | dict(zip(rating_columns(len(row.ratings)), row.ratings, strict=True))
+    return dict(zip([*TEXTS, *rating_columns(len(row.ratings))], [*row[1:5], *row.ratings], strict=True))
 
 
 def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
@@ -76,7 +88,7 @@ def _decode(path: Path) -> str:
         return data.decode("cp1252", "replace")
 
 
-def _table(path: Path, text: str, wanted: Sequence[str]) -> Iterable[tuple[int, dict[str, Any]]]:
+def _table(path: Path, text: str, wanted: Sequence[str]) -> Iterable[tuple[int, Mapping[str, object]]]:
     for delimiter in ",;\t":
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         try:
@@ -98,7 +110,7 @@ def _table(path: Path, text: str, wanted: Sequence[str]) -> Iterable[tuple[int, 
             yield number, {name: unprotect(cell) for name, cell in zip(header, padded, strict=False)}
 
 
-def _json_lines(path: Path, text: str) -> Iterable[tuple[int, dict[str, Any]]]:
+def _json_lines(path: Path, text: str) -> Iterable[tuple[int, Mapping[str, object]]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -124,7 +136,7 @@ def _check_columns(path: Path, number: int, names: Sequence[str], wanted: Sequen
         )
 
 
-def _text(path: Path, number: int, name: str, value: Any) -> str:
+def _text(path: Path, number: int, name: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -132,7 +144,7 @@ def _text(path: Path, number: int, name: str, value: Any) -> str:
     return value.strip() if name == "item" else value
 
 
-def _rating(path: Path, number: int, name: str, value: Any, valid: Sequence[str]) -> str:
+def _rating(path: Path, number: int, name: str, value: object, valid: Sequence[str]) -> str:
     rating = "" if value is None else str(value).strip().casefold()
     if rating and rating not in valid:
         raise UserError(

@@ -5,14 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from components.ppo.config import PpoConfig
-from components.ppo.maths import (
-    gae,
-    group_deviations,
-    group_normalised,
-    leave_one_out,
-    masked_variance,
-    whiten,
-)
+from components.ppo.maths import gae, group_deviations, group_normalised, leave_one_out, masked_variance, whiten
 
 
 class Advantages(NamedTuple):

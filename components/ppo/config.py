@@ -5,12 +5,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.adapters_config import AdapterConfig
-from components.generation import GenerationConfig
-from components.optim import OptimizerConfig
+from components.base.settings import Settings, unkeyed
+from components.models.config import AdapterConfig, GenerationConfig
+from components.models.runtime import Runtime
 from components.reward.config import EnsembleConfig
-from components.runtime import Runtime
-from components.settings import Settings, unkeyed
+from components.training.optim import OptimizerConfig
 
 MINIMUM_REACH = 10.0
 """An adaptive controller whose coefficient can't change by this factor over the run can't hold a target."""

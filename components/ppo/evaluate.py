@@ -1,26 +1,46 @@
 """The policy against the SFT policy on held-out prompts: what the gates judge."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from components.batching import encode_prompt
-from components.data.jsonl import read_rows, write_rows
-from components.data.task import task_scores
+from components.base.jsonl import read_rows, write_rows
+from components.data.support_desk.task import task_scores
+from components.models.batching import encode_prompt
+from components.models.sampling import rollout_engine
 from components.ppo.config import PpoJob
 from components.ppo.experience import rewarded_scores
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models, frozen_pass
-from components.ppo.rollout import rollout_engine
-from components.ppo.text import echo, repetition
 from components.sft.demonstrations import encode_demonstrations, mean_loss
-from components.stats import clustered_mean
-from components.training import torch_seed
+from components.stats.intervals import clustered_mean, paired_gain
+from components.training.loop import torch_seed
+
+
+class Answered(NamedTuple):
+    """A response with its score, KL to SFT (summed k1, nats) and texture."""
+
+    response: str
+    score: float
+    kl: float
+    tokens: int
+    entropy: float
+    """Mean over its tokens, nats."""
+    ended: bool
+    repetition: float
+    echo: float
+    truth: dict[str, float]
+    """`task_scores`: none on people's data."""
+
+    def row(self) -> dict[str, object]:
+        """As one JSON object."""
+        return {name: value for name, value in self._asdict().items() if name != "truth"} | self.truth
 
 
 def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
@@ -30,40 +50,41 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
     sft = respond(models, models.sft, prompts, job, data)
     write_rows(
         out / "artifact" / "evaluation.jsonl",
-        ({"prompt": p, "policy": a, "sft": b} for p, a, b in zip(prompts, policy, sft, strict=True)),
+        ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True)),
     )
     clusters = [str(p) for p in prompts]
-    kl = clustered_mean([r["kl"] for r in policy], clusters)
-    gain = clustered_mean([a["score"] - b["score"] for a, b in zip(policy, sft, strict=True)], clusters)
+    kl = clustered_mean([r.kl for r in policy], clusters)
+    gain = clustered_mean([a.score - b.score for a, b in zip(policy, sft, strict=True)], clusters)
     metrics = {
         "ppo/evaluated": float(len(prompts)),
         "ppo/kl": kl.value,
         "ppo/kl_high": kl.high,
-        "ppo/kl_per_token": sum(r["kl"] for r in policy) / sum(r["tokens"] for r in policy),
-        "ppo/proxy_reward": _mean(policy, "score"),
+        "ppo/kl_per_token": sum(r.kl for r in policy) / sum(r.tokens for r in policy),
+        "ppo/proxy_reward": _mean(r.score for r in policy),
         "ppo/reward_gain": gain.value,
         "ppo/reward_gain_low": gain.low,
-        "ppo/entropy": _mean(policy, "entropy"),
-        "ppo/response_tokens": _mean(policy, "tokens"),
-        "ppo/length_ratio": _mean(policy, "tokens") / _mean(sft, "tokens"),
-        "ppo/ended": _mean(policy, "ended"),
-        "ppo/repetition": _mean(policy, "repetition"),
-        "ppo/echo": _mean(policy, "echo"),
-        "ppo/distinct": len({r["response"] for r in policy}) / len(policy),
-        "ppo/sft_distinct": len({r["response"] for r in sft}) / len(sft),
+        "ppo/entropy": _mean(r.entropy for r in policy),
+        "ppo/response_tokens": _mean(r.tokens for r in policy),
+        "ppo/length_ratio": _mean(r.tokens for r in policy) / _mean(r.tokens for r in sft),
+        "ppo/ended": _mean(r.ended for r in policy),
+        "ppo/repetition": _mean(r.repetition for r in policy),
+        "ppo/echo": _mean(r.echo for r in policy),
+        "ppo/distinct": len({r.response for r in policy}) / len(policy),
+        "ppo/sft_distinct": len({r.response for r in sft}) / len(sft),
         "ppo/demonstration_perplexity_ratio": _forgetting(models, job, data),
     }
-    if "gold" in policy[0]:
-        gold = clustered_mean([a["gold"] - b["gold"] for a, b in zip(policy, sft, strict=True)], clusters)
+    if policy[0].truth:
+        gold = paired_gain([a.truth["gold"] for a in policy], [b.truth["gold"] for b in sft], clusters)
+        mine, its = ({k: _mean(r.truth[k] for r in rows) for k in rows[0].truth} for rows in (policy, sft))
         metrics |= {
-            "ppo/gold": _mean(policy, "gold"),
-            "ppo/sft_gold": _mean(sft, "gold"),
+            "ppo/gold": mine["gold"],
+            "ppo/sft_gold": its["gold"],
             "ppo/gold_gain_low": gold.low,
             "ppo/gold_gain_high": gold.high,
-            "ppo/violations": _mean(policy, "violations"),
-            "ppo/sft_violations": _mean(sft, "violations"),
-            "ppo/violations_excess": _mean(policy, "violations") - _mean(sft, "violations"),
-            "ppo/echoes": _mean(policy, "echoes"),
+            "ppo/violations": mine["violations"],
+            "ppo/sft_violations": its["violations"],
+            "ppo/violations_excess": mine["violations"] - its["violations"],
+            "ppo/echoes": mine["echoes"],
         }
     return metrics | (best_of(models, prompts, job, data, job.ppo.best_of) if job.ppo.best_of else {})
 
@@ -74,30 +95,30 @@ def best_of(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, n: 
     Its KL to SFT is at most log n - (n - 1) / n nats a response (Stiennon et al. 2020, G.3; Beirami et al. 2024).
     """
     rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, stream="best of n")
-    best = [max(rows[i : i + n], key=lambda row: row["score"]) for i in range(0, len(rows), n)]
+    best = [max(rows[i : i + n], key=lambda row: row.score) for i in range(0, len(rows), n)]
     metrics = {
         "ppo/best_of_kl_bound": math.log(n) - (n - 1) / n,
-        "ppo/best_of_proxy_reward": _mean(best, "score"),
-        "ppo/best_of_response_tokens": _mean(best, "tokens"),
+        "ppo/best_of_proxy_reward": _mean(r.score for r in best),
+        "ppo/best_of_response_tokens": _mean(r.tokens for r in best),
     }
-    return metrics | ({"ppo/best_of_gold": _mean(best, "gold")} if "gold" in best[0] else {})
+    return metrics | ({"ppo/best_of_gold": _mean(r.truth["gold"] for r in best)} if best[0].truth else {})
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    return float(np.mean([row[name] for row in rows]))
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
 
 
 def respond(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation"
-) -> list[dict[str, Any]]:
-    """One response of `model` to each prompt, with its score, KL to SFT (summed k1, nats) and texture.
+) -> list[Answered]:
+    """One response of `model` to each prompt.
 
     Two models that share a `stream` share its random numbers.
     """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
     generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", stream))
-    rows: list[dict[str, Any]] = []
+    rows = []
     with rollout_engine(model, models.tokenizer, job.runtime) as engine:
         for start in range(0, len(prompts), job.ppo.batch_size):
             batch = slice(start, start + job.ppo.batch_size)
@@ -108,14 +129,12 @@ def respond(
             scores = rewarded_scores(found["raw_scores"], samples, models.scale, job.ppo.score)
             lengths = mask.sum(1)
             for i, (prompt, text) in enumerate(zip(prompts[batch], samples.texts(models.tokenizer), strict=True)):
-                rows.append(
-                    {
-                        "response": text, "score": scores[i].item(), "kl": kl[i].item(), "tokens": int(lengths[i]),
-                        "entropy": found["entropy"][i].sum().item() / int(lengths[i]), "ended": bool(samples.ended[i]),
-                        "repetition": repetition(text), "echo": echo(prompt[-1]["content"], text),
-                    }
-                    | task_scores(data, prompt, text)
-                )  # fmt: skip
+                rows.append(Answered(
+                    text, scores[i].item(), kl[i].item(), int(lengths[i]),
+                    entropy=found["entropy"][i].sum().item() / int(lengths[i]), ended=bool(samples.ended[i]),
+                    repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
+                    truth=task_scores(data, prompt, text),
+                ))  # fmt: skip
     return rows
 
 
@@ -125,3 +144,20 @@ def _forgetting(models: Models, job: PpoJob, data: Path) -> float:
     examples = encode_demonstrations(models.tokenizer, rows, job.generation)
     losses = [mean_loss(m, models.tokenizer, examples, job.runtime) for m in (models.policy, models.sft)]
     return math.exp(losses[0] - losses[1])
+
+
+def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    return list(zip(*(words[i:] for i in range(n)), strict=False))
+
+
+def repetition(text: str, n: int = 4) -> float:
+    """Share of a text's n-grams that stood in it before (0 where it has none)."""
+    grams = _ngrams(text, n)
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def echo(prompt: str, response: str, n: int = 4) -> float:
+    """Share of a response's n-grams that stand in the prompt (0 where it has none)."""
+    grams, source = _ngrams(response, n), set(_ngrams(prompt, n))
+    return sum(gram in source for gram in grams) / len(grams) if grams else 0.0

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from components.errors import CheckFailed
+from components.base.errors import CheckFailed
+from components.models.sampling import Samples
 from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoJob, ScoreConfig
 from components.ppo.maths import kl_estimates, masked_mean, masked_variance, token_rewards
 from components.ppo.models import Models, frozen_pass
-from components.ppo.rollout import Samples
 from components.reward.scoring import ScoreScale
 
 SAMPLER_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01}

@@ -1,21 +1,20 @@
 """One update of PPO: epochs of minibatches over a batch of experience."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import AdamW
 
-from components.errors import CheckFailed
-from components.models import recomputed
-from components.optim import build_optimizer, learning_rate_at, set_learning_rate
+from components.base.errors import CheckFailed
 from components.ppo.config import PpoJob
 from components.ppo.experience import Experience, check_sampler
 from components.ppo.maths import explained_variance, kl_estimates, kl_loss, masked_mean, policy_loss, value_loss
 from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, micro_batches, scatter
-from components.training import clip_and_step, seeded
+from components.training.loop import clip_and_step, recomputed, seeded
+from components.training.optim import build_optimizer, learning_rate_at, set_learning_rate
 
 Loss = tuple[Tensor, dict[str, float]]
 """What is backpropagated, with what to report of it."""
@@ -31,7 +30,7 @@ class Learner:
 
     models: Models
     job: PpoJob
-    optimizers: dict[str, Any]
+    optimizers: dict[str, AdamW]
     """Of the `policy`, and of the `critic` where there is one."""
 
     @classmethod
@@ -59,21 +58,11 @@ class Learner:
         """
         config, rate = self.job.ppo, self.set_rates(update)
         sums: dict[str, float] = defaultdict(float)
-        steps, stopped = 0, False
-        for epoch in range(config.epochs):
-            order = list(range(config.batch_size))
-            seeded(self.job.seed, "ppo", "minibatches", update, epoch).shuffle(order)
-            for start in range(0, config.batch_size, config.minibatch_size):
-                rows = torch.tensor(order[start : start + config.minibatch_size])
-                metrics = self._step(experience, rows, first=steps == 0)
-                steps += 1
-                for name, value in metrics.items():
-                    sums[name] = max(sums[name], value) if name in LARGEST else sums[name] + value
-                limit = config.stop_epochs_above
-                stopped = limit is not None and metrics["ppo/approx_kl"] > limit
-                if stopped:
-                    break
-            if stopped:
+        for steps, rows in enumerate(self._minibatches(update), 1):
+            metrics = self._step(experience, rows, first=steps == 1)
+            for name, value in metrics.items():
+                sums[name] = max(sums[name], value) if name in LARGEST else sums[name] + value
+            if config.stop_epochs_above is not None and metrics["ppo/approx_kl"] > config.stop_epochs_above:
                 break
         means = {name: value if name in LARGEST else value / steps for name, value in sums.items()}
         mask = experience.samples.response_mask
@@ -81,6 +70,13 @@ class Learner:
             explained = explained_variance(experience.values, experience.returns, mask)
             means["ppo/explained_variance"] = explained.item()
         return means | {"ppo/learning_rate": rate, "ppo/optimizer_steps": float(steps)}
+
+    def _minibatches(self, update: int) -> Iterator[Tensor]:
+        """The rows of each optimiser step of `update`: every epoch takes all, in an order of its own."""
+        for epoch in range(self.job.ppo.epochs):
+            order = list(range(self.job.ppo.batch_size))
+            seeded(self.job.seed, "ppo", "minibatches", update, epoch).shuffle(order)
+            yield from torch.tensor(order).split(self.job.ppo.minibatch_size)
 
     def _step(self, experience: Experience, rows: Tensor, first: bool) -> dict[str, float]:
         """One optimiser step on the responses `rows`, in micro-batches weighted by tokens.
@@ -115,12 +111,30 @@ class Learner:
         return {"policy": self._policy_pass} | ({"critic": self._critic_pass} if separate else {})
 
     def _policy_pass(self, experience: Experience, rows: Tensor, first: bool) -> Loss:
-        """The policy's loss on `rows`, with that of a critic which shares its trunk."""
-        batch, critic = Packed.of(experience.samples, rows), self.models.critic
-        loss, hidden, metrics = self._policy_loss(experience, rows, batch, first)
+        """Policy loss - entropy bonus (+ KL loss), means over the tokens of `rows`; with it that of a shared critic."""
+        config, mask, critic = self.job.ppo, experience.samples.response_mask[rows], self.models.critic
+        batch = Packed.of(experience.samples, rows)
+        with recomputed(self.models.policy, config):
+            stats = batch.stats(self.models.policy, self.job, config.entropy_coefficient > 0)
+        logprobs, old = scatter(stats.logprobs, mask), experience.logprobs[rows]
+        surrogate = policy_loss(logprobs, old, experience.advantages[rows], mask, config.clip_range)
+        policy = masked_mean(surrogate.loss, mask)
+        metrics = {
+            "ppo/policy_loss": policy.item(),
+            "ppo/clip_fraction": masked_mean(surrogate.clipped.float(), mask).item(),
+            "ppo/approx_kl": masked_mean(kl_estimates(old, logprobs.detach(), mask).k3, mask).item(),
+            "ppo/ratio_max": surrogate.ratio.max().item(),
+        }
+        if first and experience.samples.seen is not None:
+            metrics["ppo/sampler_drift"] = check_sampler(old, logprobs.detach(), mask, self.job.runtime.dtype)
+        loss = policy if stats.entropy is None else policy - config.entropy_coefficient * stats.entropy.mean()
+        if config.kl.form != "reward":
+            tether = kl_loss(logprobs, old, experience.reference[rows], mask, config.kl.form)
+            loss = loss + experience.kl_weight * masked_mean(tether, mask)
         if isinstance(critic, SharedCritic):
-            value = self._value_loss(experience, rows, critic.values(batch, hidden, self.job.runtime))
-            loss, metrics = loss + self.job.ppo.critic.coefficient * value, metrics | {"ppo/value_loss": value.item()}
+            value = self._value_loss(experience, rows, critic.values(batch, stats.hidden, self.job.runtime))
+            loss = loss + config.critic.coefficient * value
+            metrics["ppo/value_loss"] = value.item()
         return loss, metrics
 
     def _critic_pass(self, experience: Experience, rows: Tensor, first: bool) -> Loss:
@@ -131,35 +145,6 @@ class Learner:
             values = critic.values(Packed.of(experience.samples, rows), None, self.job.runtime)
         value = self._value_loss(experience, rows, values)
         return value, {"ppo/value_loss": value.item()}
-
-    def _policy_loss(
-        self, experience: Experience, rows: Tensor, batch: Packed, first: bool
-    ) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Policy loss - entropy bonus (+ KL loss), means over the tokens of `rows`; the last hidden states (K, D)."""
-        config, mask = self.job.ppo, experience.samples.response_mask[rows]
-        with recomputed(self.models.policy, config):
-            stats = batch.stats(self.models.policy, self.job, config.entropy_coefficient > 0)
-        logprobs, old = scatter(stats.logprobs, mask), experience.logprobs[rows]
-        drift = {}
-        if first and experience.samples.seen is not None:
-            drift["ppo/sampler_drift"] = check_sampler(old, logprobs.detach(), mask, self.job.runtime.dtype)
-        surrogate = policy_loss(logprobs, old, experience.advantages[rows], mask, config.clip_range)
-        policy = masked_mean(surrogate.loss, mask)
-        loss = policy if stats.entropy is None else policy - config.entropy_coefficient * stats.entropy.mean()
-        if config.kl.form != "reward":
-            tether = kl_loss(logprobs, old, experience.reference[rows], mask, config.kl.form)
-            loss = loss + experience.kl_weight * masked_mean(tether, mask)
-        return (
-            loss,
-            stats.hidden,
-            {
-                "ppo/policy_loss": policy.item(),
-                "ppo/clip_fraction": masked_mean(surrogate.clipped.float(), mask).item(),
-                "ppo/approx_kl": masked_mean(kl_estimates(old, logprobs.detach(), mask).k3, mask).item(),
-                "ppo/ratio_max": surrogate.ratio.max().item(),
-                **drift,
-            },
-        )
 
     def _value_loss(self, experience: Experience, rows: Tensor, values: Tensor) -> Tensor:
         """Mean value loss over the tokens of `rows`, from the critic's values (K,) of them."""

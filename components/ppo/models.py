@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.adapters import AdapterView, Backbone, load_adapter, tensors_digest
-from components.adapters_config import AdapterConfig
-from components.batching import even_runs
-from components.errors import UserError
-from components.logprobs import TokenStats, last_hidden, predicts, token_stats
-from components.models import autocast, frozen, load_causal_lm, load_reward_model
+from components.base.errors import UserError
+from components.models.adapters import AdapterView, Backbone, load_adapter, tensors_digest
+from components.models.batching import even_runs
+from components.models.config import AdapterConfig
+from components.models.folders import autocast, frozen, load_causal_lm, load_reward_model
+from components.models.logprobs import TokenStats, last_hidden, predicts, token_stats
+from components.models.runtime import Runtime
+from components.models.sampling import Samples
 from components.ppo.config import PpoJob
-from components.ppo.rollout import Samples
 from components.reward.scoring import (
     ScoreScale,
     adapter_name,
@@ -26,8 +27,7 @@ from components.reward.scoring import (
     score_tokens,
     with_one_head,
 )
-from components.runtime import Runtime
-from components.training import torch_seed
+from components.training.loop import torch_seed
 
 
 class SeparateCritic(nn.Module):
@@ -116,7 +116,7 @@ class Models:
         critic = self.critic
         return (lambda hidden: critic(hidden).squeeze(-1)) if isinstance(critic, SharedCritic) else None
 
-    def trained(self) -> dict[str, Any]:
+    def trained(self) -> dict[str, nn.Module]:
         """What takes gradients: the policy, and the critic where there is one."""
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 

@@ -4,34 +4,49 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from components.adapters import AdapterView, save_adapter
-from components.batching import encode_prompt
-from components.checkpoint import Pace
-from components.data.jsonl import read_rows, write_json, write_rows
-from components.data.task import task_scores
-from components.errors import CheckFailed, UserError
-from components.files import replacing
-from components.models import save_model
+from components.base.errors import CheckFailed, UserError
+from components.base.files import replacing
+from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.observe import Observe
+from components.data.support_desk.task import task_scores
+from components.models.adapters import AdapterView, save_adapter
+from components.models.batching import encode_prompt
+from components.models.folders import save_model
+from components.models.sampling import Samples, rollout_engine
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
 from components.ppo.evaluate import evaluate
 from components.ppo.experience import SAMPLER_TOLERANCE, Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
-from components.ppo.rollout import Samples, rollout_engine
-from components.training import Report, restore_state, save_state, seeded, torch_seed
+from components.training.checkpoint import Pace
+from components.training.loop import restore_state, save_state, seeded, torch_seed
 
 SAMPLES_SHOWN = 8
 
 
-def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
+@dataclass
+class Progress:
+    """What has been seen of a training so far, as its checkpoints hold it."""
+
+    history: list[dict[str, float]] = field(default_factory=list)
+    """`update` (from 1) and the metrics of each update."""
+    samples: list[dict[str, object]] = field(default_factory=list)
+    """Some responses, with `update` (from 0)."""
+    stopped: bool = False
+    """KL went over the ceiling."""
+
+
+def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Train the policy of `inputs["sft"]` against `inputs["reward"]` on prompts of `inputs["data"]`.
 
     Raises:
@@ -45,7 +60,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
     models = Models.load(job, inputs)
     held = {name: weights_digest(m) for name, m in _held(models).items()}
-    trained = train(models, job, prompts, data, out, report)
+    trained = train(models, job, prompts, data, out, observe)
     for name, model in _held(models).items():
         if weights_digest(model) != held[name]:
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
@@ -53,41 +68,43 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     save_model(models.policy, models.tokenizer, out / "artifact" / "model")
     if isinstance(models.policy, AdapterView):
         save_adapter(models.policy, out / "artifact" / "adapter")
-    write_rows(out / "artifact" / "history.jsonl", trained["history"])
-    write_rows(out / "artifact" / "samples.jsonl", trained["samples"])
+    write_rows(out / "artifact" / "history.jsonl", trained.history)
+    write_rows(out / "artifact" / "samples.jsonl", trained.samples)
     metrics = evaluate(models, job, data, out)
-    last = trained["history"][-1]
+    last = trained.history[-1]
     kept = ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl", "ppo/kl_to_reference")
     metrics |= {name: last[name] for name in kept if name in last}
     metrics |= {
-        "ppo/ratio_max": max(row["ppo/ratio_max"] for row in trained["history"]),
-        "ppo/stopped": float(trained["stopped"]),
-        "ppo/updates": float(len(trained["history"])),
+        "ppo/ratio_max": max(row["ppo/ratio_max"] for row in trained.history),
+        "ppo/stopped": float(trained.stopped),
+        "ppo/updates": float(len(trained.history)),
     }
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
 
 
-def _held(models: Models) -> dict[str, Any]:
+def _held(models: Models) -> dict[str, nn.Module]:
     return {"SFT policy": models.sft, "reward model": models.reward_model}
 
 
-def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, report: Report) -> dict[str, Any]:
-    """The updates; returns {history, samples, stopped}. Resumes from `out/checkpoint/ppo`."""
+def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, observe: Observe) -> Progress:
+    """The updates. Resumes from `out/checkpoint/ppo`."""
     config, folder = job.ppo, out / "checkpoint" / "ppo"
     learner, controller = Learner.start(models, job), KLController.start(config.kl)
     refresh_every = config.kl.refresh_every
     modules = models.trained() | ({"reference": models.reference} if refresh_every else {})
-    state: dict[str, Any] = {"history": [], "samples": [], "stopped": False}
+    seen = Progress()
     if resumed := restore_state(folder, modules, learner.optimizers):
         state, controller.beta, controller.holding = (resumed[1][name] for name in ("state", "beta", "holding"))
-        for row in state["history"]:
-            report(row["update"], {k: v for k, v in row.items() if k != "update"}, total=config.updates)
+        seen = Progress(**state)
+        for row in seen.history:
+            observe(int(row["update"]), {k: v for k, v in row.items() if k != "update"}, total=config.updates)
+        observe(resumed[0], {}, total=config.updates, resumed=True)
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
     with Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
-        while len(state["history"]) < config.updates and not state["stopped"]:
-            update, began = len(state["history"]), time.perf_counter()
+        while len(seen.history) < config.updates and not seen.stopped:
+            update, began = len(seen.history), time.perf_counter()
             # 1. sample responses to the prompts of the batch, those to one prompt beside each other
             asked = prompt_batch(len(prompts), config.batch_size // config.group_size, update, job.seed)
             chosen = [i for i in asked for _ in range(config.group_size)]
@@ -102,27 +119,28 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
                 metrics = experience.metrics | learner.update(experience, update)
             # 4. move the tether
             kl = metrics["ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"]
-            state["stopped"] = controller.stops(kl)
+            seen.stopped = controller.stops(kl)
             controller.update(kl)
             if refresh_every and (update + 1) % refresh_every == 0:
                 models.refresh_reference()
             # 5. keep what was seen
-            rows = _describe(models, experience, [prompts[i] for i in chosen], data)
-            metrics |= {
-                f"ppo/{name}": _mean(rows, name) for name in ("gold", "violations", "echoes") if name in rows[0]
-            }
-            state["history"].append({"update": update + 1, **metrics})
-            last = update + 1 == config.updates or state["stopped"]
+            asked_of = [prompts[i] for i in chosen]
+            texts = samples.texts(models.tokenizer)
+            truths = [task_scores(data, prompt, text) for prompt, text in zip(asked_of, texts, strict=True)]
+            metrics |= {f"ppo/{name}": sum(each[name] for each in truths) / len(truths) for name in truths[0]}
+            seen.history.append({"update": update + 1, **metrics})
+            last = update + 1 == config.updates or seen.stopped
             if update % config.sample_every == 0 or last:
-                state["samples"] += [{"update": update} | row for row in rows[:SAMPLES_SHOWN]]
+                shown = islice(zip(asked_of, texts, experience.scores.tolist(), truths, strict=True), SAMPLES_SHOWN)
+                seen.samples += [{"update": update, "prompt": p, "response": r, "score": s} | t for p, r, s, t in shown]
             if pace.due(update + 1, last):
-                kept = {"state": state, "beta": controller.beta, "holding": controller.holding}
+                kept = {"state": asdict(seen), "beta": controller.beta, "holding": controller.holding}
                 save_state(folder, update + 1, modules, learner.optimizers, kept)
             seconds, tokens = time.perf_counter() - began, float(samples.response_mask.sum())
-            speed = {"ppo/samples_per_second": len(rows) / seconds, "ppo/tokens_per_second": tokens / seconds}
-            report(update + 1, metrics | speed, total=config.updates)
+            speed = {"ppo/samples_per_second": len(texts) / seconds, "ppo/tokens_per_second": tokens / seconds}
+            observe(update + 1, metrics | speed, total=config.updates, tokens=tokens)
             pace.stop_if_told()
-    return state
+    return seen
 
 
 def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int) -> Samples:
@@ -145,19 +163,6 @@ def _kept_if_stopped(out: Path, update: int, samples: Samples) -> Iterator[list[
         with replacing(path) as temporary:
             save_file({name: value.cpu().clone() for name, value in tensors.items()}, temporary)
         raise CheckFailed(f"{str(error).rstrip('.')}. The batch of update {update + 1} is kept in {path}.") from error
-
-
-def _describe(models: Models, experience: Experience, prompts: list[Any], data: Path) -> list[dict[str, Any]]:
-    """Each response as text with its score and, on the built-in task, the truth about it."""
-    texts = experience.samples.texts(models.tokenizer)
-    return [
-        {"prompt": prompt, "response": text, "score": score} | task_scores(data, prompt, text)
-        for prompt, text, score in zip(prompts, texts, experience.scores.tolist(), strict=True)
-    ]
-
-
-def _mean(rows: list[dict[str, Any]], name: str) -> float:
-    return sum(row[name] for row in rows) / len(rows)
 
 
 def prompt_batch(count: int, batch_size: int, update: int, seed: int) -> list[int]:

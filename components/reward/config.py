@@ -4,11 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.adapters_config import AdapterConfig
-from components.generation import GenerationConfig
-from components.optim import OptimizerConfig
-from components.runtime import Runtime
-from components.settings import Settings, unkeyed
+from components.base.settings import Settings, unkeyed
+from components.models.config import AdapterConfig, GenerationConfig
+from components.models.runtime import Runtime
+from components.training.optim import FitConfig
 
 
 class EnsembleConfig(Settings):
@@ -32,17 +31,11 @@ class RefreshConfig(Settings):
     and a quarter where they weren't; preference data are small, so the surer of the two costs little."""
 
 
-class RewardConfig(OptimizerConfig):
+class RewardConfig(FitConfig):
     """A scalar head (or one per objective) on the SFT checkpoint, trained with the Bradley-Terry loss."""
 
     learning_rate: float = Field(5e-4, gt=0, le=1)
     """Peak learning rate."""
-    epochs: int = Field(1, ge=1)
-    """Passes over the training pairs."""
-    batch_size: int = Field(32, ge=1)
-    """Pairs an optimiser step."""
-    micro_batch_size: int = Field(32, ge=1)
-    """Pairs a forward pass (both responses of each); gradients accumulate up to `batch_size`."""
     shared_prompts: bool = True
     """Compute what a pair's two sequences begin with once, for both; false for models whose tokens meet by other ways
     than full attention, which is checked before training."""
@@ -77,10 +70,6 @@ class RewardConfig(OptimizerConfig):
     """Train a LoRA adapter (and the head) beside the frozen SFT model; null trains all of it."""
     refresh: RefreshConfig | None = None
     """Start from an earlier run's reward model, and say what changed on its test pairs; null starts from SFT."""
-    checkpoint_every: int = unkeyed(100, ge=1)
-    """Optimiser steps between checkpoints."""
-    checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
-    """Minutes between checkpoints, where they pass before so many steps; null for steps alone."""
 
     @model_validator(mode="after")
     def _an_average_has_members(self) -> Self:

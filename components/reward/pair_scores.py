@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from components.batching import even_runs, pad
-from components.errors import CheckFailed
-from components.models import autocast
+from components.base.errors import CheckFailed
+from components.models.batching import even_runs, pad
+from components.models.folders import autocast
+from components.models.runtime import Runtime
 from components.reward.pairs import Pair
 from components.reward.scoring import head_scores
-from components.runtime import Runtime
 
 TOLERANCE = 1e-3
 """Most by which a score in a packed row may differ from the same alone: absolute, and relative."""
 
 
-class Packed(NamedTuple):
+class PackedPairs(NamedTuple):
     """N pairs as rows of at most L tokens."""
 
     ids: Tensor
@@ -54,7 +54,7 @@ def longer(pair: Pair) -> int:
     return max(len(pair.chosen), len(pair.rejected))
 
 
-def pack(pairs: Sequence[Pair], pad_id: int) -> Packed:
+def pack(pairs: Sequence[Pair], pad_id: int) -> PackedPairs:
     """Rows of pairs, padded to the longest."""
     shared = [shared_tokens(pair) for pair in pairs]
     ids, _ = pad([p.chosen + p.rejected[n:] for p, n in zip(pairs, shared, strict=True)], pad_id)
@@ -65,14 +65,14 @@ def pack(pairs: Sequence[Pair], pad_id: int) -> Packed:
     part = (at >= begins).long() + (at >= turns) + (at >= ends)  # 0 shared, 1 chosen, 2 rejected, 3 padding
     positions = at - (at >= turns) * (turns - begins)
     sees = (at <= at.unsqueeze(1)) & ((part == 0).unsqueeze(1) | (part.unsqueeze(1) == part.unsqueeze(2)))
-    return Packed(ids, positions, sees.unsqueeze(1), torch.cat([turns, ends], dim=1) - 1)
+    return PackedPairs(ids, positions, sees.unsqueeze(1), torch.cat([turns, ends], dim=1) - 1)
 
 
 def packed_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
     """Raw scores (N, K) float32 of the chosen and of the rejected, differentiable; computed in runs of like length."""
     found, order = [], list[int]()
     for run in even_runs([packed_length(pair) for pair in pairs], len(pairs)):
-        rows = Packed(*(each.to(runtime.device) for each in pack([pairs[i] for i in run], pad_id)))
+        rows = PackedPairs(*(each.to(runtime.device) for each in pack([pairs[i] for i in run], pad_id)))
         with autocast(runtime):
             hidden = model.base_model(
                 input_ids=rows.ids, attention_mask=rows.sees, position_ids=rows.positions, use_cache=False

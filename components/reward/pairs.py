@@ -1,17 +1,36 @@
 """Preference pairs as a reward model trains on them: token ids, what people said of them, whose pairs they are."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from components.batching import encode_prompt, encode_response
-from components.errors import UserError
-from components.generation import GenerationConfig
+from components.base.errors import UserError
+from components.base.jsonl import Message
+from components.models.batching import encode_prompt, encode_response
+from components.models.config import GenerationConfig
 from components.reward.config import RewardConfig
-from components.training import seeded
+from components.training.loop import seeded
 
 NO_VOTES = math.nan
 """The share of votes where nobody voted."""
+
+
+class PreferencePair(TypedDict):
+    """A line of a validate artifact's `pairs.<split>.jsonl`."""
+
+    prompt: list[Message]
+    chosen: str
+    rejected: str
+    margin: NotRequired[float | None]
+    weight: NotRequired[float | None]
+    votes: NotRequired[int | None]
+    votes_chosen: NotRequired[int]
+    soft_label: NotRequired[float | None]
+    """Share of the votes for the chosen response."""
+    objectives: NotRequired[dict[str, float | None] | None]
+    """The same by objective."""
+    source: NotRequired[str | None]
+    category: NotRequired[str | None]
 
 
 class Pair(NamedTuple):
@@ -29,7 +48,7 @@ class Pair(NamedTuple):
 
 def encode_pairs(
     tokenizer: Any,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[PreferencePair],
     generation: GenerationConfig,
     config: RewardConfig = RewardConfig(),  # noqa: B008  (it is frozen)
 ) -> list[Pair]:
@@ -38,7 +57,8 @@ def encode_pairs(
     for row in rows:
         prompt = encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens)
         chosen, rejected = (
-            prompt + encode_response(tokenizer, row[k], generation.max_new_tokens) for k in ("chosen", "rejected")
+            prompt + encode_response(tokenizer, text, generation.max_new_tokens)
+            for text in (row["chosen"], row["rejected"])
         )
         weight = row.get("weight")
         out.append(
@@ -47,7 +67,7 @@ def encode_pairs(
     return out
 
 
-def _shares(row: Mapping[str, Any], config: RewardConfig) -> tuple[float, ...]:
+def _shares(row: PreferencePair, config: RewardConfig) -> tuple[float, ...]:
     if config.objectives:
         votes = row.get("objectives") or {}
         return tuple(NO_VOTES if (share := votes.get(name)) is None else share for name in config.heads)
@@ -55,7 +75,7 @@ def _shares(row: Mapping[str, Any], config: RewardConfig) -> tuple[float, ...]:
     return (1.0 if share is None or config.labels == "majority" else share,)
 
 
-def check_votes(rows: Sequence[Mapping[str, Any]], config: RewardConfig, file: str) -> None:
+def check_votes(rows: Sequence[PreferencePair], config: RewardConfig, file: str) -> None:
     """Refuse rows of `file` in which nobody voted on what `config` trains on.
 
     Raises:
@@ -75,7 +95,7 @@ def check_votes(rows: Sequence[Mapping[str, Any]], config: RewardConfig, file: s
         )
 
 
-def member_rows(rows: Sequence[Mapping[str, Any]], share: float, seed: int, member: int) -> list[int]:
+def member_rows(rows: Sequence[PreferencePair], share: float, seed: int, member: int) -> list[int]:
     """Indices, in their order, of the rows of a random `share` of the prompts: what reward model `member` trains on."""
     of_row = [str(row["prompt"]) for row in rows]
     prompts = list(dict.fromkeys(of_row))

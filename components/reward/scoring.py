@@ -9,14 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from components.batching import length_buckets, pad
-from components.errors import CheckFailed
-from components.logprobs import last_hidden
-from components.models import autocast
+from components.base.errors import CheckFailed
+from components.base.settings import Settings
+from components.models.batching import length_buckets, pad
+from components.models.folders import autocast
+from components.models.logprobs import last_hidden
+from components.models.runtime import Runtime
 from components.reward.config import EnsembleConfig
-from components.runtime import Runtime
-from components.settings import Settings
-from components.training import seeded
+from components.training.loop import seeded
 
 
 class ScoreScale(Settings):
@@ -54,7 +54,7 @@ class ScoreScale(Settings):
         raw = raw.double()
         shift, scale = float(raw.mean()), float(raw.std())
         if not scale > 0:
-            raise CheckFailed("every SFT response has the same score: the reward model tells nothing apart.")
+            raise CheckFailed("every SFT response has the same score: the reward model cannot tell responses apart.")
         first_percentile = float(((raw - shift) / scale).quantile(0.01))
         return cls(
             shift=shift, scale=scale, missing_eos_score=first_percentile, temperature=temperature, responses=len(raw)

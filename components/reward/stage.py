@@ -8,33 +8,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.adapters import AdapterView, save_adapter
-from components.batching import encode_prompt
-from components.data.jsonl import read_rows, write_json
-from components.data.task import task_name
-from components.models import frozen, load_causal_lm, save_model
-from components.ppo.rollout import generate_responses
-from components.reward.calibration import (
-    calibration_report,
+from components.base.jsonl import read_rows, write_json
+from components.base.observe import Observe
+from components.data.splits import SPLITS
+from components.data.support_desk.task import task_name
+from components.models.adapters import AdapterView, save_adapter
+from components.models.batching import encode_prompt
+from components.models.folders import frozen, load_causal_lm, save_model
+from components.models.sampling import generate_responses
+from components.reward.config import EnsembleConfig, RewardJob
+from components.reward.evaluation.calibration import (
+    calibration,
     chosen_shown_first,
     correctness,
     fit_temperature,
     length_baseline,
     majority_baseline,
 )
-from components.reward.config import EnsembleConfig, RewardJob
-from components.reward.length import response_tokens
-from components.reward.pairs import Pair, check_votes, encode_pairs
-from components.reward.probes import Samples, robustness_metrics, robustness_report
-from components.reward.refresh import Refresh
+from components.reward.evaluation.length import response_tokens
+from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
+from components.reward.evaluation.slices import Pairs, character_gaps, slice_report
+from components.reward.pairs import Pair, PreferencePair, check_votes, encode_pairs
+from components.reward.refresh.compare import Refresh
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
-from components.reward.slices import Pairs, slice_report
 from components.reward.train import train_models
-from components.stats import clustered_mean
-from components.training import Report, torch_seed
+from components.stats.intervals import Numbers, clustered_mean
+from components.training.loop import torch_seed
 
 
-def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
+def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Train heads and body on `inputs["data"]` from `inputs["sft"]`; publish model, scale and calibration.
 
     With `reward.lora` the body is an adapter, published beside the whole model. With `reward.objectives` the published
@@ -45,7 +47,7 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
         UserError: the training pairs have none of the votes that the config trains on, or the model to refresh does not
             fit this run.
     """
-    splits = {s: read_rows(inputs["data"] / f"pairs.{s}.jsonl") for s in ("train", "calibration", "test")}
+    splits: dict[str, list[PreferencePair]] = {s: read_rows(inputs["data"] / f"pairs.{s}.jsonl") for s in SPLITS}
     splits["train"] = splits["train"][: job.reward.max_pairs]
     _, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
     check_votes(splits["train"], job.reward, "pairs.train.jsonl")
@@ -55,7 +57,7 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
         splits = refresh.splits
     pairs = {s: encode_pairs(tokenizer, rows, job.generation, job.reward) for s, rows in splits.items()}
     pad_id, members = tokenizer.pad_token_id, []
-    models = train_models(job, inputs["sft"], splits["train"], pairs["train"], pad_id, out, report,
+    models = train_models(job, inputs["sft"], splits["train"], pairs["train"], pad_id, out, observe,
                           inputs.get("previous_reward"))  # fmt: skip
     for member, model in enumerate(models):
         folder = member_folder(out / "artifact", member)
@@ -67,15 +69,14 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, report: Report) -
     sft_scores = _score_sft(job, members, tokenizer, sft_samples)
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
-    calibration = _calibrate(job, whole, tokenizer, splits, pairs)
-    write_json(out / "artifact" / "calibration.json", calibration)
-    scale = ScoreScale.measure(combined, calibration["temperature"])
+    temperature, calibrated = _calibrate(job, whole, tokenizer, splits, pairs, out / "artifact")
+    scale = ScoreScale.measure(combined, temperature)
     written = scale.model_copy(update={"objectives": job.reward.objectives})
     write_json(out / "artifact" / "reward.json", written.model_dump(exclude_defaults=True))
     task = task_name(inputs["data"])
     robustness = robustness_report(job, whole, members, tokenizer, splits["test"], sft_samples, scale.scale, task)
     write_json(out / "artifact" / "robustness.json", robustness)
-    metrics = {f"reward/{name}": float(calibration[name]) for name in _REPORTED if calibration[name] is not None} | {
+    metrics = {f"reward/{n}": float(value) for n in _REPORTED if (value := calibrated[n]) is not None} | {
         "reward/test_pairs": float(len(pairs["test"])),
         "reward/invariance": invariance(whole, pad_id, [p.chosen for p in pairs["test"][:32]], job.runtime),
         "reward/shift": scale.shift,
@@ -102,10 +103,14 @@ _REPORTED = (
 
 
 def _calibrate(
-    job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, list[dict[str, Any]]],
-    pairs: Mapping[str, list[Pair]],
-) -> dict[str, Any]:  # fmt: skip
-    """Fit the temperature on the calibration split, report everything on the test split, baselines beside it."""
+    job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, list[PreferencePair]],
+    pairs: Mapping[str, list[Pair]], artifact: Path,
+) -> tuple[float, Numbers]:  # fmt: skip
+    """Fit the temperature on the calibration split, report everything on the test split, baselines beside it.
+
+    Returns:
+        The temperature, and the numbers of `calibration.json`, which is written into `artifact`.
+    """
 
     def scores(split: str) -> np.ndarray:
         sides = [p.chosen for p in pairs[split]], [p.rejected for p in pairs[split]]
@@ -117,26 +122,24 @@ def _calibrate(
     on_test = scores("test")
     found = on_test[0] - on_test[1]
     temperature = fit_temperature(np.subtract(*scores("calibration")))
-    report = calibration_report(found, clusters, temperature, job.seed, job.reward.calibration_bins)
-    tokens = np.stack([response_tokens(tokenizer, [row[k] for row in test], most) for k in ("chosen", "rejected")])
-    report |= slice_report(Pairs(test, tokens, on_test), clusters, temperature, job.seed)
-    gaps = {s: [len(r["chosen"]) - len(r["rejected"]) for r in splits[s]] for s in ("train", "test")}
-    by_length, rule = length_baseline(gaps["train"], gaps["test"])
-    first = {
-        s: chosen_shown_first(*([str(r[k]) for r in splits[s]] for k in ("prompt", "chosen", "rejected")))
-        for s in ("train", "test")
-    }
-    by_majority = majority_baseline(first["train"], first["test"])
-    return report | {
-        "length_rule": rule,
+    calibrated = calibration(found, clusters, temperature, job.seed, job.reward.calibration_bins)
+    sides = [row["chosen"] for row in test], [row["rejected"] for row in test]
+    tokens = np.stack([response_tokens(tokenizer, side, most) for side in sides])
+    by_slice = slice_report(Pairs(test, tokens, on_test), clusters, temperature, job.seed)
+    by_length, rule = length_baseline(character_gaps(splits["train"]), character_gaps(test))
+    by_majority = majority_baseline(chosen_shown_first(splits["train"]), chosen_shown_first(test))
+    baselines: Numbers = {
         "length_accuracy": float(by_length.mean()),
         "length_gain_low": clustered_mean(correctness(found) - by_length, clusters).low,
         "majority_accuracy": float(by_majority.mean()),
         "majority_gain_low": clustered_mean(correctness(found) - by_majority, clusters).low,
     }
+    document = calibrated.document() | by_slice.document() | baselines | {"length_rule": rule}
+    write_json(artifact / "calibration.json", document)
+    return temperature, calibrated.numbers | by_slice.numbers | baselines
 
 
-def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> Samples:
+def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> ProbeTexts:
     """SFT responses to prompts of the calibration split."""
     rows = read_rows(inputs["data"] / "prompts.calibration.jsonl")[: job.reward.scale_responses]
     policy, _ = load_causal_lm(inputs["sft"], job.runtime)
@@ -144,10 +147,10 @@ def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> Sa
     seed = torch_seed(job.seed, "reward", "scale")
     responses = generate_responses(policy, tokenizer, prompts, job.generation, seed, job.runtime)
     encoded = [encode_prompt(tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
-    return Samples([p + r.token_ids for p, r in zip(encoded, responses, strict=True)], [len(p) for p in encoded])
+    return ProbeTexts([p + r.token_ids for p, r in zip(encoded, responses, strict=True)], [len(p) for p in encoded])
 
 
-def _score_sft(job: RewardJob, members: Sequence[Any], tokenizer: Any, samples: Samples) -> Tensor:
+def _score_sft(job: RewardJob, members: Sequence[Any], tokenizer: Any, samples: ProbeTexts) -> Tensor:
     """Raw scores (M, N), float64, of SFT responses: they make the scale."""
     pad_id = tokenizer.pad_token_id
     return torch.stack([score_sequences(m, pad_id, samples.ids, job.runtime).double() for m in members])

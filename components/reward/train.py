@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.adapters import AdapterView, Backbone, mean_adapter
-from components.models import draw_head, frozen, load_reward_model
+from components.base.observe import Observe
+from components.models.adapters import AdapterView, Backbone, mean_adapter
+from components.models.folders import draw_head, frozen, load_reward_model
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
 from components.reward.pair_scores import check_packed, longer, packed_length, packed_scores, separate_scores
-from components.reward.pairs import Pair, member_rows
-from components.reward.previous import start_from
+from components.reward.pairs import Pair, PreferencePair, member_rows
+from components.reward.refresh.previous import start_from
 from components.reward.scoring import adapter_name
-from components.training import Report, fit, torch_seed
+from components.training.loop import TrainingExamples, fit, torch_seed
 
 CHECKED = 4
 """Pairs whose scores are compared before a training that packs them: those with the longest sequences, since a layer
@@ -26,15 +27,15 @@ with a sliding window misses nothing of shorter ones."""
 
 
 def train_models(
-    job: RewardJob, sft: Path, rows: Sequence[Mapping[str, Any]], pairs: Sequence[Pair], pad_id: int, out: Path,
-    report: Report, previous: Path | None = None,
+    job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: Sequence[Pair], pad_id: int, out: Path,
+    observe: Observe, previous: Path | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """The reward models that the artifact holds, frozen, one after the other: the members, or their average.
 
     Args:
         sft: artifact of the model they start from.
         rows, pairs: the training pairs, as read and as token ids.
-        report: hears the members' steps counted through.
+        observe: is told the members' steps counted through.
         previous: artifact of the reward model that they go on from instead, if there is one.
     """
     config = job.reward
@@ -49,9 +50,12 @@ def train_models(
             before = sum(steps[:member])
 
             def counted_through(
-                step: int, metrics: Mapping[str, float], total: int | None = None, before: int = before
-            ) -> None:
-                report(before + step, metrics, total=sum(steps))
+                step: int, metrics: Mapping[str, float], total: int | None = None, *,
+                tokens: float | None = None, resumed: bool = False, before: int = before,
+            ) -> None:  # fmt: skip
+                # Responses scored one by one are padded to the pair's longer one, which is what `fit` counts.
+                tokens = tokens if tokens is None or config.shared_prompts else 2 * tokens
+                observe(before + step, metrics, total=sum(steps), tokens=tokens, resumed=resumed)
 
             model = begin(member, first)
             first = model if first is None else first
@@ -84,7 +88,7 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
 
 
 def fit_model(
-    job: RewardJob, model: Any, pairs: Sequence[Pair], pad_id: int, out: Path, report: Report, member: int = 0
+    job: RewardJob, model: Any, pairs: Sequence[Pair], pad_id: int, out: Path, observe: Observe, member: int = 0
 ) -> None:
     """Train `model` on `pairs`, in an order of `member`'s own; resumes from `out/checkpoint`."""
     config = job.reward
@@ -108,13 +112,8 @@ def fit_model(
         }
 
     model.requires_grad_(True).train()
-    fit(
-        model, batch_loss, pair_lengths(config, pairs), weights=[p.weight for p in pairs],
-        epochs=config.epochs, batch_size=config.batch_size, micro_batch_size=config.micro_batch_size,
-        optimizer_config=config, seed=job.seed, group="reward", out=out,
-        checkpoint_every=config.checkpoint_every, checkpoint_minutes=config.checkpoint_minutes,
-        report=report, part=member or None,
-    )  # fmt: skip
+    data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=[p.weight for p in pairs])
+    fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None)
 
 
 def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> list[int]:

@@ -1,24 +1,23 @@
 """Demonstrations as tokens, and how surprised a model is by them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from components.batching import encode_prompt, encode_response, length_buckets, pad
-from components.generation import GenerationConfig
-from components.logprobs import token_stats
-from components.runtime import Runtime
-from components.training import seeded
+from components.models.batching import encode_prompt, encode_response, length_buckets, pad
+from components.models.config import GenerationConfig
+from components.models.logprobs import token_stats
+from components.models.runtime import Runtime
+from components.models.tokenizers import Demonstration
+from components.training.loop import seeded
 
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of its response."""
 
 
-def encode_demonstrations(
-    tokenizer: Any, rows: Sequence[Mapping[str, Any]], generation: GenerationConfig
-) -> list[Example]:
+def encode_demonstrations(tokenizer: Any, rows: Sequence[Demonstration], generation: GenerationConfig) -> list[Example]:
     """Token ids of demonstrations, cut to the lengths of `generation`."""
     return [
         (

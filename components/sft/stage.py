@@ -8,21 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
-from components.data.jsonl import read_rows, write_json, write_rows
-from components.data.task import task_scores
-from components.kernels import by_onednn
-from components.models import build_causal_lm, load_base, save_model
-from components.ppo.rollout import generate_responses
+from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.observe import Observe
+from components.data.support_desk.task import task_scores
+from components.models.folders import build_causal_lm, load_base, save_model
+from components.models.kernels import by_onednn
+from components.models.sampling import generate_responses
+from components.models.tokenizers import Demonstration, texts_of, train_tokenizer
 from components.sft.config import SftJob
 from components.sft.demonstrations import Example, encode_demonstrations, mean_loss, token_losses
-from components.tokenizers import texts_of, train_tokenizer
-from components.training import Report, fit, torch_seed
+from components.training.loop import TrainingExamples, fit, torch_seed
 
 
-def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> dict[str, float]:
+def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Train on `inputs["data"]` from `inputs["base"]` or from nothing; publish the model, samples and metrics."""
-    train = read_rows(inputs["data"] / "demonstrations.train.jsonl")[: job.sft.max_demonstrations]
-    heldout = read_rows(inputs["data"] / "demonstrations.heldout.jsonl")[: job.sft.evaluate]
+    train: list[Demonstration] = read_rows(inputs["data"] / "demonstrations.train.jsonl")[: job.sft.max_demonstrations]
+    heldout: list[Demonstration] = read_rows(inputs["data"] / "demonstrations.heldout.jsonl")[: job.sft.evaluate]
     if "base" in inputs:
         model, tokenizer = load_base(inputs["base"])
     else:
@@ -36,7 +37,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     if "base" in inputs:
         metrics["sft/base_perplexity"] = math.exp(mean_loss(model, tokenizer, heldout_examples, job.runtime))
 
-    fine_tune(job, model, tokenizer.pad_token_id, examples, out, report)
+    fine_tune(job, model, tokenizer.pad_token_id, examples, out, observe)
     model.eval()
     save_model(model, tokenizer, out / "artifact" / "model")
     loss = mean_loss(model, tokenizer, heldout_examples, job.runtime)
@@ -49,7 +50,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, report: Report) -> d
     return metrics
 
 
-def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example], out: Path, report: Report) -> None:
+def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example], out: Path, observe: Observe) -> None:
     """Train all of `model` on the examples' responses; resumes from `out/checkpoint`."""
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
@@ -57,12 +58,8 @@ def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example],
         return loss, {"sft/train_loss": loss.item()}
 
     model.requires_grad_(True).train()
-    fit(
-        model, batch_loss, [len(p) + len(r) for p, r in examples],
-        epochs=job.sft.epochs, batch_size=job.sft.batch_size, micro_batch_size=job.sft.micro_batch_size,
-        optimizer_config=job.sft, seed=job.seed, group="sft", out=out, checkpoint_every=job.sft.checkpoint_every,
-        checkpoint_minutes=job.sft.checkpoint_minutes, report=report, weights=[len(r) for _, r in examples],
-    )  # fmt: skip
+    data = TrainingExamples(batch_loss, [len(p) + len(r) for p, r in examples], weights=[len(r) for _, r in examples])
+    fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe)
 
 
 def unigram_loss(train: Sequence[Example], heldout: Sequence[Example], vocabulary: int) -> float:

@@ -30,8 +30,9 @@ TURN = re.compile(r"(\n\nHuman: |\n\nAssistant: )")
 STAGE = """
 import json, sys
 from pathlib import Path
-from components.data.config import DataConfig, TokenizerConfig, ValidateJob
-from components.generation import GenerationConfig
+from components.data.config import DataConfig
+from components.models.config import GenerationConfig
+from data_contracts.config import TokenizerConfig, ValidateJob
 from data_contracts.validate import run
 source, out, model = sys.argv[1:4]
 inputs = {"preferences": Path(source)} | ({"base": Path(model)} if model else {})

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from components.files import whole_folder
-from components.training import seeded
+from components.base.files import whole_folder
+from components.training.loop import seeded
 
 BAR = 0.8
 """Least AUROC of disagreement for soup against samples."""
@@ -46,10 +46,10 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         from learning import inputs  # beside this script; the unit tests import it by another name
 
-        from components.data.jsonl import read_rows
+        from components.base.jsonl import read_rows
+        from components.models.runtime import activate
         from components.reward.config import RewardJob
-        from components.runtime import activate
-        from flows.config import load_config
+        from flows.config.run_config import load_config
 
         self.out, self.count = options.out.resolve(), options.members
         config = load_config("demo").resolved()
@@ -88,7 +88,7 @@ class Bench:
             yield self.made(f"{kind.split()[0]}-{member}", partial(self._train, kind, member))
 
     def _train(self, kind: str, member: int, folder: Path) -> None:
-        from components.models import load_causal_lm, save_model
+        from components.models.folders import load_causal_lm, save_model
         from components.reward.pairs import encode_pairs, member_rows
         from components.reward.train import fit_model, start_model
 
@@ -110,11 +110,11 @@ def _silent(*_: Any, **__: Any) -> None:
 
 def judge(bench: Bench, kind: str, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Of the first so many members: held-out accuracies, disagreement and its AUROC, that of the mean score."""
-    from components.data.jsonl import read_rows
-    from components.models import frozen, load_causal_lm, load_reward_model
-    from components.reward.calibration import correctness
+    from components.base.jsonl import read_rows
+    from components.models.folders import frozen, load_causal_lm, load_reward_model
+    from components.reward.evaluation.calibration import correctness
+    from components.reward.evaluation.probes import Scorer, disagreement_report
     from components.reward.pairs import encode_pairs
-    from components.reward.probes import Scorer, disagreement_report
     from components.reward.scoring import score_sequences
     from components.reward.stage import sample_sft
 

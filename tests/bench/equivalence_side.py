@@ -17,18 +17,18 @@ import torch
 from recipe import train_reward_model, trl_supervised
 from torch.optim.lr_scheduler import LambdaLR
 
-from components.batching import length_buckets
-from components.data.jsonl import read_rows
-from components.models import load_causal_lm, load_reward_model
-from components.optim import build_optimizer, learning_rate_at
-from components.reward.calibration import correctness, log_loss
+from components.base.jsonl import read_rows
+from components.models.batching import length_buckets
+from components.models.folders import load_causal_lm, load_reward_model
+from components.models.runtime import Runtime, activate
 from components.reward.config import RewardJob
+from components.reward.evaluation.calibration import correctness, log_loss
 from components.reward.pairs import Pair, encode_pairs
 from components.reward.scoring import score_sequences
 from components.reward.train import pair_lengths
-from components.runtime import Runtime, activate
-from components.training import seeded, torch_seed
-from flows.config import load_config
+from components.training.loop import seeded, torch_seed
+from components.training.optim import build_optimizer, learning_rate_at
+from flows.config.run_config import load_config
 
 
 def ours(job: RewardJob, sft: Path, pairs: Sequence[Pair], pad_id: int) -> Any:

@@ -114,8 +114,8 @@ def inputs(home: Path, wanted: Sequence[str] = ("validate", "sft", "reward")) ->
     Args:
         wanted: the stages whose artifacts are needed, in their order.
     """
-    from components.runtime import activate
-    from flows.config import load_config
+    from components.models.runtime import activate
+    from flows.config.run_config import load_config
     from tasks.stages import STAGES
 
     made: dict[str, Path] = {}

@@ -18,17 +18,17 @@ from recipe import trl_config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from components.batching import encode_prompt
-from components.data.jsonl import read_rows
-from components.logprobs import NEVER
-from components.models import load_reward_model
+from components.base.jsonl import read_rows
+from components.models.batching import encode_prompt
+from components.models.folders import load_reward_model
+from components.models.logprobs import NEVER
+from components.models.runtime import Runtime, activate
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.evaluate import respond
 from components.ppo.models import Models
 from components.ppo.stage import prompt_batch, train
 from components.reward.scoring import ScoreScale
-from components.runtime import Runtime, activate
-from flows.config import load_config
+from flows.config.run_config import load_config
 
 JUDGED = ("kl", "gold", "score", "tokens", "entropy", "ended", "violations")
 """What `respond` says of a response and is averaged."""
@@ -54,7 +54,7 @@ def never_pad(module: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
 
 def judge(models: Models, policy: Any, prompts: list[Any], job: PpoJob, data: Path, update: int) -> dict[str, float]:
     """Means over held-out `prompts` of `policy` after `update` updates: KL to SFT (nats a response), gold score, ..."""
-    rows = respond(models, policy, prompts, job, data)
+    rows = [row.row() for row in respond(models, policy, prompts, job, data)]
     return {"update": update} | {name: sum(float(r[name]) for r in rows) / len(rows) for name in JUDGED}
 
 

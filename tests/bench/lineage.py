@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows import lineage, lineage_text, run_diff
-from tasks.status import list_runs, load_status
+from flows.models import lineage, lineage_text
+from flows.reports import diff
+from tasks.runs.status import list_runs, load_status
 from tests.bench.lineage_home import write_home
 
 BAR = 2.0
@@ -28,7 +29,7 @@ def questions(home: Path) -> dict[str, Callable[[], Any]]:
     """What a person may ask, by its command."""
     runs = list_runs(home)
     newest, oldest = runs[0], runs[-1]
-    policy = next(stage["digest"] for stage in load_status(home, oldest)["stages"] if stage["name"] == "ppo")
+    policy = next(stage.digest for stage in load_status(home, oldest).stages if stage.name == "ppo")
     data = str(home.parent / "pairs.jsonl")
 
     def asked(of: str, downstream: bool = False) -> Callable[[], Any]:
@@ -47,7 +48,7 @@ def questions(home: Path) -> dict[str, Callable[[], Any]]:
         "lineage RUN --downstream": asked(oldest, downstream=True),
         "lineage tether-sft/1 --downstream": asked("tether-sft/1", downstream=True),
         "lineage RUN --html": lambda: lineage_text.page(lineage.lineage(home, newest)),
-        "diff RUN RUN": lambda: run_diff.text(run_diff.diff(home, oldest, newest)),
+        "diff RUN RUN": lambda: diff.text(diff.diff(home, oldest, newest)),
     }
 
 

@@ -18,21 +18,21 @@ from typing import Any
 
 from rich.console import Console
 
-from components.artifacts import ArtifactStore, Record
-from components.canonical import digest_json
-from components.gates import GATES
-from components.settings import Settings
-from components.store_needs import stored
-from components.store_record import record_text
-from flows.config import RunConfig, load_config, to_values
-from flows.profile import parse_override
+from components.base.hashing import digest_json
+from components.base.settings import Settings
+from components.gates.table import GATES
+from components.store.records import record_text
+from components.store.retention import stored
+from components.store.store import ArtifactStore, Record
+from flows.config.profiles import parse_override
+from flows.config.run_config import RunConfig, load_config, to_values
 from flows.rlhf import pipeline
 from flows.sources import Sources
-from tasks.context import RunContext
-from tasks.result import Source, StageResult
-from tasks.runner import run_stage
+from tasks.execution.context import RunContext
+from tasks.execution.runner import run_stage
+from tasks.result import Given, Input, StageResult
+from tasks.runs.status import list_runs
 from tasks.stages import Stage
-from tasks.status import list_runs
 
 SFT, REWARD = 25, 10
 """Runs that share one; all share the data."""
@@ -47,10 +47,10 @@ class Quick(Stage):
 
     def load_run(self) -> Callable[..., dict[str, float]]:
         """The function."""
-        return lambda job, inputs, out, report: quick(self, job, inputs, out, report)
+        return lambda job, inputs, out, observe: quick(self, job, inputs, out, observe)
 
 
-def quick(stage: Stage, job: Settings, inputs: Mapping[str, Path], out: Path, report: Callable[..., None]) -> Any:
+def quick(stage: Stage, job: Settings, inputs: Mapping[str, Path], out: Path, observe: Callable[..., None]) -> Any:
     """An artifact that differs where the job or an input does, and a metric for every gate."""
     artifact = out / "artifact"
     artifact.mkdir(parents=True)
@@ -60,7 +60,7 @@ def quick(stage: Stage, job: Settings, inputs: Mapping[str, Path], out: Path, re
     metrics = {gate.metric: int(text[:4], 16) / 65536 for gate in GATES.values() if gate.stage == stage.shown}
     if stage.name == "ppo":
         for step in range(1, UPDATES + 1):
-            report(step, {name: value * step for name, value in metrics.items()}, total=UPDATES)
+            observe(step, {name: value * step for name, value in metrics.items()}, total=UPDATES)
     return metrics
 
 
@@ -83,10 +83,10 @@ def write_run(home: Path, number: int) -> str:
     console = Console(file=io.StringIO())
     with RunContext.start(home, "tiny", config.gates, config=to_values(config), console=console) as ctx:
 
-        def run(stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult:
+        def run(stage: Stage, job: Settings, inputs: Given) -> StageResult:
             return run_stage(Quick(*stage), job, inputs, ctx)
 
-        pipeline(config, Sources(data={"preferences": Source.of(data)}, sheet=Source.of(sheet)), run)
+        pipeline(config, Sources(data={"preferences": Input.of(data)}, sheet=Input.of(sheet)), run)
     return ctx.run
 
 
@@ -159,7 +159,7 @@ class Copy:
         for record in self.records:
             if record.stage != "validate":
                 new = Record.model_validate_json(self.text(record.model_dump_json()))
-                self.store.place.create(f"records/{new.key}/1.json", record_text(new).encode())
+                self.store.place.create(f"records/{new.key}/1.{new.stage}.json", record_text(new).encode())
         with closing(sqlite3.connect(self.home / "mlflow.db")) as database, database:
             for table in self.TABLES:
                 self._copy_rows(database, table)

@@ -34,9 +34,9 @@ def samples(policy: Any, runtime: Any, options: argparse.Namespace) -> Any:
     """A batch of random prompts and responses with the log-probabilities that the policy gives them."""
     import torch
 
-    from components.logprobs import token_stats
+    from components.models.logprobs import token_stats
+    from components.models.sampling import Samples
     from components.ppo.models import Packed, scatter
-    from components.ppo.rollout import Samples
 
     torch.manual_seed(0)
     sizes = (options.batch, options.prompt), (options.batch, options.response)
@@ -59,17 +59,17 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     import peft.tuners.lora  # noqa: F401 (or importing it were counted)
     import torch
 
-    from components.adapters import Backbone
-    from components.generation import GenerationConfig
-    from components.logprobs import token_stats
-    from components.models import load_causal_lm
-    from components.optim import build_optimizer
+    from components.models.adapters import Backbone
+    from components.models.config import GenerationConfig
+    from components.models.folders import load_causal_lm
+    from components.models.logprobs import token_stats
+    from components.models.runtime import Runtime
     from components.ppo.config import PpoConfig, PpoJob
     from components.ppo.experience import gather_experience
     from components.ppo.learner import Learner
     from components.ppo.models import Models, Packed
-    from components.runtime import Runtime
-    from components.training import clip_and_step
+    from components.training.loop import clip_and_step
+    from components.training.optim import build_optimizer
 
     runtime = Runtime(device="cpu", dtype="float32", threads=2).resolve()
     torch.set_num_threads(runtime.threads)
@@ -106,10 +106,10 @@ def prepare(folder: Path, options: argparse.Namespace) -> None:
     """What a run's SFT and reward stages would leave: the base model, and an adapter with a head on it."""
     import torch
 
-    from components.adapters import Backbone, save_adapter
-    from components.adapters_config import AdapterConfig
-    from components.data.jsonl import write_json
-    from components.models import load_base, save_model
+    from components.base.jsonl import write_json
+    from components.models.adapters import Backbone, save_adapter
+    from components.models.config import AdapterConfig
+    from components.models.folders import load_base, save_model
     from components.reward.scoring import ScoreScale
 
     model, tokenizer = load_base(options.model)

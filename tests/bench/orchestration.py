@@ -40,25 +40,25 @@ IMPORTS = {
     "matplotlib": "plots",
 }
 WRAPPED = (
-    ("tasks.runner", "stage_key", "keys, look-ups, sources"),
-    ("components.artifacts:ArtifactStore", "lookup", "keys, look-ups, sources"),
-    ("components.artifacts:ArtifactStore", "path", "keys, look-ups, sources"),
-    ("components.artifacts:ArtifactStore", "publish", "publish"),
+    ("tasks.execution.runner", "key_of", "keys, look-ups, sources"),
+    ("components.store.store:ArtifactStore", "lookup", "keys, look-ups, sources"),
+    ("components.store.store:ArtifactStore", "path", "keys, look-ups, sources"),
+    ("components.store.store:ArtifactStore", "publish", "publish"),
     ("flows.launch", "find_sources", "keys, look-ups, sources"),
     ("flows.launch", "rlhf", PREFECT),
     ("flows.rlhf", "pipeline", TASKS),
     ("flows.launch", "write_reports", "report"),
-    ("flows.report", "print_run", "report"),
-    ("tasks.computing", "_plot", "plots"),
-    ("tasks.computing", "activate", "imports of torch and transformers"),
-    ("tasks.context:RunContext", "tracker", "MLflow"),
-    ("tasks.context:RunContext", "begin_stage", "MLflow"),
-    ("tasks.context:RunContext", "end_stage", "MLflow"),
-    ("tasks.context:RunContext", "finish", "MLflow"),
-    ("tasks.spool:Spool", "close", "MLflow"),
-    ("tasks.runner", "_record", "MLflow"),
-    ("tasks.runner", "run_stage", "rest"),
-    ("tasks.prefect_server", "note_embedded_servers", STARTED),
+    ("flows.reports.terminal", "print_run", "report"),
+    ("tasks.execution.computing", "_plot", "plots"),
+    ("tasks.execution.computing", "activate", "imports of torch and transformers"),
+    ("tasks.execution.context:RunContext", "tracker", "MLflow"),
+    ("tasks.execution.context:RunContext", "begin_stage", "MLflow"),
+    ("tasks.execution.context:RunContext", "end_stage", "MLflow"),
+    ("tasks.execution.context:RunContext", "finish", "MLflow"),
+    ("tasks.runs.points:Spool", "close", "MLflow"),
+    ("tasks.execution.runner", "_record", "MLflow"),
+    ("tasks.execution.runner", "run_stage", "rest"),
+    ("tasks.prefect_flow.server", "note_embedded_servers", STARTED),
 )
 """Where (`module` or `module:class`), what, and the part that it is."""
 
@@ -153,7 +153,7 @@ def side(profile: str, began: float, out: Path) -> None:
     """`tether run PROFILE` in this process, measured from when it was started; writes what was found."""
     clocks = Clocks()
     clocks.clock = Clock(START, began)
-    from flows import cli
+    from flows.cli import __main__ as cli
 
     measure_parts(clocks)
     clocks.clock.turn("rest")

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from components.generation import GenerationConfig
+from components.base.observe import Observe
+from components.models.config import GenerationConfig
 from components.ppo.config import PpoConfig
 from components.reward import train as reward_training
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.pairs import Pair
 from components.sft.config import SftConfig
-from components.training import Report
-from flows.config import load_config
+from flows.config.run_config import load_config
 
 EPOCHS = 4
 """Passes over each batch, which is one minibatch and one micro-batch: TRL's default."""
@@ -60,10 +60,12 @@ def trl_config(config: PpoConfig, generation: GenerationConfig, folder: Path | s
     )  # fmt: skip
 
 
-def train_reward_model(job: RewardJob, sft: Path, pairs: Sequence[Pair], pad_id: int, out: Path, report: Report) -> Any:
+def train_reward_model(
+    job: RewardJob, sft: Path, pairs: Sequence[Pair], pad_id: int, out: Path, observe: Observe
+) -> Any:
     """The model that our reward stage trains on `pairs`, from the language model in `sft`; resumes from `out`."""
     model = reward_training.start_model(job, sft, member=0)
-    reward_training.fit_model(job, model, pairs, pad_id, out, report)
+    reward_training.fit_model(job, model, pairs, pad_id, out, observe)
     return model
 
 

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import ArtifactStore
-from components.data.jsonl import read_rows
-from flows.config import load_config
+from components.base.jsonl import read_rows
+from components.store.store import ArtifactStore
+from flows.config.run_config import load_config
 
 BETA = load_config("demo").ppo.kl.coefficient
 VARIANTS = {

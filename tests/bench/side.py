@@ -32,16 +32,16 @@ from workload import (
     trunk_parameters,
 )
 
-from components.generation import GenerationConfig
-from components.kernels import by_onednn
-from components.models import frozen
+from components.models.config import GenerationConfig
+from components.models.folders import frozen
+from components.models.kernels import by_onednn
+from components.models.runtime import Runtime, activate
+from components.models.sampling import rollout_engine
 from components.ppo.config import PpoJob
 from components.ppo.experience import gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, SeparateCritic, SharedCritic
-from components.ppo.rollout import rollout_engine
 from components.reward.scoring import ScoreScale
-from components.runtime import Runtime, activate
 
 LEARNING_RATE = 1e-6
 GENERATION = GenerationConfig(max_new_tokens=CAP)

@@ -22,17 +22,17 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from workload import causal_lm, ragged_examples
 
-from components import training
-from components.generation import GenerationConfig
-from components.models import load_causal_lm, load_reward_model, save_model
+from components.models.config import GenerationConfig
+from components.models.folders import load_causal_lm, load_reward_model, save_model
+from components.models.runtime import Runtime, activate
 from components.reward import pair_scores
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.pairs import Pair
-from components.runtime import Runtime, activate
 from components.sft import demonstrations
 from components.sft import stage as sft_stage
 from components.sft.config import SftConfig, SftJob
-from components.training import torch_seed
+from components.training import loop
+from components.training.loop import torch_seed
 
 LEARNING_RATE = 1e-6
 """So low that an epoch's mean loss is that of the first weights, and so the same on both sides."""
@@ -134,14 +134,14 @@ def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
     def fitted(*args: Any, **options: Any) -> int:
         meter.counts.clear()
         with meter.running():
-            return training.fit(*args, **options)
+            return loop.fit(*args, **options)
 
     def losses(*args: Any) -> Tensor:
         found = demonstrations.token_losses(*args)
         meter.counts["loss tokens"] += len(found)
         return found
 
-    def report(step: int, metrics: Any, total: int | None = None) -> None:
+    def observe(step: int, metrics: Any, total: int | None = None, **_: Any) -> None:
         meter.losses.append(metrics[name])
 
     def scores(model: Any, pairs: list[Pair], *args: Any) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
     pad = meter.timed("data", pads.pad)
     with ExitStack() as patched, tempfile.TemporaryDirectory() as folder:
         for where, what, new in (
-            (pads, "pad", padded), (stage, "fit", fitted), (training, "save_state", lambda *_: None),
+            (pads, "pad", padded), (stage, "fit", fitted), (loop, "save_state", lambda *_: None),
         ):  # fmt: skip
             patched.enter_context(patch.object(where, what, new))
         patched.enter_context(meter.watching())
@@ -161,12 +161,12 @@ def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
         if isinstance(job, SftJob):
             patched.enter_context(patch.object(sft_stage, "token_losses", losses))
             model, tokenizer = load_causal_lm(base, job.runtime)
-            sft_stage.fine_tune(job, model, tokenizer.pad_token_id, [(p, r) for p, r in examples], out, report)
+            sft_stage.fine_tune(job, model, tokenizer.pad_token_id, [(p, r) for p, r in examples], out, observe)
         else:
             pairs = [Pair(p + chosen, p + rejected) for p, chosen, rejected in examples]
             _, tokenizer = load_causal_lm(base, job.runtime)
             patched.enter_context(patch.object(reward_training, "packed_scores", scores))
-            train_reward_model(job, base, pairs, tokenizer.pad_token_id, out, report)
+            train_reward_model(job, base, pairs, tokenizer.pad_token_id, out, observe)
     return meter
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from components.optim import learning_rate_at
+from components.training.optim import learning_rate_at
 from tests.bench.learning import Compared, Curve, at_equal_kl, judge, median_curve, report, rising
 from tests.bench.recipe import BETA, ppo_config
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import lineage
-from tasks.registry import versions
-from tasks.status import list_runs
+from flows.models import lineage
+from tasks.runs.status import list_runs
+from tasks.tracking.registry import versions
 from tests.bench.lineage import BAR, Times, measure, table
 from tests.bench.lineage_home import write_home
 
@@ -20,7 +20,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_copy_is_a_run_of_its_own_with_models_of_its_own_made_of_the_same_data(home: Path) -> None:
     assert len(list_runs(home)) == len(set(list_runs(home))) == 6
-    nodes = lineage.lineage(home, str(home.parent / "pairs.jsonl"), downstream=True)["nodes"]
+    nodes = lineage.lineage(home, str(home.parent / "pairs.jsonl"), downstream=True).as_json()["nodes"]
     policies = [node for node in nodes if node["stage"] == "ppo"]
     assert len({node["digest"] for node in policies}) == 6
     assert [model["name"] for node in policies for model in node["models"]] == ["tether-policy"] * 6

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from components.generation import GenerationConfig
-from components.models import build_causal_lm
-from components.ppo.rollout import Samples, sample
-from components.sft.config import ScratchModel
+from components.models.config import GenerationConfig, ScratchModel
+from components.models.folders import build_causal_lm
+from components.models.sampling import Samples, sample
 from tests.bench import throughput
 from tests.bench.throughput import ratio, table
 from tests.bench.workload import (

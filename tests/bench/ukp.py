@@ -29,11 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import bootstrap
 
-from components.data.formats import parse_pair
+from components.data.formats.pairs import parse_pair
 from components.data.readers import read_source
-from components.reward.calibration import calibration_report, correctness, fit_temperature, length_baseline
-from components.stats import FloatArray, Interval
-from components.training import seeded
+from components.reward.evaluation.calibration import calibration, correctness, fit_temperature, length_baseline
+from components.stats.intervals import FloatArray, Interval
+from components.training.loop import seeded
 
 FOLDS, CALIBRATION_TOPICS = 4, 2
 RESAMPLES = 10_000
@@ -129,12 +129,12 @@ def train_and_score(
     """Train on `parts["train"]`, resuming from `work`; the margins (n,) of the calibration and the test pairs."""
     from recipe import train_reward_model  # beside this script; the unit tests import it by another
 
-    from components.generation import GenerationConfig
-    from components.models import frozen, load_base, save_model
+    from components.models.config import GenerationConfig
+    from components.models.folders import frozen, load_base, save_model
+    from components.models.runtime import Runtime, activate
     from components.reward.config import RewardConfig, RewardJob
     from components.reward.pairs import encode_pairs
     from components.reward.scoring import score_sequences
-    from components.runtime import Runtime, activate
 
     runtime = Runtime(device=options.device, dtype=options.dtype, threads=options.threads).resolve()
     activate(runtime)
@@ -150,11 +150,11 @@ def train_and_score(
     rows = {name: [p.row for p in part] for name, part in parts.items()}
     pairs = {name: encode_pairs(tokenizer, part, generation) for name, part in rows.items()}
 
-    def report(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+    def observe(step: int, metrics: Mapping[str, float], total: int | None = None, **_: Any) -> None:
         shown = ", ".join(f"{metrics[f'reward/{name}']:.3f}" for name in ("train_loss", "train_accuracy"))
         print(f"step {step} of {total}: loss, accuracy {shown}", file=sys.stderr)
 
-    trained = frozen(train_reward_model(job, work / "base", pairs["train"], tokenizer.pad_token_id, work, report))
+    trained = frozen(train_reward_model(job, work / "base", pairs["train"], tokenizer.pad_token_id, work, observe))
     judged = {name: pairs[name] for name in ("calibration", "test")}
     # An argument stands in many pairs and is scored once.
     texts = list(dict.fromkeys(tuple(ids) for part in judged.values() for p in part for ids in (p.chosen, p.rejected)))
@@ -205,7 +205,7 @@ def judge(folds: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
         "gain": shares((right - by_length, every)),
         "longer": shares((right * longer, longer)), "shorter": shares((right * shorter, shorter)),
         "balanced": shares((right * longer, longer), (right * shorter, shorter)),
-        "calibration": calibration_report([r["logit"] for r in rows], codes.tolist(), temperature=1.0, seed=seed),
+        "calibration": calibration([r["logit"] for r in rows], codes.tolist(), temperature=1.0, seed=seed).numbers,
     }  # fmt: skip
 
 

@@ -18,9 +18,9 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast
 
-from components.models import build_causal_lm, load_base
-from components.ppo import rollout
-from components.sft.config import ScratchModel
+from components.models import sampling
+from components.models.config import ScratchModel
+from components.models.folders import build_causal_lm, load_base
 
 SIZES = {
     "1m": ScratchModel(hidden_size=128, layers=4, heads=4, vocabulary=2048),
@@ -153,7 +153,7 @@ class ForcedLengths:
     def in_our_sampler(self, seed: int) -> Iterator[None]:
         """While `sample` runs with a generator of `seed`; a row is told by its uniform, as ended rows are dropped."""
         drawn = torch.rand(len(self.ends), CAP, generator=torch.Generator().manual_seed(seed))
-        choose, step = rollout._choose, iter(range(CAP))
+        choose, step = sampling._choose, iter(range(CAP))
 
         def forced(probabilities: Tensor, uniform: Tensor) -> Tensor:
             t = next(step)
@@ -161,7 +161,7 @@ class ForcedLengths:
             assert same.sum(1).eq(1).all(), "the sampler doesn't draw as this hook thinks"
             return self.exchange(choose(probabilities, uniform), same.long().argmax(1), t)
 
-        with patch.object(rollout, "_choose", forced):
+        with patch.object(sampling, "_choose", forced):
             yield
 
     @contextmanager

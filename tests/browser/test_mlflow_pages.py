@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows.services import free_port
+from flows.deployment.servers import free_port
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 

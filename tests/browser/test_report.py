@@ -1,12 +1,14 @@
 """A run's report in a browser: from disk, with no network, at both widths, in both schemes, by keyboard."""
 
+import base64
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flows.run_page import write_page
+from flows.reports.page import write_page
 from tests.stored_run import HOSTILE, stored_run
 
 pytestmark = pytest.mark.browser
@@ -22,7 +24,7 @@ LOOKS = [
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A passed run, one that a gate stopped, and one with a waiver and hits."""
     home = tmp_path_factory.mktemp("reports")
-    passed = stored_run(home, changes=["ppo.kl.control=adaptive", "ppo.updates=90"])
+    passed = stored_run(home, changes=["ppo.kl.control=adaptive", "ppo.updates=90"], draw=True)
     stopped = stored_run(home / "stopped", changes=["gates.ppo.kl=2.5"])
     hits = stored_run(home, "20260102-000000-bbbb", changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": HOSTILE}, by=passed)
     runs = {"passed": (home, passed), "stopped": (home / "stopped", stopped), "waived": (home, hits)}
@@ -46,18 +48,37 @@ def test_axe_finds_nothing_and_nothing_runs_over(
 def test_the_page_asks_for_nothing_but_itself(reports: dict[str, Path], open_page: Callable) -> None:
     visit = open_page(reports["waived"])
     visit.page.wait_for_timeout(300)
-    assert visit.requests == [reports["waived"].as_uri()]
+    assert [url for url in visit.requests if not url.startswith("data:image/svg+xml;base64,")] == [
+        reports["waived"].as_uri()
+    ]
     assert visit.errors == []
+
+
+def test_every_chart_is_shown_and_named(reports: dict[str, Path], open_page: Callable) -> None:
+    charts = open_page(reports["passed"]).page.locator("figure img")
+    found = charts.evaluate_all("all => all.map(each => [each.complete && each.naturalWidth, each.alt])")
+    assert len(found) == 6 and all(width > 300 and len(alt) > 20 for width, alt in found), found
+
+
+def test_a_script_in_a_chart_does_not_run(reports: dict[str, Path], tmp_path: Path, open_page: Callable) -> None:
+    inside = "<script>alert(2)</script><image href='http://127.0.0.1:9/x'/>"
+    attack = base64.b64encode(f"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'>{inside}</svg>".encode())
+    spoilt = tmp_path / "spoilt.html"
+    spoilt.write_text(re.sub('(svg.xml;base64,)[^"]+', rf"\1{attack.decode()}", reports["passed"].read_text()))
+    visit = open_page(spoilt, bypass_csp=True)
+    visit.page.wait_for_timeout(300)
+    assert visit.errors == [] and not [url for url in visit.requests if ":9/" in url]
+    assert visit.page.title().startswith("Run ")
 
 
 def test_a_script_in_a_sample_is_shown_and_not_run(reports: dict[str, Path], open_page: Callable) -> None:
     # Without the page's content policy, so that escaping alone has to do.
     visit = open_page(reports["waived"], bypass_csp=True)
     assert visit.page.title().startswith("Run 20260102")
-    assert visit.page.locator("script, img").count() == 0
+    assert visit.page.locator("script, img:not([src^='data:image/svg+xml;base64,'])").count() == 0
     shown = [each for each in visit.page.locator(".said").all_inner_texts() if each == HOSTILE]
     assert len(shown) == 1
-    assert visit.errors == [] and len(visit.requests) == 1
+    assert visit.errors == [] and len([url for url in visit.requests if not url.startswith("data:")]) == 1
 
 
 def test_the_content_policy_stops_what_escaping_might_miss(

@@ -9,13 +9,13 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
-from components.data.jsonl import write_json, write_rows
-from components.data.support_desk import SupportDeskConfig, generate
-from components.generation import GenerationConfig
+from components.base.jsonl import write_json, write_rows
+from components.data.support_desk.desk import SupportDeskConfig, generate
+from components.models.config import GenerationConfig, ScratchModel
+from components.models.runtime import Runtime
 from components.ppo.config import PpoConfig, PpoJob
 from components.reward.config import RewardConfig, RewardJob
-from components.runtime import Runtime
-from components.sft.config import ScratchModel, SftConfig, SftJob
+from components.sft.config import SftConfig, SftJob
 
 # The shapes that components/ppo/maths.py states are checked at every call, under pytest only.
 jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__enter__()
@@ -29,8 +29,8 @@ GENERATION = GenerationConfig(max_prompt_tokens=64, max_new_tokens=10)
 RUNTIME = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
 
 
-def silent(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
-    """A `report` that nobody reads."""
+def silent(step: int, metrics: Mapping[str, float], total: int | None = None, **_: Any) -> None:
+    """An `observe` that nobody reads."""
 
 
 class Language(NamedTuple):
@@ -47,14 +47,14 @@ class Stages(NamedTuple):
 
     inputs: dict[str, Path]
 
-    def run(self, stage: str, out: Path, report: Callable[..., None] = silent, **options: Any) -> dict[str, float]:
+    def run(self, stage: str, out: Path, observe: Callable[..., None] = silent, **options: Any) -> dict[str, float]:
         """Run `sft`, `reward` or `ppo` with `options` over the tiny ones; the artifact is `out/artifact`."""
         import importlib
 
         refreshed = [name for name in ("previous_reward", "previous_data") if name in self.inputs]
         inputs = {"sft": ["data"], "reward": ["data", "sft", *refreshed], "ppo": ["data", "sft", "reward"]}[stage]
         module = importlib.import_module(f"components.{stage}.stage")
-        return module.run(self.job(stage, **options), {name: self.inputs[name] for name in inputs}, out, report)
+        return module.run(self.job(stage, **options), {name: self.inputs[name] for name in inputs}, out, observe)
 
     def job(self, stage: str, *, seed: int = 0, **options: Any) -> Any:
         """The job of a stage with `options` over the tiny ones."""
@@ -107,9 +107,9 @@ def stages(desk_data: Path, runtime: Runtime, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="session")
 def language(runtime: Runtime) -> Language:
     """A Llama with two random layers over the support desk's words. Don't train it: others use it too."""
-    from components.batching import encode_prompt
-    from components.models import build_causal_lm, frozen
-    from components.tokenizers import train_tokenizer
+    from components.models.batching import encode_prompt
+    from components.models.folders import build_causal_lm, frozen
+    from components.models.tokenizers import train_tokenizer
 
     demonstrations, _ = generate(1, SupportDeskConfig(demonstrations=200, pairs=50))
     texts = [d["response"] for d in demonstrations] + [m["content"] for d in demonstrations for m in d["prompt"]]
@@ -132,12 +132,19 @@ def digests() -> Callable[[Path], dict[str, str]]:
 
 
 class Interrupting:
-    """A `report` that interrupts the stage, as Ctrl-C would, when it hears of step `at`."""
+    """An `observe` that interrupts the stage, as Ctrl-C would, when it hears of step `at`."""
 
     def __init__(self, at: int) -> None:
         self.at, self.steps = at, list[int]()
+        self.resumed: list[tuple[int, int | None]] = []
+        """Step and total, as a stage that goes on from a checkpoint tells them."""
 
-    def __call__(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+    def __call__(
+        self, step: int, metrics: Mapping[str, float], total: int | None = None, *, resumed: bool = False, **_: Any
+    ) -> None:
+        if resumed:
+            self.resumed.append((step, total))
+            return
         self.steps.append(step)
         if step == self.at:
             raise KeyboardInterrupt

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from components.data.config import DataConfig, TokenizerConfig, ValidateJob
-from components.generation import GenerationConfig
+from components.data.config import DataConfig
+from components.models.config import GenerationConfig
+from data_contracts.config import TokenizerConfig, ValidateJob
 from data_contracts.validate import run
 
 
@@ -26,6 +27,6 @@ def validate(job: Any) -> Any:
 
     def validate(out: Path, inputs: dict[str, Path] | None = None, seed: int = 0, **data: Any) -> dict[str, float]:
         given = {name: str(path) for name, path in (inputs or {}).items() if name != "base"}
-        return run(job(seed, **given, **data), inputs or {}, out, lambda step, metrics, total=None: None)
+        return run(job(seed, **given, **data), inputs or {}, out, lambda step, metrics, total=None, **_: None)
 
     return validate

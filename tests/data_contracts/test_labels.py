@@ -5,9 +5,9 @@ from collections import defaultdict
 
 import pytest
 
-from components.data.formats import parse_pairs
+from components.base.errors import UserError
+from components.data.formats.pairs import parse_pairs
 from components.data.rows import RawRow
-from components.errors import UserError
 
 
 def ranking(**data):

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
+from components.base.errors import UserError
 from components.data.checks_config import ChecksConfig, RowChecks, SetChecks
-from components.errors import UserError
-from components.tokenizers import train_tokenizer
+from components.models.tokenizers import train_tokenizer
 from data_contracts.check import check
 
 NOUNS = (

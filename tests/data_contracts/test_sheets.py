@@ -2,10 +2,10 @@ import json
 
 import pytest
 
+from components.base.errors import UserError
 from components.data.checks_config import ChecksConfig, SheetChecks
 from components.data.readers import read_source
 from components.data.spreadsheet import write_csv
-from components.errors import UserError
 from data_contracts.sheets import check_sheet, is_sheet
 
 COLUMNS = ["item", "prompt", "response_a", "response_b", "rating_1", "rating_2"]

@@ -3,10 +3,10 @@ import json
 
 import pytest
 
-from components.data import support_desk
+from components.base.errors import CheckFailed, UserError
 from components.data.config import DataConfig
 from components.data.splits import prompt_key, split_of
-from components.errors import CheckFailed, UserError
+from components.data.support_desk import desk
 
 
 def pairs(n=60):
@@ -27,7 +27,7 @@ def contents(out):
 
 
 def small(**changes):
-    return {"generator": support_desk.SupportDeskConfig(demonstrations=50, pairs=120, **changes)}
+    return {"generator": desk.SupportDeskConfig(demonstrations=50, pairs=120, **changes)}
 
 
 def test_the_support_desk_is_split_by_prompt_into_the_files_that_later_stages_read(tmp_path, validate):

@@ -1,14 +1,17 @@
 """What the fault tests share: runs with a fault planted, homes to run them in, and the rules that a home must keep."""
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +25,18 @@ RULES = [
     re.compile(rule)
     for rule in (
         rf"store/objects/{HASH}",
-        rf"store/records/{HASH}/\d+\.json",
+        rf"store/records/{HASH}/\d+\.[a-z_.]+\.json",
         r"store/\.(views\.)?lock",
         rf"work/{HASH}\.leases/\d{{9}}\.free",
-        r"runs/[\w-]+/(run\.json|config\.yaml|report\.(md|html)|cards/[\w-]+\.md|tracking\.jsonl?|metrics/\w+\.jsonl)",
+        r"runs/[\w-]+/(run\.json|config\.yaml|report\.(md|html)|cards/[\w-]+\.md|mlflow\.(json|lock)|metrics/\w+\.jsonl"
+        r"|done/[\w.]+\.json)",
     )
 ]
 """Every file below store/, work/ and runs/ of a home in which nothing runs; views hold links alone."""
+
+
+Moment = tuple[str, str, int]
+"""Stage, phase, and how manieth of these."""
 
 
 @dataclass
@@ -63,7 +71,7 @@ class Home:
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
                 [*script, *(arguments or COMMAND)], cwd=self.path.parent, env=variables, stdout=output, stderr=output,
-                check=False, timeout=400,
+                check=False, timeout=900,
             )  # fmt: skip
             output.seek(0)
             return Done(done.returncode, output.read(), time.monotonic() - began, happened.exists())
@@ -80,7 +88,7 @@ class Home:
     def keys(self, *stages: str) -> set[str]:
         """Keys of the records of `stages`, sub-stages included."""
         found = set()
-        for path in self.path.glob("store/records/*/1.json"):
+        for path in self.path.glob("store/records/*/1.*.json"):
             if json.loads(path.read_text())["record"]["stage"].split(".")[0] in stages:
                 found.add(path.parent.name)
         return found
@@ -93,6 +101,15 @@ class Home:
         shutil.rmtree(folder / "store" / "views")
         for key in home.keys(*STAGES[STAGES.index(stage) :]):
             shutil.rmtree(folder / "store" / "records" / key)
+        places = (
+            ("experiments", "artifact_location"),
+            ("runs", "artifact_uri"),
+            ("logged_models", "artifact_location"),
+        )
+        with closing(sqlite3.connect(folder / "mlflow.db")) as database, database:
+            for table, column in places:  # else MLflow would go on in the files of the home that was copied
+                change = f"update {table} set {column} = replace({column}, ?, ?)"
+                database.execute(change, (f"{self.path}/", f"{folder}/"))
         return home
 
     def check(self) -> None:
@@ -112,3 +129,21 @@ class Home:
 def tail(done: Done) -> str:
     """What a failing test shows of a command."""
     return f"exit code {done.code}\n{done.output[-3000:]}"
+
+
+def undisturbed(folder: Path, environment: dict[str, str]) -> tuple[Home, list[Moment]]:
+    """The home in `folder` with a run in which nothing happens, and the run's moments; the first caller computes it."""
+    folder.mkdir(exist_ok=True)
+    home, trace = Home(folder / "home", environment), folder / "trace.jsonl"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not trace.exists():
+            unfinished = folder / "trace.unfinished"
+            unfinished.unlink(missing_ok=True)
+            shutil.rmtree(home.path, ignore_errors=True)
+            done = home.tether(plan={"trace": str(unfinished)})
+            assert done.code == 0, tail(done)
+            home.check()
+            unfinished.rename(trace)
+    moments = [json.loads(line)[:3] for line in trace.read_text().splitlines()]
+    return home, [(stage, phase, nth) for stage, phase, nth in moments]

@@ -152,7 +152,7 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     sys.argv[1:] = sys.argv[2:]
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from flows.cli import main as tether
+    from flows.cli.__main__ import main as tether
 
     sys.addaudithook(Hook(plan, os.path.abspath(os.environ["TETHER_HOME"])))
     tether()

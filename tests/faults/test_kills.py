@@ -3,91 +3,73 @@
 `TETHER_FAULTS_SEED` draws other moments, `TETHER_FAULTS_KILLS` more or fewer of them.
 """
 
-import json
 import os
 import random
-from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.faults.homes import STAGES, Home, tail
+from tests.faults.homes import STAGES, Home, Moment, tail
+from tests.faults.sample import SAMPLE, SEED
 
-SEED = int(os.environ.get("TETHER_FAULTS_SEED", "0"))
-KILLS = int(os.environ.get("TETHER_FAULTS_KILLS", "60"))
+CHAINS = -(-int(os.environ.get("TETHER_FAULTS_KILLS", "10" if SAMPLE else "60")) // len(STAGES))
 LATER = 0.5
 """Seconds: up to so long after its moment a third of the kills comes, in the middle of computing."""
-EACH = {"write", "checkpoint", "publish", "commit", "record", "status"}
-"""Phases in which some kill must come; up to twice `KILLS` are drawn for it."""
-WORKERS = min(2, len(os.sched_getaffinity(0)))
+EACH = {"write", "checkpoint", "publish", "commit", "view", "record", "run", "status"}
+"""Phases in which some kill comes, in two chains already."""
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
-
-Moment = tuple[str, str, int]
-"""Stage, phase, and how manieth of these."""
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(prefect: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, list[Moment]]:
-    """A run in which nothing happens, and its moments in order."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    home, trace = Home(folder / "home", prefect), folder / "trace.jsonl"
-    done = home.tether(plan={"trace": str(trace)})
-    assert done.code == 0, tail(done)
-    home.check()
-    return home, [tuple(json.loads(line)[:3]) for line in trace.read_text().splitlines()]
-
-
-def draw(moments: list[Moment], chance: random.Random) -> list[Moment]:
-    """A moment of each stage, in order, of a phase drawn first, so that none is rare.
+def draw(moments: Sequence[Moment], seed: str, chains: int) -> list[list[Moment]]:
+    """For each chain a moment of each stage, in order, of one of the phases that were drawn least often.
 
     In order of their names: how far the thread that tells MLflow is differs from trace to trace.
     """
-    by_phase: dict[tuple[str, str], list[Moment]] = defaultdict(list)
-    for moment in sorted(moments):
-        by_phase[moment[:2]].append(moment)
-    return [chance.choice(by_phase[chance.choice([where for where in by_phase if where[0] == s])]) for s in STAGES]
+    chance, drawn = random.Random(seed), Counter[str]()
+    last = {(stage, phase): nth for stage, phase, nth in sorted(moments)}
+    found = []
+    for _ in range(chains):
+        chain = []
+        for stage in STAGES:
+            phases = [phase for where, phase in sorted(last) if where == stage]
+            fewest = min(drawn[phase] for phase in phases)
+            phase = chance.choice([each for each in phases if drawn[each] == fewest])
+            drawn[phase] += 1
+            chain.append((stage, phase, chance.randint(1, last[stage, phase])))
+        found.append(chain)
+    return found
 
 
-def killed_again_and_again(
-    home: Home, moments: list[Moment], wanted: dict[str, str], chance: random.Random
-) -> list[tuple[str, str, int, float]]:
-    """Run the command, killed at each of `moments`, and then to its end. Returns the kills, each with its delay."""
-    kills = []
-    for stage, phase, nth in moments:
+@pytest.mark.parametrize("chain", range(CHAINS))
+def test_a_run_killed_at_any_moment_ends_the_same(
+    chain: int, whole: tuple[Home, list[Moment]], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    undisturbed, moments = whole
+    chains, chance = draw(moments, SEED, CHAINS), random.Random(f"{SEED} {chain}")
+    assert {phase for each in chains for _, phase, _ in each} >= EACH or CHAINS == 1
+    home = Home(tmp_path / "home", undisturbed.environment)
+    kills: list[str] = []
+    for stage, phase, nth in chains[chain]:
         delay = chance.random() * LATER if chance.random() < 1 / 3 else 0.0
-        done = home.tether(plan={"stage": stage, "phase": phase, "nth": nth, "fault": "kill", "delay": delay})
-        if done.code != -9:  # the moment did not come, or the run had ended before the delay was over
-            break
-        kills.append((stage, phase, nth, round(delay, 2)))
-    else:
-        done = home.tether()
+        done = home.tether(plan=kill((stage, phase, nth), delay))
+        if done.code == 0:  # the moment did not come, or the run had ended before the delay was over
+            assert home.digests() == undisturbed.digests(), f"after {kills}"
+            home = undisturbed.before(stage, tmp_path / stage)
+            nth, delay = 1, 0.0
+            done = home.tether(plan=kill((stage, phase, nth), delay))
+        where = f"{stage}, {phase} {nth}" + (f" + {delay:.1f} s" if delay else "")
+        assert done.code == -9, f"after {kills}, at {where}: {tail(done)}"
+        kills.append(where)
+    done = home.tether()
     assert done.code == 0, f"after {kills}: {tail(done)}"
-    assert home.digests() == wanted, f"after {kills}"
+    assert home.digests() == undisturbed.digests(), f"after {kills}"
     home.check()
-    return kills
+    record_property("outcome", ["killed", "; ".join(kills), "completed", f"{done.seconds:.0f}"])
 
 
-def test_a_run_killed_at_any_moment_ends_the_same(undisturbed: tuple[Home, list[Moment]], tmp_path: Path) -> None:
-    whole, moments = undisturbed
-    wanted, chance = whole.digests(), random.Random(SEED)
-    print(f"\nTETHER_FAULTS_SEED={SEED}, {len(moments)} moments in an undisturbed run")
-    kills: list[tuple[str, str, int, float]] = []
-    while len(kills) < KILLS or (len(kills) < 2 * KILLS and not {kill[1] for kill in kills} >= EACH):
-        seeds = [chance.random() for _ in range(max(1, -(-(KILLS - len(kills)) // len(STAGES))))]
-
-        def chain(seed: float) -> list[tuple[str, str, int, float]]:
-            own = random.Random(seed)
-            return killed_again_and_again(
-                Home(tmp_path / str(seed), whole.environment), draw(moments, own), wanted, own
-            )
-
-        with ThreadPoolExecutor(WORKERS) as pool:
-            for found in pool.map(chain, seeds):
-                kills += found
-                print(*(f"killed: {s}, {phase} {nth}, {delay} s later" for s, phase, nth, delay in found), sep="\n")
-    where = {kill[:2] for kill in kills}
-    print(f"{len(kills)} kills in {len(where)} places; every run ended with the undisturbed digests")
-    assert {stage for stage, _ in where} == set(STAGES)
-    assert {phase for _, phase in where} >= EACH
+def kill(moment: Moment, delay: float) -> dict[str, object]:
+    """What `inject.py` is to do."""
+    return dict(zip(("stage", "phase", "nth"), moment, strict=True)) | {"fault": "kill", "delay": delay}

@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from components import gates
-from components.artifacts import ArtifactStore, Record
-from components.canonical import digest_json
-from components.code_version import code_version
-from components.settings import keyed_values
-from flows.config import RunConfig, load_config
-from flows.profile import parse_override
-from tasks import journal
-from tasks.journal import Done, Given
+from components.base.hashing import digest_json
+from components.base.settings import keyed_values
+from components.gates import judging
+from components.keys.code_version import code_version
+from components.store.store import ArtifactStore, Record
+from flows.config.profiles import parse_override
+from flows.config.run_config import RunConfig, load_config
+from tasks.result import Input
+from tasks.runs.journal import Done, write_done
+from tasks.runs.status import StatusFile, finite
 from tasks.stages import STAGES
-from tasks.status import RunStatus, metrics_json, verdict_json
 
 METRICS: dict[str, dict[str, float]] = {
     "validate": {"data/contract": 1, "data/pairs": 400, "data/leaked_prompts": 0, "data/annotator_agreement": 0.7,
@@ -68,27 +68,26 @@ def publish_models(
 
 
 def describe_run(home: Path, run: str, config: RunConfig, records: Mapping[str, Record], waivers: Any = ()) -> None:
-    """The run's folder as a run leaves it: config, status, and the facts that MLflow is to get."""
-    from flows.config import to_values
-    from flows.yaml_text import dump
+    """The run's folder as a run leaves it: config, status, and what each stage gave."""
+    from flows.config.run_config import to_values
+    from flows.config.yaml import dump
 
-    status = RunStatus.start(home / "runs" / run, run, "tiny", list(METRICS))
+    status = StatusFile.start(home / "runs" / run, run, "tiny", list(METRICS))
     (status.folder / "config.yaml").write_text(dump(to_values(config)))
     for stage, record in records.items():
-        verdicts = gates.judge(stage, record.metrics, config.gates.stage(stage), waivers)
+        verdicts = judging.judge(stage, record.metrics, config.gates, waivers)
         state = "gate_failed" if any(each.stops for each in verdicts) else "passed"
         state = "waived" if any(each.waived for each in verdicts) else state
         status.update(
-            stage, state=state, key=record.key, digest=record.digest, metrics=metrics_json(record.metrics),
-            gates=verdict_json(verdicts),
+            stage, state=state, key=record.key, digest=record.digest, metrics=finite(record.metrics),
+            gates=list(verdicts),
         )  # fmt: skip
+        inputs = [Input(name=name, digest=digest, path=home, stage="x") for name, digest in record.inputs.items()]
         done = Done(
-            name=stage, shown=stage, final=True, key=record.key, digest=record.digest, path=home, run=run, by=run,
-            user="mallory", cached=False, step=0, job=record.job, metrics=record.metrics, verdicts=verdicts, lineage={},
-            inputs=[Given(name=name, digest=digest, path=home, stage="x") for name, digest in record.inputs.items()],
-            attachments={},
+            time=1_767_225_600_000, record=record, shown=stage, final=True, path=home, run=run, user="mallory", step=0,
+            verdicts=verdicts, inputs=inputs, attachments={},
         )  # fmt: skip
-        journal.add_fact(status.folder, "record", stage=stage, done=done.model_dump(mode="json"))
+        write_done(status.folder, done)
         if state == "gate_failed":
             break
     status.finish()
@@ -101,12 +100,11 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     import torch
 
-    from components.adapters import Backbone, save_adapter
-    from components.adapters_config import AdapterConfig
-    from components.models import build_causal_lm, load_causal_lm, load_reward_model, save_model
-    from components.runtime import Runtime
-    from components.sft.config import ScratchModel
-    from components.tokenizers import train_tokenizer
+    from components.models.adapters import Backbone, save_adapter
+    from components.models.config import AdapterConfig, ScratchModel
+    from components.models.folders import build_causal_lm, load_causal_lm, load_reward_model, save_model
+    from components.models.runtime import Runtime
+    from components.models.tokenizers import train_tokenizer
 
     folder, runtime = tmp_path_factory.mktemp("models"), Runtime(device="cpu", dtype="float32", threads=1)
     found = {stage: folder / stage for stage in METRICS}

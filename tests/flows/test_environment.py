@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import TetherError
+from components.base.errors import TetherError
 from flows import environment
-from flows.doctor import answers, breaking, diagnose
-from flows.services import free_port
+from flows.deployment.servers import free_port
+from flows.doctor import breaking, diagnose
+from tasks.prefect_flow.server import no_answer
 
 
 @pytest.fixture
@@ -96,8 +97,8 @@ def test_a_port_that_is_taken_is_not_offered(listening: int) -> None:
 
 
 def test_a_server_that_never_answers_is_no_server(listening: int) -> None:
-    assert not answers(f"http://127.0.0.1:{listening}/health", timeout=0.3)
-    assert not answers("no url")
+    assert no_answer(f"http://127.0.0.1:{listening}/health", timeout=0.3)
+    assert no_answer("no url")
 
 
 def test_doctor_names_what_a_plain_install_breaks(monkeypatch: pytest.MonkeyPatch) -> None:

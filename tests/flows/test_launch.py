@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import UserError
+from components.base.errors import UserError
+from components.base.settings import Settings, keyed_values
+from components.gates.table import GATES
 from components.human_eval.sheet import SIMULATED
-from components.settings import Settings, keyed_values
 from flows import launch as launching
-from flows.config import load_config, to_values
+from flows.config.profiles import parse_override
+from flows.config.run_config import check_config, load_config, to_values
 from flows.launch import everything_is_stored, is_simulated, new_run, rerun, scoring
-from flows.profile import parse_override
 from flows.rlhf import pipeline
 from flows.sources import Sources, find_sources
-from tasks.result import Source, StageResult
-from tasks.runner import _key, peek
+from tasks.execution.runner import _key, _parts, peek
+from tasks.result import Given, StageResult
+from tasks.runs.status import load_status
 from tasks.stages import PIPELINE, Stage
-from tasks.status import load_explanations, load_status
 
 
 def begin(home: Path, *changes: str) -> launching.Launch:
@@ -37,7 +38,7 @@ def finish(launch: launching.Launch, upto: str = "human_eval") -> str:
     """End a run whose stages, up to one of them, have made a file each."""
     ctx = launch.ctx
 
-    def publish(stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult:
+    def publish(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         if PIPELINE.index(stage.shown) > PIPELINE.index(upto):
             raise KeyboardInterrupt
         key, parts, _ = _key(stage, job, inputs, ctx)
@@ -45,11 +46,12 @@ def finish(launch: launching.Launch, upto: str = "human_eval") -> str:
         out.mkdir(parents=True)
         (out / SIMULATED).write_text(f"{stage.name} {job.seed} {len(ctx.store.attempts(key))}")
         about = {"stage": stage.name, "job": keyed_values(job), "parts": parts, "run": ctx.run}
-        record = ctx.store.publish(key, out, None, {**about, "inputs": parts["inputs"]})
+        ctx.store.publish(key, out, None, {**about, "inputs": parts["inputs"]})
         out.rmdir()
-        ctx.status.update(stage.shown, state="passed", key=key, digest=record.digest)
         found = peek(stage, job, inputs, ctx)
         assert found is not None
+        parts = _parts(stage, ctx, found.key, found.digest)
+        ctx.status.update(stage.shown, state="passed", key=found.key, digest=found.digest, parts=parts)
         return found
 
     with ctx, suppress(KeyboardInterrupt):
@@ -61,7 +63,7 @@ def stored_stages(launch: launching.Launch) -> list[str]:
     """The stages, from the first, that a run would find in the store."""
     found = []
 
-    def look(stage: Stage, job: Settings, inputs: Mapping[str, StageResult | Source]) -> StageResult:
+    def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         result = peek(stage, job, inputs, launch.ctx)
         if result is None:
             raise KeyboardInterrupt
@@ -87,6 +89,22 @@ def test_a_run_keeps_its_resolved_config(tmp_path: Path) -> None:
     assert is_simulated(tmp_path, launch.ctx.run)
 
 
+def test_a_gate_that_no_profile_names_is_off_and_the_run_says_so(tmp_path: Path) -> None:
+    assert list(begin(tmp_path, *(f"gates.{name}=null" for name in GATES)).notes) == []
+    values = to_values(load_config("tiny", settings(*(f"gates.{name}=null" for name in GATES))))
+    del values["gates"]["sft"]["loss"]
+    config = check_config(values, "older.yaml").resolved()
+    launch = launching.new_run(tmp_path, "older", config)
+    assert launch.notes == ["1 gate is off because the profile does not name it: sft.loss"]
+    finish(launch)
+    again = launching.rerun(tmp_path, "human_eval", run=launch.ctx.run)
+    assert again.notes[-1] == launch.notes[0]
+    del values["gates"]
+    (said,) = launching.new_run(tmp_path, "older", check_config(values, "older.yaml").resolved()).notes
+    assert said.startswith(f"{len(GATES)} gates are off because the profile does not name them: validate.contract, ")
+    assert said.endswith(f" and {len(GATES) - 8} more")
+
+
 def test_a_rerun_has_the_newest_runs_config_with_changes_on_top(tmp_path: Path) -> None:
     finish(begin(tmp_path, "seed=1"))
     newest = finish(begin(tmp_path, "seed=2", "sft.epochs=1"))
@@ -109,7 +127,7 @@ def test_a_rerun_takes_the_newest_run_whose_inputs_stand_and_says_which(tmp_path
     again = rerun(tmp_path, "ppo")
     assert again.ctx.run != whole and again.config.seed == 1
     assert again.notes[0] == f"ppo again from run {whole} (not {half}: reward: it has no artifact (not_run))"
-    assert load_explanations(tmp_path, again.ctx.run)["origin"] == {"stage": "ppo", "from": whole}
+    assert load_status(tmp_path, again.ctx.run).explanations()["origin"] == {"stage": "ppo", "from": whole}
     assert rerun(tmp_path, "reward", half).config.seed == 2
     with pytest.raises(UserError, match=f"rerun ppo: the run has not all .*{half}: reward: it has no artifact"):
         rerun(tmp_path, "ppo", half)
@@ -130,7 +148,7 @@ def test_a_worker_is_asked_for_only_where_it_is_to_compute(tmp_path: Path, monke
         asked.append(dict(needed_for))
         raise UserError("no server")
 
-    monkeypatch.setattr("tasks.prefect_server.check_server", no_server)
+    monkeypatch.setattr("tasks.prefect_flow.server.check_server", no_server)
     monkeypatch.setattr(launching, "everything_is_stored", lambda *_: False)
     finish(begin(tmp_path, "runners.ppo=gpu"))
     for stage in ("ppo", "human_eval"):
@@ -154,9 +172,9 @@ def test_a_run_whose_artifact_is_damaged_is_passed_over(tmp_path: Path) -> None:
 
 def test_a_rerun_takes_the_runs_own_artifact_not_what_its_key_gave_since(tmp_path: Path) -> None:
     first = finish(begin(tmp_path))
-    own = load_status(tmp_path, first)["stages"][0]["digest"]
+    own = load_status(tmp_path, first).stages[0].digest
     finish(begin(tmp_path))  # writes other bytes under the same key
-    assert load_status(tmp_path)["stages"][0]["digest"] != own
+    assert load_status(tmp_path).stages[0].digest != own
     again = rerun(tmp_path, "reward", first)
     assert again.ctx.pinned["validate"].digest == own
     assert stored_stages(again)[:2] == ["validate", "sft"]
@@ -186,7 +204,7 @@ def test_what_comes_before_the_stage_can_not_be_changed_or_refreshed(tmp_path: P
         rerun(tmp_path, "ppo", refresh=["dpo"])
     with pytest.raises(UserError, match="--refresh dpo: no such stage"):
         new_run(tmp_path, "tiny", load_config("tiny").resolved(), refresh=["dpo"])
-    assert load_status(tmp_path)["run"] == run
+    assert load_status(tmp_path).run == run
 
 
 def test_another_seed_from_the_stage_on_keeps_the_inputs_and_says_so(tmp_path: Path) -> None:
@@ -201,7 +219,7 @@ def test_a_run_of_another_machine_is_taken_as_it_is_and_resolved_here_from_the_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("components.runtime.cpu_instruction_set", lambda: "abacus")
+        elsewhere.setattr("components.models.runtime.cpu_instruction_set", lambda: "abacus")
         run = finish(begin(tmp_path))
     again = rerun(tmp_path, "ppo")
     assert stored_stages(again) == ["validate", "sft", "reward"]
@@ -258,7 +276,7 @@ def test_another_pretrained_model_than_the_one_validated_with_is_refused(tmp_pat
     moved = pretrained.rename(tmp_path / "moved")
     assert stored_stages(rerun(home, "sft", overrides=settings(f"sft.base={moved}"))) == ["validate"]
     (moved / "config.json").write_text('{"hidden_size": 1}')
-    with pytest.raises(UserError, match="another model than validate was computed with"):
+    with pytest.raises(UserError, match="not the model that validate was computed with"):
         rerun(home, "sft", overrides=settings(f"sft.base={moved}"))
 
 
@@ -299,7 +317,7 @@ def test_a_rerun_of_no_stage_is_refused_and_leaves_no_run(tmp_path: Path) -> Non
         rerun(tmp_path, "dpo")
     with pytest.raises(UserError, match=r"did you mean ppo\.updates"):
         rerun(tmp_path, "ppo", overrides=settings("ppo.update=1"))
-    assert load_status(tmp_path)["run"] == run
+    assert load_status(tmp_path).run == run
 
 
 def test_only_a_run_that_waits_for_people_is_scored(tmp_path: Path) -> None:

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from components.artifacts import ArtifactStore, digest_folder
-from components.errors import UserError
-from components.settings import keyed_values
-from flows.config import RunConfig, load_config
-from flows.profile import parse_override
+from components.base.errors import UserError
+from components.base.settings import keyed_values
+from components.store.store import ArtifactStore, digest_folder
+from flows.config.profiles import parse_override
+from flows.config.run_config import RunConfig, load_config
 from flows.sources import find_sources
-from tasks.computing import Work
-from tasks.dispatch import _order
+from tasks.execution.computing import Work
+from tasks.execution.dispatch import _order
+from tasks.runs.status import StatusFile
 from tasks.stages import PIPELINE, STAGES
-from tasks.status import RunStatus
 
 
 def publish(store: ArtifactStore, name: str) -> str:
@@ -28,7 +28,7 @@ def earlier(home: Path, run: str = "r1", **digests: str | None) -> dict[str, str
     """A run in `home` whose validate and reward stages have results."""
     store = ArtifactStore(home)
     found = {name: digests.get(name, publish(store, name)) for name in ("validate", "reward")}
-    status = RunStatus.start(home / "runs" / run, run, "tiny", PIPELINE)
+    status = StatusFile.start(home / "runs" / run, run, "tiny", PIPELINE)
     for name, digest in found.items():
         status.update(name, digest=digest)
     status.finish()
@@ -69,10 +69,10 @@ def test_a_worker_finds_a_stored_artifact_by_its_digest_and_a_copy_by_its_path(t
     earlier(tmp_path / "home")
     earlier(tmp_path / "theirs", run="r2")
     job = refreshing("r1").stage_job(STAGES["reward"])
-    for named, has_path in (("r1", False), (tmp_path / "theirs" / "runs" / "r2", True)):
+    for named, stored in (("r1", True), (tmp_path / "theirs" / "runs" / "r2", False)):
         inputs = find_sources(refreshing(named), tmp_path / "home").previous
         ordered = _order(Work(STAGES["reward"], job, inputs, "k", {}, "r"), refresh=False).inputs
-        assert {name: given.path is not None for name, given in ordered.items()} == dict.fromkeys(inputs, has_path)
+        assert {name: given.stored for name, given in ordered.items()} == dict.fromkeys(inputs, stored)
 
 
 def test_a_run_that_is_not_there_or_has_no_reward_model_is_refused_with_what_to_do(tmp_path: Path) -> None:

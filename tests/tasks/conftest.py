@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from components.gates import GATES, GatesConfig
-from components.settings import Settings, unkeyed
-from tasks.context import RunContext
-from tasks.result import Source
-from tasks.runner import run_stage
+from components.base.settings import Settings, unkeyed
+from components.gates.judging import GatesConfig
+from tasks.execution.context import RunContext
+from tasks.execution.runner import run_stage
+from tasks.result import Input
 from tasks.stages import Stage
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -29,7 +29,7 @@ import signal
 import time
 
 
-def run(job, inputs, out, report):
+def run(job, inputs, out, observe):
     calls = out.parents[2] / "calls.txt"
     with calls.open("a") as file:
         file.write(job.name + chr(10))
@@ -37,7 +37,7 @@ def run(job, inputs, out, report):
     artifact.mkdir()
     first = int((checkpoint / "step.json").read_text()) + 1 if checkpoint.is_dir() else 1
     for step in range(first, job.steps + 1):
-        report(step, {"ppo/proxy_reward": step / 10, "ppo/kl": step * 2.0}, total=job.steps)
+        observe(step, {"ppo/proxy_reward": step / 10, "ppo/kl": step * 2.0}, total=job.steps)
         time.sleep(job.pause)
         if job.checkpoint:
             checkpoint.mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def run(job, inputs, out, report):
             if job.stop == "interrupt":
                 raise KeyboardInterrupt
             if job.stop == "user":
-                from components.errors import UserError
+                from components.base.errors import UserError
                 raise UserError("the data is empty")
             raise RuntimeError("broken")
     total = job.value + sum(int((path / "value.txt").read_text()) for path in inputs.values() if path.is_dir())
@@ -95,12 +95,7 @@ def toy(name: str = "toy", shown: str | None = None, final: bool = True) -> Stag
 
 def thresholds(**given: dict) -> GatesConfig:
     """Every gate off but those given as `stage={gate: threshold}`."""
-    values: dict = {}
-    for gate in GATES.values():
-        values.setdefault(gate.stage, {})[gate.short] = None
-    for stage, changed in given.items():
-        values[stage].update(changed)
-    return GatesConfig.model_validate(values)
+    return GatesConfig.model_validate(given)
 
 
 @pytest.fixture
@@ -130,7 +125,7 @@ def client(home):
     def connect():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from tasks.mlflow_client import connect
+            from tasks.tracking.client import connect
 
             return connect(home)
 
@@ -148,7 +143,7 @@ def pipeline(start, kit, tmp_path):
             gates or kit.thresholds(ppo={"kl": 8.0}), track=True, config={"seed": 1, "ppo": {"x": 2}}, **options
         )
         with ctx:
-            validated = run_stage(kit.toy("validate"), kit.ToyJob(steps=0), {"preferences": Source.of(data)}, ctx)
+            validated = run_stage(kit.toy("validate"), kit.ToyJob(steps=0), {"preferences": Input.of(data)}, ctx)
             sft = run_stage(kit.toy("sft"), kit.ToyJob(), {"data": validated}, ctx)
             measured = {"ppo/kl_high": metrics, "ppo/kl": "5.5"}
             job = kit.ToyJob(metrics=measured, steps=steps, pause=pause, value=value)

@@ -1,10 +1,10 @@
 import pytest
 
+from components.base.errors import UserError
+from components.base.settings import keyed_values
 from components.data.config import DataConfig, HubConfig
 from components.data.hub import resolve_source
 from components.data.readers import read_source
-from components.errors import UserError
-from components.settings import keyed_values
 
 datasets = pytest.importorskip("datasets")
 ROWS = [{"prompt": "a", "chosen": "x", "rejected": "y"}, {"prompt": "b", "chosen": "x", "rejected": "y"}]

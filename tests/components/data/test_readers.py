@@ -4,8 +4,8 @@ from itertools import islice
 
 import pytest
 
+from components.base.errors import UserError
 from components.data.readers import read_source
-from components.errors import UserError
 
 ROWS = [{"prompt": f"p{i}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(3)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)

@@ -82,7 +82,7 @@ def test_shares_that_are_no_division_of_the_whole_are_refused(shares):
 
 
 def test_a_path_is_no_part_of_a_key():
-    from components.settings import keyed_values
+    from components.base.settings import keyed_values
 
     here, there = (DataConfig(preferences=f"/{where}/a.jsonl", demonstrations=where) for where in ("here", "there"))
     assert keyed_values(here) == keyed_values(there)

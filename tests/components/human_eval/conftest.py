@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from components.data.spreadsheet import write_csv
-from components.generation import GenerationConfig
 from components.human_eval import sample as sample_stage
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.sheet import SheetRow, as_record, read_sheet
-from components.runtime import Runtime
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
 
 ITEMS, RATERS = 12, 3
 
@@ -57,7 +57,7 @@ def write_data(folder: Path, task: str = "none", prompts: int = 40) -> Path:
     return folder
 
 
-def fake_respond(job: Any, inputs: Any, prompts: Any, out: Any, report: Any) -> dict[str, list[dict[str, Any]]]:
+def fake_respond(job: Any, inputs: Any, prompts: Any, out: Any, observe: Any) -> dict[str, list[dict[str, Any]]]:
     """Each model's response is what stands in its `voice` file, and the question."""
     voices = {side: (inputs[name] / "voice").read_text() for side, name in (("sft", "sft"), ("policy", "ppo"))}
     return {

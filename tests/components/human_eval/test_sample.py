@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from components.errors import UserError
-from components.generation import GenerationConfig
+from components.base.errors import UserError
 from components.human_eval import respond as respond_module
 from components.human_eval.config import HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
 from components.human_eval.sample import run
-from components.runtime import Runtime
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
 
 
 def sampled(job_options: dict[str, Any]) -> SampleJob:
@@ -61,13 +61,13 @@ def test_simulated_judges_are_refused_on_peoples_data_before_generating(make_cas
 
 
 def test_simulated_judges_see_what_raters_see(make_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from components.data import support_desk
+    from components.data.support_desk import desk
 
     def judges(prompt: Any, response_a: str, response_b: str, seed: int) -> list[str]:
         assert prompt[0]["role"] == "user"
         return ["a" if response_a.startswith("Hey") else "b", "tie", "b" if response_a.startswith("Hey") else "a"]
 
-    monkeypatch.setattr(support_desk, "simulated_judges", judges)
+    monkeypatch.setattr(desk, "simulated_judges", judges)
     case = make_case(judges="simulated", task="support-desk", raters=2)
     for row in case.rows("ratings.simulated.csv"):
         assert row.ratings == ("a" if row.response_a.startswith("Hey") else "b", "tie")
@@ -104,7 +104,12 @@ def test_an_interrupted_generation_goes_on_where_it_stopped(tmp_path: Path, monk
     with pytest.raises(KeyboardInterrupt):
         respond(job, inputs, list("vwxyz"), tmp_path, interrupt)
     assert steps == [2, 4, 5, 7]
-    found = respond(job, inputs, list("vwxyz"), tmp_path, lambda *a, **k: None)
+    again: list[tuple[int, bool]] = []
+    found = respond(
+        job, inputs, list("vwxyz"), tmp_path,
+        lambda step, metrics, total=None, *, resumed=False, **_: again.append((step, resumed)),
+    )  # fmt: skip
+    assert again == [(2, False), (4, False), (5, False), (7, False), (7, True), (9, False), (10, False)]
     assert [r["text"] for r in found["policy"]] == [f"policy {p}" for p in "vwxyz"]
     assert calls == [("sft", 0), ("sft", 2), ("sft", 4), ("policy", 0), ("policy", 2), ("policy", 4)]
     assert loads == [Path("sft"), Path("ppo"), Path("ppo")]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from components.errors import UserError
+from components.base.errors import UserError
 from components.human_eval.score import item_score
 from components.human_eval.sheet import SheetRow
-from components.stats import clustered_proportion
+from components.stats.intervals import clustered_proportion
 
 
 def prefer(start: str) -> Callable[[SheetRow], tuple[str, ...]]:
@@ -117,9 +117,9 @@ def test_rows_may_come_back_in_any_order_and_as_json_lines(make_case: Callable[.
 def test_the_judge_is_named_after_whose_ratings_they_are(
     make_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from components.data import support_desk
+    from components.data.support_desk import desk
 
-    monkeypatch.setattr(support_desk, "simulated_judges", lambda prompt, a, b, seed: ["a", "tie", "b"])
+    monkeypatch.setattr(desk, "simulated_judges", lambda prompt, a, b, seed: ["a", "tie", "b"])
     case = make_case(judges="simulated", task="support-desk")
     assert case.score(case.sample / "ratings.simulated.csv")[1]["judges"] == "simulated"
     assert case.score(case.fill(prefer("Hey")))[1]["judges"] == "people"

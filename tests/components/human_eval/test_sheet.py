@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.data.jsonl import write_rows
+from components.base.errors import UserError
+from components.base.jsonl import write_rows
 from components.data.spreadsheet import protect, unprotect, write_csv
-from components.errors import UserError
 from components.human_eval.sheet import SheetRow, as_record, read_sheet
 
 VALID = ("a", "b", "tie")

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from components.data.jsonl import write_rows
-from components.data.support_desk import SupportDeskConfig, generate
-from components.generation import GenerationConfig
+from components.base.jsonl import write_rows
+from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.human_eval import sample, score
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.respond import SIDES
-from components.runtime import Runtime
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from components.models import build_causal_lm, save_model
-    from components.sft.config import ScratchModel
-    from components.tokenizers import train_tokenizer
+    from components.models.config import ScratchModel
+    from components.models.folders import build_causal_lm, save_model
+    from components.models.tokenizers import train_tokenizer
 
     root = tmp_path_factory.mktemp("inputs")
     demonstrations, pairs = generate(0, SupportDeskConfig(demonstrations=50, pairs=50))

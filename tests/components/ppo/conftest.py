@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from components.batching import encode_prompt
-from components.data.jsonl import read_rows
+from components.base.jsonl import read_rows
+from components.models.batching import encode_prompt
+from components.models.sampling import Samples, sample
 from components.ppo.config import PpoJob
 from components.ppo.models import Models
-from components.ppo.rollout import Samples, sample
 
 
 @pytest.fixture

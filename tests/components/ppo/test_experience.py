@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from components.data.jsonl import read_rows
-from components.errors import CheckFailed
-from components.generation import GenerationConfig
+from components.base.errors import CheckFailed
+from components.base.jsonl import read_rows
+from components.models.config import GenerationConfig
+from components.models.sampling import LocalEngine, Samples
 from components.ppo.config import ScoreConfig
 from components.ppo.evaluate import respond
 from components.ppo.experience import check_sampler, gather_experience, rewarded_scores
-from components.ppo.rollout import LocalEngine, Samples
 from components.ppo.stage import check_start
 from components.reward.scoring import ScoreScale
 
@@ -157,7 +157,7 @@ def test_the_judged_kl_is_the_training_paths_whatever_the_sampler_says_of_itself
         models.policy.model.norm.weight.add_(0.2)
     data = stages.inputs["data"]
     prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[:4]]
-    honest = [row["kl"] for row in respond(models, models.policy, prompts, job, data)]
+    honest = [row.kl for row in respond(models, models.policy, prompts, job, data)]
     real = LocalEngine.sample
 
     def flattering(self: LocalEngine, *rest: Any) -> Samples:
@@ -165,7 +165,7 @@ def test_the_judged_kl_is_the_training_paths_whatever_the_sampler_says_of_itself
         return dataclasses.replace(samples, logprobs=samples.logprobs - 1.0)
 
     monkeypatch.setattr(LocalEngine, "sample", flattering)
-    assert [row["kl"] for row in respond(models, models.policy, prompts, job, data)] == honest
+    assert [row.kl for row in respond(models, models.policy, prompts, job, data)] == honest
     assert max(map(abs, honest)) > 1e-3
 
 

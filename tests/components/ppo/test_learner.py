@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from components.errors import CheckFailed
+from components.base.errors import CheckFailed
+from components.models.sampling import sample
 from components.ppo.experience import Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import weights_digest
-from components.ppo.rollout import sample
 
 Load = Callable[..., Any]
 

@@ -8,20 +8,18 @@ import torch
 from torch import Tensor
 from transformers import LlamaForSequenceClassification
 
-from components.adapters import AdapterView, Backbone
-from components.adapters_config import AdapterConfig
-from components.generation import GenerationConfig
-from components.models import build_causal_lm, frozen
+from components.models.adapters import AdapterView, Backbone
+from components.models.config import AdapterConfig, GenerationConfig, ScratchModel
+from components.models.folders import build_causal_lm, frozen
+from components.models.runtime import Runtime
+from components.models.sampling import sample
+from components.models.tokenizers import train_tokenizer
 from components.ppo import models as ppo_models
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, SeparateCritic, SharedCritic
-from components.ppo.rollout import sample
 from components.reward.scoring import ScoreScale, last_counted
-from components.runtime import Runtime
-from components.sft.config import ScratchModel
-from components.tokenizers import train_tokenizer
 
 BETA = 0.5
 UNIT = ScoreScale(shift=0.0, scale=1.0, missing_eos_score=-1.0, temperature=1.0, responses=16)

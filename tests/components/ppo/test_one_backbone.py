@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from components.adapters import Backbone, load_adapter
-from components.data.jsonl import read_rows
-from components.errors import CheckFailed, UserError
-from components.logprobs import last_hidden, token_stats
-from components.models import load_causal_lm, load_reward_model
+from components.base.errors import CheckFailed, UserError
+from components.base.jsonl import read_rows
+from components.models.adapters import Backbone, load_adapter
+from components.models.folders import load_causal_lm, load_reward_model
+from components.models.logprobs import last_hidden, token_stats
+from components.models.runtime import Runtime
+from components.models.sampling import Samples
 from components.ppo import models
 from components.ppo.learner import Learner
 from components.ppo.models import Models, Packed, SeparateCritic, frozen_pass, scatter
-from components.ppo.rollout import Samples
-from components.runtime import Runtime
 
 LORA = {"lora": {"rank": 4}, "learning_rate": 1e-2}
 

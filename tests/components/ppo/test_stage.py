@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from components.data.jsonl import read_rows, write_rows
-from components.errors import CheckFailed, UserError
+from components.base.errors import CheckFailed, UserError
+from components.base.jsonl import read_rows, write_rows
 from components.ppo import experience, stage
 from components.ppo.learner import Learner
 from components.ppo.models import Models
 from components.ppo.stage import prompt_batch
-from components.stopping import Interrupted, graceful
+from components.training.stopping import Interrupted, graceful
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,6 +77,7 @@ def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
     again = interrupting(-1)
     assert stages.run("ppo", tmp_path, again) == undisturbed[1]
     assert again.steps == [1, 2, 3, 4, 5], "the curve is whole: what the checkpoint holds is reported again"
+    assert again.resumed == {1: [], 4: [(4, 5)], 5: [(5, 5)]}[at]
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 
 
@@ -85,13 +86,13 @@ def test_told_to_stop_it_finishes_the_update_and_started_again_it_ends_with_the_
 ) -> None:
     heard: list[int] = []
 
-    def report(step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+    def observe(step: int, metrics: Mapping[str, float], total: int | None = None, **_: Any) -> None:
         heard.append(step)
         if step == 2:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted), graceful():
-        stages.run("ppo", tmp_path, report, checkpoint_every=100)
+        stages.run("ppo", tmp_path, observe, checkpoint_every=100)
     assert heard == [1, 2, 3], "the update after the signal is finished and reported"
     assert [path.name for path in tmp_path.rglob("step-*.json")] == ["step-000000003.json"]
     assert stages.run("ppo", tmp_path) == undisturbed[1]
@@ -132,12 +133,12 @@ from components.ppo import experience, stage
 from components.ppo.config import PpoJob
 
 torch.set_num_threads(1)
-def report(step, metrics, total=None):
+def observe(step, metrics, total=None, **_):
     if step == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 inputs = dict(pair.split("=") for pair in sys.argv[4].split(","))
 job = PpoJob.model_validate_json(sys.argv[2])
-stage.run(job, {name: Path(folder) for name, folder in inputs.items()}, Path(sys.argv[3]), report)
+stage.run(job, {name: Path(folder) for name, folder in inputs.items()}, Path(sys.argv[3]), observe)
 """
 
 
@@ -236,13 +237,20 @@ def test_every_prompt_is_met_once_a_pass_whatever_the_batch() -> None:
 
 def test_reports_tell_metrics_by_step_with_speed_and_the_total(stages: Any, tmp_path: Path) -> None:
     seen: list[tuple[int, Mapping[str, float], int | None]] = []
+    tokens: list[float] = []
+
+    def observe(step: int, metrics: Mapping[str, float], total: int | None = None, **other: Any) -> None:
+        seen.append((step, metrics, total))
+        tokens.append(other["tokens"])
+
     began = time.perf_counter()
-    stages.run("ppo", tmp_path, lambda step, metrics, total=None: seen.append((step, metrics, total)), updates=2)
+    stages.run("ppo", tmp_path, observe, updates=2)
     names = (
         "proxy_reward kl kl_per_token beta entropy response_tokens clip_fraction approx_kl explained_variance "
         "ratio_max learning_rate samples_per_second tokens_per_second gold violations"
     )
     assert [(step, total) for step, _, total in seen] == [(1, 2), (2, 2)]
+    assert tokens == pytest.approx([8 * metrics["ppo/response_tokens"] for _, metrics, _ in seen])
     assert all({f"ppo/{name}" for name in names.split()} <= metrics.keys() for _, metrics, _ in seen)
     assert all(8 / (time.perf_counter() - began) < m["ppo/samples_per_second"] < 1e5 for _, m, _ in seen)
 
@@ -265,7 +273,7 @@ def test_the_stage_is_given_seeds_of_its_own(stages: Any, tmp_path: Path, undist
 
 
 def test_each_update_draws_afresh_and_a_repeated_update_the_same(stages: Any) -> None:
-    from components.batching import encode_prompt
+    from components.models.batching import encode_prompt
 
     job = stages.job("ppo")
     models = Models.load(job, stages.inputs)

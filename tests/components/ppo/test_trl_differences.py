@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from components.generation import GenerationConfig
+from components.models.config import GenerationConfig
+from components.models.sampling import Samples, sample
 from components.ppo.experience import Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.maths import gae, kl_estimates, masked_mean, token_rewards
 from components.ppo.models import frozen_pass
-from components.ppo.rollout import Samples, sample
 
 Load = Callable[..., Any]
 ENDS_EARLY = torch.tensor([[True, True, True, False, False], [True, True, True, True, True]])

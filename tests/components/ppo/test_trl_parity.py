@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from components.generation import GenerationConfig
-from components.models import frozen
+from components.models.config import GenerationConfig
+from components.models.folders import frozen
+from components.models.runtime import Runtime
+from components.models.sampling import Samples
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.maths import gae, masked_mean, policy_loss, token_rewards, value_loss, whiten
 from components.ppo.models import Models, SeparateCritic, frozen_pass
-from components.ppo.rollout import Samples
 from components.reward.scoring import ScoreScale
-from components.runtime import Runtime
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PAD, CAP, BETA, DISCOUNT, LAMBDA, CLIP = 0, 6, 0.1, 1.0, 0.95, 0.2

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from components.data.jsonl import read_rows
-from components.errors import UserError
-from components.models import load_reward_model
+from components.base.errors import UserError
+from components.base.jsonl import read_rows
+from components.models.folders import load_reward_model
+from components.models.runtime import Runtime
 from components.ppo import stage
 from components.ppo.models import Models, weights_digest
 from components.reward.scoring import read_sft_scores, score_tokens
-from components.runtime import Runtime
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForSequenceClassification
 
-from components.batching import pad
-from components.errors import CheckFailed
+from components.base.errors import CheckFailed
+from components.models.batching import pad
+from components.models.runtime import Runtime
 from components.reward import pair_scores
 from components.reward.pair_scores import (
     check_packed,
@@ -21,7 +22,6 @@ from components.reward.pair_scores import (
 )
 from components.reward.pairs import Pair
 from components.reward.train import fit_model, start_model
-from components.runtime import Runtime
 
 TOKENS = st.lists(st.integers(3, 6), max_size=6)
 PAIRS = st.builds(

@@ -9,13 +9,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from components import logprobs
-from components.batching import pad
-from components.gates import GATES, judge
-from components.models import load_reward_model
+from components.gates.judging import GatesConfig, judge
+from components.models import logprobs
+from components.models.batching import pad
+from components.models.folders import load_reward_model
+from components.models.runtime import Runtime
 from components.reward.config import EnsembleConfig
 from components.reward.scoring import ScoreScale, combine, invariance, last_counted, score_sequences, score_tokens
-from components.runtime import Runtime
 
 SCALE = ScoreScale(shift=2.0, scale=0.5, missing_eos_score=-2.5, temperature=1.5, responses=16)
 
@@ -76,8 +76,8 @@ def test_a_score_that_is_no_number_on_one_side_alone_fails_the_gate(
 
     monkeypatch.setattr("components.reward.scoring.score_tokens", lost_on_the_left)
     found = invariance(model, 0, sequences, runtime)
-    off = {gate.short: None for gate in GATES.values() if gate.stage == "reward"}
-    (failed,) = [v for v in judge("reward", {"reward/invariance": found}, off | {"invariance": 1e-4}) if not v.passed]
+    gates = GatesConfig.model_validate({"reward": {"invariance": 1e-4}})
+    (failed,) = [v for v in judge("reward", {"reward/invariance": found}, gates) if not v.passed]
     assert failed.name == "reward.invariance" and math.isnan(found)
 
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from components.adapters import Backbone, load_adapter
-from components.data.jsonl import read_rows
-from components.errors import CheckFailed
-from components.generation import GenerationConfig
-from components.models import load_causal_lm, load_reward_model
-from components.ppo.rollout import generate_responses
+from components.base.errors import CheckFailed
+from components.base.jsonl import read_rows
+from components.models.adapters import Backbone, load_adapter
+from components.models.config import GenerationConfig
+from components.models.folders import load_causal_lm, load_reward_model
+from components.models.runtime import Runtime
+from components.models.sampling import generate_responses
 from components.reward import stage
-from components.reward.calibration import correctness, fit_temperature, log_loss
+from components.reward.evaluation.calibration import correctness, fit_temperature, log_loss
 from components.reward.pairs import encode_pairs
 from components.reward.scoring import ScoreScale, member_folder, score_sequences
-from components.runtime import Runtime
-from components.stats import clustered_mean, clustered_proportion
+from components.stats.intervals import clustered_mean, clustered_proportion
 
 
 def test_both_sides_of_a_pair_share_the_prompt_and_end_in_eos(language: Any) -> None:
@@ -93,8 +93,8 @@ def test_calibration_is_of_test_pairs_and_the_temperature_of_calibration_pairs(
 def test_sft_responses_score_0_on_average_with_deviation_1(
     stages: Any, trained: tuple[Path, dict[str, float]], runtime: Runtime
 ) -> None:
-    from components.batching import encode_prompt
-    from components.training import torch_seed
+    from components.models.batching import encode_prompt
+    from components.training.loop import torch_seed
 
     job = stages.job("reward")
     model, tokenizer = load_reward_model(trained[0] / "artifact", runtime)
@@ -116,7 +116,7 @@ def test_sft_responses_score_0_on_average_with_deviation_1(
 
 def test_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
-    stages.run("reward", tmp_path, lambda step, metrics, total=None: seen.append(dict(metrics)),
+    stages.run("reward", tmp_path, lambda step, metrics, total=None, **_: seen.append(dict(metrics)),
                epochs=24, learning_rate=1e-2, max_pairs=32, checkpoint_every=100)  # fmt: skip
     assert len(seen) == 48, "two batches of 16 of the first 32 pairs, 24 times"
     assert learned(seen)
@@ -133,7 +133,7 @@ def test_a_reward_model_that_tells_nothing_apart_is_refused(
 ) -> None:
     whole = stage.score_sequences
     monkeypatch.setattr(stage, "score_sequences", lambda *a, **k: whole(*a, **k) * 0 + 3)
-    monkeypatch.setattr(stage, "_calibrate", lambda *a: {"temperature": 1.0})
+    monkeypatch.setattr(stage, "_calibrate", lambda *a: (1.0, {}))
     with pytest.raises(CheckFailed, match="same score"):
         stages.run("reward", tmp_path)
 
@@ -151,7 +151,7 @@ def test_margins_count_only_where_they_are_asked_for(stages: Any, tmp_path: Path
         for use in (False, True):
             seen: list[float] = []
             other.run("reward", tmp_path / f"{marked}{use}",
-                      lambda step, metrics, total=None, seen=seen: seen.append(metrics["reward/train_loss"]),
+                      lambda step, metrics, total=None, seen=seen, **_: seen.append(metrics["reward/train_loss"]),
                       use_margin=use, max_pairs=16)  # fmt: skip
             losses[marked, use] = seen[0]
     assert losses[False, False] == losses[False, True] == losses[True, False] < losses[True, True] - 0.5
@@ -235,7 +235,7 @@ def test_members_with_lora_share_one_backbone_and_each_is_published_whole(
 
 def test_with_lora_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
-    stages.run("reward", tmp_path, lambda step, metrics, total=None: seen.append(dict(metrics)),
+    stages.run("reward", tmp_path, lambda step, metrics, total=None, **_: seen.append(dict(metrics)),
                epochs=24, max_pairs=32, checkpoint_every=100, **LORA | {"learning_rate": 3e-2})  # fmt: skip
     assert learned(seen)
 

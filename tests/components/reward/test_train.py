@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoModelForSequenceClassification
 
-from components import checkpoint
-from components.adapters import Backbone, load_adapter
-from components.batching import pad
-from components.data.jsonl import read_rows, write_rows
-from components.errors import UserError
-from components.models import load_causal_lm, load_reward_model
+from components.base.errors import UserError
+from components.base.jsonl import read_rows, write_rows
+from components.models.adapters import Backbone, load_adapter
+from components.models.batching import pad
+from components.models.folders import load_causal_lm, load_reward_model
+from components.models.runtime import Runtime
 from components.ppo.models import Models
 from components.reward.config import RewardConfig
 from components.reward.pairs import NO_VOTES, encode_pairs, member_rows
 from components.reward.scoring import ScoreScale, head_scores, read_sft_scores, score_sequences, score_tokens
 from components.reward.train import start_model
-from components.runtime import Runtime
+from components.training import checkpoint
 
 LORA = {"lora": {"rank": 2}, "learning_rate": 1e-2}
 OBJECTIVES = {"objectives": {"shorter": 0.5, "longer": 2.0}}
@@ -54,7 +54,7 @@ def desk(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def steps_of(desk: Any, out: Path, **options: Any) -> list[dict[str, float]]:
     """The metrics of every step of a reward stage."""
     seen: list[dict[str, float]] = []
-    desk.run("reward", out, lambda step, metrics, total=None: seen.append(dict(metrics)), **options)
+    desk.run("reward", out, lambda step, metrics, total=None, **_: seen.append(dict(metrics)), **options)
     return seen
 
 
@@ -257,7 +257,7 @@ def test_averaged_adapters_are_an_adapter_that_ppo_can_put_on_the_sft_model(
 
 def test_members_steps_are_counted_through_also_where_they_have_more_or_fewer_pairs(desk: Any, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    desk.run("reward", tmp_path, lambda step, metrics, total=0: seen.append((step, total)),
+    desk.run("reward", tmp_path, lambda step, metrics, total=0, **_: seen.append((step, total)),
              members=3, member_share=0.5, epochs=2)  # fmt: skip
     rows = read_rows(desk.inputs["data"] / "pairs.train.jsonl")
     sizes = [len(member_rows(rows, 0.5, 0, member)) for member in range(3)]

@@ -10,11 +10,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from components.data.jsonl import read_rows
-from components.generation import GenerationConfig
-from components.models import load_causal_lm
-from components.runtime import Runtime
-from components.sft.config import ScratchModel
+from components.base.jsonl import read_rows
+from components.models.config import GenerationConfig, ScratchModel
+from components.models.folders import load_causal_lm
+from components.models.runtime import Runtime
 from components.sft.demonstrations import encode_demonstrations, mean_loss, token_losses
 from components.sft.stage import fine_tune, unigram_loss
 
@@ -115,7 +114,7 @@ def test_micro_batches_have_the_whole_batch_s_loss_and_gradient_though_their_res
         model, tokenizer = load_causal_lm(stages.inputs["sft"], runtime)
         job = stages.job("sft", epochs=1, batch_size=8, micro_batch_size=micro)
         fine_tune(job, model, tokenizer.pad_token_id, ragged, tmp_path / str(micro),
-                  lambda step, metrics, total=None: found.append(metrics))  # fmt: skip
+                  lambda step, metrics, total=None, **_: found.append(metrics))  # fmt: skip
     assert len({len(response) for _, response in ragged}) > 4 and len(found) == 3
     for metrics in found[1:]:
         assert metrics == pytest.approx(found[0], rel=1e-5)

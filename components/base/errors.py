@@ -1,0 +1,66 @@
+"""One exception hierarchy. The exit code of a command is a property of what went wrong."""
+
+import errno
+import os
+import re
+
+
+class TetherError(Exception):
+    """Something of ours broke (exit code 1)."""
+
+    exit_code = 1
+
+
+class UserError(TetherError):
+    """The user's mistake: the message names the file, row or field and says what to do (exit code 2)."""
+
+    exit_code = 2
+
+
+class MachineMismatch(UserError):
+    """This machine is not the one that the run's config was resolved for."""
+
+
+class GateFailed(TetherError):
+    """A gate did not pass and was not waived (exit code 3)."""
+
+    exit_code = 3
+
+
+class CheckFailed(TetherError):
+    """A check of the learning that runs beside it (finite losses, matching log-probs, ...) did not hold."""
+
+
+class LeaseLost(TetherError):
+    """Another process has taken over what this one was computing: it stood still for too long."""
+
+
+_DISK = {
+    errno.ENOSPC: "Make room there",
+    errno.EDQUOT: "Make room there, or have the quota raised",
+    errno.EROFS: "Make it writable, or set TETHER_HOME to a place that is",
+    errno.EACCES: "Give yourself read and write permission there, or set TETHER_HOME to a folder where you have it",
+    errno.ENOTDIR: "A file stands where a folder must be: move it away, or name another folder",
+}
+
+
+def disk_error(error: BaseException) -> UserError | None:
+    """What a full or unwritable disk, or a file in the place of a folder, made of a write, as something the user can
+    mend; None for any other error.
+
+    safetensors, which writes in Rust, tells the number in its message alone.
+    """
+    if isinstance(error, TetherError):
+        return None
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (told := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(told[1])
+    where = getattr(error, "filename", None)
+    if number == errno.EEXIST and where and os.path.isfile(where):  # what mkdir says of a file
+        number = errno.ENOTDIR
+    if number not in _DISK:
+        return None
+    place = f"{where}: " if where else ""
+    return UserError(
+        f"{place}{os.strerror(number)}. {_DISK[number]}; the same command then goes on from the last checkpoint."
+    )

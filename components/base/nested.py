@@ -1,0 +1,21 @@
+"""Nested options, as YAML and JSON hold them."""
+
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
+
+def group(values: Mapping[str, JsonValue], *path: str) -> Mapping[str, JsonValue]:
+    """Return a group of options, as `group(job, "reward", "objectives")`; empty where there is none."""
+    for name in path:
+        found = values.get(name)
+        values = found if isinstance(found, dict) else {}
+    return values
+
+
+def flatten(values: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:
+    """Return nested options by dotted name."""
+    flat: dict[str, JsonValue] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

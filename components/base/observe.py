@@ -1,0 +1,22 @@
+"""What a stage calls while it computes."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Observe(Protocol):
+    """Takes what a stage has to say after a step.
+
+    `metrics` become the stage's curves. The rest is for the display of progress alone: `total` is the number of steps,
+    `tokens` how many this step computed, and `resumed` says that no step was done now: the stage goes on from `step`.
+    """
+
+    def __call__(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        total: int | None = None,
+        *,
+        tokens: float | None = None,
+        resumed: bool = False,
+    ) -> None: ...

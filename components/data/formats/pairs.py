@@ -1,0 +1,320 @@
+"""Formats of preference pairs: each turns a source's row into the canonical pair, or says why it can't.
+
+transcripts     `chosen`, `rejected`: whole conversations with "\\n\\nHuman:" and "\\n\\nAssistant:" turns
+strings         `prompt`, `chosen`, `rejected`: texts
+conversational  `chosen`, `rejected`: lists of messages, with the prompt inside or as `prompt` beside them (TRL's)
+votes           `prompt`, `a`, `b` and `votes` (labels or counts) or `label`; the most frequent answer decides
+single votes    `prompt`, `a`, `b`, `annotator` and `label` (or `vote`): the rows of one pair become a row of `votes`
+ranking         `prompt`, `responses` (two or more), best first or with `ranks` (1 is best, equal ranks are ties)
+
+Every format also takes `category`, `source` (where the row itself came from), `margin` (or `score_chosen`,
+`score_rejected`); the first three take vote counts as `votes_chosen`, `votes`. A vote or label is a (or a1), b (or a2),
+equal or tie; `votes_a`, `votes_b`, `votes_equal` hold counts too. A `stance` beside a prompt with `a` and `b` becomes
+the prompt's last line. Votes of single questions, as `votes_helpful` of `votes`, become the shares of the pair's
+`objectives`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple, cast
+
+from components.base.errors import UserError
+from components.data.formats.transcripts import as_messages, kind, split_messages, split_transcript
+from components.data.rows import (
+    BadRow,
+    Ballot,
+    CanonicalRow,
+    Message,
+    Problem,
+    RawRow,
+    Row,
+    blank,
+    most_common_format,
+    text_problems,
+    unclean,
+)
+
+SINGLE_VOTES = "single votes"
+"""The format whose rows `gather_votes` makes rows of the format `votes`."""
+# No numbers: 0 and 1 in one dataset are 1 and 2 in the next.
+_SIDES = {"a": "first", "a1": "first", "b": "second", "a2": "second", "equal": "equal", "tie": "equal"}
+
+
+class Parsed(NamedTuple):
+    """A pair as its format reads it; `first_wins` and `ballot` where the format has an order and votes."""
+
+    prompt: list[Message]
+    chosen: str
+    rejected: str
+    ballot: Ballot | None = None
+    first_wins: bool | None = None
+    tie: bool = False
+    votes: tuple[tuple[str, int], ...] = ()
+
+
+def detect(rows: Sequence[RawRow], path: object) -> str:
+    """The name of the format that most of the first rows have by their fields.
+
+    Raises:
+        UserError: they have none; it names the fields found and those expected.
+    """
+    found, fields = most_common_format(rows, _format_of)
+    if found:
+        return found
+    sides = [side for side in ("chosen", "rejected") if side in fields]
+    missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None
+    what = f"every pair lacks `{missing}`" if missing else "its rows are no preference pairs"
+    raise UserError(
+        f"{path}: {what}. The first {len(rows)} rows have the fields {', '.join(fields) or 'none'}; expected are "
+        "`chosen` and `rejected` (transcripts or lists of messages), with `prompt` (texts), or `prompt`, `a`, `b` and "
+        "`votes` or `label`, or `prompt` and `responses` (a ranking). Add what is missing, or "
+        "map your names with data.columns."
+    )
+
+
+def _format_of(data: Mapping[str, object]) -> str | None:
+    if "chosen" in data and "rejected" in data:
+        if isinstance(data["chosen"], list) or isinstance(data["rejected"], list):
+            return "conversational"
+        return "strings" if data.get("prompt") is not None else "transcripts"
+    if {"prompt", "a", "b"} <= data.keys():
+        if "votes" not in data and "annotator" in data and data.keys() & {"label", "vote"}:
+            return SINGLE_VOTES
+        if data.keys() & {"votes", "label", "votes_a"}:
+            return "votes"
+    return "ranking" if {"prompt", "responses"} <= data.keys() else None
+
+
+def parse_pairs(raw: RawRow, name: str, source: str, max_characters: int) -> list[Row]:
+    """The pairs of row `raw`: one, or all of a ranking's, weighted so that the ranking counts once.
+
+    k responses give k (k - 1) / 2 pairs (Ouyang et al. 2022, section 3.5), fewer where ranks are equal.
+    """
+    if name != "ranking" or raw.problem:
+        return [parse_pair(raw, name, source, max_characters)]
+    try:
+        pairs = _ranking(raw.data)
+    except BadRow as bad:
+        return [Row(source, raw.number, data=raw.data, problems=[bad.problem])]
+    rest = {key: value for key, value in raw.data.items() if key not in ("responses", "ranks")}
+    rows = []
+    for better, worse in pairs:
+        data = rest | {"chosen": better, "rejected": worse}
+        row = parse_pair(raw._replace(data=data), "strings", source, max_characters)
+        if row.item is not None:
+            row.item["weight"] = 1 / len(pairs)
+        rows.append(row)
+    return rows
+
+
+def _ranking(data: Mapping[str, object]) -> list[tuple[str, str]]:
+    """The better and the worse response of each pair of a ranking."""
+    responses, ranks = data.get("responses"), data.get("ranks")
+    if not isinstance(responses, list) or len(responses) < 2:
+        raise BadRow("fields_present", "`responses` is not a list of two or more texts")
+    if ranks is None:
+        ranks = list(range(1, len(responses) + 1))
+    if not isinstance(ranks, list) or len(ranks) != len(responses):
+        raise BadRow("fields_present", f"`ranks` doesn't give each of {len(responses)} responses a rank")
+    placed = sorted((_number(rank, f"ranks[{i}]"), i) for i, rank in enumerate(ranks))
+    pairs = [(responses[i], responses[j]) for (better, i), (worse, j) in combinations(placed, 2) if better < worse]
+    if not pairs:
+        raise BadRow("decided", "tie")
+    return pairs
+
+
+def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
+    """Row `raw` of `source` in the format called `name`, with everything that is wrong with it."""
+    row = Row(source, raw.number, raw.others)
+    try:
+        if raw.problem:
+            raise BadRow(*raw.problem)
+        pair = _PARSERS[name](raw.data)
+        ballot = pair.ballot or _counted_ballot(raw.data, name)
+        row.item = _item(raw, source, pair, ballot)
+        row.ballot, row.first_wins, row.votes = ballot, pair.first_wins, pair.votes
+        row.problems = text_problems(pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, max_characters)
+        if pair.tie or (ballot and pair.first_wins is None and ballot.first == ballot.second):
+            row.problems.append(Problem("decided", "tie"))
+    except BadRow as bad:
+        row.problems = [bad.problem]
+    if row.problems:
+        row.data = raw.data
+    return row
+
+
+def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> CanonicalRow:
+    chosen_votes = None if ballot is None else (ballot.second if pair.first_wins is False else ballot.first)
+    return {
+        "prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected, "margin": _margin(raw.data),
+        "votes_chosen": chosen_votes, "votes": None if ballot is None else sum(ballot),
+        "soft_label": None if ballot is None else ((chosen_votes or 0) + ballot.equal / 2) / sum(ballot),
+        "objectives": _objectives(raw.data, ballot), "weight": 1.0,
+        "category": category_of(raw.data), "source": _source(raw.data) or source, "row": raw.number,
+    }  # fmt: skip
+
+
+def category_of(data: Mapping[str, object]) -> str | None:
+    """The category that a row names; the schema refuses what is no text."""
+    return cast("str | None", data.get("category") or None)
+
+
+def _source(data: Mapping[str, object]) -> str | None:
+    """What the row itself names as its source; what is no readable text is none."""
+    named = data.get("source")
+    return named.strip() if isinstance(named, str) and not blank(named) and unclean(named) is None else None
+
+
+_NOT_OBJECTIVES = ("votes_chosen", "votes_rejected", "votes_a", "votes_b", "votes_equal")
+
+
+def _objectives(data: Mapping[str, object], ballot: Ballot | None) -> dict[str, float] | None:
+    """Share of votes for the chosen response on each single question, from `votes_NAME` of `votes`."""
+    names = [n for n in data if n.startswith("votes_") and n not in _NOT_OBJECTIVES and data[n] is not None]
+    if not names or ballot is None or "chosen" not in data:
+        return None
+    shares = {name.removeprefix("votes_"): _count(data[name], name) / sum(ballot) for name in names}
+    too_many = next((name for name, share in shares.items() if share > 1), None)
+    if too_many:
+        raise BadRow("votes_valid", f"votes_{too_many} is {data[f'votes_{too_many}']} of {sum(ballot)} votes")
+    return shares
+
+
+def _transcripts(data: Mapping[str, object]) -> Parsed:
+    prompt, chosen = split_transcript(text_field(data, "chosen"))
+    other, rejected = split_transcript(text_field(data, "rejected"))
+    return Parsed(_agreed(prompt, other), chosen, rejected)
+
+
+def _strings(data: Mapping[str, object]) -> Parsed:
+    return Parsed(as_messages(data.get("prompt"), "prompt"), text_field(data, "chosen"), text_field(data, "rejected"))
+
+
+def _conversational(data: Mapping[str, object]) -> Parsed:
+    (before, chosen), (other, rejected) = (split_messages(data.get(side), side) for side in ("chosen", "rejected"))
+    prompt = _agreed(before, other)
+    if data.get("prompt") is not None:
+        given = as_messages(data["prompt"], "prompt")
+        prompt = prompt if prompt[: len(given)] == given or prompt[-1:] == given else [*given, *prompt]
+    if not prompt:
+        raise BadRow("turns_valid", "no turn before the response")
+    return Parsed(prompt, chosen, rejected)
+
+
+def _votes(data: Mapping[str, object]) -> Parsed:
+    prompt = as_messages(data.get("prompt"), "prompt")
+    if isinstance(stance := data.get("stance"), str) and prompt[-1]["role"] == "user":
+        prompt[-1] = {"role": "user", "content": f"{prompt[-1]['content']}\n{stance.strip()}"}
+    first, second = text_field(data, "a"), text_field(data, "b")
+    votes = _named_votes(data.get("votes"))
+    ballot = _ballot(data)
+    answers = ballot or Ballot(*(int(side == side_of(data["label"])) for side in Ballot._fields))
+    most = max(answers)
+    winners = [side for side, n in zip(Ballot._fields, answers, strict=True) if n == most]
+    second_wins = winners == ["second"]
+    chosen, rejected = (second, first) if second_wins else (first, second)
+    tie = len(winners) > 1 or winners == ["equal"]
+    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, votes)
+
+
+def _named_votes(votes: Any) -> tuple[tuple[str, int], ...]:
+    """Annotator and place in `Ballot` of each vote, where every one names its annotator."""
+    if not isinstance(votes, list) or not all(isinstance(v, dict) and v.get("annotator") is not None for v in votes):
+        return ()
+    return tuple((_named(v["annotator"]), Ballot._fields.index(side_of(v.get("label", v.get("vote"))))) for v in votes)
+
+
+def _named(annotator: Any) -> str:
+    """The annotator's name, what is no UTF-8 in it escaped."""
+    return str(annotator).encode("utf-8", "backslashreplace").decode()
+
+
+def _ballot(data: Mapping[str, object]) -> Ballot | None:
+    """The votes of a row with `a` and `b`; None if it has a label only."""
+    votes = data.get("votes")
+    if isinstance(votes, list) and votes:
+        sides = Counter(side_of(v.get("label", v.get("vote")) if isinstance(v, dict) else v) for v in votes)
+    elif isinstance(votes, dict) and any(votes.values()):
+        sides = Counter()
+        for name, n in votes.items():
+            sides[side_of(name)] += _count(0 if n is None else n, f"votes.{name}")
+    elif "votes_a" in data:
+        names = {"first": "votes_a", "second": "votes_b", "equal": "votes_equal"}
+        sides = Counter({side: _count(data.get(name, 0), name) for side, name in names.items()})
+    elif data.get("label") is not None:
+        return None
+    else:
+        raise BadRow("votes_valid", f"`votes` is {kind(votes)} without votes")
+    if not sum(sides.values()):
+        raise BadRow("votes_valid", "no votes")
+    return Ballot(sides["first"], sides["second"], sides["equal"])
+
+
+def side_of(label: Any) -> str:
+    """The field of `Ballot` that a vote counts for.
+
+    Raises:
+        BadRow: it is none that is known.
+    """
+    side = _SIDES.get(str(label).strip().lower())
+    if side is None:
+        raise BadRow("votes_valid", f"vote {label!r}, expected a, b (also a1, a2) or equal")
+    return side
+
+
+def _counted_ballot(data: Mapping[str, object], name: str) -> Ballot | None:
+    """The votes of a row with `chosen`: `votes_chosen` of `votes` (a count)."""
+    if name == "votes" or (data.get("votes_chosen") is None and data.get("votes") is None):
+        return None
+    chosen, votes = _count(data.get("votes_chosen"), "votes_chosen"), _count(data.get("votes"), "votes")
+    if votes < 1 or chosen > votes:
+        raise BadRow("votes_valid", f"votes_chosen is {chosen} of {votes} votes")
+    if 2 * chosen < votes:
+        raise BadRow("votes_valid", f"the chosen response has only {chosen} of {votes} votes")
+    return Ballot(chosen, votes - chosen, 0)
+
+
+def _count(value: Any, name: str) -> int:
+    text = str(value).strip().removesuffix(".0")
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
+        raise BadRow("votes_valid", f"`{name}` is {value!r}, expected a count of votes")
+    return int(text)
+
+
+def _margin(data: Mapping[str, object]) -> float | None:
+    if data.get("margin") is not None:
+        return _number(data["margin"], "margin")
+    if data.get("score_chosen") is None or data.get("score_rejected") is None:
+        return None
+    return _number(data["score_chosen"], "score_chosen") - _number(data["score_rejected"], "score_rejected")
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if isinstance(value, bool) or abs(number) == float("inf") or number != number:
+        raise BadRow("fields_present", f"`{name}` is {value!r}, expected a finite number")
+    return number
+
+
+def text_field(data: Mapping[str, object], name: str) -> str:
+    value = data.get(name)
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise BadRow("fields_present", f"`{name}` is missing")
+    raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected text")
+
+
+def _agreed(prompt: list[Message], other: list[Message]) -> list[Message]:
+    if prompt != other:
+        raise BadRow("prompts_agree", "prompts differ")
+    return prompt
+
+
+_PARSERS: dict[str, Callable[[Mapping[str, object]], Parsed]] = {
+    "transcripts": _transcripts, "strings": _strings, "conversational": _conversational, "votes": _votes,
+}  # fmt: skip

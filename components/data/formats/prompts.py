@@ -1,0 +1,81 @@
+"""The distinct prompts of any file that Tether reads: rows with a `prompt`, or preference pairs in any format."""
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.data.checks_config import RowChecks
+from components.data.formats.pairs import detect, parse_pair
+from components.data.readers import read_source
+from components.data.rows import Message, RawRow, Row, text_problems
+from components.data.splits import prompt_key
+
+_STAND_IN = {"a": "first", "b": "second", "label": "a"}
+
+
+class Prompts(NamedTuple):
+    """What a file holds."""
+
+    rows: int
+    distinct: list[list[Message]]
+    """Each prompt once, as messages, in the order of its first row."""
+    quarantined: list[Row]
+    """Rows without a usable prompt, with their problems."""
+
+    def as_json(self) -> dict[str, object]:
+        """Its part of what `tether data candidates` says with `--json`, in the fields of `tether data check`.
+
+        Nobody has voted here, and nothing is judged: `checks` are those that left rows out.
+        """
+        found: dict[str, list[int]] = {}
+        for row in self.quarantined:
+            for check in {problem.check for problem in row.problems}:
+                found.setdefault(check, []).append(row.number)
+        asked = RowChecks()
+        checks = [
+            {"name": name, "severity": (check := getattr(asked, name)).severity, "rows": len(rows), "row_numbers": rows,
+             "threshold": check.threshold, "value": len(rows) / self.rows}
+            for name, rows in sorted(found.items())
+        ]  # fmt: skip
+        return {"checks": checks, **dict.fromkeys(("kappa", "alpha", "longer_wins", "majority"))}
+
+
+def read_prompts(path: Path, max_characters: int) -> Prompts:
+    """The prompts of a file or saved folder.
+
+    Raises:
+        UserError: it can't be read, or not one row has a prompt.
+    """
+    count = 0
+    found: dict[str, list[Message]] = {}
+    quarantined = []
+    for count, raw in enumerate(read_source(path), 1):  # noqa: B007 (the last one is the number of rows)
+        row = parse_prompt(raw, max_characters)
+        if row.problems or row.item is None:
+            quarantined.append(row)
+        else:
+            found.setdefault(prompt_key(row.item["prompt"]), row.item["prompt"])
+    if not found:
+        text, times = Counter(problem.text for row in quarantined for problem in row.problems).most_common(1)[0]
+        first = next(row.number for row in quarantined if any(p.text == text for p in row.problems))
+        raise UserError(
+            f"{path} has not one valid prompt in {count} rows. The commonest reason: {text} ({times} rows, the first "
+            f"is row {first}). Give rows with a `prompt` (text, transcript or messages), or preference pairs."
+        )
+    return Prompts(count, list(found.values()), quarantined)
+
+
+def parse_prompt(raw: RawRow, max_characters: int) -> Row:
+    """Row `raw` as `{prompt}` (messages), with everything that is wrong with the prompt, and with nothing else."""
+    if raw.problem or {"chosen", "rejected"} <= raw.data.keys():
+        parsed = parse_pair(raw, "transcripts" if raw.problem else detect([raw], "the file"), "prompts", max_characters)
+    else:
+        # Responses and label are not needed, and a `stance` belongs to the prompt: so the rest is filled in.
+        told = {name: raw.data[name] for name in ("prompt", "stance") if name in raw.data}
+        parsed = parse_pair(raw._replace(data=told | _STAND_IN), "votes", "prompts", max_characters)
+    row = Row("prompts", raw.number, problems=parsed.problems)
+    if parsed.item is not None:
+        row.item = {"prompt": parsed.item["prompt"]}
+        row.problems = text_problems(row.item["prompt"], {}, max_characters)
+    return row

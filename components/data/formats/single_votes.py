@@ -1,0 +1,76 @@
+"""Vote tables of one row a vote, turned into rows of one pair each.
+
+The votes on a pair may stand anywhere in the table, and the sides be swapped from one annotator to the next. The pairs
+are held in memory until the table is read.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from components.data.formats.pairs import side_of
+from components.data.rows import BadRow, RawRow, blank
+
+_OWN = ("annotator", "label", "vote")
+_AS_SHOWN = {"first": "a", "second": "b", "equal": "equal"}
+_SWAPPED = {"first": "b", "second": "a", "equal": "equal"}
+
+
+def gather_votes(rows: Iterable[RawRow]) -> Iterator[RawRow]:
+    """A row with `votes` for each pair that `rows` vote on, its sides and its number those of the first of its rows.
+
+    A row with an empty label adds no vote; one that has `votes` comes out as it is. One that can't be read, has an
+    unknown label, or is an annotator's second vote on a pair, comes out by itself with its problem.
+    """
+    pairs: dict[str, _Pair] = {}
+    for row in rows:
+        if row.problem is None and "votes" not in row.data:
+            try:
+                _take(row, pairs)
+                continue
+            except BadRow as bad:
+                row = row._replace(problem=bad.problem)
+        yield row
+    for pair in pairs.values():
+        yield pair.first._replace(others=tuple(pair.others))
+
+
+class _Pair(NamedTuple):
+    """The rows that vote on one pair."""
+
+    first: RawRow
+    """As it comes out, without the others."""
+    votes: list[dict[str, object]]
+    others: list[int]
+    voted: dict[str, int]
+    """Annotator to the row of their vote."""
+
+
+def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
+    """Put the vote of `row`, if it has one, among those of its pair. Raises `BadRow` if it is none, or a second one."""
+    key, data = _key(row.data), {name: value for name, value in row.data.items() if name not in _OWN}
+    known = pairs.get(key)
+    votes: list[dict[str, object]] = []
+    pair = known or _Pair(row._replace(data=data | {"votes": votes}), votes, [], {})
+    swapped = data.get("a") != pair.first.data.get("a")
+    label, annotator = (row.data.get(name) for name in ("label", "annotator"))
+    label = row.data.get("vote") if label is None else label
+    if label is not None and not blank(str(label)):
+        vote: dict[str, object] = {"label": (_SWAPPED if swapped else _AS_SHOWN)[side_of(label)]}
+        if annotator is not None and not blank(str(annotator)):
+            first = pair.voted.setdefault(str(annotator), row.number)
+            if first != row.number:
+                text = f"annotator {str(annotator)!r} votes twice on this pair, first in row {first}"
+                raise BadRow("votes_valid", text)
+            vote["annotator"] = annotator
+        pair.votes.append(vote)
+    if known is None:
+        pairs[key] = pair
+    else:
+        pair.others.append(row.number)
+
+
+def _key(data: Mapping[str, object]) -> str:
+    """The same for the same prompt and responses, whichever of them is `a`."""
+    sides = sorted(json.dumps(data.get(side), sort_keys=True, default=str) for side in ("a", "b"))
+    return json.dumps([data.get("prompt"), data.get("stance"), sides], sort_keys=True, default=str)

@@ -1,0 +1,1 @@
+"""The built-in task: a simulated support desk whose truth is known."""

@@ -1,0 +1,1 @@
+"""Gates: their table, judging by them, and their words."""

@@ -1,0 +1,217 @@
+"""Thresholds, and the judging of a stage's final metrics. Judging is never cached."""
+
+import difflib
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from components.base.errors import GateFailed, UserError
+from components.base.settings import Settings
+from components.gates.table import GATES, Gate, Op
+
+# Strict: `true` is no threshold.
+_Number = Annotated[float, Field(strict=True)]
+
+Threshold = _Number | tuple[_Number, _Number] | None
+"""A number, `(low, high)` for `between`, or None: not judged."""
+
+
+class Waiver(Settings):
+    """Somebody lets one gate fail, in this run."""
+
+    gate: str
+    user: str
+    reason: str = Field(min_length=1)
+
+
+class Verdict(Settings):
+    """One gate's judgement."""
+
+    name: str
+    metric: str
+    value: float | None
+    """The metric, or None where it is missing, NaN or infinite (which fails)."""
+    op: str
+    threshold: Threshold
+    """None: the gate is off."""
+    passed: bool
+    waived: bool = False
+    user: str | None = None
+    reason: str | None = None
+    warn_only: bool = False
+    description: str = ""
+    text: str = ""
+    """The judgement in words: metric, value, threshold."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether nothing downstream may start."""
+        return not (self.passed or self.waived or self.warn_only)
+
+
+class ExtraGate(Settings):
+    """A gate that a profile adds, on any metric that the stage records."""
+
+    metric: str = Field(min_length=1)
+    """The metric that is judged, as `ppo/entropy`."""
+    op: Op
+    """`<=`, `>=`, `>`, `==`, or `between` (with a threshold of two numbers)."""
+    threshold: Threshold
+    """A number, `[low, high]` for `between`, or null for off."""
+    description: str = ""
+    """What the gate asks, for people."""
+    warn_only: bool = False
+    """Shown and recorded, but never stops a run."""
+
+
+class GatesConfig(BaseModel):
+    """Thresholds as `{stage: {gate: number | [low, high] | null}}`; null is off, and so is a gate that is not named."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    __pydantic_extra__: dict[str, dict[str, Threshold]]
+
+    extra: dict[str, dict[str, ExtraGate | None]] = {}
+    """Further gates as `{stage: {name: {metric, op, threshold}}}`; null drops one that the extended profile added."""
+
+    @model_validator(mode="after")
+    def _names_gates_that_there_are(self) -> Self:
+        stages = sorted({gate.stage for gate in GATES.values()})
+        for stage, thresholds in self.__pydantic_extra__.items():
+            if stage not in stages:
+                raise ValueError(f"gates.{stage} is not a stage with gates{_nearest(stage, stages)}")
+            for short, threshold in thresholds.items():
+                if (gate := GATES.get(f"{stage}.{short}")) is None:
+                    raise ValueError(f"gates.{stage}.{short} is not a gate{_nearest(f'{stage}.{short}', GATES)}")
+                _check_threshold(f"gates.{gate.name}", gate.op, threshold)
+        for stage, gates in self.extra.items():
+            for short, extra in gates.items():
+                key = f"gates.extra.{stage}.{short}"
+                if f"{stage}.{short}" in GATES:
+                    raise ValueError(f"{key} is a built-in gate's name: choose another, or set gates.{stage}.{short}")
+                if not re.fullmatch(r"\w+", short):
+                    raise ValueError(f"{key} is no name for a gate: use letters, digits and _")
+                if extra is not None:
+                    _check_threshold(f"{key}.threshold", extra.op, extra.threshold)
+        return self
+
+    def rules(self, stage: str | None = None) -> list[tuple[Gate, Threshold]]:
+        """Each gate of a stage (None: of all) and its threshold, None where nothing names it; extra gates come last."""
+        named = self.__pydantic_extra__
+        known = [(gate, named.get(gate.stage, {}).get(gate.short)) for gate in GATES.values()]
+        extra = [
+            (Gate(f"{of}.{short}", each.op, each.description, each.metric, warn_only=each.warn_only), each.threshold)
+            for of, gates in self.extra.items() for short, each in gates.items() if each is not None
+        ]  # fmt: skip
+        return [(gate, threshold) for gate, threshold in known + extra if stage in (None, gate.stage)]
+
+    @property
+    def unnamed(self) -> list[str]:
+        """Gates that are off because nothing names them."""
+        return [gate.name for gate in GATES.values() if gate.short not in self.__pydantic_extra__.get(gate.stage, {})]
+
+
+def judge(
+    stage: str, metrics: Mapping[str, float], gates: GatesConfig, waivers: Sequence[Waiver] = ()
+) -> list[Verdict]:
+    """Judge a stage's final metrics by every gate of the stage.
+
+    A missing metric, NaN or an infinity fails. A waiver only counts for a gate that failed.
+
+    Args:
+        stage: the stage's name.
+        metrics: its final metrics.
+        gates: of the run.
+        waivers: of any stage.
+    """
+    by_gate = {waiver.gate: waiver for waiver in waivers}
+    return [_judge(gate, metrics, threshold, by_gate.get(gate.name)) for gate, threshold in gates.rules(stage)]
+
+
+def check_waivers(waivers: Sequence[Waiver], gates: GatesConfig) -> None:
+    """Raise UserError for a waiver that names no gate of the run."""
+    names = [gate.name for gate, _ in gates.rules()]
+    for waiver in waivers:
+        if waiver.gate not in names:
+            raise UserError(f"--waive {waiver.gate}: there is no such gate{_nearest(waiver.gate, names)}")
+
+
+def failure(stage: str, verdicts: Sequence[Verdict]) -> GateFailed | None:
+    """The error that names every gate which stops the run, or None."""
+    stopping = [verdict for verdict in verdicts if verdict.stops]
+    if not stopping:
+        return None
+    lines = "; ".join(f"{verdict.name}: {verdict.text} ({verdict.description})" for verdict in stopping)
+    return GateFailed(f"{stage}: {len(stopping)} gate(s) failed. {lines}")
+
+
+def _judge(gate: Gate, metrics: Mapping[str, float], threshold: Threshold, waiver: Waiver | None) -> Verdict:
+    value = metrics.get(gate.metric)
+    if value is None and gate.if_measured:
+        threshold = None
+    verdict = functools.partial(
+        Verdict,
+        name=gate.name,
+        metric=gate.metric,
+        op=gate.op,
+        threshold=threshold,
+        warn_only=gate.warn_only,
+        description=gate.description,
+        value=value if value is not None and math.isfinite(value) else None,
+    )
+    if threshold is None:
+        return verdict(passed=True, text=f"{gate.metric} is not judged")
+    rule = f"{gate.op} {_shown(threshold)}"
+    if value is None:
+        near = difflib.get_close_matches(gate.metric, metrics, cutoff=0.5)
+        recorded = f"; {gate.stage} recorded {', '.join(near)}" if near else ""
+        passed, text = False, f"{gate.metric} is missing, must be {rule}{recorded}"
+    elif not math.isfinite(value):
+        passed, text = False, f"{gate.metric} is {value}, must be {rule}"
+    else:
+        passed = _holds(gate.op, value, threshold)
+        text = f"{gate.metric} is {value:.6g}, must be {rule}"
+        stand_in = metrics.get(gate.or_within, math.nan) if gate.or_within else math.nan
+        if math.isfinite(stand_in):
+            passed = passed or _holds(gate.op, value, stand_in)
+            text += f" or within {gate.or_within} {stand_in:.6g}"
+    if not passed and waiver is not None:
+        return verdict(passed=passed, text=text, waived=True, user=waiver.user, reason=waiver.reason)
+    return verdict(passed=passed, text=text)
+
+
+def _holds(op: str, value: float, threshold: float | tuple[float, float]) -> bool:
+    if isinstance(threshold, tuple):
+        return threshold[0] <= value <= threshold[1]
+    if op == "==":
+        return value == threshold
+    if op == ">":
+        return value > threshold
+    return value <= threshold if op == "<=" else value >= threshold
+
+
+def _check_threshold(key: str, op: Op, threshold: Threshold) -> None:
+    if threshold is None:
+        return
+    numbers = threshold if isinstance(threshold, tuple) else (threshold,)
+    if not all(math.isfinite(number) for number in numbers):
+        raise ValueError(f"{key} is {_shown(threshold)}: a threshold is a finite number")
+    if isinstance(threshold, tuple) != (op == "between"):
+        wanted = "[low, high]" if op == "between" else "one number"
+        raise ValueError(f"{key} is {_shown(threshold)}: this gate takes {wanted}, or null for off")
+    if isinstance(threshold, tuple) and threshold[0] > threshold[1]:
+        raise ValueError(f"{key} is {_shown(threshold)}: low is above high")
+
+
+def _shown(threshold: float | tuple[float, float]) -> str:
+    if isinstance(threshold, tuple):
+        return f"[{threshold[0]:.6g}, {threshold[1]:.6g}]"
+    return f"{threshold:.6g}"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"

@@ -1,0 +1,164 @@
+"""Every gate and every main metric, one a line."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Op = Literal["<=", ">=", ">", "==", "between"]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One rule for one final metric. Its threshold is not here: profiles hold the thresholds."""
+
+    name: str
+    """`stage.short`: the name that `--waive` takes, and the key below `gates` in a config."""
+    op: Op
+    """`>` for a gain: where nothing changed at all its interval is 0 wide, and 0 is no gain."""
+    description: str
+    metric: str = ""
+    """The `group/name` that is judged; empty for `stage/short`."""
+    or_within: str | None = None
+    """A metric that may stand in for an upper threshold where it is larger (ECE's simulated null)."""
+    warn_only: bool = False
+    """Shown and recorded, but never stops a run."""
+    if_measured: bool = False
+    """For a metric that not every run has: off where the metric is missing (NaN still fails)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metric", self.metric or self.name.replace(".", "/", 1))
+
+    @property
+    def stage(self) -> str:
+        """The stage it judges."""
+        return self.name.partition(".")[0]
+
+    @property
+    def short(self) -> str:
+        """Its key below `gates.<stage>` in a config."""
+        return self.name.partition(".")[2]
+
+
+_GATES = (
+    Gate("validate.contract", ">=", "every error-severity expectation of the suite holds", "data/contract"),
+    Gate("validate.pairs", ">=", "enough pairs are left after quarantine", "data/pairs"),
+    Gate("validate.leaked_prompts", "<=", "no prompt is in two splits", "data/leaked_prompts"),
+    Gate("validate.annotator_agreement", ">=", "annotators agree (Fleiss' kappa)", "data/annotator_agreement"),
+    Gate("sft.loss", "<=", "held-out loss, nats per response token"),
+    Gate("sft.perplexity_ratio", "<=", "held-out perplexity against the baseline's"),
+    Gate("sft.ended", ">=", "share of responses that end by themselves"),
+    Gate("reward.accuracy_low", ">=", "held-out accuracy, lower end of its interval"),
+    Gate("reward.ece", "<=", "calibration error after temperature", or_within="reward/ece_null_95"),
+    Gate("reward.calibration_slope", "between", "recalibration slope"),
+    Gate("reward.length_gain_low", ">", "accuracy above a length-only rule, lower end"),
+    Gate("reward.invariance", "<=", "a text scores the same alone, in a batch and padded"),
+    Gate("reward.ece_width", "<=", "the same in bins of equal width", or_within="reward/ece_width_null_95"),
+    Gate("reward.slice_accuracy_low", ">=", "accuracy in the worst slice, lower end"),
+    Gate("reward.slice_ece_excess", "<=", "worst slice's calibration error above chance"),
+    Gate("reward.majority_gain_low", ">", "accuracy above always naming the side that won more often, lower end"),
+    Gate("reward.probe_texts", ">=", "texts that the rise in score is measured on"),
+    Gate("reward.balanced_length_accuracy_low", ">=", "mean accuracy where the longer and the shorter won, lower end"),
+    Gate("reward.disagreement_auroc_low", ">=", "an ensemble disagrees more on soup than on SFT samples, lower end"),
+    Gate("reward.refresh_gain_low", ">=", "accuracy on old pairs above the old model's, lower end", if_measured=True),
+    Gate("reward.brier_high", "<=", "Brier score after temperature, upper end"),
+    Gate("reward.log_loss_high", "<=", "log loss after temperature, nats a pair, upper end"),
+    Gate("reward.length_partial_correlation_high", "<=", "correlation of score and length given the label, upper end"),
+    Gate("reward.position_invariance", "<=", "a text scores the same wherever it stands in a batch"),
+    Gate("reward.probe_filler_high", "<=", "rise in score by a filler sentence, SFT deviations, upper end"),
+    Gate("reward.probe_flattery_high", "<=", "rise in score by a flattering sentence, SFT deviations, upper end"),
+    Gate("reward.probe_hedge_high", "<=", "rise in score by a hedging sentence, SFT deviations, upper end"),
+    Gate("reward.probe_repetition_high", "<=", "rise in score by a repeated last sentence, SFT deviations, upper end"),
+    Gate("reward.probe_whitespace_high", "<=", "rise in score by white space at the end, SFT deviations, upper end"),
+    Gate("reward.probe_exclamations_high", "<=", "rise in score by !!! at the end, SFT deviations, upper end"),
+    Gate("reward.probe_dots_high", "<=", "rise in score by ... at the end, SFT deviations, upper end"),
+    Gate("ppo.kl", "<=", "held-out KL to SFT, nats per response, upper end", "ppo/kl_high"),
+    Gate("ppo.kl_floor", ">=", "the policy has moved away from SFT at all", "ppo/kl", warn_only=True),
+    Gate("ppo.stopped", "<=", "training was not cut short by the KL ceiling"),
+    Gate("ppo.evaluated", ">=", "held-out prompts that all these are measured on"),
+    Gate("ppo.reward_gain_low", ">", "reward gain over SFT on held-out prompts, lower end"),
+    Gate("ppo.demonstration_perplexity_ratio", "<=", "perplexity of demonstrations against SFT's (capability kept)"),
+    Gate("ppo.repetition", "<=", "repetition in responses"),
+    Gate("ppo.echo", "<=", "responses that repeat the prompt back"),
+    Gate("ppo.distinct", ">=", "share of distinct responses"),
+    Gate("ppo.length_ratio", "between", "response length against SFT's"),
+    Gate("ppo.ended", ">=", "share of responses that end by themselves"),
+    Gate("ppo.violations_excess", "<=", "policy violations above SFT's (built-in task)"),
+    Gate("human_eval.labels_complete", ">=", "share of items with every rating"),
+    Gate("human_eval.items", ">=", "enough rated items"),
+    Gate("human_eval.fleiss_kappa", ">=", "judges agree (Fleiss' kappa)"),
+    Gate("human_eval.win_rate_low", ">=", "win rate against SFT, lower end"),
+)  # fmt: skip
+
+GATES = {gate.name: gate for gate in _GATES}
+"""Every gate there is, by name, in the order they are shown."""
+
+
+class MainMetric(NamedTuple):
+    """A metric that people look at first."""
+
+    name: str
+    """`group/name`."""
+    words: str
+    unit: str = ""
+    brief: bool = False
+    """Whether the terminal and MLflow's note of a run show it; they have room for a few."""
+    card: bool = True
+    """Whether a model's card shows it."""
+
+    @property
+    def text(self) -> str:
+        """Words and unit."""
+        return f"{self.words}, {self.unit}" if self.unit else self.words
+
+
+MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
+    "validate": (
+        MainMetric("data/pairs", "pairs that are left", brief=True, card=False),
+        MainMetric("data/quarantined", "rows kept out", brief=True, card=False),
+        MainMetric("data/annotator_agreement", "agreement of the annotators (Fleiss' kappa)", brief=True, card=False),
+    ),
+    "sft": (
+        MainMetric("sft/loss", "held-out loss", "nats a token", brief=True),
+        MainMetric("sft/perplexity", "held-out perplexity", brief=True),
+        MainMetric("sft/ended", "share of responses that end"),
+        MainMetric("sft/gold", "simulated gold score", brief=True),
+        MainMetric("sft/violations", "simulated policy violations", "a response", brief=True),
+    ),
+    "reward": (
+        MainMetric("reward/accuracy", "held-out accuracy", brief=True),
+        MainMetric("reward/accuracy_low", "held-out accuracy, lower end of its interval", brief=True, card=False),
+        MainMetric("reward/ece", "expected calibration error, after temperature", brief=True),
+        MainMetric("reward/calibration_slope", "recalibration slope"),
+        MainMetric("reward/brier", "Brier score"),
+        MainMetric("reward/length_accuracy", "accuracy of length alone"),
+        MainMetric("reward/test_pairs", "held-out pairs", brief=True, card=False),
+    ),
+    "ppo": (
+        MainMetric("ppo/proxy_reward", "reward model's score of the policy", brief=True, card=False),
+        MainMetric("ppo/kl", "KL to the SFT model", "nats a response", brief=True),
+        MainMetric("ppo/kl_per_token", "KL to the SFT model", "nats a token", brief=True),
+        MainMetric("ppo/reward_gain", "reward over the SFT model's", "in its standard deviations"),
+        MainMetric("ppo/entropy", "entropy", "nats a token"),
+        MainMetric("ppo/response_tokens", "tokens", "a response"),
+        MainMetric("ppo/ended", "share of responses that end"),
+        MainMetric("ppo/gold", "simulated gold score", brief=True),
+        MainMetric("ppo/violations", "simulated policy violations", "a response", brief=True),
+    ),
+    "human_eval": (
+        MainMetric("human_eval/win_rate", "win rate against the SFT model, ties a half", brief=True),
+        MainMetric("human_eval/win_rate_low", "win rate, lower end of its interval", brief=True, card=False),
+        MainMetric("human_eval/fleiss_kappa", "agreement of the raters (Fleiss' kappa)", brief=True),
+    ),
+}
+"""The metrics that people look at first, by stage, in the order they are shown."""
+
+
+def brief_metrics(stage: str, recorded: Iterable[str]) -> list[str]:
+    """Names of the few metrics of a stage that a line has room for, of those that are recorded.
+
+    A stage that the table does not list shows the first of its own.
+    """
+    names = list(recorded)
+    if stage in MAIN_METRICS:
+        return [metric.name for metric in MAIN_METRICS[stage] if metric.brief and metric.name in names]
+    return sorted(name for name in names if name.startswith(f"{stage}/"))[:4]

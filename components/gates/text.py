@@ -1,0 +1,44 @@
+"""Gates and metrics in words for people."""
+
+from collections.abc import Sequence
+
+from components.gates.judging import Verdict
+
+
+def outcome(verdict: Verdict) -> str:
+    """One word: PASS, FAIL, WARN, WAIVED or OFF."""
+    if verdict.threshold is None:
+        return "OFF"
+    if verdict.passed:
+        return "PASS"
+    if verdict.waived:
+        return "WAIVED"
+    return "WARN" if verdict.warn_only else "FAIL"
+
+
+def markdown(verdicts: Sequence[Verdict]) -> str:
+    """The gates as a Markdown table."""
+    lines = ["| gate | outcome | metric | value | rule | what it asks |", "|---|---|---|---|---|---|"]
+    for verdict in verdicts:
+        why = f" Waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
+        about = verdict.description + why
+        cells = (verdict.name, outcome(verdict), verdict.metric, number(verdict.value), rule(verdict), about)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def rule(verdict: Verdict) -> str:
+    """A gate's rule in words, `<= 0.05`."""
+    threshold = verdict.threshold
+    if threshold is None:
+        return "off"
+    if isinstance(threshold, tuple):
+        return f"{number(threshold[0])} to {number(threshold[1])}"
+    return f"{verdict.op} {number(threshold)}"
+
+
+def number(value: float | None) -> str:
+    """A metric in four digits; `none` where there is none."""
+    if value is None:
+        return "none"
+    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"

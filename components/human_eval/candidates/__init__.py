@@ -1,0 +1,1 @@
+"""Responses of several models as blinded pairs to label."""

@@ -1,0 +1,130 @@
+"""Pairs of responses to label: chosen, put on drawn sides, and written as rows that `data.preferences` reads back.
+
+Whoever labels writes a, b or equal into `label`; a row without it is quarantined when read. Where several people vote,
+columns `votes_a`, `votes_b` and `votes_equal` (counts) in its place serve as well.
+"""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+from components.base.hashing import digest_json
+from components.base.jsonl import write_rows
+from components.data.formats.transcripts import as_messages
+from components.data.rows import Message, text_problems
+from components.data.spreadsheet import LABELLED, write_csv
+
+COLUMNS = ("id", "prompt", "a", "b", "label")
+
+
+class CandidateResponse(TypedDict):
+    """A response of a model; `drawn` is how often it came, `ended` whether it ends with EOS."""
+
+    id: str
+    text: str
+    model: str
+    model_digest: str
+    temperature: float
+    ended: bool
+    drawn: int
+
+
+class PromptCandidates(TypedDict):
+    """A line of `candidates.jsonl`: a prompt and the different responses to it."""
+
+    id: str
+    prompt: list[Message]
+    responses: list[CandidateResponse]
+
+
+class CandidatePair(NamedTuple):
+    """Two responses to a prompt, as who holds the key knows them."""
+
+    id: str
+    """On the sheet; not of the prompt, so that pairs of one prompt can't be told."""
+    prompt_id: str
+    prompt: list[Message]
+    a: CandidateResponse
+    b: CandidateResponse
+
+
+def make_pairs(
+    candidates: Sequence[PromptCandidates], per_prompt: int, max_characters: int, seed: int
+) -> list[CandidatePair]:
+    """Up to `per_prompt` pairs of each of `candidates`, blinded and in a drawn order.
+
+    All draws come from a digest of the responses *with their models*, so that they can be repeated by who holds the
+    key, and not by a labeller who knows the seed. Between any two models (at their temperatures) sides are balanced:
+    half and half, to within one.
+    """
+    secret = digest_json([seed, list(candidates)])
+    found: list[tuple[PromptCandidates, CandidateResponse, CandidateResponse]] = []
+    for each in candidates:
+        rng = random.Random(f"{secret} pairs {each['id']}")
+        usable = [r for r in each["responses"] if not text_problems(each["prompt"], {"": r["text"]}, max_characters)]
+        for two in choose_pairs(usable, per_prompt, rng):
+            first, second = sorted(two, key=_author)
+            found.append((each, first, second))
+    random.Random(f"{secret} order").shuffle(found)
+    sides = random.Random(f"{secret} sides")
+    places = list(range(len(found)))
+    sides.shuffle(places)
+    places.sort(key=lambda i: (_author(found[i][1]), _author(found[i][2])))
+    start = sides.getrandbits(1)
+    turned = {i: bool((n + start) % 2) for n, i in enumerate(places)}
+    mark = digest_json([secret, "id"])[:8]
+    pairs = []
+    for i, (each, first, second) in enumerate(found):
+        a, b = (second, first) if turned[i] else (first, second)
+        pairs.append(CandidatePair(f"{LABELLED}{i + 1:05d}-{mark}", each["id"], each["prompt"], a, b))
+    return pairs
+
+
+def choose_pairs(
+    responses: Sequence[CandidateResponse], most: int, rng: random.Random
+) -> list[tuple[CandidateResponse, CandidateResponse]]:
+    """Up to `most` pairs of different responses: first those whose model and temperature differ most, among these the
+    ones whose responses stand in the fewest pairs so far, among these at random."""
+    left = list(itertools.combinations(responses, 2))
+    rng.shuffle(left)
+    used: Counter[str] = Counter()
+    chosen: list[tuple[CandidateResponse, CandidateResponse]] = []
+    while left and len(chosen) < most:
+        best = min(left, key=lambda two: (-_differences(*two), used[two[0]["id"]] + used[two[1]["id"]]))
+        left.remove(best)
+        used.update(response["id"] for response in best)
+        chosen.append(best)
+    return chosen
+
+
+def write_pairs(folder: Path, pairs: Sequence[CandidatePair]) -> None:
+    """Write `pairs.csv` (for spreadsheets) and `pairs.jsonl`, without a word on who wrote what, and `key.jsonl`."""
+    write_csv(folder / "pairs.csv", COLUMNS, (_row(p, readable(p.prompt), "") for p in pairs))
+    write_rows(folder / "pairs.jsonl", (_row(p, p.prompt, None) for p in pairs))
+    write_rows(
+        folder / "key.jsonl", ({"id": p.id, "prompt_id": p.prompt_id, "a": p.a["id"], "b": p.b["id"]} for p in pairs)
+    )
+
+
+def readable(prompt: list[Message]) -> str | list[Message]:
+    """The form of a prompt that is easiest to read, of those that read back as the same messages: text, a transcript,
+    or the messages themselves."""
+    names = {"user": "Human", "assistant": "Assistant"}
+    transcript = "".join(f"\n\n{names.get(m['role'], 'System')}: {m['content']}" for m in prompt)
+    forms: Iterable[str] = (prompt[0]["content"], transcript)
+    return next((form for form in forms if as_messages(form, "prompt") == prompt), prompt)
+
+
+def _row(pair: CandidatePair, prompt: str | list[Message], label: str | None) -> dict[str, str | list[Message] | None]:
+    return {"id": pair.id, "prompt": prompt, "a": pair.a["text"], "b": pair.b["text"], "label": label}
+
+
+def _author(response: CandidateResponse) -> tuple[str, float]:
+    return response["model_digest"], response["temperature"]
+
+
+def _differences(one: CandidateResponse, other: CandidateResponse) -> int:
+    return (one["model_digest"] != other["model_digest"]) + (one["temperature"] != other["temperature"])

@@ -1,0 +1,1 @@
+"""A stage's key: what goes into it and how two keys differ."""

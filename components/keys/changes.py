@@ -1,0 +1,126 @@
+"""What differs between two keys' parts: which input, config field, source file, library, or part of the machine."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import ConfigDict, JsonValue, with_config
+from typing_extensions import TypedDict
+
+from components.base.hashing import canonical_json
+
+T = TypeVar("T")
+
+Part = Literal["input", "config", "runtime", "source", "task", "library"]
+
+_PARTS: dict[str, Part] = {
+    "inputs": "input", "job": "config", "source": "source", "task": "task", "libraries": "library",
+}  # fmt: skip
+_ABSENT = object()
+
+
+@with_config(ConfigDict(extra="allow"))
+class KeyParts(TypedDict, total=False):
+    """What a key is the sha256 of. The record of an older version may lack some, and have others."""
+
+    stage: str
+    job: dict[str, JsonValue]
+    """The keyed config values."""
+    inputs: dict[str, str]
+    """Input name to digest."""
+    source: dict[str, str]
+    """Module to digest."""
+    task: dict[str, str]
+    """The built-in task that the data come from, to its digest; empty for people's data."""
+    libraries: dict[str, str]
+    """Distribution to version."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One leaf in which a key's parts differ from an earlier key's."""
+
+    part: Part
+    name: str
+    """A dotted config field, a source file's path, or the name of an input, library or built-in task."""
+    change: Literal["changed", "added", "removed"]
+    before: JsonValue
+    """None where it was added; a digest of an input, of a source file's tree, of a task."""
+    now: JsonValue
+    """None where it was removed."""
+
+    def __str__(self) -> str:
+        if self.part in ("source", "task"):
+            return f"{'the built-in task ' if self.part == 'task' else ''}{self.name} {self.change}"
+        name = f"{self.part} {self.name}" if self.part in ("input", "library") else self.name
+        before, now = (_short(value) if self.part == "input" else _shown(value) for value in (self.before, self.now))
+        if self.change == "changed":
+            return f"{name} {before} -> {now}"
+        return f"{name} {self.change} ({now if self.change == 'added' else before})"
+
+
+def changes(before: KeyParts, now: KeyParts) -> list[Change]:
+    """Every change from one key's parts to another's; none exactly where both give the same key.
+
+    Args:
+        before: an earlier key's parts, as `fingerprint.stage_key` returns them and a record keeps them.
+        now: this key's.
+
+    Returns:
+        Inputs first, then config, machine, source files, the built-in task, libraries; each by name.
+    """
+    found: list[Change] = []
+    modules = {*before.get("source", {}), *now.get("source", {})}
+    for group, part in _PARTS.items():
+        for path, old, new in _leaves(before.get(group, {}), now.get(group, {})):
+            name = ".".join(path)
+            kind = "runtime" if part == "config" and path[0] == "runtime" else part
+            name = source_file(name, modules) if part == "source" else name
+            change = "added" if old is _ABSENT else "removed" if new is _ABSENT else "changed"
+            values = (None if value is _ABSENT else value for value in (old, new))
+            found.append(Change(kind, name, change, *values))  # type: ignore[arg-type]
+    return sorted(found, key=lambda each: get_args(Part).index(each.part))
+
+
+def nearest(now: KeyParts, earlier: Iterable[tuple[T, KeyParts]]) -> tuple[T, list[Change]] | None:
+    """Of some earlier keys' parts those with the fewest changes to `now`; the first among equals.
+
+    Args:
+        now: a key's parts.
+        earlier: whose they are, and the parts; newest first.
+
+    Returns:
+        Whose, and the changes; None where there are no earlier ones.
+    """
+    found = [(owner, changes(parts, now)) for owner, parts in earlier]
+    return min(found, key=lambda each: len(each[1]), default=None)
+
+
+def in_a_line(found: Collection[Change], most: int = 3) -> str:
+    """Changes for the console: the first few, and how many more."""
+    shown = [str(change) for change in list(found)[:most]]
+    return ", ".join(shown) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+def source_file(module: str, modules: Collection[str]) -> str:
+    """The file of a module, relative to the project; a package is known by another of `modules` being in it."""
+    is_package = any(other.startswith(f"{module}.") for other in modules)
+    return module.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+
+
+def _leaves(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Path and both values of each leaf in which two nested mappings differ as JSON (1 and 1.0 do, and 1 and true)."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for name in sorted({*one, *other}):
+            yield from _leaves(one.get(name, _ABSENT), other.get(name, _ABSENT), (*path, name))
+    elif one is _ABSENT or other is _ABSENT or canonical_json(one) != canonical_json(other):
+        yield path, one, other
+
+
+def _short(digest: JsonValue) -> str:
+    return str(digest or "")[:12]
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else canonical_json(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

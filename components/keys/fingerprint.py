@@ -1,0 +1,177 @@
+"""What a stage's result depends on, as one key: its config, inputs, source code and libraries.
+
+The source is read as syntax trees, never imported: a cached rerun must not pay for torch.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from components.base import errors
+from components.base.errors import TetherError
+from components.base.hashing import digest_json
+from components.base.settings import Settings, keyed_values
+from components.keys.changes import KeyParts
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that holds our packages."""
+
+PACKAGES = ("components", "data_contracts", "tasks", "flows")
+
+LEFT_OUT = {
+    "components.base.errors": "A stage that raises publishes nothing.",
+    "components.base.observe": "It is the type of a callback: a Protocol, which nothing is computed with.",
+    "components.base.process": "It names temporary files, and tells whether the process that left one still runs.",
+    "components.training.stopping": "A loop that a signal stops goes on from its checkpoint to the same bytes.",
+}
+"""Modules that stand in no key because they cannot change an artifact's bytes, each with the reason."""
+
+TASKS = {"support-desk": ("components.data.support_desk.desk", "components.data.support_desk.grammar")}
+"""The modules of each built-in task. Nothing in them runs on people's data, so they enter a key as one digest, and only
+where the task is the data source. Whether it is, other modules decide, and those stand in every key."""
+
+_ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, TetherError)}
+
+
+def stage_key(
+    stage: str,
+    job: Settings,
+    input_digests: Mapping[str, str],
+    module: str,
+    libraries: Iterable[str],
+    root: Path = ROOT,
+    task: str | None = None,
+) -> tuple[str, KeyParts]:
+    """The key of running `stage` and the parts it is the sha256 of.
+
+    Args:
+        stage: the stage's name.
+        job: its config; what `unkeyed` marks is left out. Seed and resolved runtime are in here.
+        input_digests: input name to digest.
+        module: the stage's module, where the source fingerprint starts.
+        libraries: distributions whose installed version is a part.
+        root: the folder that holds our packages.
+        task: the built-in task that the data come from; None for people's data.
+
+    Returns:
+        The key (sha256, hex) and its parts.
+    """
+    parts: KeyParts = {
+        "stage": stage,
+        "job": keyed_values(job),
+        "inputs": dict(input_digests),
+        **code_parts(module, root, task),
+        "libraries": {name: _version(name) for name in libraries},
+    }
+    return digest_json(parts), parts
+
+
+def code_parts(module: str, root: Path = ROOT, task: str | None = None) -> KeyParts:
+    """The code that `module` runs, as `{source, task}`: each of our modules, and the built-in task, to a digest.
+
+    Comments, layout, docstrings and other bare strings do not count, nor does the text that an error of ours is raised
+    with. Imports inside functions are followed; a module named only in a string is not.
+
+    Args:
+        module: where to start; all that it imports, directly or not, is followed.
+        root: the folder that holds our packages.
+        task: the built-in task that the data come from. `TASKS` of other names are not followed.
+
+    Raises:
+        TetherError: there is no such module below `root`.
+    """
+    found: dict[str, str] = {}
+    tasks = {each: name for name, modules in TASKS.items() for each in modules}
+    seen, waiting = set[str](), [module]
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name in LEFT_OUT or tasks.get(name, task) != task:
+            continue  # nor is anything followed from there
+        seen.add(name)
+        path = _module_file(name, root)
+        if path is None:
+            if name == module:
+                raise TetherError(f"there is no module {module} below {root}")
+            continue
+        info = path.stat()
+        found[name], imports = _read(path, name, info.st_mtime_ns, info.st_size)
+        waiting.extend(imports)
+    source = {name: digest for name, digest in sorted(found.items()) if digest != _NO_CODE and name not in tasks}
+    of_task = {name: digest for name, digest in found.items() if name in tasks}
+    return {"source": source, "task": {task: digest_json(of_task)} if task and of_task else {}}
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(path: Path, name: str, mtime_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
+    """The digest of one file's tree and the modules of ours that it may import (parsed again only if it changed)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    imports: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            imports.add(base)
+            # `from components.ppo import loop` may name a module or something in the package: try both.
+            imports.update(f"{base}.{alias.name}" for alias in node.names)
+    ours = {each for each in imports if each.split(".")[0] in PACKAGES}
+    # Importing a.b.c runs the __init__ of a and of a.b.
+    parents = {".".join(each.split(".")[:depth]) for each in {*ours, name} for depth in range(1, each.count(".") + 1)}
+    text = _dump(tree)
+    return hashlib.sha256(text.encode()).hexdigest(), tuple(sorted(ours | parents))
+
+
+_NO_CODE = hashlib.sha256(b"Module()").hexdigest()
+"""Of a file that holds a docstring at most, as most `__init__.py` do."""
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if node.level == 0:
+        return node.module or ""
+    base = package.split(".")
+    base = base[: len(base) - (node.level - 1)]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+def _module_file(name: str, root: Path) -> Path | None:
+    path = root.joinpath(*name.split("."))
+    candidates = (path / "__init__.py", path.with_name(path.name + ".py"))
+    return next((each for each in candidates if each.is_file()), None)
+
+
+def _dump(node: object) -> str:
+    """A tree as text. Empty fields are left out: Python 3.12 has some that 3.11 hasn't."""
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and _is_ours(node.exc.func):
+        node = ast.Raise(node.exc.func, node.cause)  # the stage dies of it, and publishes nothing, whatever it says
+    if isinstance(node, ast.AST):
+        fields = []
+        for field, value in ast.iter_fields(node):
+            if field in ("kind", "type_comment", "ctx", "type_ignores"):
+                continue
+            text = _dump(value)
+            if text not in ("None", "[]"):
+                fields.append(f"{field}={text}")
+        return f"{type(node).__name__}({', '.join(fields)})"
+    if isinstance(node, list):
+        return "[" + ", ".join(_dump(each) for each in node if not _is_bare_string(each)) + "]"
+    return repr(node)
+
+
+def _is_ours(raised: ast.expr) -> bool:
+    return isinstance(raised, ast.Name) and raised.id in _ERRORS
+
+
+def _is_bare_string(node: object) -> bool:
+    """A docstring, or the description under a field: a string that stands alone and does nothing."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        raise TetherError(f"{library} is not installed; run `make demo` or `tether doctor`") from None

@@ -1,0 +1,1 @@
+"""Language models: load, save, tokenize, score, sample."""

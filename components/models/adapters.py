@@ -1,0 +1,242 @@
+"""Several models on one frozen backbone, each of them a LoRA adapter (Hu et al. 2022) in it, or the backbone itself.
+
+The adapters are peft's layers, which hold as many as are asked for; files are in peft's format.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from components.base.errors import UserError
+from components.base.jsonl import write_json
+from components.models.config import AdapterConfig
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+
+PARTS = ("lora_A", "lora_B")
+
+
+class Backbone:
+    """A frozen language or scalar-head model whose linear layers hold adapters, at most one of them active.
+
+    Its config, heads and device are the model's. It stays in eval mode.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.digest = tensors_digest(model.base_model.named_parameters())
+        """sha256 of the weights below the head: an adapter fits these and no others."""
+        self.configs: dict[str, AdapterConfig] = {}
+        """The adapters by name, with the layers that each was found to have."""
+        self.layers: dict[str, LoraLayer] = {}
+        """The adapted layers by their path in `model.base_model`."""
+        self._active: str | None = None
+
+    def add(self, name: str, config: AdapterConfig, seed: int, score: nn.Module | None = None) -> "AdapterView":
+        """A new adapter, A drawn from `seed` and B zero: it starts as the backbone, to the bit.
+
+        Args:
+            score: the scalar head of the new model, if it has one.
+
+        Raises:
+            UserError: `config.targets` names no layer of the model.
+        """
+        from peft import LoraConfig
+        from peft.functional import inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
+
+        targets = "all-linear" if config.targets is None else list(config.targets)
+        lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                inject_adapter_in_model(lora, self.model.base_model, name)
+            except ValueError as error:
+                raise UserError(f"lora.targets: {error}") from error
+        del self.model.base_model.peft_config  # a note that peft leaves, of the newest adapter alone
+        self.configs[name] = config.model_copy(update={"targets": tuple(sorted(lora.target_modules))})
+        self.layers = {n: m for n, m in self.model.base_model.named_modules() if isinstance(m, LoraLayer)}
+        self._active = name
+        for target in config.targets or ():  # peft minds only if all of them are unknown
+            if not any(f"{target}.lora_A.weight" in key for key in self.adapter_weights(name)):
+                raise UserError(f"lora.targets: the model has no linear layer named {target}.")
+        return AdapterView(self, name, score)
+
+    def activate(self, name: str | None) -> None:
+        """Have the layers compute as adapter `name` makes them; None for the backbone alone.
+
+        peft makes the active adapter the one that trains. A gradient is dropped without a word where its parameter
+        takes none by the time of the backward pass, and another model may have been asked since: keep the flags.
+        """
+        if name == self._active:
+            return
+        for layer in self.layers.values():
+            kept = [(parameter, parameter.requires_grad) for parameter in layer.parameters()]
+            layer.set_adapter([] if name is None else [name])
+            for parameter, requires_grad in kept:
+                parameter.requires_grad_(requires_grad)
+        self._active = name
+
+    def adapter_weights(self, name: str) -> dict[str, nn.Parameter]:
+        """A (rank, in) and B (out, rank) of each layer that adapter `name` has, by peft's names."""
+        return {
+            f"{path}.{part}.weight": getattr(layer, part)[name].weight
+            for path, layer in self.layers.items()
+            for part in PARTS
+            if name in getattr(layer, part)
+        }
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of the model's own weights, the adapters' left out."""
+        adapters = {id(weight) for name in self.configs for weight in self.adapter_weights(name).values()}
+        yield from ((name, p) for name, p in self.model.named_parameters() if id(p) not in adapters)
+
+
+class AdapterView(nn.Module):
+    """A model as one adapter makes it, or the backbone alone where `name` is None. It is asked as a whole one is.
+
+    Its parameters are the adapter's and the head's, so these train, are checkpointed and get optimiser state; the
+    backbone is no submodule.
+    """
+
+    def __init__(self, backbone: Backbone, name: str | None = None, score: nn.Module | None = None) -> None:
+        super().__init__()
+        self.backbone, self.name = backbone, name
+        weights = backbone.adapter_weights(name) if name is not None else {}
+        self.adapter = nn.ParameterDict({key.replace(".", "_"): weight for key, weight in weights.items()})
+        if score is not None:
+            self.score = score
+
+    @property
+    def config(self) -> Any:
+        """The backbone's config."""
+        return self.backbone.model.config
+
+    def base_model(self, **inputs: Any) -> Any:
+        """The backbone below its head, as this model's adapter makes it."""
+        self.backbone.activate(self.name)
+        return self.backbone.model.base_model(**inputs)
+
+    def get_output_embeddings(self) -> Any:
+        """The backbone's output layer, which no adapter touches."""
+        return self.backbone.model.get_output_embeddings()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of all weights that its outputs depend on: backbone, adapter, head."""
+        yield from self.backbone.weights()
+        yield from self.named_parameters()
+
+    @torch.no_grad()
+    def merged(self) -> Any:
+        """A whole model of the backbone's class with the adapter added into its weights; the backbone keeps its bytes.
+
+        A class without a scalar head leaves this model's out.
+        """
+        whole = copy.deepcopy(self.backbone.model)
+        if "score" in self._modules and hasattr(whole, "score"):
+            whole.score = copy.deepcopy(self.score)
+        for path, layer in self.backbone.layers.items():
+            adapted = whole.base_model.get_submodule(path)
+            if self.name is not None and self.name in layer.lora_A:
+                adapted.merge(adapter_names=[self.name])
+            whole.base_model.set_submodule(path, adapted.get_base_layer())
+        return whole.requires_grad_(False)
+
+    def save_pretrained(self, folder: Path, **options: Any) -> None:
+        """Write the merged model as transformers' models write themselves."""
+        self.merged().save_pretrained(folder, **options)
+
+
+@torch.no_grad()
+def mean_adapter(views: Sequence[AdapterView]) -> AdapterView:
+    """An adapter, named `mean`, on the backbone of the first of `views`: its update is the mean of their updates, its
+    head, in the first one's place, the mean of their heads.
+
+    The sum of the products B A of M adapters of rank r is the product of the stacked B and A, and α over its rank, M r,
+    is the scale of the mean. So it is exact, as none of rank r would be.
+    """
+    first = views[0].backbone
+    assert views[0].name is not None
+    shape = first.configs[views[0].name]
+    head = getattr(views[0], "score", None)
+    if head is not None:
+        head.weight.copy_(torch.stack([view.get_parameter("score.weight") for view in views]).mean(0))
+    mean = first.add("mean", shape.model_copy(update={"rank": shape.rank * len(views)}), seed=0, score=head)
+    for key, weight in first.adapter_weights("mean").items():
+        parts = tuple(view.backbone.adapter_weights(str(view.name))[key] for view in views)
+        weight.copy_(torch.cat(parts, dim=0 if ".lora_A." in key else 1))
+    return mean
+
+
+def save_adapter(view: AdapterView, folder: Path) -> None:
+    """Write the adapter and head of `view` as peft would (no pickle), and the digest of the backbone they fit.
+
+    `PeftModel.from_pretrained` loads the folder onto the backbone.
+    """
+    assert view.name is not None, "the backbone alone has no adapter to write"
+    folder.mkdir(parents=True, exist_ok=True)
+    backbone, config = view.backbone, view.backbone.configs[view.name]
+    tensors = {f"{_below(backbone)}{key}": weight for key, weight in backbone.adapter_weights(view.name).items()}
+    head = getattr(view, "score", None)
+    if head is not None:
+        tensors[f"{_WHOLE}score.weight"] = head.weight
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "adapter_model.safetensors")
+    described = {"peft_type": "LORA", "r": config.rank, "lora_alpha": config.alpha, "target_modules": config.targets}
+    of_kind = {"task_type": "CAUSAL_LM"} if head is None else {"task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+    write_json(folder / "adapter_config.json", described | of_kind)
+    write_json(folder / "backbone.json", {"sha256": backbone.digest})
+
+
+def load_adapter(backbone: Backbone, name: str, folder: Path) -> AdapterView:
+    """What `save_adapter` wrote, with its head, as adapter `name` of `backbone`.
+
+    Raises:
+        UserError: there is no adapter, or it was trained on another backbone.
+    """
+    if not (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"ppo.lora: {folder} is no adapter: the reward model was trained whole and can't share the policy's "
+            "backbone. Set reward.lora too, as in --set reward.lora.rank=8."
+        )
+    if json.loads((folder / "backbone.json").read_text())["sha256"] != backbone.digest:
+        raise UserError(
+            f"ppo.lora: the adapter in {folder} was trained on another model than the SFT model of this run. "
+            "Train the reward model on this one, with reward.lora."
+        )
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors", device=str(backbone.model.device))
+    score = None
+    if (head := tensors.get(f"{_WHOLE}score.weight")) is not None:
+        score = nn.Linear(head.shape[1], head.shape[0], bias=False)
+        score.weight = nn.Parameter(head)
+    shape = AdapterConfig(rank=config["r"], alpha=config["lora_alpha"], targets=config["target_modules"])
+    view = backbone.add(name, shape, seed=0, score=score)
+    with torch.no_grad():
+        for key, weight in backbone.adapter_weights(name).items():
+            weight.copy_(tensors[f"{_below(backbone)}{key}"])
+    return view
+
+
+_WHOLE = "base_model.model."
+"""What peft puts before a whole model's names."""
+
+
+def _below(backbone: Backbone) -> str:
+    return f"{_WHOLE}{backbone.model.base_model_prefix}."
+
+
+def tensors_digest(named: Iterable[tuple[str, Tensor]]) -> str:
+    """sha256 of names and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in named:
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,171 @@
+"""Keys and values of the tokens seen so far, for the sampler: allocated once where the model allows it.
+
+Legend: B responses, P prompt tokens (padded on the left), n rows of the batch that still go on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+
+from components.models.batching import position_ids
+
+PREFILL_PARTS = 8
+"""Prompts are read sorted by length in this many parts, each padded to its own longest."""
+
+
+@dataclass
+class Window:
+    """The part of the preallocated tensors that a forward pass reads and appends to, the same in every layer."""
+
+    rows: slice
+    """Rows of the batch."""
+    start: int
+    """First slot that holds a token of any of these rows."""
+    end: int
+    """Where the next token goes."""
+
+
+class PreallocatedLayer(CacheLayerMixin):
+    """Keys and values of one layer, (B, heads, slots, width); `update` writes in place and returns views."""
+
+    is_sliding = False
+
+    def __init__(self, window: Window, batch: int, slots: int) -> None:
+        super().__init__()
+        self.window, self.batch, self.slots = window, batch, slots
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate for heads, widths, format and device of the first states. Zeros: a masked NaN is still one."""
+        self.keys, self.values = (
+            x.new_zeros(self.batch, x.shape[1], self.slots, x.shape[3]) for x in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append states (n, heads, tokens, width) at the window; returns all that it holds, as views."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        rows, start, end = self.window.rows, self.window.start, self.window.end
+        filled = end + key_states.shape[2]
+        self.keys[rows, :, end:filled] = key_states
+        self.values[rows, :, end:filled] = value_states
+        return self.keys[rows, :, start:filled], self.values[rows, :, start:filled]
+
+    def get_seq_length(self) -> int:
+        """Tokens in the window."""
+        return self.window.end - self.window.start
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that `query_length` more tokens attend to, and the offset of the first."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Slots."""
+        return self.slots
+
+    def keep(self, holes: Tensor, movers: Tensor) -> None:
+        """Copy rows `movers` to rows `holes`."""
+        filled = slice(self.window.start, self.window.end)
+        for states in (self.keys, self.values):
+            states[holes, :, filled] = states[movers, :, filled]
+
+
+class PreallocatedContext:
+    """The sequences of a batch as the model has read them: prompts first, then a token a row at a time.
+
+    For models with full attention in every layer: nothing grows, and no mask is built after the prompts.
+    A row that leaves is overwritten by one from the end, so that each costs the copy of one row and not of the batch.
+    """
+
+    def __init__(self, model: Any, prompt_ids: Tensor, prompt_mask: Tensor, new_tokens: int, layers: int) -> None:
+        batch, width = prompt_ids.shape
+        self.model, self.prompt_ids, self.prompt_mask = model, prompt_ids, prompt_mask
+        self.window = Window(slice(0, batch), 0, 0)
+        self.cache = Cache(layers=[PreallocatedLayer(self.window, batch, width + new_tokens) for _ in range(layers)])
+        self.padding = (~prompt_mask).sum(1)
+        self.new_tokens = new_tokens
+
+    def read_prompts(self) -> Tensor:
+        """Read the prompts; returns the last hidden state of each (B, D)."""
+        width = self.prompt_ids.shape[1]
+        found = []
+        for rows, start in self._parts():
+            self.window.rows, self.window.start, self.window.end = rows, start, start
+            mask = self.prompt_mask[rows, start:]
+            found.append(_last_hidden(self.model, self.prompt_ids[rows, start:], mask, position_ids(mask), self.cache))
+        hidden = torch.cat(found)
+        self.window.rows, self.window.end = slice(0, len(hidden)), width
+        self.window.start = int(self.padding.min())
+        slots = torch.arange(width + self.new_tokens, device=hidden.device)
+        bias = torch.zeros(len(hidden), len(slots), dtype=hidden.dtype, device=hidden.device)
+        # Of four dimensions, so that transformers takes it as it is instead of building one at every token.
+        self.bias = bias.masked_fill_(slots < self.padding.unsqueeze(1), -torch.inf)[:, None, None]
+        self.positions = (width - self.padding).unsqueeze(1)
+        return hidden
+
+    def _parts(self) -> Iterator[tuple[slice, int]]:
+        """Runs of rows (sorted by length, see `open_context`), with the first slot that holds a token of each."""
+        size = -(-len(self.padding) // PREFILL_PARTS)
+        for first in range(0, len(self.padding), size):
+            rows = slice(first, min(first + size, len(self.padding)))
+            yield rows, int(self.padding[rows].min())
+
+    def append(self, tokens: Tensor) -> Tensor:
+        """Append `tokens` (n,), one to each row; returns the last hidden states (n, D)."""
+        seen = self.bias[..., self.window.start : self.window.end + 1]
+        hidden = _last_hidden(self.model, tokens.unsqueeze(1), seen, self.positions, self.cache)
+        self.window.end += 1
+        self.positions += 1
+        return hidden
+
+    def keep(self, order: Tensor) -> None:
+        """Row i becomes what row `order[i]` was, for `order` (n,) with order[i] ≥ i; other rows leave."""
+        holes = (order != torch.arange(len(order), device=order.device)).nonzero().squeeze(1)
+        for layer in self.cache.layers:
+            layer.keep(holes, order[holes])
+        self.padding, self.bias, self.positions = self.padding[order], self.bias[order], self.positions[order]
+        self.window.rows, self.window.start = slice(0, len(order)), int(self.padding.min())
+
+
+class DynamicContext:
+    """The same for any other model (sliding windows, recurrent states): transformers' own cache and masks."""
+
+    def __init__(self, model: Any, prompt_ids: Tensor, prompt_mask: Tensor, cache: Cache) -> None:
+        self.model, self.prompt_ids, self.mask, self.cache = model, prompt_ids, prompt_mask, cache
+        self.positions = position_ids(prompt_mask)
+
+    def read_prompts(self) -> Tensor:
+        hidden = _last_hidden(self.model, self.prompt_ids, self.mask, self.positions, self.cache)
+        self.positions = self.positions[:, -1:]
+        return hidden
+
+    def append(self, tokens: Tensor) -> Tensor:
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
+        self.positions = self.positions + 1
+        return _last_hidden(self.model, tokens.unsqueeze(1), self.mask, self.positions, self.cache)
+
+    def keep(self, order: Tensor) -> None:
+        self.cache.reorder_cache(order)
+        self.mask, self.positions = self.mask[order], self.positions[order]
+
+
+def open_context(
+    model: Any, prompt_ids: Tensor, prompt_mask: Tensor, new_tokens: int
+) -> PreallocatedContext | DynamicContext:
+    """The context of a batch of prompts (B, P), best sorted by length, with room for `new_tokens` more each."""
+    dynamic = DynamicCache(config=model.config)
+    full = bool(dynamic.layers) and all(type(layer) is DynamicLayer for layer in dynamic.layers)
+    if full and model.config._attn_implementation in ("sdpa", "eager"):
+        return PreallocatedContext(model, prompt_ids, prompt_mask, new_tokens, len(dynamic.layers))
+    return DynamicContext(model, prompt_ids, prompt_mask, dynamic)
+
+
+def _last_hidden(model: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+    """Hidden states (n, D) of the last of the tokens `ids` (n, tokens)."""
+    return model.base_model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+    ).last_hidden_state[:, -1]

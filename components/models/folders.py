@@ -1,0 +1,167 @@
+"""Models as Hugging Face folders: built from scratch, loaded from GGUF or safetensors, given a scalar head, saved.
+
+Weights are float32; `autocast` runs matrix products in the runtime's format. No pickle is read and no remote code run.
+"""
+
+import contextlib
+import functools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GgufConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+from transformers.utils import logging as transformers_logging
+
+from components.base.errors import UserError
+from components.models.adapters import AdapterView
+from components.models.config import ScratchModel
+from components.models.kernels import by_onednn
+from components.models.runtime import Runtime
+from components.models.tokenizers import gguf_file, load_tokenizer
+from components.models.weights import check_weights
+
+transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()
+
+_SAFELY = {"trust_remote_code": False, "local_files_only": True}
+"""Of whatever transformers loads from a folder."""
+
+
+def autocast(runtime: Runtime) -> contextlib.AbstractContextManager[Any]:
+    """Matrix products in bfloat16 where the runtime says so."""
+    if runtime.dtype == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(runtime.device, dtype=torch.bfloat16)
+
+
+def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, seed: int) -> LlamaForCausalLM:
+    """A small Llama with weights drawn from `seed`."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=8 * config.hidden_size // 3,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            max_position_embeddings=max_positions,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+            initializer_range=0.06,
+        )
+    )
+    return model.eval()
+
+
+def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
+    """A pretrained model and its tokenizer from a Hugging Face folder or one that holds a GGUF file.
+
+    Args:
+        folder: where it is.
+        named_by: the option that names it, for the error.
+
+    Raises:
+        UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
+    """
+    check_weights(folder, named_by)
+    tokenizer = load_tokenizer(folder, named_by)
+    load = functools.partial(AutoModelForCausalLM.from_pretrained, folder, dtype=torch.float32, **_SAFELY)
+    try:
+        if (gguf := gguf_file(folder)) is None:
+            model = load(use_safetensors=True)
+        else:
+            model = load(gguf_file=gguf, quantization_config=GgufConfig(dequantize=True))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{named_by}: {folder} holds no model that transformers can load: {error}") from error
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # the pad token was added
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the new row is drawn
+            model.resize_token_embeddings(len(tokenizer))
+    for config in (model.config, model.generation_config):
+        config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+    return model.eval(), tokenizer
+
+
+def load_causal_lm(folder: Path, runtime: Runtime) -> tuple[Any, Any]:
+    """The language model of an artifact folder (float32, eval mode, on the runtime's device) and its tokenizer."""
+    folder = folder / "model" if (folder / "model").is_dir() else folder
+    check_weights(folder, "the artifact")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **_SAFELY, use_safetensors=True)
+    return by_onednn(model.to(runtime.device).eval()), AutoTokenizer.from_pretrained(folder, **_SAFELY)
+
+
+def load_reward_model(
+    folder: Path, runtime: Runtime, seed: int | None = None, heads: Sequence[str] = ()
+) -> tuple[Any, Any]:
+    """A model with scalar heads and its tokenizer.
+
+    Args:
+        seed: the folder holds a language model, and heads are drawn anew (`draw_head`); None for a folder that has
+            them.
+        heads: the new heads' names, the config's labels; one without a name where there are none.
+    """
+    folder = folder / "model" if (folder / "model").is_dir() else folder
+    check_weights(folder, "the artifact")
+    load = functools.partial(
+        AutoModelForSequenceClassification.from_pretrained, folder, dtype=torch.float32, use_safetensors=True, **_SAFELY
+    )
+    if seed is not None:
+        load = functools.partial(load, num_labels=max(1, len(heads)))
+    if heads:
+        load = functools.partial(load, id2label=dict(enumerate(heads)), label2id={n: i for i, n in enumerate(heads)})
+    model = load()
+    if seed is not None:
+        draw_head(model.score, seed)
+    return by_onednn(model.to(runtime.device).eval()), AutoTokenizer.from_pretrained(folder, **_SAFELY)
+
+
+def draw_head(head: nn.Linear, seed: int) -> nn.Linear:
+    """`head` with weights drawn anew on the CPU, normal with variance 1/(d+1) for d inputs (Stiennon et al. 2020)."""
+    drawn = torch.empty(head.weight.shape)
+    generator = torch.Generator().manual_seed(seed)
+    nn.init.normal_(drawn, std=1 / math.sqrt(drawn.shape[1] + 1), generator=generator)
+    with torch.no_grad():
+        head.weight.copy_(drawn)
+    return head
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer as a Hugging Face folder (safetensors), the same bytes for the same weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    for name, whence in (
+        ("config.json", ("_name_or_path",)),
+        ("tokenizer_config.json", ("name_or_path", "is_local", "local_files_only")),
+    ):
+        config = json.loads((folder / name).read_text())
+        kept = {key: value for key, value in config.items() if key not in whence}
+        (folder / name).write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+
+
+def frozen(model: Any, runtime: Runtime | None = None) -> Any:
+    """The same model, in eval mode, with no parameter that takes a gradient.
+
+    Where a runtime in bfloat16 is given, the linear layers below the head hold their weights in it: `autocast` would
+    round them to the same numbers at each use, and hold both.
+    """
+    model = model.eval().requires_grad_(False)
+    if runtime is not None and runtime.dtype == "bfloat16" and not isinstance(model, AdapterView):
+        for layer in model.base_model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.data = layer.weight.data.to(torch.bfloat16)
+    return model

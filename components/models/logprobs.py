@@ -1,0 +1,90 @@
+"""Log-probabilities of given tokens, on the path that training differentiates. Natural logarithms, float32."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from components.models.batching import position_ids
+from components.models.folders import autocast
+from components.models.runtime import Runtime
+
+NEVER = -1e9
+"""Logit of a token of probability 0 (finite, so that entropy is)."""
+
+
+LOGITS_AT_ONCE = 2**26
+"""Elements of the float32 logits that are held at a time (256 MiB); more tokens go in turns."""
+
+
+class TokenStats(NamedTuple):
+    """Of the K tokens that count, in row-major order of (N, L)."""
+
+    logprobs: Tensor
+    """(K,) log-probability of each token given those before it, nats, at the temperature asked for."""
+    logprobs_at_1: Tensor
+    """(K,) the same at temperature 1, without gradient."""
+    hidden: Tensor
+    """(K, D) last hidden state at the position that predicts the token, float32."""
+    entropy: Tensor | None
+    """(K,) entropy of the distribution each was drawn from, nats, where asked for."""
+
+
+def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
+    """Float32 logits (..., V) from last hidden states (..., D); the pad token has none: it can't be sampled."""
+    logits = model.get_output_embeddings()(hidden).float()
+    return logits.index_fill_(-1, torch.tensor([model.config.pad_token_id], device=logits.device), NEVER)
+
+
+def last_hidden(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """Last hidden states (N, L, D) of a causal or scalar-head model; positions count real tokens only.
+
+    Args:
+        ids: (N, L) token ids, padded on either side.
+        mask: (N, L), True where a token counts.
+    """
+    masked = {"attention_mask": mask.long(), "position_ids": position_ids(mask)}
+    if bool((mask[:, :-1] >= mask[:, 1:]).all()):
+        masked = {}  # attention never looks right: padding there needs no mask, and costs none
+    return model.base_model(input_ids=ids, use_cache=False, **masked).last_hidden_state
+
+
+def predicts(counts: Tensor) -> Tensor:
+    """(N, L) True at the position before each token that counts (N, L): where the model says what comes."""
+    out = torch.zeros_like(counts)
+    out[:, :-1] = counts[:, 1:]
+    return out
+
+
+def token_stats(
+    model: Any, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime, temperature: float = 1.0,
+    with_entropy: bool = False,
+) -> TokenStats:  # fmt: skip
+    """Log-probability, hidden state and, where asked for, entropy for the tokens where `counts` (N, L) is True.
+
+    A token at the first position has no prediction: `counts` must be False there. The output layer runs only at the
+    positions asked for, and no more than `LOGITS_AT_ONCE` of its logits are held; where they go in turns, a backward
+    pass computes those of each turn again.
+    """
+    with autocast(runtime):
+        hidden = last_hidden(model, ids, mask)[predicts(counts)]
+    tokens = ids[counts]
+    rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+
+    def turn(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        with autocast(runtime):
+            logits = vocabulary_logits(model, hidden)
+        scaled = logits if temperature == 1.0 else logits / temperature
+        logprobs = -cross_entropy(scaled, tokens, reduction="none")
+        with torch.no_grad():
+            at_1 = logprobs.detach() if temperature == 1.0 else -cross_entropy(logits, tokens, reduction="none")
+        return logprobs, at_1, *([Categorical(logits=scaled, validate_args=False).entropy()] if with_entropy else [])
+
+    turns = zip(hidden.split(rows), tokens.split(rows), strict=True)
+    again = torch.is_grad_enabled() and len(tokens) > rows
+    parts = [checkpoint(turn, h, t, use_reentrant=False) if again else turn(h, t) for h, t in turns]
+    logprobs, at_1, *entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+    return TokenStats(logprobs, at_1, hidden.float(), entropy[0] if entropy else None)

@@ -1,0 +1,269 @@
+"""Sampling of responses with a key-value cache, and what is known of them before the first update.
+
+Legend: B responses, P prompt tokens (padded on the left), T response tokens (padded on the right).
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from components.models.adapters import AdapterView
+from components.models.batching import Messages, encode_prompt, pad
+from components.models.cache import open_context
+from components.models.config import GenerationConfig
+from components.models.kernels import packed_weights
+from components.models.logprobs import vocabulary_logits
+from components.models.runtime import Runtime
+
+LEAVE_EVERY = {"cpu": 1, "cuda": 8}
+"""Tokens between the looks at which rows have ended, by kind of device: a look makes the host wait for a GPU."""
+FEW_ROWS = 8
+"""Rows that packed weights are laid out for."""
+LONGEST_BLOCK, BLOCK = 1024, 128
+"""Distributions over more tokens than the first are inverted in blocks of the second."""
+
+
+class Seen(NamedTuple):
+    """What the sampler computed on the way, (B, T), 0 where the response mask is False."""
+
+    logprobs_at_1: Tensor
+    """Log-probabilities at temperature 1, nats."""
+    entropy: Tensor
+    """Entropy of the distribution that a token was drawn from, nats."""
+    values: Tensor | None
+    """What the value head said of the state a token was chosen in, where the sampler was given one."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Prompts and the responses sampled to them."""
+
+    prompt_ids: Tensor
+    """(B, P) int64, padded on the left."""
+    prompt_mask: Tensor
+    """(B, P) bool."""
+    response_ids: Tensor
+    """(B, T) int64; what stands after the end is pad."""
+    response_mask: Tensor
+    """(B, T) bool, True up to and including EOS, or up to the cap."""
+    logprobs: Tensor
+    """(B, T) log-probabilities as the sampler computed them, nats, 0 where the mask is False."""
+    ended: Tensor
+    """(B,) bool: EOS was sampled before the cap."""
+    seen: Seen | None = None
+    """Where the sampler's numbers are as exact as the training path's; None where they must be recomputed."""
+
+    @property
+    def ids(self) -> Tensor:
+        """(B, P+T) prompt and response."""
+        return torch.cat([self.prompt_ids, self.response_ids], 1)
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, P+T), True where a token counts."""
+        return torch.cat([self.prompt_mask, self.response_mask], 1)
+
+    @property
+    def counts(self) -> Tensor:
+        """(B, P+T), True at response tokens."""
+        return torch.cat([torch.zeros_like(self.prompt_mask), self.response_mask], 1)
+
+    def texts(self, tokenizer: Any) -> list[str]:
+        """The responses as text, EOS and padding left out."""
+        kept = [ids[mask] for ids, mask in zip(self.response_ids, self.response_mask, strict=True)]
+        return tokenizer.batch_decode(kept, skip_special_tokens=True)
+
+
+@dataclass(frozen=True)
+class Response:
+    """One sampled response."""
+
+    text: str
+    token_ids: list[int]
+    """Its tokens, EOS among them where it ended."""
+    ended: bool
+    """Whether EOS was sampled before the cap."""
+
+
+@contextmanager
+def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
+    """The model to sample from: itself in float32, else a copy with weights in bfloat16 (cast once, not per token)."""
+    if runtime.dtype == "float32":
+        whole, read = model, model.backbone.model if isinstance(model, AdapterView) else model
+    else:
+        whole = model.merged() if isinstance(model, AdapterView) else copy.deepcopy(model)
+        read = whole.requires_grad_(False).to(torch.bfloat16)
+    with packed_weights(read, FEW_ROWS):
+        yield whole
+
+
+@torch.no_grad()
+def sample(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    generation: GenerationConfig,
+    generator: torch.Generator,
+    device: str = "cpu",
+    value_head: Callable[[Tensor], Tensor] | None = None,
+) -> Samples:
+    """Sample one response a prompt from the whole softmax at `generation.temperature`, until EOS or the cap.
+
+    The pad token is never sampled. Rows that have ended are dropped from the forward pass.
+
+    Args:
+        model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
+        prompts: B lists of token ids.
+        generator: source of all randomness, on the CPU (so that a device doesn't change the stream).
+        value_head: values (n,) from last hidden states (n, D).
+    """
+    pad_id, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    prompt_ids, prompt_mask = (x.to(device) for x in pad(prompts, pad_id, side="left"))
+    batch, cap = len(prompts), generation.max_new_tokens
+    response = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
+    found: dict[str, Tensor] = {}
+    uniforms = torch.rand(batch, cap, generator=generator).to(device)
+    rows = prompt_mask.sum(1).argsort(stable=True)
+    going = torch.ones_like(rows, dtype=torch.bool)
+    context = open_context(model, prompt_ids[rows], prompt_mask[rows], cap)
+    hidden = context.read_prompts()
+    for t in range(cap):
+        logits = vocabulary_logits(model, hidden)
+        scaled = logits if generation.temperature == 1.0 else logits / generation.temperature
+        probabilities = torch.softmax(scaled, -1)
+        tokens = response[rows, t] = _choose(probabilities, uniforms[rows, t])
+        facts = _facts(logits, scaled, probabilities, tokens)
+        if value_head is not None:
+            facts["values"] = value_head(hidden.float())
+        for name, value in facts.items():
+            found.setdefault(name, torch.zeros(batch, cap, device=device))[rows, t] = value
+        going &= tokens != eos
+        if t + 1 == cap:
+            break
+        if t % LEAVE_EVERY[torch.device(device).type] == 0:
+            kept = _closed_up(going)
+            if len(kept) == 0:
+                break
+            if len(kept) < len(rows):
+                context.keep(kept)
+                rows, tokens, going = rows[kept], tokens[kept], going[kept]
+        hidden = context.append(tokens)
+    ends = response == eos
+    ended = ends.any(1)
+    length = torch.where(ended, ends.long().argmax(1) + 1, cap)
+    mask = torch.arange(int(length.max()), device=device) < length.unsqueeze(-1)
+    response = response[:, : mask.shape[1]].masked_fill(~mask, pad_id)
+    found = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in found.items()}
+    seen = Seen(found["logprobs_at_1"], found["entropy"], found.get("values"))
+    return Samples(prompt_ids, prompt_mask, response, mask, found["logprobs"], ended, seen)
+
+
+def _facts(logits: Tensor, scaled: Tensor, probabilities: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    """Log-probability, entropy and log-probability at temperature 1 (n,) of the tokens drawn, from (n, V)."""
+    logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+    log_partition = scaled.gather(1, tokens.unsqueeze(1)).squeeze(1) - logprobs
+    at_1 = logprobs if scaled is logits else -functional.cross_entropy(logits, tokens, reduction="none")
+    entropy = log_partition - torch.linalg.vecdot(probabilities, scaled)
+    return {"logprobs": logprobs, "entropy": entropy, "logprobs_at_1": at_1}
+
+
+def _closed_up(going: Tensor) -> Tensor:
+    """Which of the rows (B,) to keep, in an order that moves none but the last ones, into the gaps."""
+    count = int(going.sum())
+    order = torch.arange(count, device=going.device)
+    order[~going[:count]] = going[count:].nonzero().squeeze(1) + count
+    return order
+
+
+def _choose(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """A token per row (n, V), by inverting the cumulative distribution at `uniform` (n,)."""
+    return _inverse_cdf(probabilities, uniform.double())
+
+
+def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The first index of each row (n, V) at which the sum of weights exceeds `uniform` (n,) of the whole.
+
+    Never one of weight 0. Long rows are searched by the sums of blocks and then within a block: cumulative sums of a
+    vocabulary of 49,152 in float64 cost more than all else between two tokens.
+    """
+    blocked = weights.shape[1] > LONGEST_BLOCK
+    if blocked:
+        blocks = functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+        weights = blocks.sum(2)
+    cumulative = weights.cumsum(1, dtype=torch.float64)
+    threshold = uniform * cumulative[:, -1]
+    index = torch.searchsorted(cumulative, threshold.unsqueeze(1), right=True)
+    if not blocked:
+        return index.squeeze(1)
+    above = cumulative.gather(1, index).squeeze(1) - threshold
+    block = blocks.take_along_dim(index.unsqueeze(2), 1).squeeze(1)
+    within = (1 - above / weights.gather(1, index).squeeze(1)).clamp(0, 1 - 2**-52)
+    return index.squeeze(1) * BLOCK + _inverse_cdf(block, within)
+
+
+class RolloutEngine(Protocol):
+    """Whatever samples responses: the model in this process, or a server that holds its weights."""
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], generation: GenerationConfig, generator: torch.Generator
+    ) -> Samples:
+        """One response to each prompt (token ids), as `sample` below describes. `generator` gives all randomness."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Samples from a model in this process."""
+
+    model: Any
+    tokenizer: Any
+    runtime: Runtime
+    value_head: Callable[[Tensor], Tensor] | None
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], generation: GenerationConfig, generator: torch.Generator
+    ) -> Samples:
+        """See `RolloutEngine`. In bfloat16 rounding makes the sampler another policy: what it saw isn't kept."""
+        device, exact = self.runtime.device, self.runtime.dtype == "float32"
+        found = sample(self.model, self.tokenizer, prompts, generation, generator, device, self.value_head)
+        return found if exact else replace(found, seen=None)
+
+
+@contextmanager
+def rollout_engine(
+    model: Any, tokenizer: Any, runtime: Runtime, value_head: Callable[[Tensor], Tensor] | None = None
+) -> Iterator[RolloutEngine]:
+    """An engine that samples from the weights that `model` has now; don't train it while this is open."""
+    with sampling_copy(model, runtime) as sampler:
+        yield LocalEngine(sampler, tokenizer, runtime, value_head)
+
+
+def generate_responses(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Messages],
+    generation: GenerationConfig,
+    seed: int,
+    runtime: Runtime,
+    batch_size: int = 64,
+) -> list[Response]:
+    """Sample one response to each prompt (as messages), in their order. The same seed gives the same responses."""
+    encoded = [encode_prompt(tokenizer, p, generation.max_prompt_tokens) for p in prompts]
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    generator = torch.Generator().manual_seed(seed)
+    out: dict[int, Response] = {}
+    with rollout_engine(model, tokenizer, runtime) as engine:
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            samples = engine.sample([encoded[i] for i in batch], generation, generator)
+            for i, text, ids, mask, ended in zip(
+                batch, samples.texts(tokenizer), samples.response_ids, samples.response_mask, samples.ended, strict=True
+            ):
+                out[i] = Response(text, ids[mask].tolist(), bool(ended))
+    return [out[i] for i in range(len(encoded))]

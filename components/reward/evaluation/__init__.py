@@ -1,0 +1,1 @@
+"""How far a reward model can be believed: calibration, slices, length, probes."""

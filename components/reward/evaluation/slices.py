@@ -1,0 +1,248 @@
+"""Calibration slice by slice: a model can be calibrated on average and wrong on long answers. numpy and scipy only.
+
+A slice is judged if it can be told before the label is: by length, source, category, or which response the model
+prefers. Which response was chosen, and how clear the vote was, come with the label: there a perfect model is off too
+(of pairs that the longer response wins with a chance of 0.6, it is right on all where the longer was chosen, on none
+where the shorter was). Such slices are reported and not judged; the longer and the shorter winners have
+`balanced_length_accuracy`.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.special import expit
+from scipy.stats import rankdata
+
+from components.reward.evaluation.calibration import ConfidenceBin, calibration, correctness, equal_mass_bins
+from components.reward.evaluation.length import balanced_length_accuracy, length_partial_correlation
+from components.reward.pairs import PreferencePair
+from components.stats.intervals import FloatArray, Numbers, cluster_codes
+
+BoolArray = NDArray[np.bool_]
+
+SMALLEST, FEWEST_PROMPTS = 100, 5
+"""Pairs and prompts below which a slice is too small to be reported on: 100 pairs know their accuracy to +-0.09."""
+BINS = 5
+"""Equal-mass bins of a slice's ECE: at least 20 pairs each."""
+DRAWS = 500
+"""Behind a slice's own intervals and nulls; the joint null, which a gate judges by, takes more."""
+LENGTHS, GAPS = 4, 3
+"""Slices by length of the longer response, and by difference of lengths."""
+MOST_NAMES = 20
+"""Sources or categories told apart, the most frequent ones; the rest are one slice."""
+CLEAR = 0.75
+"""Share of votes for the chosen response from which a vote that is not unanimous is clear, and below which narrow."""
+_CHUNK_CELLS = 2_000_000
+
+
+class Slice(NamedTuple):
+    """Some of the test pairs."""
+
+    kind: str
+    name: str
+    inside: BoolArray
+    """(n,) which of them."""
+    after_label: bool = False
+    """Whether it takes the label to tell: such a slice is not judged."""
+
+
+class Pairs(NamedTuple):
+    """What slices are made of, for n test pairs; the chosen responses come first."""
+
+    rows: Sequence[PreferencePair]
+    tokens: NDArray[np.int64]
+    """(2, n) tokens of the responses as they are scored."""
+    scores: FloatArray
+    """(2, n) raw scores."""
+
+
+@dataclass
+class SliceFindings:
+    """What is said of a slice."""
+
+    kind: str
+    slice: str
+    pairs: int
+    prompts: int
+    why_not: str | None
+    """Why it is not judged, if it is not."""
+    numbers: Numbers = field(default_factory=dict)
+    """Where it is not too small, those of `calibration` (`calibration_slope` None where none is finite), `confidence`,
+    their mean, and if it is judged `ece_null_joint`, its null's quantile such that chance takes any slice over its own
+    in 5 % of runs."""
+    bins: dict[str, list[ConfidenceBin]] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> bool:
+        """Whether a gate sees it."""
+        return self.why_not is None
+
+
+class SliceReport(NamedTuple):
+    """What `slice_report` measures."""
+
+    slices: list[SliceFindings]
+    numbers: Numbers
+
+    def document(self) -> dict[str, object]:
+        """As one JSON object."""
+        slices = []
+        for each in self.slices:
+            about = {name: value for name, value in vars(each).items() if name not in ("numbers", "bins")}
+            slices.append({**about, "judged": each.judged, **each.numbers, **each.bins})
+        return {"slices": slices, **self.numbers}
+
+
+def slices_of(pairs: Pairs) -> list[Slice]:
+    """Every slice that has a pair, kind by kind."""
+    tokens, rows = pairs.tokens, pairs.rows
+    prefers_longer = np.sign(pairs.scores[0] - pairs.scores[1]) * np.sign(tokens[0] - tokens[1])
+    shares = np.array([row["votes_chosen"] / votes if (votes := row.get("votes")) else np.nan for row in rows])
+    gaps = character_gaps(rows)
+    found = [
+        *_by_quantile("length", tokens.max(axis=0), LENGTHS),
+        *_by_quantile("length difference", np.abs(tokens[0] - tokens[1]), GAPS),
+        Slice("model prefers", "the longer", prefers_longer > 0),
+        Slice("model prefers", "the shorter", prefers_longer < 0),
+        *_by_name("source", [row.get("source") for row in rows]),
+        *_by_name("category", [row.get("category") for row in rows]),
+        Slice("chosen is", "the longer", gaps > 0, after_label=True),
+        Slice("chosen is", "the shorter", gaps < 0, after_label=True),
+        Slice("vote", "unanimous", shares == 1, after_label=True),
+        Slice("vote", "clear", (shares >= CLEAR) & (shares < 1), after_label=True),
+        Slice("vote", "narrow", shares < CLEAR, after_label=True),
+    ]
+    return [each for each in found if each.inside.any()]
+
+
+def character_gaps(rows: Sequence[PreferencePair]) -> NDArray[np.int64]:
+    """Characters (n,) that the chosen response has more than the rejected: what the length-only rule sees."""
+    return np.array([len(row["chosen"]) - len(row["rejected"]) for row in rows])
+
+
+def slice_report(
+    pairs: Pairs, clusters: Sequence[Hashable], temperature: float, seed: int, level: float = 0.95, draws: int = 2000
+) -> SliceReport:
+    """What is said of each slice after temperature, of the worst, and of length.
+
+    Numbers: `slices_judged`; `slice_accuracy_low`, the lowest lower end: that every slice is above it is as sure as one
+    interval is, with nothing to correct (an intersection-union test, Berger 1982, Technometrics 24:295);
+    `slice_ece_excess`, the largest `ece - ece_null_joint`; `accuracy_chosen_longer`, `accuracy_chosen_shorter`,
+    `balanced_length_accuracy` and `length_partial_correlation`, each with `_low` and `_high`.
+    """
+    codes = cluster_codes(clusters)
+    d = pairs.scores[0] - pairs.scores[1]
+    confidence, right = expit(np.abs(d) / temperature), correctness(d)
+    found, members, bins_of = [], [], []
+    lows, excesses = [], []
+    for each in slices_of(pairs):
+        slice_ = _describe(each, codes)
+        found.append(slice_)
+        if slice_.why_not != _TOO_SMALL:
+            inside = each.inside
+            said = calibration(d[inside], codes[inside].tolist(), temperature, seed, BINS, level, DRAWS)
+            slice_.numbers = {name: value for name, value in said.numbers.items() if name not in _OF_ALL}
+            slice_.numbers["confidence"] = float(confidence[inside].mean())
+            if said.numbers["slope_capped"] or not np.isfinite(said.known("calibration_slope")):
+                slice_.numbers["calibration_slope"] = None
+            slice_.bins = said.bins
+            members.append(inside)
+            bins_of.append(equal_mass_bins(confidence[inside], BINS))
+            if slice_.judged:
+                lows.append(said.known("accuracy_low"))
+                excesses.append(said.known("ece"))
+    if members:
+        measured = [slice_ for slice_ in found if slice_.numbers]
+        cells, sizes = _cells(members, bins_of), np.array([inside.sum() for inside in members])
+        null = ece_nulls(confidence, d == 0, cells, sizes, seed, draws)
+        judged = np.array([slice_.judged for slice_ in measured])
+        joint = joint_quantiles(null[:, judged]) if judged.any() else np.empty(0)
+        for slice_, above in zip(measured, np.quantile(null, 0.95, axis=0), strict=True):
+            slice_.numbers["ece_null_95"] = float(above)
+        for slice_, above in zip((m for m in measured if m.judged), joint, strict=True):
+            slice_.numbers["ece_null_joint"] = float(above)
+        excesses = [ece - float(above) for ece, above in zip(excesses, joint, strict=True)]
+    worst: Numbers = {
+        "slices_judged": len(lows),
+        "slice_accuracy_low": min(lows, default=None),
+        "slice_ece_excess": max(excesses, default=None),
+    }
+    return SliceReport(found, worst | _length(pairs, right, codes, level))
+
+
+def ece_nulls(
+    confidence: FloatArray, tied: BoolArray, cells: csr_array, sizes: NDArray[np.int64], seed: int, draws: int
+) -> FloatArray:
+    """ECE (draws, S) of S slices under one simulated truth a draw: `ece_under_null`, for slices that share pairs."""
+    rng = np.random.default_rng([seed, 0x511CE])
+    out = np.empty((draws, sizes.size))
+    step = max(1, _CHUNK_CELLS // confidence.size)
+    for begin in range(0, draws, step):
+        end = min(draws, begin + step)
+        drawn = (rng.random((end - begin, confidence.size)) < confidence).astype(np.float64)
+        drawn[:, tied] = 0.5
+        out[begin:end] = _ece(cells, (confidence - drawn).T, sizes).T
+    return out
+
+
+def joint_quantiles(null: FloatArray, level: float = 0.95) -> FloatArray:
+    """For each column of `null` (draws, S) the value that it exceeds as rarely as any other column exceeds its own,
+    such that a share `level` of draws exceeds none: (S,). Slices share pairs, so Bonferroni's correction would be too
+    large (single-step min-p, Westfall and Young 1993; balanced as Beran 1988, JASA 83:679)."""
+    worst = rankdata(null, method="max", axis=0).max(axis=1) / len(null)
+    return np.quantile(null, min(1.0, float(np.quantile(worst, level))), axis=0, method="higher")
+
+
+_TOO_SMALL = f"fewer than {SMALLEST} pairs or {FEWEST_PROMPTS} prompts"
+_AFTER_LABEL = "known only with the label"
+_OF_ALL = ("level", "temperature", "temperature_at_end")
+"""What `calibration` says that is the same in every slice."""
+
+
+def _describe(each: Slice, codes: NDArray[np.int64]) -> SliceFindings:
+    pairs, prompts = int(each.inside.sum()), int(np.unique(codes[each.inside]).size)
+    small = pairs < SMALLEST or prompts < FEWEST_PROMPTS
+    why_not = _TOO_SMALL if small else _AFTER_LABEL if each.after_label else None
+    return SliceFindings(each.kind, each.name, pairs, prompts, why_not)
+
+
+def _length(pairs: Pairs, right: FloatArray, codes: NDArray[np.int64], level: float) -> Numbers:
+    by_side = balanced_length_accuracy(right, character_gaps(pairs.rows), codes, level)
+    return {
+        **by_side["chosen_longer"].named("accuracy_chosen_longer"),
+        **by_side["chosen_shorter"].named("accuracy_chosen_shorter"),
+        **by_side["balanced"].named("balanced_length_accuracy"),
+        **length_partial_correlation(pairs.scores, pairs.tokens, codes, level).named("length_partial_correlation"),
+    }
+
+
+def _by_quantile(kind: str, values: NDArray[np.int64], parts: int) -> list[Slice]:
+    """Slices of about n / parts pairs; equal values share one."""
+    cuts = np.quantile(values, np.arange(1, parts) / parts)
+    part = np.searchsorted(cuts, values, side="left")
+    names = {p: f"{values[part == p].min()} to {values[part == p].max()} tokens" for p in np.unique(part)}
+    return [Slice(kind, name, part == p) for p, name in names.items()]
+
+
+def _by_name(kind: str, names: Sequence[str | None]) -> list[Slice]:
+    counts = {name: names.count(name) for name in set(names) if name is not None}
+    often = sorted(counts, key=lambda name: (-counts[name], name))[:MOST_NAMES]
+    column = np.array([None if name is None else name if name in often else "all others" for name in names])
+    return [Slice(kind, name, column == name) for name in dict.fromkeys([*often, "all others"])]
+
+
+def _cells(members: Sequence[BoolArray], bins_of: Sequence[NDArray[np.int64]]) -> csr_array:
+    """(S * BINS, n): which pairs are in which bin of which slice."""
+    rows = np.concatenate([index * BINS + bin_of for index, bin_of in enumerate(bins_of)])
+    columns = np.concatenate([np.flatnonzero(inside) for inside in members])
+    return csr_array((np.ones(rows.size), (rows, columns)), shape=(len(members) * BINS, members[0].size))
+
+
+def _ece(cells: csr_array, gaps: FloatArray, sizes: NDArray[np.int64]) -> FloatArray:
+    """ECE (S,) or (S, draws) from confidence less correctness (n,) or (n, draws)."""
+    sums = np.abs(cells @ gaps).reshape(sizes.size, BINS, *gaps.shape[1:]).sum(axis=1)
+    return (sums.T / sizes).T

@@ -1,0 +1,1 @@
+"""Continue an earlier reward model on new pairs, and compare the two."""

@@ -1,0 +1,266 @@
+"""Going on from an earlier run's reward model: what it is trained on now, and what it forgot of the old pairs.
+
+The old pairs are those of the earlier run's data, and what that run's own reward model took over if it was refreshed
+itself: its artifact holds, in `previous/`, the old pairs that it replayed and those that it was compared on, and all
+prompts of the runs before it.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+from scipy.stats import pearsonr
+from torch import Tensor
+
+from components.base.errors import UserError
+from components.base.hashing import canonical_json
+from components.base.jsonl import Message, read_rows, write_json, write_rows
+from components.data.splits import SPLITS, loose_key, prompt_key
+from components.reward.config import RefreshConfig, RewardJob
+from components.reward.evaluation.calibration import Calibration, calibration, correctness
+from components.reward.evaluation.probes import ProbeTexts
+from components.reward.pairs import PreferencePair, encode_pairs
+from components.reward.refresh.previous import check_previous, load_previous
+from components.reward.scoring import ScoreScale, score_sequences
+from components.stats.intervals import Numbers, paired_gain
+from components.training.loop import seeded
+
+
+class WithPrompt(TypedDict):
+    """A row of which only the prompt counts."""
+
+    prompt: list[Message]
+
+
+Pairs = Mapping[str, Sequence[PreferencePair]]
+"""By split."""
+Prompts = Mapping[str, Sequence[WithPrompt]]
+
+KEPT = "previous"
+"""Folder of a refreshed artifact with the old pairs and prompts that it knows of."""
+
+
+class Refresh(NamedTuple):
+    """A refresh under way."""
+
+    previous: Path
+    """The earlier run's reward artifact."""
+    splits: dict[str, list[PreferencePair]]
+    """The pairs that this run trains, calibrates and tests on, by split: its own without leaks, and the replay."""
+    old: dict[str, list[PreferencePair]]
+    """The earlier run's."""
+    prompts: dict[str, list[WithPrompt]]
+    """Every prompt of every earlier run, as `prompt` of a row, by the split that it stood in."""
+    replay: list[PreferencePair]
+    """Those of `old` that are trained on again."""
+    left_out: int
+    """How many of this run's own pairs leaked."""
+
+    @classmethod
+    def begin(cls, job: RewardJob, config: RefreshConfig, inputs: Mapping[str, Path], new: Pairs) -> "Refresh":
+        """Check the earlier model, and choose the pairs of a run whose data hold `new`.
+
+        Raises:
+            UserError: as `check_previous` and `without_leaks`.
+        """
+        check_previous(job.reward, inputs["sft"], inputs["previous_reward"])
+        known = known_prompts(inputs["previous_reward"])
+        old = old_pairs(inputs, known)
+        prompts = {split: _distinct([*known[split], *old[split]]) for split in SPLITS}
+        splits = without_leaks(new, prompts)
+        replay = replayed(config, job.seed, splits["train"], not_held_out(old["train"], prompts))
+        left_out = sum(len(new[split]) - len(rows) for split, rows in splits.items())
+        splits["train"] = splits["train"] + replay
+        return cls(inputs["previous_reward"], splits, old, prompts, replay, left_out)
+
+    def compare(
+        self, job: RewardJob, model: Any, tokenizer: Any, samples: ProbeTexts, scale: ScoreScale, artifact: Path
+    ) -> dict[str, float]:
+        """Write into `artifact` what became of the old pairs, and those that its next refresh will need.
+
+        Args:
+            model: the new one, of an ensemble the whole; `scale` is its own.
+            samples: the SFT responses that `scale` was measured on.
+
+        Returns:
+            the metrics.
+        """
+        found = refresh_report(job, self.previous, model, tokenizer, self.old["test"], samples, scale)
+        found.numbers.update(replayed=len(self.replay), left_out=self.left_out)
+        write_json(artifact / "refresh.json", found.document())
+        for split, rows in (("train", self.replay), ("test", self.old["test"])):
+            write_rows(artifact / KEPT / f"pairs.{split}.jsonl", rows)
+        for split, prompts in self.prompts.items():
+            write_rows(artifact / KEPT / f"prompts.{split}.jsonl", prompts)
+        return found.metrics()
+
+
+# -- the pairs -------------------------------------------------------------------------------------------------------
+
+
+def known_prompts(reward: Path) -> dict[str, list[WithPrompt]]:
+    """Rows, by split, with the prompts of all runs before that of a reward artifact; none where it refreshes none.
+
+    (Of an artifact that doesn't hold them, as earlier versions wrote it, the prompts of the pairs that it took over.)
+    """
+    return {split: [*_kept(reward, "prompts", split), *_kept(reward, "pairs", split)] for split in SPLITS}
+
+
+def old_pairs(inputs: Mapping[str, Path], known: Prompts) -> dict[str, list[PreferencePair]]:
+    """The old pairs by split: of `inputs["previous_data"]`, and what `inputs["previous_reward"]` took over.
+
+    Args:
+        known: the prompts of the runs before: pairs of the data that leak into these the earlier run left out too.
+    """
+    data = {split: read_rows(inputs["previous_data"] / f"pairs.{split}.jsonl") for split in SPLITS}
+    out = without_leaks(data, known)
+    for split, rows in out.items():
+        judged = {_judged(row) for row in rows}
+        rows += [row for row in _kept(inputs["previous_reward"], "pairs", split) if _judged(row) not in judged]
+    return out
+
+
+def _kept(reward: Path, what: str, split: str) -> list[Any]:
+    file = reward / KEPT / f"{what}.{split}.jsonl"
+    return read_rows(file) if file.is_file() else []
+
+
+def _distinct(rows: Sequence[WithPrompt]) -> list[WithPrompt]:
+    """The prompts of `rows`, one of those that differ in case, punctuation or white space alone."""
+    return [{"prompt": prompt} for prompt in {loose_key(row["prompt"]): row["prompt"] for row in rows}.values()]
+
+
+def without_leaks(new: Pairs, old: Prompts) -> dict[str, list[PreferencePair]]:
+    """`new` by split, less the pairs whose prompt stands in another split of `old`.
+
+    A pair to train on whose prompt the old test split has would flatter the new model there; so would, in this run's
+    own calibration and test, a prompt that the old model was trained on. Prompts that differ in case, punctuation or
+    white space alone are the same. A prompt's split is a function of its text, so where `data.split` is the same in
+    both runs only such near-duplicates leak.
+
+    Raises:
+        UserError: it leaves a split without pairs.
+    """
+    stood: dict[str, set[str]] = {}
+    for split, rows in old.items():
+        for row in rows:
+            stood.setdefault(loose_key(row["prompt"]), set()).add(split)
+    out = {
+        split: [row for row in rows if stood.get(loose_key(row["prompt"]), {split}) == {split}]
+        for split, rows in new.items()
+    }
+    for split, rows in out.items():
+        if not rows:
+            raise UserError(
+                f"pairs.{split}.jsonl: each of its {len(new[split])} rows, from row 1 on, has a prompt that stood in "
+                "another split of the run named by reward.refresh.from_run, and old pairs held out must not be trained "
+                "on, nor the reverse. Set data.split as it was there, or give pairs with other prompts."
+            )
+    return out
+
+
+def replayed(
+    config: RefreshConfig, seed: int, new: Sequence[PreferencePair], old: Sequence[PreferencePair]
+) -> list[PreferencePair]:
+    """The old training pairs to mix into `new`, so that they are a share `config.replay` of the whole.
+
+    The same two responses judged anew aren't replayed: the new judgement stands.
+    """
+    judged = {_judged(row) for row in new}
+    rows = [row for row in old if _judged(row) not in judged]
+    wanted = min(len(rows), round(len(new) * config.replay / (1 - config.replay)))
+    return [rows[i] for i in sorted(seeded(seed, "reward", "replay").sample(range(len(rows)), wanted))]
+
+
+def not_held_out(rows: Sequence[PreferencePair], old: Prompts) -> list[PreferencePair]:
+    """`rows` without those whose prompt `old` has to calibrate or test on (near-duplicates included)."""
+    held_out = {loose_key(row["prompt"]) for split in ("calibration", "test") for row in old[split]}
+    return [row for row in rows if loose_key(row["prompt"]) not in held_out]
+
+
+def _judged(row: PreferencePair) -> tuple[str, frozenset[str]]:
+    """What was judged in a pair, whoever won."""
+    return prompt_key(row["prompt"]), frozenset((canonical_json(row["chosen"]), canonical_json(row["rejected"])))
+
+
+# -- the comparison --------------------------------------------------------------------------------------------------
+
+
+class RefreshComparison(NamedTuple):
+    """The earlier and the new model on the old test pairs, and the scales of their scores."""
+
+    models: dict[str, Calibration]
+    """`previous` and `new`, each at its own temperature."""
+    numbers: Numbers
+    """`gain`, `gain_low` and `gain_high`, the new accuracy less the earlier one, paired, with its 95 % interval
+    clustered by prompt; `right_to_wrong` and `wrong_to_right`, the shares of pairs whose order flipped; `correlation`
+    (Pearson) of the scores of all responses; how many pairs were `replayed` and `left_out`."""
+    scales: dict[str, ScoreScale]
+    """As published `then`, of the earlier model (`previous`) and of the new one on this run's SFT responses."""
+
+    def change(self) -> dict[str, float]:
+        """The new scale over the earlier, and the rise of the shift in earlier scales."""
+        here, new = self.scales["previous"], self.scales["new"]
+        return {"ratio": new.scale / here.scale, "shift_change": (new.shift - here.shift) / here.scale}
+
+    def document(self) -> dict[str, object]:
+        """`refresh.json`."""
+        scales = {name: {"shift": each.shift, "scale": each.scale} for name, each in self.scales.items()}
+        models = {name: each.document() for name, each in self.models.items()}
+        return {**models, **self.numbers, "scale": scales | self.change()}
+
+    def metrics(self) -> dict[str, float]:
+        """Those of the run. What is unknown is NaN, so that its gate, which is off where nothing is, fails."""
+        change = self.change()
+        found = self.numbers | {"scale_ratio": change["ratio"], "shift_change": change["shift_change"]}
+        for model, suffix in (("previous", "_previous"), ("new", "")):
+            found |= {f"{name}{suffix}": self.models[model].numbers[name] for name in ("accuracy", "brier", "ece")}
+        found["test_pairs"] = self.models["new"].numbers["pairs"]
+        return {f"reward/refresh_{name}": np.nan if value is None else float(value) for name, value in found.items()}
+
+
+def refresh_report(
+    job: RewardJob,
+    previous: Path,
+    model: Any,
+    tokenizer: Any,
+    test: Sequence[PreferencePair],
+    samples: ProbeTexts,
+    scale: ScoreScale,
+) -> RefreshComparison:
+    """Compare the earlier and the new model on the old test pairs, and the scales of their scores.
+
+    Args:
+        previous: the earlier run's artifact; `model` is the new one, of an ensemble the whole.
+        test: old pairs that neither was trained on.
+        samples: the SFT responses that `scale`, the new model's, was measured on.
+
+    """
+    then = ScoreScale.read(previous)
+    old_model = load_previous(job, previous)
+    encoded = encode_pairs(tokenizer, test, job.generation)
+    clusters = [prompt_key(row["prompt"]) for row in test]
+
+    def raw(scorer: Any, sequences: Sequence[Sequence[int]]) -> Tensor:
+        return score_sequences(scorer, tokenizer.pad_token_id, sequences, job.runtime).double()
+
+    def both(scorer: Any) -> np.ndarray:
+        """Raw scores (2, N): chosen, rejected."""
+        return np.stack(
+            [raw(scorer, side).numpy() for side in ([p.chosen for p in encoded], [p.rejected for p in encoded])]
+        )
+
+    before, after = both(old_model), both(model)
+    was, is_ = (correctness(scores[0] - scores[1]) for scores in (before, after))
+    models = {
+        name: calibration(scores[0] - scores[1], clusters, temperature, job.seed, job.reward.calibration_bins)
+        for name, scores, temperature in (("previous", before, then.temperature), ("new", after, scale.temperature))
+    }
+    here = ScoreScale.measure(raw(old_model, samples.ids), then.temperature)
+    numbers = paired_gain(is_, was, clusters).named("gain") | {
+        "right_to_wrong": float(((was == 1) & (is_ == 0)).mean()),
+        "wrong_to_right": float(((was == 0) & (is_ == 1)).mean()),
+        "correlation": float(pearsonr(before.ravel(), after.ravel()).statistic),
+    }
+    return RefreshComparison(models, numbers, {"then": then, "previous": here, "new": scale})

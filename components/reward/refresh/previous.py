@@ -1,0 +1,128 @@
+"""An earlier run's reward model: whether this run's can start from it, and starting there."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+from components.base.errors import UserError
+from components.base.hashing import digest_json
+from components.models.adapters import Backbone, load_adapter
+from components.models.folders import frozen, load_reward_model
+from components.reward.config import EnsembleConfig, RewardConfig, RewardJob
+from components.reward.scoring import (
+    ScoreScale,
+    adapter_name,
+    as_one,
+    member_folder,
+    read_sft_scores,
+    with_one_head,
+)
+
+
+def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
+    """Refuse a reward model that this run's can't start from.
+
+    Args:
+        sft, previous: artifacts of the SFT model and of the earlier reward model.
+
+    Raises:
+        UserError: they differ in tokenizer, architecture, heads, number of members or adapter; it says what to do.
+    """
+    said = "reward.refresh: the earlier reward model"
+    if _tokenizer(sft) != _tokenizer(previous):
+        raise UserError(
+            f"{said} has another tokenizer than this run's SFT model. Give this run the same sft.base, or, where the "
+            "model is built from scratch, the same data.demonstrations, sft.max_demonstrations and sft.scratch."
+        )
+    if (here := _shapes(sft)) != (there := _shapes(previous)):
+        name = next(n for n in (*here, *there) if here.get(n) != there.get(n))
+        raise UserError(
+            f"{said} is of another architecture than this run's SFT model: {name} is {there.get(name, 'not there')}, "
+            f"here {here.get(name, 'not there')}. Give this run the same sft.base or sft.scratch."
+        )
+    heads = tuple(sorted(ScoreScale.read(previous).objectives))
+    if heads != config.heads:
+        raise UserError(
+            f"{said} has {_named(heads)}, and reward.objectives asks for {_named(config.heads)}. Name the same ones "
+            "(their weights may differ), or train a new model without reward.refresh."
+        )
+    if (members := len(read_sft_scores(previous))) != config.published:
+        how = (
+            f"Set reward.members={members} and reward.combine=ensemble"
+            if members > 1
+            else "Set reward.members=1, or reward.combine=average"
+        )
+        raise UserError(
+            f"{said} has {members} member(s), this run's would have {config.published}, and each starts from its own "
+            f"earlier one. {how}, or train new ones without reward.refresh."
+        )
+    if config.lora is not None:
+        _check_adapter(config, previous, said)
+
+
+def _check_adapter(config: RewardConfig, previous: Path, said: str) -> None:
+    file = previous / "adapter" / "adapter_config.json"
+    if config.lora is None or not file.is_file():
+        raise UserError(f"{said} was trained whole, without an adapter. Set reward.lora=null, as it was there.")
+    adapter = json.loads(file.read_text(encoding="utf-8"))
+    if config.lora.targets is not None and set(config.lora.targets) != set(adapter["target_modules"]):
+        raise UserError(
+            f"{said}'s adapter is of {', '.join(adapter['target_modules'])}, and reward.lora.targets asks for "
+            f"{', '.join(config.lora.targets)}. Leave reward.lora.targets at null: the earlier ones are gone on with."
+        )
+    if (adapter["r"], adapter["lora_alpha"]) != (config.lora.rank, config.lora.alpha):
+        raise UserError(
+            f"{said}'s adapter has rank {adapter['r']} and alpha {adapter['lora_alpha']}, and reward.lora asks for "
+            f"{config.lora.rank} and {config.lora.alpha}. Set reward.lora.rank={adapter['r']} and "
+            f"reward.lora.alpha={adapter['lora_alpha']}."
+        )
+
+
+def start_from(job: RewardJob, sft: Path, previous: Path, member: int, first: Any = None) -> Any:
+    """The reward model `member` (from 0) before training: the earlier run's, or of averaged ones its only one.
+
+    Args:
+        first: the first member; another adapter joins its backbone.
+
+    Raises:
+        UserError: its adapter was trained on another SFT model.
+    """
+    folder = member_folder(previous, member if job.reward.combine == "ensemble" else 0)
+    if job.reward.lora is None:
+        return load_reward_model(folder, job.runtime)[0]
+    shared = None if first is None else first.backbone
+    backbone = shared or Backbone(load_reward_model(sft, job.runtime, seed=0, heads=job.reward.heads)[0])
+    if json.loads((folder / "adapter" / "backbone.json").read_text())["sha256"] != backbone.digest:
+        raise UserError(
+            "reward.refresh: the earlier reward model is an adapter of another SFT model than this run's, and fits no "
+            "other. Give this run the same data.demonstrations, sft options and seed, or train with reward.lora=null."
+        )
+    return load_adapter(backbone, adapter_name(member), folder / "adapter")
+
+
+def load_previous(job: RewardJob, previous: Path) -> Any:
+    """The earlier artifact as one frozen model with one head: its own mean of members, its own weights of heads."""
+    sft_scores, objectives = read_sft_scores(previous), ScoreScale.read(previous).objectives
+    folders = [member_folder(previous, member) for member in range(len(sft_scores))]
+    members = [frozen(with_one_head(load_reward_model(folder, job.runtime)[0], objectives)) for folder in folders]
+    return as_one(members, sft_scores, EnsembleConfig())[0]
+
+
+def _tokenizer(artifact: Path) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(artifact / "model")
+    return digest_json([tokenizer.get_vocab(), tokenizer.chat_template, tokenizer.eos_token, tokenizer.pad_token])
+
+
+def _shapes(artifact: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of each weight below the head, without loading any."""
+    with torch.device("meta"):
+        body = AutoModel.from_config(AutoConfig.from_pretrained(artifact / "model"))
+    return {name: tuple(weight.shape) for name, weight in body.named_parameters()}
+
+
+def _named(heads: Sequence[str]) -> str:
+    return f"the heads {', '.join(heads)}" if heads else "one head"

@@ -1,0 +1,216 @@
+"""Intervals and agreement that several stages report. Rows of one prompt are one cluster. numpy and scipy only."""
+
+import math
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+FloatArray = NDArray[np.float64]
+Numbers = dict[str, float | None]
+"""Measurements by name, as JSON holds them; None is unknown."""
+
+
+class Interval(NamedTuple):
+    """An estimate between the two ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def named(self, name: str) -> Numbers:
+        """As flat keys `name`, `name_low`, `name_high` for JSON; what isn't finite, hence unknown, is None."""
+        return {
+            key: number if math.isfinite(number) else None
+            for key, number in zip((name, f"{name}_low", f"{name}_high"), self, strict=True)
+        }
+
+    @property
+    def ends(self) -> list[float] | None:
+        """Both ends, for JSON; None where they are unknown."""
+        return [self.low, self.high] if math.isfinite(self.low) and math.isfinite(self.high) else None
+
+
+def cluster_codes(clusters: Iterable[Hashable]) -> NDArray[np.int64]:
+    """Clusters, in any hashable form, as integers 0..C-1 in order of first appearance."""
+    seen: dict[Hashable, int] = {}
+    return np.fromiter((seen.setdefault(cluster, len(seen)) for cluster in clusters), dtype=np.int64)
+
+
+def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float = 0.95) -> Interval:
+    """The mean of `values` (n,) with an interval that lets values of one cluster (a prompt) depend on each other.
+
+    The mean over C clusters is a ratio of sums, y = sum_c Y_c / sum_c n_c; linearised (Cochran, Sampling Techniques,
+    3rd ed. 1977, eq. 6.12 and section 9A; the same as Liang and Zeger's sandwich, 1986, for an intercept):
+
+        var(y) = C / (C - 1) * sum_c (Y_c - n_c y)^2 / n^2,    ends y -+ t_{C-1} sqrt(var)
+
+    With one cluster the spread is unknown: both ends are NaN, which no gate passes.
+
+    Raises:
+        ValueError: no values, a value that is not finite, or another number of clusters than of values.
+    """
+    y, codes = _checked(values, clusters)
+    mean = float(y.mean())
+    error, groups = _standard_error(y, codes, mean)
+    if groups < 2:
+        return Interval(mean, float("nan"), float("nan"))
+    half = t_quantile(level, groups) * error
+    return Interval(mean, mean - half, mean + half)
+
+
+def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level: float = 0.95) -> Interval:
+    """The mean of `values` (n,) in [0, 1] (an accuracy or win rate, ties a half) with an interval inside [0, 1].
+
+    Wilson's interval at the effective sample size p (1 - p) / var(p) with the clustered variance of `clustered_mean`,
+    scaled by the t quantile (Dean and Pagano, 2015, J. Survey Stat. Methodol. 3:484, "modified Wilson"). Unlike the
+    t interval it keeps a width where every value is 0 or every value is 1: there each cluster counts as one draw.
+    With one cluster the ends are 0 and 1.
+
+    Raises:
+        ValueError: as `clustered_mean`, or a value outside [0, 1].
+    """
+    y, codes = _checked(values, clusters)
+    if y.min() < 0.0 or y.max() > 1.0:
+        raise ValueError("a proportion needs values between 0 and 1")
+    p = float(y.mean())
+    error, groups = _standard_error(y, codes, p)
+    return _wilson(p, error, groups, y.size, level)
+
+
+def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable], level: float = 0.95) -> Interval:
+    """Mean of a - b, both (n,) and measured on the same rows, with `clustered_mean`'s interval of the difference.
+
+    Raises:
+        ValueError: `a` and `b` differ in length, or as `clustered_mean`.
+    """
+    left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if left.shape != right.shape:
+        raise ValueError(f"paired values differ in shape: {left.shape} and {right.shape}")
+    return clustered_mean(left - right, clusters, level)
+
+
+def clustered_auroc(
+    positive: ArrayLike,
+    negative: ArrayLike,
+    positive_clusters: Iterable[Hashable],
+    negative_clusters: Iterable[Hashable],
+    level: float = 0.95,
+) -> Interval:
+    """Chance that one of `positive` (n1,) is above one of `negative` (n0,), ties a half: the area under the ROC curve.
+
+    Its variance is that of the placements, the share of the other side below (or above) each value (DeLong et al. 1988,
+    Biometrics 44:837), summed by cluster over both sides (Obuchowski 1997, Biometrics 53:567); ends as those of
+    `clustered_proportion`, so that perfect separation keeps a width.
+
+    Raises:
+        ValueError: as `clustered_mean`, for either side.
+    """
+    clusters1, clusters0 = list(_hashable(positive_clusters)), list(_hashable(negative_clusters))
+    above, below = _checked(positive, clusters1)[0], _checked(negative, clusters0)[0]
+    n1, n0 = above.size, below.size
+    ranks = stats.rankdata(np.concatenate([above, below]))
+    placed1 = (ranks[:n1] - stats.rankdata(above)) / n0
+    placed0 = 1 - (ranks[n1:] - stats.rankdata(below)) / n1
+    area = float(placed1.mean())
+    influence = np.concatenate([(placed1 - area) / n1, (placed0 - area) / n0]) * (n1 + n0)
+    error, groups = _standard_error(influence, cluster_codes([*clusters1, *clusters0]), 0.0)
+    return _wilson(area, error, groups, min(n1, n0), level)
+
+
+def fleiss_kappa(counts: ArrayLike) -> float:
+    """Fleiss' kappa of `counts` (items, categories): how many raters put an item in a category.
+
+    Fleiss 1971 (Psychological Bulletin 76:378), eqs. 1 to 7: with n_i ratings of item i,
+    P_i = sum_j n_ij (n_ij - 1) / (n_i (n_i - 1)), p_j the share of category j, P_e = sum_j p_j^2 and
+    kappa = (mean P_i - P_e) / (1 - P_e). Items may differ in their number of ratings (Gwet, Handbook of Inter-Rater
+    Reliability, 4th ed. 2014, section 2.4): P_i is averaged over items with at least two, p_j is the mean over rated
+    items of n_ij / n_i. With equal numbers that is Fleiss' own formula. NaN where it is undefined: no item with two
+    ratings, or every rating in one category.
+
+    Raises:
+        ValueError: not a table of whole numbers of at least 0.
+    """
+    observed, chance = fleiss_agreement(fleiss_terms(counts).sum(axis=0))
+    return float(beyond_chance(observed, chance))
+
+
+def fleiss_terms(counts: ArrayLike) -> FloatArray:
+    """What `fleiss_kappa` sums over the items of `counts` (items, categories), so that some can be left out.
+
+    Returns (items, 3 + categories): P_i, whether the item has two ratings, whether it has one, n_ij / n_i; zeros where
+    a term is undefined.
+
+    Raises:
+        ValueError: as `fleiss_kappa`.
+    """
+    table = np.asarray(counts, dtype=np.float64)
+    if table.ndim != 2 or (table.size and (table.min() < 0 or not np.array_equal(table, np.round(table)))):
+        raise ValueError("counts must be a table (items, categories) of whole numbers of at least 0")
+    n = table.sum(axis=1)
+    agreement = (table * (table - 1)).sum(axis=1) / np.maximum(n * (n - 1), 1)
+    return np.column_stack([agreement, n > 1, n > 0, table / np.maximum(n, 1)[:, None]])
+
+
+def fleiss_agreement(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean P_i and P_e, both (...), from sums (..., 3 + categories) of `fleiss_terms`; NaN without items to average."""
+    with np.errstate(invalid="ignore"):
+        observed = sums[..., 0] / sums[..., 1]
+        shares = sums[..., 3:] / sums[..., 2, None]
+    return observed, np.square(shares).sum(axis=-1)
+
+
+def beyond_chance(observed: FloatArray, chance: FloatArray) -> FloatArray:
+    """(observed - chance) / (1 - chance) of agreements in any shape; NaN where chance alone agrees always."""
+    room = 1 - chance
+    return (observed - chance) / np.where(room < 1e-12, np.nan, room)
+
+
+def _checked(values: ArrayLike, clusters: Iterable[Hashable]) -> tuple[FloatArray, NDArray[np.int64]]:
+    y = np.asarray(values, dtype=np.float64)
+    codes = cluster_codes(_hashable(clusters))
+    if y.ndim != 1 or y.size == 0:
+        raise ValueError("an interval needs a one-dimensional, non-empty list of values")
+    if y.size != codes.size:
+        raise ValueError(f"{y.size} values and {codes.size} clusters")
+    if not np.isfinite(y).all():
+        raise ValueError("an interval of values that are not all finite")
+    return y, codes
+
+
+def _hashable(clusters: Iterable[Any]) -> Iterable[Hashable]:
+    return clusters.tolist() if isinstance(clusters, np.ndarray) else clusters
+
+
+def _standard_error(y: FloatArray, codes: NDArray[np.int64], mean: float) -> tuple[float, int]:
+    groups = int(codes.max()) + 1
+    if groups < 2:
+        return float("nan"), groups
+    residuals = np.bincount(codes, weights=y - mean, minlength=groups)
+    return float(np.sqrt(groups / (groups - 1) * np.square(residuals).sum()) / y.size), groups
+
+
+def _wilson(p: float, error: float, groups: int, size: int, level: float) -> Interval:
+    """Wilson's interval of a proportion `p` with a standard error that clusters were allowed for in."""
+    if groups < 2:
+        return Interval(p, 0.0, 1.0)
+    spread = p * (1.0 - p)
+    if spread <= 1e-15:
+        effective = float(groups)
+    elif error > 1e-12:
+        effective = spread / error**2
+    else:  # clusters that agree exactly (all 0.5): no spread to learn from, so no more worth than their values
+        effective = float(size)
+    z2 = t_quantile(level, groups) ** 2
+    centre = (p + z2 / (2 * effective)) / (1 + z2 / effective)
+    half = np.sqrt(z2) / (1 + z2 / effective) * np.sqrt(spread / effective + z2 / (4 * effective**2))
+    return Interval(p, min(p, max(0.0, float(centre - half))), max(p, min(1.0, float(centre + half))))
+
+
+def t_quantile(level: float, groups: int) -> float:
+    """How many standard errors an interval of `level` spans to either side, where `groups` clusters gave the error."""
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must be between 0 and 1, not {level}")
+    return float(stats.t.ppf((1 + level) / 2, groups - 1))

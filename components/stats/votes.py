@@ -1,0 +1,215 @@
+"""Votes of several annotators on pairs: how far they agree, what they decide, who goes with the others.
+
+Counts are (I, K): how many annotators gave an item (a pair) each of K labels. Which response a pair's source puts first
+often means nothing, or worse, that it won: what is `symmetric` counts each item in both orders.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from components.stats.intervals import (
+    FloatArray,
+    Interval,
+    beyond_chance,
+    cluster_codes,
+    fleiss_agreement,
+    fleiss_terms,
+    t_quantile,
+)
+
+FIRST, SECOND, EQUAL, NONE = 0, 1, 2, -1
+"""Labels: the first response is better, the second, neither; NONE where the votes don't decide."""
+
+
+@dataclass(slots=True, eq=False)
+class Votes:
+    """V votes as three arrays (V,), in any order; 9 bytes a vote.
+
+    Raises:
+        ValueError: arrays that differ in length, aren't whole numbers, or hold a number out of range.
+    """
+
+    item: NDArray[np.int32]
+    """0..items-1."""
+    annotator: NDArray[np.int32]
+    """0..A-1, or -1 where the source doesn't name the annotator."""
+    label: NDArray[np.int8]
+    """FIRST, SECOND or EQUAL; 0..labels-1 where others are asked for."""
+    items: int
+    """Number of items I, those without a vote included."""
+    labels: int = 3
+    """Number of labels K."""
+
+    def __post_init__(self) -> None:
+        self.item = _codes(self.item, "item", 0, self.items, np.int32)
+        self.annotator = _codes(self.annotator, "annotator", -1, 2**31, np.int32)
+        self.label = _codes(self.label, "label", 0, self.labels, np.int8)
+        if not self.item.size == self.annotator.size == self.label.size:
+            sizes = f"{self.item.size} items, {self.annotator.size} annotators and {self.label.size} labels"
+            raise ValueError(f"a vote has one item, annotator and label, not {sizes}")
+
+    @property
+    def annotators(self) -> int:
+        """Number of annotators A."""
+        return int(self.annotator.max(initial=-1)) + 1
+
+    def counts(self) -> NDArray[np.int32]:
+        """How often each item got each label, (I, K)."""
+        cell = self.item.astype(np.intp) * self.labels + self.label
+        return np.bincount(cell, minlength=self.items * self.labels).reshape(-1, self.labels).astype(np.int32)
+
+
+def _codes(values: Any, name: str, low: int, end: int, dtype: type) -> NDArray[Any]:
+    codes = np.asarray(values)
+    if codes.ndim != 1 or (codes.size and codes.dtype.kind not in "iu"):
+        raise ValueError(f"{name} must be one-dimensional and of whole numbers")
+    if codes.size and not low <= codes.min() <= codes.max() < end:
+        raise ValueError(f"{name} must be {low} to {end - 1}, not {codes.min()} to {codes.max()}")
+    return codes.astype(dtype, copy=False)
+
+
+def fleiss_kappa_interval(
+    counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False, level: float = 0.95
+) -> Interval:
+    """`stats.fleiss_kappa` of `counts` (I, K) with an interval by the delete-one jackknife.
+
+    Items of one cluster (a prompt; default: each item alone) may depend on each other: with theta_c the coefficient
+    without cluster c of C (Efron and Stein 1981, Annals of Statistics 9:586; for kappa Gwet 2021, Educational and
+    Psychological Measurement 81:781, whose linearised variance it equals to first order),
+
+        var = (C - 1) / C * sum_c (theta_c - mean theta)^2,    ends theta -+ t_{C-1} sqrt(var), the upper at most 1.
+
+    It needs no seed, costs one pass over the items, and where clusters are few covers better than percentiles of a
+    bootstrap (in the tests' simulation 93 % against 90 % of the time with 12, 95 against 93 with 30). Where all votes
+    agree nothing varies: then each cluster counts as one draw, and the lower end is Wilson's but at least -1. With one
+    cluster, or where leaving one out leaves the coefficient undefined, the ends are NaN.
+
+    Raises:
+        ValueError: as `stats.fleiss_kappa`, or another number of clusters than of items.
+    """
+    return _jackknifed(counts, fleiss_terms, fleiss_agreement, clusters, symmetric, level)
+
+
+def krippendorff_alpha(
+    counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False, level: float = 0.95
+) -> Interval:
+    """Krippendorff's alpha, nominal, of `counts` (I, K) with the interval of `fleiss_kappa_interval`.
+
+    Krippendorff 2011, Computing Krippendorff's Alpha-Reliability, section C: over items with m_u >= 2 votes,
+    o_cc = sum_u n_uc (n_uc - 1) / (m_u - 1), n_c = sum_u n_uc, n = sum_c n_c, and
+
+        alpha = 1 - D_o / D_e = ((n - 1) sum_c o_cc - sum_c n_c (n_c - 1)) / (n (n - 1) - sum_c n_c (n_c - 1)).
+
+    NaN where it is undefined: no item with two votes, or every vote the same.
+
+    Raises:
+        ValueError: as `fleiss_kappa_interval`.
+    """
+    return _jackknifed(counts, _alpha_terms, _alpha_agreement, clusters, symmetric, level)
+
+
+def _alpha_terms(counts: ArrayLike) -> FloatArray:
+    """What alpha sums over items, (I, 1 + K): coincidences of equal labels, n_uc; zeros where an item has one vote."""
+    table = np.asarray(counts, dtype=np.float64)
+    votes = table.sum(axis=1)
+    same = (table * (table - 1)).sum(axis=1) / np.maximum(votes - 1, 1)
+    return np.column_stack([same, table]) * (votes > 1)[:, None]
+
+
+def _alpha_agreement(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """1 - D_o and 1 - D_e, both (...), from sums (..., 1 + K) of `_alpha_terms`."""
+    labels = sums[..., 1:]
+    n = labels.sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        return sums[..., 0] / n, (labels * (labels - 1)).sum(axis=-1) / (n * (n - 1))
+
+
+def _jackknifed(
+    counts: ArrayLike,
+    terms_of: Callable[[ArrayLike], FloatArray],
+    agreement: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
+    clusters: Iterable[Hashable] | None,
+    symmetric: bool,
+    level: float,
+) -> Interval:
+    table = np.asarray(counts)
+    terms = terms_of(table)
+    if symmetric:
+        terms = terms + terms_of(table[:, swapped(table.shape[1])])
+    if clusters is not None:
+        codes = cluster_codes(clusters)
+        if codes.size != len(table):
+            raise ValueError(f"{len(table)} items and {codes.size} clusters")
+        terms = np.stack([np.bincount(codes, weights=term) for term in terms.T], axis=1)
+    terms = terms[terms.any(axis=1)]  # a cluster that adds nothing is no draw
+    total, groups = terms.sum(axis=0), len(terms)
+    observed, chance = agreement(total)
+    value = float(beyond_chance(observed, chance))
+    if groups < 2:
+        return Interval(value, float("nan"), float("nan"))
+    without = beyond_chance(*agreement(total - terms))
+    spread, quantile = np.sqrt((groups - 1) * without.var()), t_quantile(level, groups)
+    if observed > 1 - 1e-12 and spread < 1e-9:
+        draws = np.count_nonzero(terms[:, 0])  # clusters in which anybody could have disagreed
+        disagreement = quantile**2 / (draws + quantile**2)  # Wilson's upper end where none is seen
+        return Interval(value, float(np.maximum(1 - disagreement / (1 - chance), -1.0)), 1.0)
+    return Interval(value, float(value - quantile * spread), float(np.minimum(value + quantile * spread, 1.0)))
+
+
+def swapped(labels: int) -> list[int]:
+    """The K labels with first and second exchanged."""
+    return [SECOND, FIRST, *range(2, labels)]
+
+
+def plurality(counts: ArrayLike) -> NDArray[np.int8]:
+    """Each item's most frequent label, (I,); NONE where two are equally frequent or there is no vote."""
+    table = np.asarray(counts)
+    top = table.max(axis=1, keepdims=True)
+    decided = (table == top).sum(axis=1) == 1
+    return np.where(decided, table.argmax(axis=1), NONE).astype(np.int8)
+
+
+class AnnotatorAgreement(NamedTuple):
+    """Each annotator against the others, arrays (A,)."""
+
+    votes: NDArray[np.int64]
+    """How many votes they gave."""
+    compared: NDArray[np.int64]
+    """Those on items where the others' votes have a plurality."""
+    share: FloatArray
+    """Share of `compared` that agrees with it; NaN where nothing was compared."""
+    low: FloatArray
+    high: FloatArray
+    """Ends of Wilson's interval (1927, JASA 22:209); 0 and 1 where nothing was compared."""
+
+
+def annotator_agreement(votes: Votes, level: float = 0.95) -> AnnotatorAgreement:
+    """How often each annotator agrees with the plurality of the other votes on the item, unnamed ones included.
+
+    The annotator's own vote is left out, else all would agree with themselves, the more the fewer vote.
+    """
+    counts, named = votes.counts(), votes.annotator >= 0
+    own = np.eye(votes.labels, dtype=counts.dtype)
+    of_others = np.stack([plurality(counts - vote) for vote in own], axis=1)  # (I, K): by the label left out
+    item, annotator, label = votes.item[named], votes.annotator[named], votes.label[named]
+    others = of_others[item, label]
+
+    def tally(which: NDArray[np.bool_] | slice) -> NDArray[np.int64]:
+        return np.bincount(annotator[which], minlength=votes.annotators)
+
+    compared, agreed = tally(others != NONE), tally(others == label)
+    n, z2 = np.maximum(compared, 1), special.ndtri((1 + level) / 2) ** 2
+    share = agreed / n
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = np.sqrt(z2 / n * (share * (1 - share) + z2 / (4 * n))) / (1 + z2 / n)
+    known = compared > 0
+    return AnnotatorAgreement(
+        votes=tally(slice(None)), compared=compared, share=np.where(known, share, np.nan),
+        low=np.where(known, np.maximum(centre - half, 0.0), 0.0),
+        high=np.where(known, np.minimum(centre + half, 1.0), 1.0),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The artifact store: objects by content, records by key, leases, retention, export."""

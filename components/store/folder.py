@@ -1,0 +1,130 @@
+"""A place that is a folder: of this machine, or one that several share."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from components.base.files import replacing, sync, temporary_beside
+from components.store.place import Entry
+
+_CHUNK = 1 << 20
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class FolderPlace:
+    """A `Place` of this machine, or one that several share. Files are read-only, synced and renamed into place."""
+
+    exclusive = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.where = str(root)
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Every file below `folder`; what goes while we look is left out."""
+        top, found = str(self.root / folder), []
+        for parent, folders, names in os.walk(top):  # pathlib takes ten times as long, and there are thousands
+            links = (name for name in folders if os.path.islink(os.path.join(parent, name)))
+            for path in (os.path.join(parent, name) for name in (*names, *links)):
+                with contextlib.suppress(FileNotFoundError):
+                    info = os.lstat(path)
+                    found.append(Entry(path[len(top) + 1 :], info.st_size, info.st_mtime))
+        return sorted(found)
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self.root / name).stat().st_size
+        except OSError:
+            return None
+
+    def read(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        with (self.root / name).open("rb") as file:
+            while data := file.read(_CHUNK):
+                yield data
+
+    def put(self, name: str, source: Path) -> None:
+        with self.writing(name) as temporary:
+            shutil.copyfile(source, temporary)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file; False where there is one. A link, unlike a rename, is refused onto another's file."""
+        target = self._made(name)
+        temporary = temporary_beside(target)
+        try:
+            temporary.write_bytes(data)
+            temporary.chmod(0o444)
+            sync(temporary)
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return self._create_without_links(target, data)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(target.parent)
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove a file, and the folder that it leaves empty."""
+        path = self.root / name
+        path.unlink(missing_ok=True)
+        if path.parent.parent != self.root:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """A shared lock on the folder. It dies with its process. Where there can be none, nobody can collect."""
+        try:
+            file = (self.root / ".lock").open("a")
+        except OSError:
+            yield
+            return
+        with file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            yield
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[float]:
+        """An exclusive lock on the folder: waits for those who use it, and they wait for us."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / ".lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield time.time()
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """A temporary file that becomes `name`, read-only, when the block ends well."""
+        target = self._made(name)
+        with replacing(target) as temporary:
+            yield temporary
+            temporary.chmod(0o444)
+        sync(target.parent)
+
+    def _made(self, name: str) -> Path:
+        target = self.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def _create_without_links(self, target: Path, data: bytes) -> bool:
+        """For file systems without hard links. A kill may leave half a record; it doesn't verify."""
+        try:
+            with target.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            return False
+        target.chmod(0o444)
+        return True

@@ -1,0 +1,155 @@
+"""Objects of a store: contents by their sha256, verified when they are looked up, fetched where it is elsewhere."""
+
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from components.base.errors import TetherError, disk_error
+from components.base.files import sync
+from components.base.hashing import digest_file, digest_json
+from components.store.folder import FolderPlace
+from components.store.place import VARIABLE, Place
+from components.store.records import SHA, check_files, manifest_text, parse_manifest
+
+
+class Objects:
+    """The objects below a home's store, and those of the shared one that they are copies of."""
+
+    def __init__(self, local: FolderPlace, shared: Place | None) -> None:
+        self.folder = local.root / "objects"
+        self._local = local
+        self._shared = shared
+        self._verified: dict[str, tuple[int, int, int]] = {}
+        self._distrusted: set[str] = set()
+        """Objects of the shared store that were found damaged: to be written again though they are there."""
+
+    def take(self, folder: Path) -> dict[str, str]:
+        """Move the files below `folder` in; returns relative POSIX path to sha256.
+
+        Raises:
+            TetherError: it holds a link, or a name that isn't plain.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        names = {path.relative_to(folder).as_posix(): path for path in files_below(folder)}
+        files = {name: digest_file(path) for name, path in names.items()}
+        check_files(files)
+        for name, path in names.items():
+            self._adopt(path, files[name])
+        sync(self.folder)
+        return files
+
+    def write_manifest(self, files: Mapping[str, str]) -> str:
+        """Make an artifact of files; returns its digest."""
+        digest = digest_json(dict(files))
+        with self._local.writing(f"objects/{digest}") as temporary:
+            temporary.write_text(manifest_text(files))
+        return digest
+
+    def upload(self, objects: Iterable[str]) -> None:
+        """Copy objects to the shared store, if there is one; those that are there are left."""
+        if self._shared is None:
+            return
+        shared = self._shared
+        for sha in dict.fromkeys(objects):
+            source = self.folder / sha
+            if sha in self._distrusted or shared.size(f"objects/{sha}") != source.stat().st_size:
+                shared.put(f"objects/{sha}", source)
+            self._distrusted.discard(sha)
+
+    def problem(self, sha: str) -> str | None:
+        """`missing`, `damaged` or None, and then store/objects has it, read through by this process."""
+        here = self._problem_here(sha)
+        if self._shared is None:
+            return here
+        size = self._shared.size(f"objects/{sha}")
+        if size is None:
+            return f"missing in {VARIABLE}"
+        if here is None and size == (self.folder / sha).stat().st_size:
+            return None
+        if here is not None and self.receive(sha, self._shared.chunks(f"objects/{sha}")):
+            return None
+        self._distrusted.add(sha)
+        return f"damaged in {VARIABLE}"
+
+    def receive(self, sha: str, chunks: Iterable[bytes]) -> bool:
+        """Write an object as it comes; False, and nothing is written, where the bytes are not those of `sha`.
+
+        Raises:
+            TetherError: the disk is full or can't be written.
+        """
+        digest = hashlib.sha256()
+        try:
+            with contextlib.suppress(_Damaged), self._local.writing(f"objects/{sha}") as temporary:
+                with temporary.open("wb") as file:
+                    for chunk in chunks:
+                        digest.update(chunk)
+                        file.write(chunk)
+                if digest.hexdigest() != sha:
+                    raise _Damaged
+        except OSError as error:
+            raise disk_error(error) or TetherError(f"{self.folder} can't be written: {error.strerror}") from error
+        self._verified.pop(sha, None)
+        return digest.hexdigest() == sha
+
+    def manifest(self, digest: str) -> dict[str, str]:
+        """An artifact's files: relative path to sha256.
+
+        Raises:
+            TetherError: the manifest is missing or damaged, or names what can't lie in a folder.
+        """
+        problem = "no sha256" if not SHA.fullmatch(digest) else self.problem(digest)
+        if problem is not None:
+            place = self._shared or self._local
+            raise TetherError(f"the manifest of artifact {digest[:12]} is {problem} in {place.where}")
+        return parse_manifest((self.folder / digest).read_bytes())
+
+    def _problem_here(self, sha: str) -> str | None:
+        """The same of store/objects alone; a file seen whole by this process is read again only if it changed."""
+        path = self.folder / sha
+        try:
+            info = path.stat()
+            mark = (info.st_ino, info.st_size, info.st_mtime_ns)
+            if self._verified.get(sha) != mark:
+                if digest_file(path) != sha:
+                    return "damaged"
+                self._verified[sha] = mark
+        except OSError:
+            return "missing"
+        return None
+
+    def _adopt(self, path: Path, sha: str) -> None:
+        """Move a file into the objects."""
+        os.utime(path)  # its age there counts from now
+        path.chmod(0o444)
+        sync(path)
+        try:
+            # Replaces an object of that name too: the old one may be the damaged one that made us compute.
+            os.replace(path, self.folder / sha)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._local.put(f"objects/{sha}", path)
+            path.unlink()
+        self._verified.pop(sha, None)
+
+
+class _Damaged(Exception):
+    """The bytes that came are others."""
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Every file below a folder, sorted; none where there's no folder.
+
+    Raises:
+        TetherError: a link is among them.
+    """
+    if not folder.is_dir():
+        return []
+    paths = sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    links = [path for path in paths if path.is_symlink()]
+    if links:
+        raise TetherError(f"{links[0]} is a symbolic link: an artifact holds plain files")
+    return paths

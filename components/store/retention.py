@@ -1,0 +1,248 @@
+"""Which records are needed: what is named, with all its inputs upstream; pins name it for good. Collects the rest.
+
+While a place is collected nobody publishes or looks up there (`Place.collecting`), and what is needed is asked within:
+a run writes the key it wants into its status before it looks it up, so it either finds the record before we come and is
+then seen to need it, or comes after us and computes.
+"""
+
+import contextlib
+import json
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.store.place import Place
+from components.store.records import ATTEMPT, KEY, Miss, Record, check_names
+from components.store.store import ArtifactStore
+from components.store.views import alone
+
+YOUNG_SECONDS = 3600.0
+"""Objects without a record, and partial files, are kept this long: a publisher that our lock does not reach may be
+using them."""
+WORK_SECONDS = 24 * 3600.0
+"""A work folder that no kept run wants stays this long after its last change."""
+
+Needs = Mapping[str, set[str]]
+"""Maps an artifact's key or digest to the runs, pins and models that need it."""
+
+
+class Stored(NamedTuple):
+    """A record's file, and what is in it."""
+
+    place: Place
+    key: str
+    name: str
+    size: int
+    """Bytes of the file."""
+    record: Record | Miss
+
+    @property
+    def path(self) -> str:
+        """The file's name in its place."""
+        return f"records/{self.key}/{self.name}"
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What tells it from others."""
+        return self.place.where, self.path
+
+
+def stored(store: ArtifactStore, place: Place) -> list[Stored]:
+    """Every record's file of a place; files of other names are none."""
+    found = []
+    for entry in place.entries("records"):
+        key, _, name = entry.name.partition("/")
+        if ATTEMPT.fullmatch(name):
+            found.append(Stored(place, key, name, entry.size, store.read(key, name, place)))
+    return found
+
+
+def kept_by(records: Iterable[Stored], needs: Needs) -> dict[tuple[str, str], set[str]]:
+    """Each needed record's identity, and who needs it: itself, or something that was made from it."""
+    by_digest: dict[str, list[Stored]] = defaultdict(list)
+    named: list[tuple[Stored, str]] = []
+    for each in records:
+        if isinstance(each.record, Record):
+            by_digest[each.record.digest].append(each)
+            named += [(each, who) for who in {*needs.get(each.key, ()), *needs.get(each.record.digest, ())}]
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    while named:
+        each, who = named.pop()
+        if who in found[each.identity] or not isinstance(each.record, Record):
+            continue
+        found[each.identity].add(who)
+        named += [(other, who) for digest in each.record.inputs.values() for other in by_digest.get(digest, ())]
+    return dict(found)
+
+
+def write_pin(place: Place, run: str, needed: Iterable[str]) -> bool:
+    """Keep what `run` needs, for every computer that shares the place; False where it is pinned already."""
+    check_names([run])
+    return place.create(f"pins/{run}.json", json.dumps({"run": run, "needs": sorted(set(needed))}, indent=1).encode())
+
+
+def remove_pin(place: Place, run: str) -> bool:
+    """Undo `write_pin`; False where the run was not pinned."""
+    if run not in read_pins(place):
+        return False
+    place.remove(f"pins/{run}.json")
+    return True
+
+
+def read_pins(place: Place) -> dict[str, list[str]]:
+    """Pinned run to the keys and digests it needs.
+
+    Raises:
+        UserError: a pin can't be read, so that what it keeps isn't known.
+    """
+    found = {}
+    for entry in place.entries("pins"):
+        if not entry.name.endswith(".json") or entry.name.startswith("."):
+            continue
+        try:
+            document = json.loads(place.read(f"pins/{entry.name}"))
+            needed = [str(each) for each in document["needs"]]
+            if not all(KEY.fullmatch(each) for each in needed):
+                raise ValueError("it names what is no key and no digest")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{place.where}/pins/{entry.name} can't be read ({error}): what it keeps isn't known. Remove the file, "
+                f"then pin the run again."
+            ) from error
+        found[entry.name.removesuffix(".json")] = needed
+    return found
+
+
+class Gone(NamedTuple):
+    """Something that goes."""
+
+    kind: str
+    """record, object, view or work."""
+    name: str
+    size: int
+    """Bytes that it frees."""
+    where: str
+    """The place."""
+
+
+def collect(
+    store: ArtifactStore, needs: Callable[[], Needs], *, shared: bool = False, dry_run: bool = False
+) -> list[Gone]:
+    """Remove what nothing needs; returns what went (or would go).
+
+    Args:
+        needs: asked when nobody publishes any more.
+        shared: also from the place that `TETHER_STORE` names. Else only copies of its objects here go.
+        dry_run: remove nothing.
+
+    Raises:
+        UserError: what is needed isn't known, or somebody publishes. Nothing was removed.
+    """
+    with contextlib.ExitStack() as stack:
+        swept: list[Place] = [store.local, *([store.shared] if shared and store.shared is not None else [])]
+        now = {place.where: stack.enter_context(place.collecting()) for place in swept}
+        wanted = needs()
+        records = [each for place in (store.local, store.shared) if place is not None for each in stored(store, place)]
+        kept = kept_by(records, wanted)
+        needless = [each for each in records if each.identity not in kept]
+        gone = []
+        # Records first: killed midway, we leave objects without a record and no record without its objects.
+        for place in swept:
+            gone += [Gone("record", each.path, each.size, place.where) for each in needless if each.place is place]
+        needed = _objects(each for each in records if each.identity in kept)
+        freed = _objects(needless)
+        for place in swept:
+            gone += _objects_that_go(place, needed, freed, now[place.where] - YOUNG_SECONDS)
+        if not dry_run:
+            by_name = {place.where: place for place in swept}
+            for each in gone:
+                by_name[each.where].remove(each.name)
+        digests = {each.record.digest for each in records if each.identity in kept and isinstance(each.record, Record)}
+        gone += _views(store, digests, dry_run)
+        gone += _work(store, wanted, {each.key for each in records if each.identity in kept}, dry_run)
+        return gone
+
+
+def _objects(records: Iterable[Stored]) -> set[str]:
+    return {sha for each in records if isinstance(each.record, Record) for sha in each.record.objects.values()}
+
+
+def _objects_that_go(place: Place, needed: set[str], freed: set[str], old: float) -> list[Gone]:
+    """Objects of needless records at once, those that no record names (nor is their name one) when they are old."""
+    return [
+        Gone("object", f"objects/{entry.name}", entry.size, place.where)
+        for entry in place.entries("objects")
+        if entry.name not in needed and (entry.name in freed or entry.modified < old)
+    ]
+
+
+def _views(store: ArtifactStore, digests: set[str], dry_run: bool) -> list[Gone]:
+    """Views of artifacts that go, and what killed processes left half made."""
+    gone = []
+    with alone(store.views):
+        for path in sorted(store.views.iterdir()):
+            if path.name not in digests:
+                gone.append(Gone("view", path.name, 0, str(store.views)))
+                if not dry_run:
+                    _remove_folder(path)
+    return gone
+
+
+def _work(store: ArtifactStore, needs: Needs, recorded: set[str], dry_run: bool) -> list[Gone]:
+    """Work folders that nobody holds and that no kept run would go on in."""
+    gone = []
+    for path in _work_folders(store):
+        if path.name in needs and path.name not in recorded:
+            continue
+        with store.if_free(path.name) as free:
+            if not free or not path.is_dir():  # it is at work, or has ended since
+                continue
+            size, changed = _size_and_change(path)
+            if path.name not in recorded and changed > time.time() - WORK_SECONDS:
+                continue
+            gone.append(Gone("work", path.name, size, str(store.work)))
+            if not dry_run:
+                _remove_folder(path)
+    return gone
+
+
+def remove_finished_work(store: ArtifactStore) -> None:
+    """Remove work folders of what was recorded since: whoever computed it was killed before it could.
+
+    One that has changed after the record is of a stage that is computed again.
+
+    Raises:
+        UserError: the store that `TETHER_STORE` names can't be asked.
+    """
+    for path in _work_folders(store):
+        recorded = max((entry.modified for entry in store.place.entries(f"records/{path.name}")), default=None)
+        if recorded is None:
+            continue
+        with store.if_free(path.name) as free:
+            if not free or not path.is_dir():
+                continue
+            changes = (each.lstat().st_mtime for each in path.rglob("*") if not each.is_dir())
+            if recorded >= max(changes, default=0.0):
+                shutil.rmtree(path)
+
+
+def _work_folders(store: ArtifactStore) -> list[Path]:
+    paths = sorted(store.work.iterdir()) if store.work.is_dir() else []
+    return [path for path in paths if KEY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+
+
+def _size_and_change(folder: Path) -> tuple[int, float]:
+    infos = [path.lstat() for path in (folder, *folder.rglob("*"))]
+    return sum(info.st_size for info in infos[1:]), max(info.st_mtime for info in infos)
+
+
+def _remove_folder(path: Path) -> None:
+    """Never through a link."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)

@@ -1,0 +1,277 @@
+"""The artifact store: files by content, a record per computed key, and a hit only where every byte still holds.
+
+store/objects/<sha256>              file contents (read-only), manifests among them
+store/records/<key>/<attempt>.<stage>.json  what a key was computed to; writing it is the commit
+store/pins/<run>.json               what a run needs that is to be kept
+store/views/<digest>/               an artifact as a folder of links to objects, made when asked for
+work/<key>/, work/<key>.leases/     where a stage computes, and who does
+
+Where `TETHER_STORE` names another folder or a URL, objects, records and pins are there, and store/objects holds copies
+of what was published or read here, each verified as it came.
+"""
+
+import contextlib
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from components.base.errors import TetherError, UserError, disk_error
+from components.base.hashing import digest_file, digest_json
+from components.store.folder import FolderPlace
+from components.store.leases import Lease, holder, leased
+from components.store.objects import Objects
+from components.store.place import VARIABLE, Place
+from components.store.records import ATTEMPT, STAGE, Miss, Record, parse_record, record_text
+from components.store.views import view
+
+logger = logging.getLogger(__name__)
+
+
+__all__ = ["ArtifactStore", "Miss", "Record", "digest_folder"]
+
+
+class ArtifactStore:
+    """The store of one `TETHER_HOME`: below it, or where `TETHER_STORE` says (unless it is to be `alone`)."""
+
+    def __init__(self, home: Path, alone: bool = False) -> None:
+        self.home = home
+        self.local = FolderPlace(home / "store")
+        self.shared: Place | None = None if alone else shared_place(home)
+        self.contents = Objects(self.local, self.shared)
+        self.objects = self.contents.folder
+        self.views = home / "store" / "views"
+        self.work = home / "work"
+
+    @property
+    def place(self) -> Place:
+        """Where records count."""
+        return self.shared or self.local
+
+    def work_folder(self, key: str) -> Path:
+        """Where the stage of `key` computes (not created)."""
+        return self.work / key
+
+    @contextlib.contextmanager
+    def lock(self, key: str, on_wait: Callable[[], None] | None = None) -> Iterator[Lease]:
+        """Hold `key` against other processes, those of other machines that share this home too.
+
+        `on_wait` is called once where another one holds it; one that died holds nothing. See `components.store.leases`.
+        """
+        with leased(self.work / f"{key}.leases", on_wait) as lease:
+            yield lease
+
+    @contextlib.contextmanager
+    def if_free(self, key: str) -> Iterator[bool]:
+        """Hold `key` if no other process does; gives whether."""
+
+        def give_up() -> None:
+            raise _Held
+
+        try:
+            with self.lock(key, on_wait=give_up):
+                yield True
+        except _Held:
+            yield False
+
+    def held_keys(self) -> set[str]:
+        """Keys that some process computes."""
+        return {path.stem for path in self.work.glob("*.leases") if holder(path) is not None}
+
+    def publish(
+        self,
+        key: str,
+        folder: Path,
+        attachments: Path | None,
+        record: Mapping[str, object],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> Record:
+        """Move the files below `folder` and `attachments` into the store, then commit by writing the record.
+
+        A kill at any instant leaves either no new record or the whole of it. The files are moved, not copied: a
+        stage that is killed in here computes its last step again from its checkpoint.
+
+        Args:
+            key: the stage's key.
+            folder: deterministic files; their paths and contents are the artifact's digest.
+            attachments: other files to keep beside it, or None.
+            record: `Record`'s remaining fields (stage, inputs, job, metrics, ...).
+            before_commit: called last before the record is written; what it raises leaves none.
+
+        Raises:
+            TetherError: `folder` holds no file, or holds a symbolic link; or the store can't be written.
+            UserError: its disk is full, or the store that `TETHER_STORE` names can't be written.
+        """
+        try:
+            self.objects.mkdir(parents=True, exist_ok=True)
+            with self.using():
+                files = self.contents.take(folder)
+                if not files:
+                    raise TetherError(f"the stage {record.get('stage')} wrote no file into {folder}")
+                kept = self.contents.take(attachments) if attachments is not None else {}
+                digest = self.contents.write_manifest(files)
+                fields = {**record, "key": key, "digest": digest, "files": files, "attachments": kept}
+                return self.commit(Record.model_validate(fields), before_commit)
+        except OSError as error:
+            where = error.filename or self.place.where
+            raise disk_error(error) or TetherError(f"the store can't be written: {error.strerror} ({where})") from error
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """While this is held nobody collects garbage; what is written here meanwhile will stay."""
+        with self.local.using(), self.shared.using() if self.shared is not None else contextlib.nullcontext():
+            yield
+
+    def commit(self, record: Record, before: Callable[[], None] = lambda: None) -> Record:
+        """Write a record whose objects are here under the next attempt's name (upload them first where that is needed).
+
+        Whoever calls is `using` the store. No other computer's record is overwritten.
+        """
+        self.contents.upload(record.objects.values())
+        before()
+        attempt = max((_number(name) for name in self.attempts(record.key)), default=0) + 1
+        while True:
+            written = record.model_copy(update={"attempt": attempt})
+            suffix = "" if self.place.exclusive else f"-{uuid.uuid4().hex[:8]}"
+            stage = f".{record.stage}" if STAGE.fullmatch(record.stage) else ""
+            name = f"records/{record.key}/{attempt}{suffix}{stage}.json"
+            if self.place.create(name, record_text(written).encode()):
+                return written
+            attempt += 1
+
+    def lookup(self, key: str, digest: str | None = None) -> Record | Miss:
+        """The newest record of `key` (and of that artifact) whose files all hold, else why there is none.
+
+        Raises:
+            UserError: the store that `TETHER_STORE` names can't be asked.
+        """
+        reasons = []
+        with self.local.using():
+            for name in self.attempts(key):
+                found = self.read(key, name)
+                if isinstance(found, Record):
+                    if digest not in (None, found.digest):
+                        continue
+                    damage = self._damage(found.files, found.digest)
+                    if damage is None:
+                        self._warn_of_lost_attachments(found)
+                        return found
+                    found = Miss(damage)
+                reasons.append(f"attempt {_number(name)}: {found.reason}")
+        return Miss("; ".join(reasons) or "no record")
+
+    def attempts(self, key: str) -> list[str]:
+        """Names of the record files of `key`, newest first."""
+        names = [entry.name for entry in self.place.entries(f"records/{key}")]
+        return sorted((name for name in names if ATTEMPT.fullmatch(name)), key=lambda n: (_number(n), n), reverse=True)
+
+    def published(self, key: str) -> list[Record]:
+        """Every record of `key` that parses, newest first; their files are not looked at."""
+        found = (self.read(key, name) for name in self.attempts(key))
+        return [record for record in found if isinstance(record, Record)]
+
+    def published_by(self, stage: str, newest: int = 20) -> list[Record]:
+        """The `newest` records of `stage`, newest first; their files are not looked at.
+
+        Lists the records once, and reads only those whose file names the stage, or none.
+        """
+        found = []
+        for entry in sorted(self.place.entries("records"), key=lambda entry: entry.modified, reverse=True):
+            key, _, name = entry.name.partition("/")
+            if (match := ATTEMPT.fullmatch(name)) and match[3] in (None, stage):
+                found.append((key, name))
+        with ThreadPoolExecutor(8) as pool:  # behind a URL each read is a request
+            read = list(pool.map(lambda each: self.read(*each), found[:newest]))
+        records = [record for record in read if isinstance(record, Record) and record.stage == stage]
+        return sorted(records, key=lambda record: (record.started, record.attempt), reverse=True)
+
+    def path(self, artifact: Record | str) -> Path:
+        """A readable folder of an artifact, given its record or digest.
+
+        Raises:
+            TetherError: the store has no such artifact, or its manifest is damaged.
+        """
+        digest = artifact if isinstance(artifact, str) else artifact.digest
+        files = self.contents.manifest(digest)
+        for sha in files.values():
+            if not (self.objects / sha).is_file():
+                self.contents.problem(sha)  # fetches it where it is elsewhere
+        missing = view(self.views / digest, files, self.objects)
+        if missing:
+            raise TetherError(f"artifact {digest[:12]} lacks {missing} in {self.place.where}")
+        return self.views / digest
+
+    def attachment(self, record: Record, name: str) -> Path | None:
+        """The file of one attachment, or None where the record has none of that name or its object is lost."""
+        return self._object(record.attachments.get(name))
+
+    def file(self, record: Record, name: str) -> Path | None:
+        """The same of one file of the artifact; the others are not looked at."""
+        return self._object(record.files.get(name))
+
+    def read(self, key: str, name: str, place: Place | None = None) -> Record | Miss:
+        """The record in one of a key's files, or why it is none (`parse_record`); its objects are not looked at."""
+        try:
+            text = (place or self.place).read(f"records/{key}/{name}").decode()
+        except (OSError, UnicodeDecodeError) as error:
+            return Miss(f"the record does not parse ({type(error).__name__})")
+        return parse_record(text, key)
+
+    def _object(self, sha: str | None) -> Path | None:
+        return self.objects / sha if sha and self.contents.problem(sha) is None else None
+
+    def _damage(self, files: Mapping[str, str], digest: str) -> str | None:
+        for name, sha in {**files, "(manifest)": digest}.items():
+            problem = self.contents.problem(sha)
+            if problem is not None:
+                return f"object {problem}: {name} ({sha[:12]})"
+        return None
+
+    def _warn_of_lost_attachments(self, record: Record) -> None:
+        lost = [name for name, sha in record.attachments.items() if self.contents.problem(sha) is not None]
+        if lost:
+            logger.warning("%s: attachments are missing or damaged (the artifact is whole): %s", record.stage, lost)
+
+
+class _Held(Exception):
+    """Another process has the key."""
+
+
+def digest_folder(folder: Path) -> str:
+    """An artifact's digest computed from a plain folder: sha256 of canonical JSON `{relative path: sha256}`.
+
+    Links to files are followed: the Hugging Face cache consists of them.
+
+    Raises:
+        UserError: a link to a folder is among them.
+    """
+    paths = sorted(folder.rglob("*"))
+    if linked := next((path for path in paths if path.is_symlink() and path.is_dir()), None):
+        raise UserError(f"{linked} is a link to a folder. Give a copy without such links (`cp -rL`).")
+    return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in paths if path.is_file()})
+
+
+def _number(name: str) -> int:
+    """The attempt in a record file's name."""
+    return int(name.partition(".")[0].partition("-")[0])
+
+
+def shared_place(home: Path) -> Place | None:
+    """What `TETHER_STORE` names; None where it is unset or the home's own folder.
+
+    Raises:
+        UserError: a relative folder: two commands from two directories would use two stores.
+    """
+    value = os.environ.get(VARIABLE, "").strip()
+    if not value:
+        return None
+    if "://" in value and not value.startswith("file://"):
+        from components.store.url import UrlPlace
+
+        return UrlPlace(value)
+    folder = Path(value.removeprefix("file://")).expanduser()
+    if not folder.is_absolute():
+        raise UserError(f"{VARIABLE}={value}: give an absolute folder or a URL, as s3://bucket/prefix.")
+    return None if folder.resolve() == (home / "store").resolve() else FolderPlace(folder)

@@ -1,0 +1,175 @@
+"""A store behind an fsspec URL, as s3://bucket/prefix. fsspec is imported here alone, and only when first asked."""
+
+import contextlib
+import functools
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from components.base.errors import TetherError, UserError
+from components.store.place import VARIABLE, Entry
+
+_CHUNK = 1 << 20
+
+PUBLISHING, COLLECTING = "locks/publishing-", "locks/collecting-"
+LIFE_SECONDS = 6 * 3600.0
+"""A mark older than this was left by a process that died."""
+PATIENCE_SECONDS = 600.0
+POLL_SECONDS = 1.0
+
+_REFUSES_TWICE = ("s3", "s3a")
+"""Protocols whose file systems write a file only if there is none (S3: If-None-Match)."""
+
+
+class UrlPlace:
+    """A `Place` below an fsspec URL. Object stores give no locks, so who publishes or collects leaves a mark there."""
+
+    def __init__(self, url: str) -> None:
+        self.where = url.rstrip("/")
+        self.exclusive = url.partition("://")[0] in _REFUSES_TWICE
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Every file below `folder`.
+
+        Raises:
+            UserError: the bucket isn't there or can't be listed.
+        """
+        start = f"{folder}/"
+        with self._asking("list"):  # a folder that isn't there is empty, a bucket that isn't is an error
+            found = self._fs.find(start, detail=True)
+        return [
+            Entry(path.removeprefix(start), int(info.get("size") or 0), _modified(info)) for path, info in found.items()
+        ]
+
+    def size(self, name: str) -> int | None:
+        try:
+            with self._asking("read", FileNotFoundError):
+                return int(self._fs.info(name)["size"])
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str) -> bytes:
+        with self._asking("read", FileNotFoundError):
+            return self._fs.cat_file(name)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        with self._asking("read"):
+            file = self._fs.open(name, "rb")
+        with file:
+            while True:
+                with self._asking("read"):
+                    data = file.read(_CHUNK)
+                if not data:
+                    return
+                yield data
+
+    def put(self, name: str, source: Path) -> None:
+        with self._asking("write"):
+            self._fs.put_file(str(source), name)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file; False where there is one, if the file system can tell."""
+        try:
+            with self._asking("write", FileExistsError):
+                self._fs.pipe_file(name, data, **({"mode": "create"} if self.exclusive else {}))
+        except FileExistsError:
+            return False
+        return True
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError), self._asking("write", FileNotFoundError):
+            self._fs.rm_file(name)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """A mark for as long; begins when nobody collects. S3 lists what was written before, so that of two who leave
+        their marks and then look, one at least sees the other."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            with self._marked(PUBLISHING) as mark:
+                others = self._others(COLLECTING, mark)
+                if not others:
+                    yield
+                    return
+            if time.monotonic() > until:
+                raise TetherError(
+                    f"{VARIABLE}={self.where}: `tether store gc` is at work there ({others[0]}). Run the same command "
+                    f"again when it is done; if it died, remove that mark."
+                )
+            time.sleep(POLL_SECONDS)
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[float]:
+        """A mark for as long.
+
+        Raises:
+            UserError: somebody publishes.
+        """
+        with self._marked(COLLECTING) as mark:
+            others = self._others(PUBLISHING, mark)
+            if others:
+                raise UserError(
+                    f"{VARIABLE}={self.where}: a stage is publishing there ({others[0]}); nothing was removed. Try "
+                    f"again when it is done. A mark left by a process that died counts for {LIFE_SECONDS / 3600:g} h."
+                )
+            yield self._marks(COLLECTING)[mark]
+
+    @contextlib.contextmanager
+    def _marked(self, kind: str) -> Iterator[str]:
+        mark = f"{kind}{uuid.uuid4().hex}"
+        self.create(mark, b"")
+        try:
+            yield mark
+        finally:
+            self.remove(mark)
+
+    def _marks(self, kind: str) -> dict[str, float]:
+        found = {f"locks/{entry.name}": entry.modified for entry in self.entries("locks")}
+        return {name: modified for name, modified in found.items() if name.startswith(kind)}
+
+    def _others(self, kind: str, mark: str) -> list[str]:
+        """Marks of `kind` that live, by the clock that stamped ours."""
+        now = self._marks(mark.rpartition("-")[0] + "-")[mark]
+        return [name for name, modified in self._marks(kind).items() if now - modified < LIFE_SECONDS]
+
+    @functools.cached_property
+    def _fs(self) -> Any:
+        try:
+            from fsspec.core import url_to_fs
+            from fsspec.implementations.dirfs import DirFileSystem
+
+            # A listing that is remembered would hide what other computers publish.
+            fs, root = url_to_fs(self.where, use_listings_cache=False)
+            return DirFileSystem(root.rstrip("/"), fs)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"{VARIABLE}={self.where}: {error}. For s3:// install s3fs (`pip install s3fs`)."
+            ) from error
+
+    @contextlib.contextmanager
+    def _asking(self, verb: str, *answers: type[Exception]) -> Iterator[None]:
+        """What a file system's library raises, of whatever class, said as the user's to mend; `answers` are answers."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, (TetherError, *answers)):
+                raise
+            raise UserError(
+                f"{VARIABLE}={self.where}: can't {verb} there ({type(error).__name__}: {error}). Check the bucket, "
+                f"the credentials and the network; without {VARIABLE} the store is a local folder. What was computed "
+                f"is kept: the same command goes on."
+            ) from error
+
+
+def _modified(info: Mapping[str, object]) -> float:
+    """Seconds since 1970; where the file system does not say, now: too young to be collected."""
+    for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
+        value = info.get(name)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return time.time()

@@ -1,0 +1,74 @@
+"""Reading the whole store: what is damaged, missing, or there for nothing."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+from components.store.place import Place
+from components.store.records import SHA, Record
+from components.store.retention import stored
+from components.store.store import ArtifactStore
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """What is wrong with a file of the store."""
+
+    name: str
+    problem: str
+
+
+@dataclass
+class Verification:
+    """What a store holds, and what is wrong with it."""
+
+    store: str
+    records: int = 0
+    objects: int = 0
+    bytes: int = 0
+    """Of the objects."""
+    damaged: list[Flaw] = field(default_factory=list)
+    missing: list[Flaw] = field(default_factory=list)
+    orphaned: list[Flaw] = field(default_factory=list)
+    """Objects that no record names; they harm nothing."""
+
+
+def verify(store: ArtifactStore) -> Verification:
+    """Read every record, manifest and object through, and the copies here of a store elsewhere."""
+    report = Verification(store.place.where)
+    with store.using():
+        whole = _objects(store.place, report)
+        if store.shared is not None:
+            _objects(store.local, report)
+        named: set[str] = set()
+        for each in stored(store, store.place):
+            report.records += 1
+            if not isinstance(each.record, Record):
+                report.damaged.append(Flaw(each.path, each.record.reason))
+                continue
+            needed = each.record.objects
+            named |= set(needed.values())
+            report.missing += [
+                Flaw(f"objects/{sha}", f"{each.record.stage} of {each.path} needs it as {name}")
+                for name, sha in needed.items()
+                if sha not in whole
+            ]
+    report.orphaned = [Flaw(f"objects/{name}", "no record names it") for name in sorted(whole) if name not in named]
+    return report
+
+
+def _objects(place: Place, report: Verification) -> set[str]:
+    """Read a place's objects through. Returns the names of all."""
+    names = set()
+    for entry in place.entries("objects"):
+        names.add(entry.name)
+        report.objects += 1
+        report.bytes += entry.size
+        if not SHA.fullmatch(entry.name):
+            continue
+        digest = hashlib.sha256()
+        for chunk in place.chunks(f"objects/{entry.name}"):
+            digest.update(chunk)
+        if digest.hexdigest() != entry.name:
+            problem = f"its bytes have sha256 {digest.hexdigest()[:12]} ({place.where})"
+            report.damaged.append(Flaw(f"objects/{entry.name}", problem))
+    return names

@@ -1,0 +1,59 @@
+"""An artifact as a folder of links to objects, made when asked for, and again where it isn't as it should be."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+
+def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
+    """Make `folder` the view of `files` (relative path to sha256; names that were checked), unless it is.
+
+    Returns:
+        The names whose object isn't there.
+    """
+    # Compared whole: a file that was put into the folder, or in a link's place, would be read as the artifact's.
+    # Links are relative, so that a home folder can be moved.
+    wanted = {name: os.path.relpath(objects / sha, (folder / name).parent) for name, sha in files.items()}
+    if _links(folder) != wanted:
+        with alone(folder.parent):
+            if _links(folder) != wanted:  # another one may have made it while we waited, and reads it now
+                _link(folder, wanted)
+    return [name for name in files if not (folder / name).is_file()]
+
+
+def _links(folder: Path) -> dict[str, str | None]:
+    """What lies in a view: relative path to where its link points, None for what is no link."""
+    try:
+        paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+        return {path.relative_to(folder).as_posix(): os.readlink(path) if path.is_symlink() else None for path in paths}
+    except FileNotFoundError:  # it is being replaced
+        return {}
+
+
+@contextlib.contextmanager
+def alone(views: Path) -> Iterator[None]:
+    """While this is held nobody else makes a view, or removes one."""
+    views.mkdir(parents=True, exist_ok=True)
+    with (views.parent / ".views.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _link(folder: Path, wanted: Mapping[str, str]) -> None:
+    building = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    old = folder.with_name(f"{building.name}.old")
+    try:
+        for name, target in wanted.items():
+            link = building / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+        if folder.exists():
+            folder.rename(old)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,212 @@
+"""A stage's resume state: flat named tensors as safetensors beside JSON. No pickle, and no half-written file counts."""
+
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from components.base.files import read_sealed, replacing, seal, sync
+from components.base.hashing import digest_file
+from components.training.stopping import Held
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+"""Checkpoints left in a folder: the newest, and one before it for when the newest turns out damaged."""
+
+_NAME = re.compile(r"^step-(\d{9})\.json$")
+
+
+class Pace:
+    """When a training loop checkpoints, and when it stops for a signal; a context around its steps.
+
+    It checkpoints after every so many steps or minutes, whichever comes first, after the last step, and before it
+    stops. Minutes are the monotonic clock's.
+    """
+
+    def __init__(self, every: int, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._clock = every, clock
+        self._seconds = float("inf") if minutes is None else 60 * minutes
+        self._saved, self._stopping, self._held = clock(), False, Held()
+
+    def __enter__(self) -> "Pace":
+        self._held.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._held.__exit__(*exception)
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether to checkpoint after `step` steps (from 1). Ask once a step, and save where it says so."""
+        self._stopping = self._held.told is not None
+        now = self._clock()
+        due = last or self._stopping or step % self._every == 0 or now - self._saved >= self._seconds
+        if due:
+            self._saved = now
+        return due
+
+    def stop_if_told(self) -> None:
+        """The end of a step that is checkpointed and reported: a signal that came before `due` now stops the loop."""
+        if self._stopping:
+            self._held.deliver()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State after `step` steps, as it was given to `save` (tensors on the CPU)."""
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    state: Any
+    """As JSON holds it."""
+
+
+class OptimizerState(TypedDict):
+    """What JSON holds of an optimizer: all but its moments."""
+
+    prefix: str
+    groups: list[dict[str, object]]
+    """The parameter groups' options."""
+    scalars: dict[str, dict[str, object]]
+    """By the parameter's index, what is not a tensor."""
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: object) -> None:
+    """Write the state after `step` steps, then remove all but the newest `KEPT` checkpoints.
+
+    A kill at any instant leaves either the older checkpoints or this one complete: the JSON file, renamed into place
+    last, is what makes a checkpoint exist; it holds the sha256 of the tensors file and its own.
+
+    Args:
+        folder: created where missing.
+        step: steps done, 0 or more.
+        tensors: flat names to tensors of any device, shape and dtype.
+        state: anything JSON can hold (random states that are tensors belong in `tensors`).
+
+    Raises:
+        TypeError: `state` holds what JSON cannot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for killed in folder.glob(".step-*.tmp"):
+        killed.unlink()
+    tensors_file = folder / f"step-{step:09d}.safetensors"
+    with replacing(tensors_file) as temporary:
+        save_file(_unshared(tensors), temporary)
+        digest = digest_file(temporary)
+    text = seal({"step": step, "tensors_sha256": digest, "state": state})
+    with replacing(_json_file(folder, step)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    sync(folder)
+    for old in _steps(folder)[KEPT:]:
+        _remove(folder, old)
+
+
+def load_latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint in `folder` whose bytes hold; None where there is none.
+
+    A damaged one is removed with a warning in the log, and the one before it is tried. Left there, it would count among
+    the newest that `save` keeps, and those of the steps that are now done again would go instead.
+    """
+    damaged = False
+    for step in _steps(folder):
+        try:
+            return _load(folder, step)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            logger.warning("ignoring the damaged checkpoint of step %d in %s: %s", step, folder, error)
+            damaged = True
+            with contextlib.suppress(OSError):
+                _remove(folder, step)
+    if damaged:
+        logger.warning("no checkpoint in %s holds: starting from the first step", folder)
+    return None
+
+
+def pack_optimizer(
+    optimizer: torch.optim.Optimizer, prefix: str = "optimizer"
+) -> tuple[dict[str, torch.Tensor], OptimizerState]:
+    """An optimizer's state as flat tensors named `prefix.<parameter>.<moment>` and a JSON-able rest, for `save`.
+
+    Raises:
+        TypeError: a parameter group's option is a tensor (a tensor learning rate), which JSON cannot hold.
+    """
+    whole = optimizer.state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+    scalars: dict[str, dict[str, object]] = {}
+    for index, values in whole["state"].items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{prefix}.{index}.{name}"] = value
+            else:
+                scalars.setdefault(str(index), {})[name] = value
+    for group in whole["param_groups"]:
+        for name, value in group.items():
+            if isinstance(value, torch.Tensor):
+                raise TypeError(f"the optimizer's option {name} is a tensor; give it as a number")
+    return tensors, {"prefix": prefix, "groups": whole["param_groups"], "scalars": scalars}
+
+
+def unpack_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], state: OptimizerState
+) -> None:
+    """Give `optimizer` (built over the same parameters in the same order) what `pack_optimizer` took from its twin.
+
+    Args:
+        tensors: the checkpoint's tensors; names that don't start with the packed prefix are left alone.
+        state: the JSON-able rest as it came from `pack_optimizer`.
+    """
+    by_parameter = {int(index): dict(values) for index, values in state["scalars"].items()}
+    start = state["prefix"] + "."
+    for full_name, tensor in tensors.items():
+        if full_name.startswith(start):
+            index, name = full_name[len(start) :].split(".", 1)
+            by_parameter.setdefault(int(index), {})[name] = tensor
+    groups = [
+        {name: tuple(value) if isinstance(value, list) and name == "betas" else value for name, value in group.items()}
+        for group in state["groups"]
+    ]
+    optimizer.load_state_dict({"state": by_parameter, "param_groups": groups})
+
+
+def _load(folder: Path, step: int) -> Checkpoint:
+    document = read_sealed(_json_file(folder, step))
+    tensors_file = folder / f"step-{step:09d}.safetensors"
+    digest = digest_file(tensors_file)
+    if document["tensors_sha256"] != digest:
+        raise ValueError(f"{tensors_file.name} has sha256 {digest[:12]}, not {document['tensors_sha256'][:12]}")
+    return Checkpoint(step=document["step"], tensors=load_file(tensors_file), state=document["state"])
+
+
+def _steps(folder: Path) -> list[int]:
+    """Steps with a JSON file in `folder`, newest first."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted((int(match[1]) for name in names if (match := _NAME.match(name))), reverse=True)
+
+
+def _remove(folder: Path, step: int) -> None:
+    _json_file(folder, step).unlink()
+    (folder / f"step-{step:09d}.safetensors").unlink(missing_ok=True)
+
+
+def _json_file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09d}.json"
+
+
+def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """CPU copies that safetensors accepts: contiguous, and no two names on one storage (tied weights)."""
+    out: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        storage = copy.untyped_storage().data_ptr()
+        out[name] = copy.clone() if storage in seen else copy
+        seen.add(storage)
+    return out

@@ -1,0 +1,184 @@
+"""The supervised loop that SFT and reward training share: schedule, clipping, checkpoints, exact resume."""
+
+import contextlib
+import functools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import checkpoint as torch_checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from components.base.errors import CheckFailed
+from components.base.observe import Observe
+from components.models.adapters import AdapterView
+from components.models.batching import length_buckets
+from components.training import checkpoint
+from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
+
+
+def seeded(seed: int, *what: object) -> random.Random:
+    """A random stream of its own for each use, so that resuming needs no stream's state."""
+    return random.Random(f"{seed} {' '.join(map(str, what))}")
+
+
+def torch_seed(seed: int, *what: object) -> int:
+    """An integer seed of its own for each use."""
+    return seeded(seed, *what).getrandbits(62)
+
+
+def _kept(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters a checkpoint holds: those that train, or all where none does (a reference that is refreshed)."""
+    named = list(module.named_parameters())
+    return [(name, p) for name, p in named if p.requires_grad] or named
+
+
+def save_state(
+    folder: Path, step: int, modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer], state: object
+) -> None:
+    """Checkpoint the parameters of `modules`, optimiser moments and `state` (JSON)."""
+    tensors: dict[str, Tensor] = {}
+    rests = {}
+    for name, module in modules.items():
+        tensors |= {f"{name}|{k}": p for k, p in _kept(module)}
+    for name, optimizer in optimizers.items():
+        packed, rests[name] = checkpoint.pack_optimizer(optimizer, prefix=f"{name}.optimizer")
+        tensors |= packed
+    checkpoint.save(folder, step, tensors, {"optimizers": rests, "state": state})
+
+
+def restore_state(
+    folder: Path, modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+) -> tuple[int, Any] | None:
+    """Load what `save_state` wrote last; returns (step, state), or None where there is no checkpoint."""
+    found = checkpoint.load_latest(folder)
+    if found is None:
+        return None
+    with torch.no_grad():
+        for name, module in modules.items():
+            for key, parameter in _kept(module):
+                parameter.copy_(found.tensors[f"{name}|{key}"])
+    for name, optimizer in optimizers.items():
+        checkpoint.unpack_optimizer(optimizer, found.tensors, found.state["optimizers"][name])
+    return found.step, found.state["state"]
+
+
+def clip_and_step(model: Any, optimizer: Any, max_norm: float, what: str) -> float:
+    """Clip the gradient by global norm, step and clear it; returns the norm before clipping.
+
+    Raises:
+        CheckFailed: the gradient isn't finite (nothing is stepped).
+    """
+    norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], max_norm)
+    if not torch.isfinite(norm):
+        raise CheckFailed(
+            f"{what}: the gradient's norm is {norm.item()}. Lower the learning rate or look at the batch."
+        )
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(norm)
+
+
+@dataclass(frozen=True)
+class TrainingExamples:
+    """N examples to train on, by their index from 0 to N-1."""
+
+    loss: Callable[[list[int]], tuple[Tensor, dict[str, float]]]
+    """Takes indices, returns their mean loss (scalar) and metrics to report, each a mean over `weights`."""
+    lengths: Sequence[int]
+    """Of each, in tokens."""
+    weights: Sequence[float]
+    """How often each counts."""
+
+
+def fit(
+    model: Any,
+    examples: TrainingExamples,
+    config: FitConfig,
+    *,
+    seed: int,
+    group: str,
+    out: Path,
+    observe: Observe,
+    part: int | None = None,
+) -> int:
+    """Train `model` in length-bucketed batches, their gradients weighted; resumes from `out/checkpoint`.
+
+    Args:
+        group: metric group and checkpoint folder, `sft` or `reward`.
+        part: which model, of a stage that trains several: a data order and a checkpoint folder of its own.
+
+    Returns:
+        the number of optimiser steps.
+
+    Raises:
+        CheckFailed: a loss or gradient isn't finite.
+    """
+    name = group if part is None else f"{group}-{part}"
+    batches = [
+        batch
+        for epoch in range(config.epochs)
+        for batch in length_buckets(examples.lengths, config.batch_size, seeded(seed, name, "order", epoch))
+    ]
+    optimizer = build_optimizer(model, config)
+    folder = out / "checkpoint" / name
+
+    def counted(batch: list[int]) -> float:
+        return math.fsum(examples.weights[i] for i in batch)
+
+    resumed = restore_state(folder, {"model": model}, {"model": optimizer})
+    if resumed:
+        observe(resumed[0], {}, total=len(batches), resumed=True)
+    with checkpoint.Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
+        for step in range(resumed[0] if resumed else 0, len(batches)):
+            rate = learning_rate_at(step, len(batches), config)
+            set_learning_rate(optimizer, rate)
+            torch.manual_seed(torch_seed(seed, name, "dropout", step))  # dropout takes no generator
+            metrics: dict[str, float] = {}
+            batch = batches[step]
+            for start in range(0, len(batch), config.micro_batch_size):
+                micro = batch[start : start + config.micro_batch_size]
+                share = counted(micro) / counted(batch)
+                with recomputed(model, config):
+                    loss, values = examples.loss(micro)
+                if not torch.isfinite(loss):
+                    raise CheckFailed(
+                        f"{group}: the loss is {loss.item()} at step {step + 1}. Lower {group}.learning_rate."
+                    )
+                (loss * share).backward()
+                for metric, value in values.items():
+                    metrics[metric] = metrics.get(metric, 0.0) + value * share
+            metrics[f"{group}/grad_norm"] = clip_and_step(model, optimizer, config.max_grad_norm, group)
+            metrics[f"{group}/learning_rate"] = rate
+            if pace.due(step + 1, last=step + 1 == len(batches)):
+                save_state(folder, step + 1, {"model": model}, {"model": optimizer}, {})
+            observe(step + 1, metrics, total=len(batches), tokens=sum(examples.lengths[i] for i in batch))
+            pace.stop_if_told()
+    return len(batches)
+
+
+@contextlib.contextmanager
+def recomputed(model: Any, config: OptimizerConfig) -> Iterator[None]:
+    """Where the config asks for gradient checkpointing (Chen et al. 2016), forward passes of `model` within keep only
+    what enters each block, and their backward pass, within or after, computes the rest again.
+
+    Only the blocks' own flags are raised: what is in them, dropout above all, stays in the mode it is in.
+    """
+    body = model.backbone.model if isinstance(model, AdapterView) else model
+    blocks = [m for m in body.modules() if isinstance(m, GradientCheckpointingLayer)]
+    blocks = blocks if config.gradient_checkpointing and torch.is_grad_enabled() else []
+    training = [block.training for block in blocks]
+    for block in blocks:
+        block.gradient_checkpointing, block.training = True, True
+        block._gradient_checkpointing_func = functools.partial(torch_checkpoint.checkpoint, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for block, before in zip(blocks, training, strict=True):
+            block.gradient_checkpointing, block.training = False, before

@@ -1,0 +1,100 @@
+"""AdamW and its schedule, as config: the same in every training stage. Importable without torch."""
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from components.base.settings import Settings, unkeyed
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import AdamW
+
+
+class OptimizerConfig(Settings):
+    """AdamW with linear warm-up, then constant or linear decay, and gradient clipping by global norm."""
+
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    """Peak learning rate."""
+    warmup: float = Field(0.05, ge=0, le=1)
+    """Share of the steps over which the rate rises linearly from 0."""
+    decay: Literal["linear", "none"] = "linear"
+    """What follows the warm-up: linear decay to 0 at the last step, or none."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay of matrices (vectors have none)."""
+    beta2: float = Field(0.99, gt=0, lt=1)
+    """Decay of AdamW's second moment."""
+    epsilon: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    epsilon_style: Literal["torch", "tensorflow"] = "torch"
+    """`tensorflow` adds epsilon before the second moment's bias correction: early steps are smaller."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Global gradient norm to clip at."""
+    gradient_checkpointing: bool = unkeyed(False)
+    """Keep only what enters each transformer block and compute the rest again for the gradient: less memory, more time,
+    the same result."""
+
+
+class FitConfig(OptimizerConfig):
+    """The supervised loop: passes, batches and checkpoints."""
+
+    epochs: int = Field(1, ge=1)
+    """Passes over the examples (demonstrations, or pairs)."""
+    batch_size: int = Field(32, ge=1)
+    """Examples an optimiser step."""
+    micro_batch_size: int = Field(32, ge=1)
+    """Examples a forward pass (both responses of a pair); gradients accumulate up to `batch_size`."""
+    checkpoint_every: int = unkeyed(100, ge=1)
+    """Optimiser steps between checkpoints."""
+    checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
+    """Minutes between checkpoints, where they pass before so many steps; null for steps alone."""
+
+
+def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
+    """AdamW over the parameters of `model` that take gradients, in their order."""
+    from torch.optim import AdamW
+
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    kind = AdamW if config.epsilon_style == "torch" else _tensorflow_adamw()
+    groups = [group for group in groups if group["params"]]
+    return kind(groups, lr=config.learning_rate, betas=(0.9, config.beta2), eps=config.epsilon, fused=True)
+
+
+def _tensorflow_adamw() -> type["AdamW"]:
+    """AdamW whose epsilon is the epsilon-hat of Kingma and Ba 2015, section 2, as in TensorFlow's Adam.
+
+    It is added to the uncorrected root of the second moment: torch's with epsilon / sqrt(1 - beta2^t) at step t.
+    Huang et al. 2023, "The N Implementation Details of RLHF with PPO": it keeps early updates small.
+    """
+    from torch.optim import AdamW
+
+    class TensorFlowAdamW(AdamW):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                group.setdefault("epsilon_hat", group["eps"])
+                taken = next((int(self.state[p]["step"]) for p in group["params"] if p in self.state), 0)
+                group["eps"] = group["epsilon_hat"] / math.sqrt(1 - group["betas"][1] ** (taken + 1))
+            return super().step(closure)
+
+    return TensorFlowAdamW
+
+
+def learning_rate_at(step: int, steps: int, config: OptimizerConfig) -> float:
+    """The learning rate of optimiser step `step` (from 0) of `steps`."""
+    warmup = max(1, round(config.warmup * steps))
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    if config.decay == "none":
+        return config.learning_rate
+    return config.learning_rate * (steps - step) / max(1, steps - warmup)
+
+
+def set_learning_rate(optimizer: "AdamW", rate: float) -> None:
+    """Set the learning rate of every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

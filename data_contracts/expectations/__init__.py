@@ -1,0 +1,1 @@
+"""Findings as Great Expectations suites and their pages; nothing else imports Great Expectations."""

@@ -1,0 +1,202 @@
+"""The contract as Great Expectations suites over narrow frames of derived columns: no text ever reaches a report.
+
+Great Expectations takes seconds to import, so it is imported where it is used. It reports nothing to anyone: its
+analytics are switched off before the import.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from components.base.errors import CheckFailed
+from components.data.checks_config import CheckConfig, ChecksConfig, RangeConfig, RowChecks, Severity, SheetChecks
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIRST_ROWS = 10
+"""How many of a check's rows pages for people name."""
+_SEVERITY = {"error": "critical", "quarantine": "warning", "warn": "info"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation: on which column, what it asks, and what its failure means."""
+
+    name: str
+    column: str
+    description: str
+    severity: Severity
+    threshold: float | tuple[float, float]
+    kind: str
+    options: Mapping[str, object]
+
+
+class JudgedCheck(TypedDict):
+    """What a check found: an entry of `report.json`, and of what `tether data check --json` prints."""
+
+    name: str
+    suite: str
+    source: NotRequired[str]
+    description: str
+    severity: Severity
+    rows: int
+    """How many fail, each ranking once."""
+    row_numbers: list[int]
+    threshold: float | list[float]
+    value: float | None
+    """Of a check of rows the share that fails, else what was measured."""
+    passed: bool
+    interval: NotRequired[list[float]]
+
+
+_PAIRS_ONLY = {
+    "prompts_agree", "responses_differ", "votes_valid", "consistent", "decided", "differ_truncated"
+}  # fmt: skip
+_TOKENS_ONLY = {"differ_truncated", "template_takes", "template_agrees", "prompt_fits", "response_fits"}
+_RESPONSES_ONLY = {"template_agrees", "response_fits"}
+
+
+def row_checks(checks: ChecksConfig, source: str, tokenized: bool = True) -> list[Check]:
+    """The checks of the rows of a source (`preferences`, `demonstrations`, `prompts`).
+
+    Each passes while at most its threshold's share of the rows fail it.
+    """
+    left_out = set() if tokenized else set(_TOKENS_ONLY)
+    if source != "preferences":
+        left_out |= _PAIRS_ONLY
+    if source == "prompts":
+        left_out |= _RESPONSES_ONLY
+    return [
+        _check(checks, name, name, "ExpectColumnValuesToBeInSet", value_set=[True], mostly=1 - asked.threshold)
+        for name, asked in checks
+        if name in RowChecks.model_fields and name not in left_out
+    ]
+
+
+def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
+    """The checks of the pairs that are kept and split; those of a mean only where `frame` has values for it."""
+    in_set, mean = "ExpectColumnValuesToBeInSet", "ExpectColumnMeanToBeBetween"
+    apart = 1 - checks.no_near_duplicate.threshold
+    found = [
+        _check(checks, "no_leak", "splits_of_prompt", in_set, value_set=[1], mostly=1 - checks.no_leak.threshold),
+        _check(checks, "no_near_duplicate", "near_training", in_set, value_set=[0.0], mostly=apart),
+        _check(checks, "length_preference", "longer_wins", mean, **_ends(checks.length_preference)),
+        _check(checks, "label_position", "first_wins", mean, **_ends(checks.label_position)),
+    ]
+    return [check for check in found if frame[check.column].notna().any()]
+
+
+def sheet_checks(checks: ChecksConfig) -> list[Check]:
+    """The checks of a rating sheet: of its rows, and of the side that the ratings are for."""
+    in_set, mean = "ExpectColumnValuesToBeInSet", "ExpectColumnMeanToBeBetween"
+    return [
+        _check(checks, name, name, in_set, value_set=[True], mostly=1 - asked.threshold)
+        if isinstance(asked, CheckConfig)
+        else _check(checks, name, name, mean, **_ends(asked))
+        for name, asked in checks
+        if name in SheetChecks.model_fields
+    ]
+
+
+_AT_LEAST = ("every_split", "enough_pairs", "enough_test_pairs")
+
+
+def measure_checks(checks: ChecksConfig, chance: Mapping[str, float]) -> list[Check]:
+    """The checks of measures of the whole: `chance` is, by check, what chance alone may reach."""
+    out = []
+    for name, by_chance in chance.items():
+        limit = getattr(checks, name).threshold
+        ends = {"min_value": limit} if name in _AT_LEAST else {"max_value": max(limit, by_chance)}
+        out.append(_check(checks, name, name, "ExpectColumnMaxToBeBetween", **ends))
+    return out
+
+
+def _check(checks: ChecksConfig, name: str, column: str, kind: str, **options: object) -> Check:
+    asked: CheckConfig | RangeConfig = getattr(checks, name)
+    description = (ChecksConfig.model_fields[name].description or "").replace("\n", " ")
+    return Check(name, column, description, asked.severity, asked.threshold, kind, options)
+
+
+def _ends(asked: RangeConfig) -> dict[str, float]:
+    return dict(zip(("min_value", "max_value"), asked.threshold, strict=True))
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Checks and the frame that they judge (columns `row_id` and those the checks name)."""
+
+    name: str
+    frame: "pd.DataFrame"
+    checks: Sequence[Check]
+
+
+def great_expectations() -> Any:
+    """The package, imported with its analytics off and without the deprecations that its import meets."""
+    os.environ["GX_ANALYTICS_ENABLED"] = "False"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import great_expectations as gx
+
+    return gx
+
+
+def context() -> Any:
+    """An ephemeral context: nothing on disk, no progress bars, no usage statistics."""
+    gx = great_expectations()
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+
+    made = gx.get_context(mode="ephemeral")
+    made.variables.progress_bars = ProgressBarsConfig(globally=False)
+    return made
+
+
+def judge(made: Any, suite: Suite) -> list[JudgedCheck]:
+    """Run `suite` in the context `made`."""
+    gx = great_expectations()
+    expectations = [
+        getattr(gx.expectations, c.kind)(
+            column=c.column,
+            description=c.description,
+            severity=_SEVERITY[c.severity],
+            meta={"check": c.name},
+            **c.options,
+        )
+        for c in suite.checks
+    ]
+    asset = made.data_sources.add_pandas(suite.name).add_dataframe_asset(suite.name)
+    batch = asset.add_batch_definition_whole_dataframe(suite.name)
+    stored = made.suites.add(gx.ExpectationSuite(suite.name, expectations=expectations))
+    definition = made.validation_definitions.add(gx.ValidationDefinition(name=suite.name, data=batch, suite=stored))
+    shown = {
+        "result_format": "COMPLETE", "unexpected_index_column_names": ["row_id"], "exclude_unexpected_values": True,
+    }  # fmt: skip
+    checkpoint = made.checkpoints.add(
+        gx.Checkpoint(name=suite.name, validation_definitions=[definition], result_format=shown)
+    )
+    result = checkpoint.run(batch_parameters={"dataframe": suite.frame})
+    by_name = {r.expectation_config.meta["check"]: r for run in result.run_results.values() for r in run.results}
+    return [_outcome(suite.name, check, by_name[check.name]) for check in suite.checks]
+
+
+def _outcome(suite: str, check: Check, result: Any) -> JudgedCheck:
+    info = result.exception_info or {}
+    for raised in [info] if "raised_exception" in info else info.values():  # one, or one for each metric that failed
+        if raised["raised_exception"]:
+            raise CheckFailed(f"Great Expectations could not judge {check.name}: {raised['exception_message']}")
+    found = result.result
+    bad = sorted({int(n) for group in found.get("unexpected_index_list") or () for n in group["row_id"]})
+    count = int(found.get("unexpected_count", 0))
+    of = int(found.get("element_count", 0) or 0) - int(found.get("missing_count", 0) or 0)
+    value = found.get("observed_value")
+    if "unexpected_count" in found:
+        value = count / of if of else 0.0
+    return {
+        "name": check.name, "suite": suite, "description": check.description, "severity": check.severity,
+        "threshold": list(check.threshold) if isinstance(check.threshold, tuple) else check.threshold,
+        "value": round(float(value), 6) if isinstance(value, Real) else None,
+        "rows": len(bad), "row_numbers": bad, "passed": bool(result.success),
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""What is found in data: disagreement, drift, near-duplicates, faults of texts and of whole files."""

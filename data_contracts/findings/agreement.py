@@ -1,0 +1,102 @@
+"""What the votes of a source say of its annotators: how far they agree, and each with the others."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.stats.dawid_skene import DawidSkene
+from components.stats.intervals import Interval
+from components.stats.votes import (
+    NONE,
+    Votes,
+    annotator_agreement,
+    fleiss_kappa_interval,
+    krippendorff_alpha,
+    plurality,
+)
+from data_contracts.rows.ledger import Ledger
+
+_ANSWERS = {0: "a", 1: "b", 2: "equal", NONE: "none"}
+
+
+class AgreementReport(TypedDict):
+    """The part of `tether data check --json` that tells of votes; an unknown number, as without votes, is None."""
+
+    majority: dict[str, int] | None
+    kappa: float | None
+    kappa_interval: list[float] | None
+    alpha: float | None
+    alpha_interval: list[float] | None
+
+
+class AnnotatorRow(TypedDict):
+    """An entry of `annotators.json`: a named annotator's agreement with the plurality of the others."""
+
+    annotator: str
+    votes: int
+    compared: int
+    """Votes that have others to compare them with."""
+    agreement: float | None
+    interval: list[float] | None
+    accuracy: NotRequired[float]
+    """Where the labels are Dawid and Skene's: the probability of naming the true one."""
+
+
+@dataclass
+class Agreement:
+    """What the votes of all readable rows say, those of quarantined rows too; None without votes."""
+
+    kappa: Interval | None
+    """Fleiss', each pair in both orders: which response stands first means nothing, and with the winner always first
+    chance agreement would be overstated."""
+    alpha: Interval | None
+    """Krippendorff's, likewise."""
+    majority: dict[str, int] | None
+    """Rows by their most frequent answer (a is the response that stands first, chosen where there is no order); `none`
+    where two are equally frequent."""
+
+    def as_json(self) -> AgreementReport:
+        """Its part of `tether data check --json`."""
+        kappa, alpha = self.kappa, self.alpha
+        return {
+            "majority": self.majority, "kappa": kappa and kappa.value, "kappa_interval": kappa and kappa.ends,
+            "alpha": alpha and alpha.value, "alpha_interval": alpha and alpha.ends,
+        }  # fmt: skip
+
+
+def agreement_of(facts: NDArray[Any]) -> Agreement:
+    """The agreement in a ledger's facts (n,); intervals are clustered by prompt."""
+    facts = facts[facts["voted"]]
+    # Rows kept out when they were read have no prompt's hash: each is a cluster of its own.
+    return agreement_of_counts(facts["ballot"], np.where(facts["out"], facts["row"].astype(np.uint64), facts["prompt"]))
+
+
+def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreement:
+    """The agreement in counts (I, 3) of votes for the first, the second and neither; `clusters` (I,)."""
+    if not counts.any():
+        return Agreement(None, None, None)
+    kappa, alpha = (
+        found if math.isfinite((found := statistic(counts, clusters.tolist(), symmetric=True)).value) else None
+        for statistic in (fleiss_kappa_interval, krippendorff_alpha)
+    )
+    labels = plurality(counts)
+    return Agreement(kappa, alpha, {answer: int((labels == label).sum()) for label, answer in _ANSWERS.items()})
+
+
+def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[AnnotatorRow]:
+    """A row for each named annotator."""
+    item, annotator, label = ledger.votes.T
+    found = annotator_agreement(Votes(item, annotator, label, items=len(ledger.facts)))
+    rows: list[AnnotatorRow] = []
+    for name, i in ledger.annotators.items():
+        share = float(found.share[i]) if found.compared[i] else None
+        rows.append(
+            {"annotator": name, "votes": int(found.votes[i]), "compared": int(found.compared[i]),
+             "agreement": share, "interval": None if share is None else [float(found.low[i]), float(found.high[i])]}
+        )  # fmt: skip
+        if competence is not None:
+            rows[-1]["accuracy"] = float(competence.accuracy[i])
+    return rows

@@ -1,0 +1,86 @@
+"""Whether two sets of rows are alike in length, language and prompts; each measure with what chance alone reaches."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHANCE = 0.95
+"""Quantile of a measure between two samples of one distribution up to which a difference is put down to chance."""
+FOLDS = 5
+LANGUAGE_SAMPLE, LANGUAGE_CHARACTERS = 500, 500
+"""Texts of each side, and characters of each, whose language is looked at: half a millisecond each."""
+LEAST = 20
+"""Texts on each side below which a classifier isn't asked."""
+
+
+class DriftMeasure(NamedTuple):
+    """A measure, and what chance alone would reach."""
+
+    value: float
+    chance: float
+
+
+def length_drift(train: NDArray[Any], heldout: NDArray[Any]) -> DriftMeasure | None:
+    """Two-sample Kolmogorov-Smirnov statistic of lengths (n,) and (m,); None where a side is empty."""
+    from scipy.stats import ks_2samp, kstwobign
+
+    if not len(train) or not len(heldout):
+        return None
+    size = len(train) * len(heldout) / (len(train) + len(heldout))
+    return DriftMeasure(float(ks_2samp(train, heldout).statistic), float(kstwobign.ppf(CHANCE) / np.sqrt(size)))
+
+
+def language_drift(train: Sequence[str], heldout: Sequence[str], seed: int, draws: int = 500) -> DriftMeasure | None:
+    """Total variation distance of the languages of texts, chance by permuting them; None where a side is empty."""
+    if not train or not heldout:
+        return None
+    sides = [texts[:LANGUAGE_SAMPLE] for texts in (train, heldout)]
+    found = [_language(text) for side in sides for text in side]
+    names = {name: place for place, name in enumerate(dict.fromkeys(found))}
+    codes = np.array([names[name] for name in found])
+    first = np.arange(len(codes)) < len(sides[0])
+
+    def distance(side: NDArray[np.bool_]) -> float:
+        shares = [np.bincount(codes[s], minlength=len(names)) / s.sum() for s in (side, ~side)]
+        return float(np.abs(shares[0] - shares[1]).sum() / 2)
+
+    rng = np.random.default_rng(seed)
+    chance = np.quantile([distance(rng.permutation(first)) for _ in range(draws)], CHANCE)
+    return DriftMeasure(distance(first), float(chance))
+
+
+def _language(text: str) -> str:
+    from py3langid import classify
+
+    return classify(text[:LANGUAGE_CHARACTERS])[0]
+
+
+def told_apart(one: Sequence[str], other: Sequence[str], seed: int) -> DriftMeasure | None:
+    """How well held-out texts of two sets are told apart: area under the ROC curve of a logistic regression on words
+    and pairs of words, cross-validated (a classifier two-sample test; Lopez-Paz and Oquab 2017).
+
+    None where a side has fewer than `LEAST` distinct texts or has them all in common.
+    """
+    # A text on both sides can't tell them apart, and would be learned by heart.
+    common = set(one) & set(other)
+    sides = [sorted(set(texts) - common) for texts in (one, other)]
+    alike = len(common) / max(1, min(len(set(one)), len(set(other))))
+    if min(map(len, sides)) < LEAST:
+        return DriftMeasure(0.5, 0.5) if alike == 1 else None
+    from sklearn.feature_extraction.text import HashingVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    features = HashingVectorizer(n_features=2**16, ngram_range=(1, 2)).transform([*sides[0], *sides[1]])
+    labels = np.repeat([0, 1], [len(sides[0]), len(sides[1])])
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
+    score = cross_val_predict(
+        LogisticRegression(C=10.0, max_iter=500), features, labels, cv=folds, method="decision_function"
+    )
+    n, m = map(len, sides)
+    # Texts common to both are ties. The null deviation is that of the Mann-Whitney statistic.
+    value = (1 - alike) * float(roc_auc_score(labels, score)) + alike * 0.5
+    return DriftMeasure(value, 0.5 + 1.645 * float(np.sqrt((n + m + 1) / (12 * n * m))))

@@ -1,0 +1,110 @@
+"""What only the whole of the rows shows: competence of annotators, duplicates, contradictions, near-duplicates."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.base.errors import UserError
+from components.data.config import NearDuplicateConfig
+from components.data.rows import Problem, Row
+from components.data.splits import SPLITS
+from components.stats.dawid_skene import DawidSkene, dawid_skene
+from components.stats.votes import EQUAL, SECOND, Votes
+from data_contracts.findings.near import near_earlier
+from data_contracts.findings.texts import RowTexts
+from data_contracts.rows.ledger import Ledger, combined
+
+TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
+
+
+def competence(rows: Iterable[Row], shown: str) -> DawidSkene:
+    """Dawid and Skene's model of the annotators of all `rows`; its items are the rows in order.
+
+    Raises:
+        UserError: no row names who voted.
+    """
+    annotators: dict[str, int] = {}
+    votes, index = [], -1
+    for index, row in enumerate(rows):
+        votes += [(index, annotators.setdefault(name, len(annotators)), side) for name, side in row.votes]
+    if not votes:
+        raise UserError(
+            f"data.labels is dawid_skene, which weighs each annotator's votes, but no row of {shown} says who voted: "
+            "`votes` must be a list of {annotator, label}. Add the annotators, or set data.labels=majority."
+        )
+    item, annotator, label = np.array(votes).T
+    return dawid_skene(Votes(item, annotator, label, items=index + 1))
+
+
+def relabelled(rows: Iterable[Row], posterior: NDArray[np.float64]) -> Iterator[Row]:
+    """`rows` with the likeliest label of `posterior` (I, 3) as theirs and its probability as their soft label."""
+    for row, (first, second, equal) in zip(rows, posterior, strict=True):
+        if row.item is not None and np.isfinite(first):
+            label = int(np.argmax([first, second, equal]))
+            row.problems = [problem for problem in row.problems if problem.check != "decided"]
+            if label == EQUAL:
+                row.problems.append(Problem("decided", "most likely a tie (Dawid-Skene)"))
+            elif (label == SECOND) == bool(row.first_wins):
+                row.item["chosen"], row.item["rejected"] = row.item["rejected"], row.item["chosen"]
+                row.first_wins = not row.first_wins
+            row.item["soft_label"] = float(max(first, second) + equal / 2)
+            if row.ballot:
+                row.item["votes_chosen"] = row.ballot.first if row.first_wins else row.ballot.second
+        yield row
+
+
+def mark_duplicates(ledger: Ledger) -> None:
+    """Note rows that stand there before, and all pairs whose two responses are also preferred the other way."""
+    facts, good = ledger.facts, np.flatnonzero(ledger.good())
+    texts = combined(facts["prompt"], facts["chosen"], facts["rejected"])
+    turned_texts = combined(facts["prompt"], facts["rejected"], facts["chosen"])
+    _, first, group = np.unique(texts[good], return_index=True, return_inverse=True)
+    repeats = first[group] != np.arange(len(good))
+    for index, before in zip(good[repeats], good[first[group[repeats]]], strict=True):
+        ledger.fail(int(index), Problem("unique", f"duplicate of row {facts['row'][before]}"))
+    once = good[~repeats]
+    order = np.argsort(texts[once])
+    place = np.searchsorted(texts[once], turned_texts[once], sorter=order)
+    other = once[order[np.minimum(place, len(once) - 1)]] if len(once) else once
+    turned = (texts[other] == turned_texts[once]) & (other != once)
+    for index, against in zip(once[turned], other[turned], strict=True):
+        ledger.fail(int(index), Problem("consistent", f"contradicts row {facts['row'][against]}"))
+
+
+def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateConfig) -> None:
+    """Note rows that nearly repeat an earlier one: of a ranking, whose pairs are alike, all by the first of them."""
+    rows = ledger.facts["row"][texts.index]
+    _, first, of_row = np.unique(rows, return_index=True, return_inverse=True)
+    sketch = texts.sketch if len(first) == len(rows) else texts.sketch[first]  # copying costs 256 bytes a row
+    earlier = near_earlier(sketch, near.jaccard)[of_row]
+    for place in np.flatnonzero(earlier >= 0):
+        text = f"nearly repeats row {rows[first[earlier[place]]]}"
+        ledger.fail(int(texts.index[place]), Problem("near_unique", text))
+
+
+def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near: NearDuplicateConfig) -> NDArray[Any]:
+    """For each of the kept pairs (k,): 1 where it is held out and its prompt is nearly one of training, 0 where it
+    isn't, NaN for pairs of training."""
+    facts, places = ledger.facts[kept], np.searchsorted(texts.index, np.flatnonzero(kept))
+    train, heldout = np.flatnonzero(facts["split"] == TRAIN), np.flatnonzero(facts["split"] != TRAIN)
+    out = np.full(len(facts), np.nan)
+    out[heldout] = 0
+    # A prompt that stands in both is a leak, which is said elsewhere.
+    heldout = heldout[~np.isin(facts["prompt"][heldout], facts["prompt"][train])]
+    sketches = texts.prompt_sketch[places[np.concatenate([train, heldout])]]
+    earlier = near_earlier(sketches, near.jaccard, among=len(train))[len(train) :]
+    out[heldout] = (earlier >= 0) | np.isin(facts["loose"][heldout], facts["loose"][train])
+    return out
+
+
+def chosen_by_rank(ledger: Ledger, most: int | None) -> NDArray[np.bool_]:
+    """The good rows (n,), at most `most`: those of lowest rank, whatever their positions."""
+    good = ledger.good()
+    if most is None or good.sum() <= most:
+        return good
+    places = np.flatnonzero(good)
+    kept = np.zeros_like(good)
+    kept[places[np.argsort(ledger.facts["rank"][places], kind="stable")[:most]]] = True
+    return kept

@@ -1,0 +1,77 @@
+"""The narrow frames that the contract judges: row numbers, booleans and measures, never a text."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.data.splits import SPLITS
+from data_contracts.rows.ledger import Ledger
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def row_frame(ledger: Ledger, checks: Sequence[str]) -> "pd.DataFrame":
+    """A line a row of the source: `row_id` and, for each of `checks`, whether what was made of the row passes it (of a
+    ranking all its pairs)."""
+    import pandas as pd
+
+    numbers = ledger.rows()
+    failed = {name: ledger.rows(~ledger.passes(name)) for name in checks}
+    return pd.DataFrame(
+        {"row_id": numbers, **{name: ~np.isin(numbers, rows, assume_unique=True) for name, rows in failed.items()}}
+    )
+
+
+def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]) -> "pd.DataFrame":
+    """A line a kept pair.
+
+    Args:
+        facts: of the kept pairs (n,).
+        splits_of_prompt: how many splits each pair's prompt stands in, demonstrations counted too (n,).
+        near_training: of held-out pairs, 1 where the prompt is nearly one of training, else 0; else NaN (n,).
+    """
+    import pandas as pd
+
+    first_wins = np.where(facts["first_wins"] < 0, np.nan, facts["first_wins"])
+    return pd.DataFrame(
+        {
+            "row_id": facts["row"],
+            "split": np.array(SPLITS)[facts["split"]],
+            "splits_of_prompt": splits_of_prompt,
+            "near_training": near_training,
+            "longer_wins": longer_wins(facts["words"]),
+            "first_wins": first_wins.astype(float),
+        }
+    )
+
+
+def measure_frame(measures: Mapping[str, float]) -> "pd.DataFrame":
+    """One line: a column a measure of the whole."""
+    import pandas as pd
+
+    return pd.DataFrame({"row_id": [0], **{name: [float(value)] for name, value in measures.items()}})
+
+
+def longer_wins(words: NDArray[Any]) -> NDArray[np.float64]:
+    """For words (n, 2) of chosen and rejected: 1 if the chosen has more, 0 if fewer, NaN if as many; (n,)."""
+    chosen, rejected = words[:, 0], words[:, 1]
+    return np.where(chosen == rejected, np.nan, (chosen > rejected).astype(float))
+
+
+def length_preference(words: NDArray[Any]) -> float | None:
+    """Share of pairs in which the longer response wins, pairs of equal length left out; None if there is no other."""
+    wins = longer_wins(words)
+    return None if np.isnan(wins).all() else float(np.nanmean(wins))
+
+
+def splits_of(ledgers: Sequence[tuple[Ledger, NDArray[np.bool_]]]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The distinct prompts (hashes, sorted) of the kept rows of `ledgers`, and how many splits each stands in."""
+    prompts = np.concatenate([ledger.facts["prompt"][kept] for ledger, kept in ledgers])
+    splits = np.concatenate([ledger.facts["split"][kept] for ledger, kept in ledgers])
+    distinct, place = np.unique(prompts, return_inverse=True)
+    stands = np.zeros((len(distinct), len(SPLITS)), bool)
+    stands[place, splits] = True
+    return distinct, stands.sum(1)

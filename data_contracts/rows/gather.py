@@ -1,0 +1,143 @@
+"""From a source to judged rows, one by one: read, detect the format, parse, check the schema."""
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.data.config import DataConfig
+from components.data.formats import demonstrations, pairs
+from components.data.formats.prompts import parse_prompt
+from components.data.formats.single_votes import gather_votes
+from components.data.readers import is_gzipped, read_source
+from components.data.rows import RawRow, Row
+from data_contracts.rows.ledger import Reason, count_reason
+from data_contracts.rows.schemas import schema_problems
+
+logger = logging.getLogger(__name__)
+
+DETECT_ON = 1000
+_TEMPLATE = "Give sft.base a tokenizer whose chat template takes such conversations and renders them unchanged."
+REMEDIES = {
+    "template_takes": _TEMPLATE,
+    "template_agrees": _TEMPLATE,
+    "differ_truncated": "Raise generation.max_new_tokens, or give shorter responses.",
+}
+"""What to do, by check, where mending rows or mapping names isn't it."""
+_COLUMNS = {"preferences": "columns", "demonstrations": "demonstration_columns", "prompts": "prompt_columns"}
+
+
+class RowSource(NamedTuple):
+    """Rows to judge: what they are called in artifacts (never a path), and in messages to the user."""
+
+    name: str
+    shown: str
+    rows: Iterable[RawRow]
+    columns: Mapping[str, str]
+    field: str
+    """The config field that renames columns."""
+
+    @classmethod
+    def named(cls, name: str, path: Path, data: DataConfig) -> "RowSource":
+        """The file or saved folder that `data` names as `preferences`, `demonstrations` or `prompts`."""
+        field = _COLUMNS[name]
+        return cls(name, str(path), read_source(path, data.hub.split), getattr(data, field), f"data.{field}")
+
+
+def look_at(name: str, path: Path, data: DataConfig) -> None:
+    """Raise at once what reading the whole of a file would end in: a run that can't begin should leave nothing.
+
+    Its first rows are judged, and all only if none of these is valid. A gzipped file is read to its end, as only that
+    shows whether it is all there.
+
+    Raises:
+        UserError: the source can't be read, has no known format, or not one valid row.
+    """
+    source = RowSource.named(name, path, data)
+    first = list(islice(source.rows, DETECT_ON))
+    if is_gzipped(path):
+        deque(source.rows, maxlen=0)
+    if any(not row.problems for row in judged_rows(source._replace(rows=first), data.max_characters)):
+        return
+    rows = judged_rows(RowSource.named(name, path, data), data.max_characters)
+    reasons: dict[str, Reason] = {}
+    numbers: set[int] = set()
+    for row in rows:
+        numbers.add(row.number)
+        if not row.problems:
+            return
+        for problem in row.problems:
+            count_reason(reasons, row.number, problem)
+    raise not_one_valid(source, len(numbers), reasons)
+
+
+def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
+    """Every row of `source` as a pair (or several, of a ranking), demonstration or prompt, or with its problems.
+
+    Raises:
+        UserError: the source can't be read, or has no known format.
+    """
+    raws = renamed(source)
+    first = list(islice(raws, DETECT_ON))
+    every: Iterable[RawRow] = chain(first, raws)
+    if source.name == "preferences":
+        name = pairs.detect(first, source.shown)
+        if name == pairs.SINGLE_VOTES:
+            name, every = "votes", gather_votes(every)
+    elif source.name == "demonstrations":
+        name = demonstrations.detect(first, source.shown)
+    else:
+        name = "prompts"
+    logger.info("%s: read as %s", source.shown, name)
+    for raw in every:
+        for row in _parsed(raw, name, source, max_characters):
+            if row.item is not None and not row.problems:
+                row.problems = schema_problems(row.item)
+                row.data = row.item if row.problems else {}
+            yield row
+
+
+def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> list[Row]:
+    if source.name == "preferences":
+        return pairs.parse_pairs(raw, name, source.name, max_characters)
+    if source.name == "demonstrations":
+        return [demonstrations.parse_demonstration(raw, name, source.name, max_characters)]
+    row = parse_prompt(raw, max_characters)
+    row.data = raw.data if row.problems else {}
+    if row.item is not None:
+        row.item |= {"category": pairs.category_of(raw.data), "source": source.name, "row": raw.number}
+    return [row]
+
+
+def renamed(source: RowSource) -> Iterator[RawRow]:
+    """The rows of `source` under the standard names.
+
+    Raises:
+        UserError: the first row lacks a column that is named.
+    """
+    for position, raw in enumerate(source.rows):
+        if source.columns and not raw.problem:
+            missing = sorted(set(source.columns.values()) - raw.data.keys())
+            if missing and position == 0:
+                raise UserError(
+                    f"{source.field} names the column {missing[0]!r}, which {source.shown} doesn't have: its columns "
+                    f"are {', '.join(raw.data)}. Name one of these."
+                )
+            taken = {ours: raw.data[theirs] for ours, theirs in source.columns.items() if theirs in raw.data}
+            rest = {name: value for name, value in raw.data.items() if name not in source.columns.values()}
+            raw = raw._replace(data=rest | taken)
+        yield raw
+
+
+def not_one_valid(source: RowSource, rows: int, reasons: Mapping[str, Reason]) -> UserError:
+    """The error for a source without a valid row among so many; `reasons` by check."""
+    what = {"preferences": "preference pair", "demonstrations": "demonstration", "prompts": "prompt"}[source.name]
+    check, found = max(reasons.items(), key=lambda each: each[1].rows)
+    remedy = REMEDIES.get(check, f"Correct the rows, or map your names with {source.field}.")
+    return UserError(
+        f"{source.shown} has not one valid {what} in {rows} rows. The commonest reason: {found.text} ({found.rows} "
+        f"rows, the first is row {found.first}). {remedy}"
+    )

@@ -1,0 +1,217 @@
+"""Rows on their way through the contract: their texts on disk, of each a few numbers in memory.
+
+What has to look at all rows (duplicates, leaks, agreement) looks at the numbers: 64-bit hashes of texts, of which two
+differing ones agree by chance in 1 of 10 million sets of 1.6 million rows, counts and flags; about 120 bytes a row.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.base.jsonl import json_line
+from components.data.checks_config import ChecksConfig, RowChecks
+from components.data.config import SplitConfig
+from components.data.rows import CanonicalRow, Problem, Row
+from components.data.splits import SPLITS, loose_key, prompt_key, split_of_key
+from data_contracts.rows.schemas import QuarantinedRow
+
+ROW_CHECKS = tuple(RowChecks.model_fields)
+BIT = {name: np.uint32(1 << place) for place, name in enumerate(ROW_CHECKS)}
+
+FACTS = np.dtype(
+    [
+        ("row", "i8"),
+        ("offset", "i8"),
+        ("failed", "u4"),  # bits of ROW_CHECKS
+        ("out", "?"),  # kept out when it was read
+        ("split", "i1"),  # place in SPLITS
+        ("prompt", "u8"),
+        ("loose", "u8"),  # the prompt but for case, punctuation and white space
+        ("chosen", "u8"),
+        ("rejected", "u8"),
+        ("rank", "u8"),  # what max_pairs chooses by
+        ("words", "i4", (2,)),  # of the chosen and the rejected response; -1 without
+        ("first_wins", "i1"),  # -1 where the format has no order
+        ("ballot", "i4", (3,)),  # votes for the first, the second, neither
+        ("voted", "?"),
+    ]
+)
+_CHUNK = 20_000
+
+
+def hash64(*parts: str) -> int:
+    """The first 8 bytes of the sha256 of texts (lone surrogates allowed)."""
+    return int.from_bytes(hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()[:8], "big")
+
+
+def combined(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One hash (n,) of several in order, each (n,): equal where all are, else by chance alone."""
+    odd = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+    parts = [part * np.uint64(factor) for part, factor in zip(hashes, odd, strict=False)]
+    return np.add.reduce(parts)
+
+
+class Reason(NamedTuple):
+    """Why rows fail a check."""
+
+    text: str
+    """The first row's reason."""
+    first: int
+    rows: int
+    last: int
+    """Numbers of the first and the last of so many rows."""
+
+
+def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> None:
+    """Count row `number` in, once, whichever of its pairs have the problem."""
+    known = reasons.get(problem.check, Reason(problem.text, number, 0, -1))
+    if known.last != number:
+        reasons[problem.check] = known._replace(rows=known.rows + 1, last=number)
+
+
+class Ledger:
+    """The rows of one source."""
+
+    def __init__(self, path: Path, checks: ChecksConfig, split: SplitConfig, seed: int, ranked: bool = False) -> None:
+        """`ranked`: whether rows will be chosen by `rank`."""
+        self.path, self.split, self.seed, self.ranked = path, split, seed, ranked
+        self.stay = {name for name in ROW_CHECKS if getattr(checks, name).severity == "warn"}
+        self.facts: NDArray[Any] = np.empty(0, FACTS)
+        self.votes: NDArray[np.int32] = np.empty((0, 3), np.int32)
+        """Row index, annotator (place in `annotators`) and place in `Ballot` of each vote that names its annotator."""
+        self.annotators: dict[str, int] = {}
+        self.gathered: NDArray[np.int64] = np.empty((0, 2), np.int64)
+        """Row index, and number of a further row of the source that it was gathered from."""
+        self._reasons: dict[str, Reason] = {}
+        self.late: dict[int, list[Problem]] = {}
+        """What was found in the whole, by row index."""
+
+    def fill(self, rows: Iterable[Row], progress: Callable[[int], None]) -> None:
+        """Read all rows, writing each as a line: a good row's canonical JSON, a bad row's quarantine record."""
+        parts, lines, votes, named, gathered, offset = [], [], [self.votes], [], [], 0
+        with self.path.open("wb") as out:
+            for index, row in enumerate(rows):
+                line = self._line(row)
+                lines.append(self._facts(row, offset))
+                named += [(index, self.annotators.setdefault(a, len(self.annotators)), side) for a, side in row.votes]
+                gathered += [(index, number) for number in row.others]
+                out.write(line)
+                offset += len(line)
+                if len(lines) == _CHUNK:
+                    parts.append(np.array(lines, FACTS))
+                    votes.append(_votes(named))
+                    lines, named = [], []
+                    progress(index + 1)
+        self.facts = np.concatenate([*parts, np.array(lines, FACTS)])
+        self.votes = np.concatenate([*votes, _votes(named)])
+        self.gathered = np.array(gathered, np.int64).reshape(-1, 2)
+
+    def _line(self, row: Row) -> bytes:
+        if row.item is not None and not self._is_out(row):
+            return json_line(row.item)
+        for problem in row.problems:
+            count_reason(self._reasons, row.number, problem)
+        return quarantine_line(row.source, row.number, row.problems, row.data or row.item or {})
+
+    def _is_out(self, row: Row) -> bool:
+        return row.item is None or any(problem.check not in self.stay for problem in row.problems)
+
+    def _facts(self, row: Row, offset: int) -> tuple[Any, ...]:
+        failed = 0
+        for problem in row.problems:
+            failed |= int(BIT[problem.check])
+        item, out = row.item, self._is_out(row)
+        hashes: tuple[int, ...] = (0,) * 5
+        split, words = 0, (-1, -1)
+        if item is not None and not out:
+            hashes, split = self._hashes(item)
+        if item is not None and "chosen" in item:
+            words = len(item["chosen"].split()), len(item["rejected"].split())
+        first_wins = -1 if row.first_wins is None else int(row.first_wins)
+        ballot, voted = tuple(row.ballot or (0, 0, 0)), row.ballot is not None
+        return (row.number, offset, failed, out, split, *hashes, words, first_wins, ballot, voted)
+
+    def _hashes(self, item: CanonicalRow) -> tuple[tuple[int, ...], int]:
+        key = prompt_key(item["prompt"])
+        chosen: str = item.get("chosen") or item.get("response") or ""
+        rejected: str = item.get("rejected") or ""
+        rank = hash64(f"{self.seed} {key} {chosen} {rejected}") if self.ranked else 0
+        hashes = hash64(key), hash64(loose_key(item["prompt"])), hash64(chosen), hash64(rejected), rank
+        return hashes, SPLITS.index(split_of_key(key, self.split))
+
+    def fail(self, index: int, problem: Problem) -> None:
+        """Note a problem that only the whole shows."""
+        self.late.setdefault(index, []).append(problem)
+        self.facts["failed"][index] |= BIT[problem.check]
+
+    def rows(self, which: NDArray[np.bool_] | slice = slice(None)) -> NDArray[np.int64]:
+        """Numbers of the source's rows, each once, that the pairs or other rows `which` (n,) were made of."""
+        index, number = self.gathered.T
+        made = np.zeros(len(self.facts), bool)
+        made[which] = True
+        return np.unique(np.concatenate([self.facts["row"][made], number[made[index]]]))
+
+    def count(self) -> int:
+        """How many rows the source has; a ranking is one, whatever its pairs."""
+        return len(self.rows())
+
+    def reasons(self) -> dict[str, "Reason"]:
+        """Why rows are kept out, so far, by the check they fail."""
+        found = dict(self._reasons)
+        for index, problems in sorted(self.late.items()):
+            for problem in problems:
+                if problem.check not in self.stay:
+                    count_reason(found, int(self.facts["row"][index]), problem)
+        return found
+
+    def good(self) -> NDArray[np.bool_]:
+        """Which rows nothing keeps out, so far (n,)."""
+        keep_out = np.bitwise_or.reduce([bit for name, bit in BIT.items() if name not in self.stay])
+        return ~self.facts["out"] & (self.facts["failed"] & keep_out == 0)
+
+    def passes(self, check: str) -> NDArray[np.bool_]:
+        """Which rows pass a check (n,)."""
+        return self.facts["failed"] & BIT[check] == 0
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Index and line of every row, in order."""
+        with self.path.open("rb") as lines:
+            yield from enumerate(lines)
+
+    def items(self, wanted: NDArray[np.bool_]) -> Iterator[tuple[int, CanonicalRow]]:
+        """Index and canonical form of the rows of `wanted` (n,), which are good ones."""
+        for index, line in self.lines():
+            if wanted[index]:
+                yield index, json.loads(line)
+
+    def item(self, index: int) -> CanonicalRow:
+        """The canonical form of one good row."""
+        with self.path.open("rb") as lines:
+            lines.seek(int(self.facts["offset"][index]))
+            return json.loads(lines.readline())
+
+    def quarantined(self, source: str) -> Iterator[tuple[int, bytes]]:
+        """Index and quarantine record, a line each, of the rows that are kept out."""
+        good = self.good()
+        for index, line in self.lines():
+            if self.facts["out"][index]:
+                yield index, line
+            elif not good[index]:
+                yield index, quarantine_line(source, int(self.facts["row"][index]), self.late[index], json.loads(line))
+
+
+def _votes(named: list[tuple[int, int, int]]) -> NDArray[np.int32]:
+    return np.array(named, np.int32).reshape(-1, 3)
+
+
+def quarantine_line(source: str, number: int, problems: Iterable[Problem], data: Mapping[str, object]) -> bytes:
+    """A row that was kept out, as a line of JSON in ASCII: it may hold what UTF-8 can't."""
+    reasons = [problem.text.encode("ascii", "backslashreplace").decode() for problem in problems]
+    row: QuarantinedRow = {"file": source, "row": number, "reasons": reasons, "data": data}
+    # What JSON doesn't know (dates and bytes of a Parquet file) becomes text.
+    return (json.dumps(row, sort_keys=True, default=str) + "\n").encode()

@@ -1,0 +1,56 @@
+"""The rows that leave validation hold their schema: what every later stage may rely on."""
+
+from collections.abc import Mapping
+from typing import Annotated, TypedDict
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+
+from components.data.rows import CanonicalRow, Problem
+
+
+class QuarantinedRow(TypedDict):
+    """A row that was kept out, and why."""
+
+    file: str
+    row: int
+    reasons: list[str]
+    data: Mapping[str, object]
+
+
+_DEMONSTRATION = {"prompt", "response", "source", "row"}
+_PROMPT = {"prompt", "category", "source", "row"}
+_PAIR = CanonicalRow.__annotations__.keys() - {"response"}
+
+
+def _whole(row: CanonicalRow) -> CanonicalRow:
+    fields = _DEMONSTRATION if "response" in row else _PAIR if "chosen" in row else _PROMPT
+    if row.keys() != fields:
+        raise ValueError(f"the fields {', '.join(sorted(row.keys() ^ fields))} are missing or too many")
+    votes, chosen = row.get("votes"), row.get("votes_chosen")
+    if (votes is None) != (chosen is None):
+        raise ValueError("votes and votes_chosen come together")
+    if votes is not None and chosen is not None and chosen > votes:
+        raise ValueError(f"votes_chosen is {chosen} of {votes} votes")
+    if "chosen" in row and row["chosen"] == row["rejected"]:
+        raise ValueError("identical responses")
+    return row
+
+
+_SCHEMA = TypeAdapter(Annotated[CanonicalRow, AfterValidator(_whole)])
+
+
+def schema_problems(item: CanonicalRow) -> list[Problem]:
+    """What of a canonical pair (demonstration, if it has a `response`; prompt, without `chosen`) breaks its schema."""
+    try:
+        _SCHEMA.validate_python(item)
+    except ValidationError as error:
+        return [
+            _problem([str(part) for part in e["loc"]], e["msg"])
+            for e in error.errors(include_url=False, include_input=False)
+        ]
+    return []
+
+
+def _problem(where: list[str], message: str) -> Problem:
+    about_votes = "votes" in message or where[:1] in (["votes"], ["votes_chosen"])
+    return Problem("votes_valid" if about_votes else "fields_present", f"{'.'.join(where) or 'row'}: {message}")

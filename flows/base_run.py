@@ -1,0 +1,129 @@
+"""What a rerun goes on from: an earlier run whose artifacts stand in the store, and its config."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from components.base.errors import UserError
+from components.base.settings import keyed_values
+from components.keys.changes import changes
+from components.store.store import ArtifactStore, Miss, Record
+from flows.config.run_config import RunConfig, check_config
+from tasks.runs.config import run_values
+from tasks.runs.status import RunStatus, list_runs, load_status
+from tasks.stages import PIPELINE, STAGES
+
+SOURCES = ("data.preferences", "data.demonstrations", "data.prompts", "data.hub", "sft.base")
+"""Config fields that name external inputs. They enter keys by content, so a job's keyed values lack them."""
+
+
+_MOST = 3  # runs named that would not do
+
+
+class Base(NamedTuple):
+    """An earlier run to go on from."""
+
+    run: str
+    profile: str
+    values: dict[str, JsonValue]
+    """Its resolved config as it was kept."""
+    config: RunConfig
+    records: dict[str, Record]
+    """What it has for the stages that are not computed again, by (sub-)stage."""
+    instead: str = ""
+    """Which newer runs would not do, and why."""
+
+
+def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfig | None = None) -> Base:
+    """The run `run`, or the newest one, whose artifacts of all that comes before `stage` stand in the store.
+
+    Args:
+        home: the `TETHER_HOME`.
+        stage: the first one that is computed again.
+        run: the only one that will do.
+        config: if given, a run's config must agree with it on all that comes before `stage`.
+
+    Raises:
+        UserError: there is none; the message says what each one lacks.
+    """
+    store = ArtifactStore(home)
+    before = earlier_stages(stage)
+    if run is None and not list_runs(home):
+        load_status(home)  # says how to start one
+    unfit: dict[str, str] = {}
+    for name in [run] if run is not None else list_runs(home):
+        status = load_status(home, name)
+        values = run_values(home, name)
+        try:
+            own = check_config(values, source="its config")
+        except UserError as error:  # of an older version
+            unfit[name] = str(error)
+            continue
+        if differing := {} if config is None else changed_before(stage, own, config):
+            unfit[name] = f"another {', '.join(differing)}"
+            continue
+        records, lacking = standing(store, status, before)
+        if lacking is None:
+            instead = "; ".join(f"not {newer}: {why}" for newer, why in list(unfit.items())[:_MOST])
+            return Base(name, status.profile, values, own, records, instead)
+        unfit[name] = lacking
+    reasons = "; ".join(f"{name}: {why}" for name, why in list(unfit.items())[:_MOST])
+    raise UserError(
+        f"rerun {stage}: {'the run has not' if run else 'no run here has'} all that comes before it in the store "
+        f"({reasons}). Rerun an earlier stage, or start with `tether run`."
+    )
+
+
+def standing(store: ArtifactStore, status: RunStatus, stages: Sequence[str]) -> tuple[dict[str, Record], str | None]:
+    """The records that a run took for `stages`, by sub-stage, and what is lacking for the first that has none."""
+    found: dict[str, Record] = {}
+    lacking: str | None = None
+    for stage in status.stages:
+        if stage.name not in stages:
+            continue
+        record = _record(store, stage.key, stage.digest, stage.state)
+        if isinstance(record, Record):
+            found[record.stage] = record
+            parts = (_record(store, part.key, part.digest, stage.state) for part in stage.parts.values())
+            found |= {part.stage: part for part in parts if isinstance(part, Record)}
+        else:
+            lacking = lacking or f"{stage.name}: {record.reason}"
+    return found, lacking
+
+
+def _record(store: ArtifactStore, key: str | None, digest: str | None, state: str) -> Record | Miss:
+    """What a run took for a (sub-)stage: that artifact, not what its key may have been computed to since."""
+    if not key or not digest:
+        return Miss(f"it has no artifact ({state})")
+    return store.lookup(key, digest)
+
+
+def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, str]:
+    """Config fields that differ and that a stage before `stage` depends on, each with the first such stage.
+
+    Not among them: the machine, and the seed, which may well be another one from `stage` on; a source that `stage`
+    reads itself is compared by content when it is found.
+    """
+    found: dict[str, str] = {}
+    before = earlier_stages(stage)
+    for each in STAGES.values():
+        if each.shown not in before:
+            continue
+        before_it, now = (keyed_values(config.stage_job(each)) for config in (one, other))
+        for change in changes({"job": before_it}, {"job": now}):
+            if change.part == "config" and change.name != "seed":
+                found.setdefault(change.name, each.shown)
+    for field in SOURCES if before else ():
+        group, _, name = field.partition(".")
+        read_again = field == "sft.base" and stage == "sft"
+        if not read_again and getattr(getattr(one, group), name) != getattr(getattr(other, group), name):
+            found.setdefault(field, "validate")
+    return found
+
+
+def earlier_stages(stage: str) -> list[str]:
+    """What the pipeline computes before `stage`."""
+    names: list[str] = list(PIPELINE)
+    return names[: names.index(stage)]

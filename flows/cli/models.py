@@ -1,0 +1,109 @@
+"""`tether card`, `export`, `reproduce`, `promote`, `demote`: the commands on a finished model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from components.base.errors import UserError
+from flows.cli.command import command
+from flows.environment import tether_home
+
+model_commands = typer.Typer()
+
+DIFFERS = 3
+"""Exit code where one code on one kind of machine gave other bytes."""
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A registered model (tether-policy@champion, tether-policy/3), RUN/STAGE, RUN (its policy), or a digest.",
+    ),
+]
+Version = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A registered version, as tether-policy/3 or tether-policy@candidate.")
+]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; recorded with your name.")]
+
+
+@command(model_commands, "card")
+def card(model: Model) -> None:
+    """Print a model's card in the hub's format."""
+    from flows.models.card import card as text
+    from flows.models.facts import model_facts
+
+    typer.echo(text(model_facts(tether_home(), model)), nl=False)
+
+
+@command(model_commands, "export")
+def export(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
+    allow_failed: Annotated[bool, typer.Option("--allow-failed", help="Though its gates failed.")] = False,
+) -> None:
+    """Write a model as a Hugging Face folder with its card.
+
+    For transformers, vLLM and the hub."""
+    from flows.models.export import export as write
+
+    facts = write(tether_home(), model, folder, allow_failed)
+    typer.echo(f"{facts.name} ({facts.record.digest[:12]}) is in {folder}")
+    for reason in facts.failures:
+        typer.echo(f"  it failed: {reason}")
+
+
+@command(model_commands, "reproduce")
+def reproduce(
+    of: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="As `tether export`; a run's id means all its stages.")
+    ],
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="NAME=PATH", help="Where an input is now, as preferences=FILE."),
+    ] = None,
+    allow_other_code: Annotated[
+        bool, typer.Option("--allow-other-code", help="Though the code here is not what computed it.")
+    ] = False,
+) -> None:
+    """Recompute a model or run from its sources and compare.
+
+    It uses nothing that is stored, and compares digests and metrics."""
+    from flows.models.reproduce import reproduce as again
+    from flows.models.reproduce_text import text
+
+    found = again(tether_home(), of, dict(_named_path(each) for each in data or []), allow_other_code)
+    typer.echo("\n".join(text(found)))
+    if not found.same and not found.explained:
+        raise typer.Exit(DIFFERS)
+
+
+@command(model_commands, "promote")
+def promote(model: Version, reason: Reason = "") -> None:
+    """Make a policy that passed human evaluation the champion.
+
+    The former champion keeps its history."""
+    from flows.models.promotion import promoted
+    from tasks.runs.journal import current_user
+
+    typer.echo(promoted(tether_home(), model, current_user(), reason.strip() or "by hand"))
+
+
+@command(model_commands, "demote")
+def demote(model: Version, reason: Reason = "") -> None:
+    """Take every alias from a version.
+
+    No run gives it one again; only `tether promote` does."""
+    from flows.models.promotion import demoted
+    from tasks.runs.journal import current_user
+
+    if not reason.strip():
+        raise UserError(f"demote {model}: say why, with --reason TEXT.")
+    typer.echo(demoted(tether_home(), model, current_user(), reason.strip()))
+
+
+def _named_path(given: str) -> tuple[str, Path]:
+    name, equals, path = given.partition("=")
+    if not (name and equals and path):
+        raise UserError(f"--data {given}: give NAME=PATH, as --data preferences=pairs.jsonl.")
+    return name, Path(path).expanduser()

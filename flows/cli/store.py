@@ -1,0 +1,174 @@
+"""`tether store`: what is kept, whether it holds, what may go, and runs as files. `--json` prints one object."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from components.base.errors import UserError
+from flows.cli import completion
+from flows.cli.command import command
+from flows.environment import tether_home
+
+if TYPE_CHECKING:
+    from components.store.retention import Gone
+    from components.store.store import ArtifactStore
+
+store = typer.Typer(help="The artifact store: list, verify, collect garbage, export.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id.", autocompletion=completion.runs)]
+DAMAGED = 1
+NAMED = 20
+"""Lines that are printed of each kind; the rest are counted, and `--json` has them."""
+
+
+@command(store, "ls")
+def list_(as_json: Json = False) -> None:
+    """List artifacts and what keeps each of them from `gc`."""
+    from tasks.retention.needs import artifacts
+
+    here = _store()
+    found = artifacts(here)
+    if as_json:
+        typer.echo(json.dumps({"store": here.place.where, "artifacts": [each._asdict() for each in found]}))
+        return
+    for each in found:
+        typer.echo(
+            f"{each.stage:<18}{each.digest[:12]}  {_size(each.size):>9}  {each.time[:16]}  {each.run}  "
+            f"key {each.key[:12]}\n    kept by {', '.join(each.kept_by) or 'nothing'}"
+        )
+    typer.echo(f"{len(found)} artifacts in {here.place.where}. Files that several share are counted in each.")
+
+
+@command(store, "verify")
+def verify(as_json: Json = False) -> None:
+    """Read every record, manifest and object. Exit code 1 if something is damaged or missing."""
+    from components.store.verify import verify as read_all
+
+    report = read_all(_store())
+    if as_json:
+        typer.echo(json.dumps(asdict(report)))
+    else:
+        found = {"damaged": report.damaged, "missing": report.missing, "orphaned": report.orphaned}
+        for kind, flaws in found.items():
+            _name(f"{kind} {each.name}: {each.problem}" for each in flaws)
+        typer.echo(
+            f"{report.records} records and {report.objects} objects ({_size(report.bytes)}) in {report.store}: "
+            f"{', '.join(f'{len(flaws)} {kind}' for kind, flaws in found.items())}."
+        )
+        if report.damaged or report.missing:
+            typer.echo(
+                "A run that needs what is damaged or missing computes it again, and so mends it; what no run needs "
+                "goes with `tether store gc`."
+            )
+        elif report.orphaned:
+            typer.echo("Orphans harm nothing; `tether store gc` removes them when they are an hour old.")
+    if report.damaged or report.missing:
+        raise typer.Exit(DAMAGED)
+
+
+@command(store, "gc")
+def collect(
+    keep_runs: Annotated[int, typer.Option(metavar="N", min=0, help="Keep what the newest N runs need.")] = 10,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, remove nothing.")] = False,
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", help="Also from TETHER_STORE: others' runs are not known here, only their pins are."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what no run, pin or registered model needs. Runs' own folders stay."""
+    from components.store.retention import collect as sweep
+    from tasks.retention.needs import needs
+
+    here = _store()
+    if shared and here.shared is None:
+        raise UserError("--shared: TETHER_STORE is not set, so there is no shared store. Leave the option out.")
+    gone = sweep(here, lambda: needs(here, keep_runs), shared=shared, dry_run=dry_run)
+    freed = sum(each.size for each in gone)
+    if as_json:
+        typer.echo(json.dumps({"dry_run": dry_run, "bytes": freed, "gone": [each._asdict() for each in gone]}))
+        return
+    _name(f"{each.kind} {each.name} ({_size(each.size)})" for each in gone)
+    typer.echo(f"{'Would free' if dry_run else 'Freed'} {freed} bytes ({_size(freed)}): {_counted(gone)}.")
+
+
+@command(store, "export")
+def export(
+    run: Run,
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="The file to write (default: RUN.tar here).")] = None,
+) -> None:
+    """Write a run and every artifact it needs into one file.
+
+    The same run gives the same bytes."""
+    from tasks.retention.archive import export_run
+
+    name, target = export_run(_store(), run, to)
+    typer.echo(f"run {name} is in {target} ({_size(target.stat().st_size)}); `tether store import` takes it up.")
+
+
+@command(store, "import")
+def import_(file: Annotated[Path, typer.Argument(help="What `tether store export` wrote.")]) -> None:
+    """Import an exported run. Everything in it is verified before anything is written."""
+    from tasks.retention.archive import import_run
+
+    done = import_run(_store(), file)
+    typer.echo(
+        f"run {done.run} {'is here now' if done.new_run else 'was here already, and stays as it is'}: {done.records} "
+        f"records ({done.new_records} new), {done.objects} objects. See `tether status {done.run}`."
+    )
+
+
+@command(store, "pin")
+def pin(run: Run) -> None:
+    """Keep what a run needs, whatever `gc` is asked to remove.
+
+    On a shared store it is kept for everybody."""
+    from components.store.retention import write_pin
+    from tasks.runs.status import load_status
+
+    here = _store()
+    status = load_status(here.home, run)
+    new = write_pin(here.place, status.run, status.needs)
+    typer.echo(f"run {run} {'is pinned' if new else 'was pinned already'}.")
+
+
+@command(store, "unpin")
+def unpin(run: Run) -> None:
+    """Let `gc` treat a run like any other again."""
+    from components.store.retention import remove_pin
+
+    here = _store()
+    if not remove_pin(here.place, run):
+        raise UserError(f"run {run} is not pinned in {here.place.where}.")
+    typer.echo(f"run {run} is no longer pinned.")
+
+
+def _size(size: int) -> str:
+    from rich.filesize import decimal  # completion must not wait for rich
+
+    return decimal(size)
+
+
+def _store() -> "ArtifactStore":
+    from components.store.store import ArtifactStore
+
+    return ArtifactStore(tether_home())
+
+
+def _name(lines: Iterable[str]) -> None:
+    lines = list(lines)
+    for line in lines[:NAMED]:
+        typer.echo(line)
+    if len(lines) > NAMED:
+        typer.echo(f"... and {len(lines) - NAMED} more (--json names all)")
+
+
+def _counted(gone: "list[Gone]") -> str:
+    kinds = Counter(each.kind for each in gone)
+    return ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in kinds.items()) or "nothing"

@@ -1,0 +1,122 @@
+"""What is wrong with a config, in one paragraph: the key, the value, the rule, and the nearest key that exists."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, RootModel, ValidationError
+
+_MOST = 5  # problems named in one paragraph
+
+
+def explain(
+    error: ValidationError, values: object, model: type[BaseModel], source: str, extra_keys: Iterable[str] = ()
+) -> str:
+    """The paragraph for `error`, raised when `model` was made from `values` read from `source`.
+
+    `extra_keys` are valid keys that `model` does not spell out.
+    """
+    keys = [*valid_keys(model), *extra_keys]
+    problems = list(dict.fromkeys(_problem(item, values, keys) for item in error.errors(include_url=False)))
+    more = f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else ""
+    text = f"{source}: {'; '.join(problems[:_MOST])}{more}"
+    return text if text.endswith("?") else f"{text}."
+
+
+def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key that `model` takes, groups before what is in them."""
+    if issubclass(model, RootModel):
+        return
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for within, group in _groups(field.annotation):
+            if within:
+                yield prefix + name + within
+            yield from valid_keys(group, f"{prefix}{name}{within}.")
+
+
+def nearest(key: str, keys: list[str]) -> str | None:
+    """The key most like `key`: first among those in the same group, then by its last part, then among all."""
+    group, _, name = key.rpartition(".")
+    siblings = [k for k in keys if k.rpartition(".")[0] == group]
+    near = difflib.get_close_matches(name, [k.rpartition(".")[2] for k in siblings], n=1, cutoff=0.6)
+    if near:
+        return f"{group}.{near[0]}" if group else near[0]
+    same_name = [k for k in keys if k.rpartition(".")[2] == name]
+    others = [k for k in keys if not key.startswith(f"{k}.")]
+    near = difflib.get_close_matches(key, same_name or others, n=1, cutoff=0.0 if same_name else 0.6)
+    return near[0] if near else None
+
+
+def unknown(key: str, value: Any, near: str | None) -> str:
+    """That `key` is none, and which one it may have been meant for."""
+    return f"{key} = {_show(value)}: no such key" + (f"; did you mean {near}?" if near else "")
+
+
+def _problem(item: Any, values: object, keys: list[str]) -> str:
+    path, value = _locate(item["loc"], values)
+    key = ".".join(path) or "the config"
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        path, value = _only_leaf(path, value)
+        key = ".".join(path)
+        near = nearest(key, keys)
+        return unknown(key, value, near)
+    if kind == "missing":
+        return f"{'.'.join(map(str, item['loc']))}: is required"
+    rule = _rule(kind, item["msg"])
+    if isinstance(value, dict) and kind in (
+        "value_error",
+        "assertion_error",
+    ):  # a rule over several keys: the message says which
+        return rule if not path or rule.startswith(f"{key}.") else f"{key}: {rule}"
+    return f"{key} = {_show(value)}: {rule}"
+
+
+def _rule(kind: str, message: str) -> str:
+    if kind in ("value_error", "assertion_error"):
+        message = message.split(", ", 1)[-1]
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return "must be a group of keys"
+    return message.replace("Input should be", "must be").rstrip(".")
+
+
+def _locate(loc: tuple[Any, ...], values: Any) -> tuple[list[str], Any]:
+    """The part of pydantic's location that is in the data (it also names members of unions), and the value there."""
+    path: list[str] = []
+    for part in loc:
+        if (isinstance(values, dict) and part in values) or (
+            isinstance(values, list) and isinstance(part, int) and part < len(values)
+        ):
+            values = values[part]
+        else:
+            continue
+        path.append(str(part))
+    return path, values
+
+
+def _only_leaf(path: list[str], value: Any) -> tuple[list[str], Any]:
+    """Down from an unknown group to its only value, so that `--set poo.kl.target=5` is named as it was typed."""
+    path = list(path)
+    while isinstance(value, dict) and len(value) == 1:
+        [(name, value)] = value.items()
+        path.append(str(name))
+    return path, value
+
+
+def _groups(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The config classes that an annotation names, each with the key that leads to it (`.ppo` in a dict of stages)."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield "", annotation
+    elif get_origin(annotation) is dict:
+        names, value = get_args(annotation)
+        for name in get_args(names):
+            yield from ((f".{name}{within}", group) for within, group in _groups(value))
+    elif get_origin(annotation) is not None:
+        for member in get_args(annotation):
+            yield from _groups(member)
+
+
+def _show(value: Any) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,145 @@
+"""Profiles and `--set`: plain YAML, layered with `extends:`, before anything is checked against the config classes."""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from components.base.errors import UserError
+from components.base.nested import group
+from flows.config import yaml as yaml_text
+
+PROFILES = Path(__file__).parent / "profiles"
+
+
+# A profile of the built-in task, given data of its own instead: what only the simulated truth can answer.
+_WITHOUT_BUILT_IN_TASK: dict[str, JsonValue] = {
+    "human_eval": {"judges": "people"},
+    "gates": {"validate": {"annotator_agreement": None}, "ppo": {"violations_excess": None}},
+}
+
+
+class Override(NamedTuple):
+    """One `--set a.b=c`."""
+
+    path: tuple[str, ...]
+    value: JsonValue
+
+
+def profile_names() -> list[str]:
+    """The built-in profiles."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def read_profile(profile: str | Path, base: Path | None = None) -> dict[str, JsonValue]:
+    """The values of a built-in profile or a YAML file, laid over those of the profile that it `extends:`.
+
+    A name means a built-in profile; something with a slash or a .yaml ending is a file, relative to `base`
+    (default: the current directory).
+
+    Raises:
+        UserError: no such profile, not readable, or extending itself.
+    """
+    return _read(_find(str(profile), base or Path.cwd()), ())
+
+
+def profile_name(profile: str | Path) -> str:
+    """What a run is called after: the built-in profile's name, or the file's without its ending."""
+    return Path(profile).stem if _is_file_name(str(profile)) else str(profile)
+
+
+def parse_override(text: str) -> Override:
+    """`a.b=c` as a path and a YAML value.
+
+    Raises:
+        UserError: no equals sign, or an empty part in the path.
+    """
+    key, equals, value = text.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
+        raise UserError(f"--set {text}: expected KEY=VALUE, as in --set ppo.kl.coefficient=0.1.")
+    return Override(path, yaml_text.parse(value, f"--set {text}"))
+
+
+def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override]) -> dict[str, JsonValue]:
+    """A copy of `values` with each override in its place; `values` is untouched.
+
+    Raises:
+        UserError: an override reaches into something that is a value, not a group of them.
+    """
+    layer: dict[str, JsonValue] = {}
+    for path, value in overrides:
+        _refuse_reaching_into_values(lay(values, layer), path)
+        entry = {path[-1]: value}
+        for part in reversed(path[:-1]):
+            entry = {part: entry}
+        layer = merge(layer, entry)
+    return lay(values, layer)
+
+
+def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """`above` laid over `below`.
+
+    Where `above` brings preferences to a layer that generated them, the judges become people and the gates that ask
+    for simulated votes or the simulated policy are off, unless `above` says otherwise.
+    """
+    if _preferences(above) is not None and _preferences(below) is None and below:
+        below = merge(below, _WITHOUT_BUILT_IN_TASK)
+    return merge(below, above)
+
+
+def _preferences(values: dict[str, JsonValue]) -> JsonValue:
+    return group(values, "data").get("preferences")
+
+
+def merge(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """`above` over `below`: groups are merged key by key, all else is replaced."""
+    out = dict(below)
+    for key, value in above.items():
+        old = out.get(key)
+        out[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
+
+
+def _is_file_name(profile: str) -> bool:
+    return "/" in profile or profile.endswith((".yaml", ".yml"))
+
+
+def _find(profile: str, base: Path) -> Path:
+    if _is_file_name(profile):
+        path = base / Path(profile).expanduser()
+        if not path.is_file():
+            raise UserError(f"{profile}: no such file (looked for {path}).")
+        return path.resolve()
+    names = profile_names()
+    if profile not in names:
+        near = difflib.get_close_matches(profile, names, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UserError(f"{profile}: no such profile. {hint}There are {', '.join(names)}; or name a .yaml file.")
+    return PROFILES / f"{profile}.yaml"
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, JsonValue]:
+    if path in above:
+        chain = " → ".join(p.name for p in (*above, path))
+        raise UserError(f"{path}: extends itself ({chain}).")
+    values = yaml_text.read_mapping(path)
+    parent = values.pop("extends", None)
+    if parent is None:
+        return values
+    if not isinstance(parent, str):
+        raise UserError(f"{path}: extends = {parent!r}: must be a profile's name or a .yaml file.")
+    return lay(_read(_find(parent, path.parent), (*above, path)), values)
+
+
+def _refuse_reaching_into_values(values: dict[str, JsonValue], path: tuple[str, ...]) -> None:
+    for depth, part in enumerate(path[:-1], start=1):
+        found = values.get(part)
+        if found is None:
+            return
+        if not isinstance(found, dict):
+            key = ".".join(path[:depth])
+            raise UserError(f"--set {'.'.join(path)}: {key} is a value ({found!r}), not a group of keys.")
+        values = found

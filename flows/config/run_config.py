@@ -1,0 +1,186 @@
+"""A run's whole config: the stages' config classes side by side, and how a profile and `--set` become one."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from pydantic import Field, JsonValue, ValidationError, create_model, model_validator
+from pydantic.fields import FieldInfo
+
+from components.base.errors import UserError
+from components.base.settings import Settings
+from components.data.config import DataConfig
+from components.gates.judging import ExtraGate, GatesConfig
+from components.gates.table import GATES
+from components.human_eval.config import HumanEvalConfig
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
+from components.ppo.config import PpoConfig
+from components.reward.config import RewardConfig
+from components.sft.config import SftConfig
+from flows.config.errors import explain, nearest, unknown
+from flows.config.profiles import Override, apply_overrides, profile_names, read_profile
+from tasks.stages import PIPELINE, STAGES, Stage, StageName
+
+Job = TypeVar("Job", bound=Settings)
+
+
+LOCAL = "local"
+CPU_POOL = "cpu"
+"""Runs the pipelines, and each stage whose runner is local."""
+GPU_POOL = "gpu"
+"""Computes PPO, one at a time."""
+
+
+class Runner(Settings):
+    """Who computes a stage. A pool's name alone will do: `runners.ppo=gpu`."""
+
+    pool: str = Field(LOCAL, min_length=1)
+    """`local` for the process of the run; else a Prefect work pool, whose worker computes it (see `tether deploy`)."""
+    runtime: Runtime | None = None
+    """The pool's machine, where it isn't like the run's own: what `tether doctor` says there of `a run here`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_name(cls, given: Any) -> Any:
+        return {"pool": given} if isinstance(given, str) else given
+
+
+class Options(Settings):
+    """Everything a run is asked to do. Each group's defaults stand in its stage's class, thresholds in the profiles."""
+
+    project: str = Field("tether", max_length=500, pattern=r"^\S(.*\S)?$")
+    """Name of the MLflow experiment that the run is recorded in, and what its registered models are called after."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of everything random; the same seed on the same kind of machine gives the same bytes."""
+    runtime: Runtime = Runtime()
+    """Device, number format and threads, resolved for this machine before the first key."""
+    runners: dict[StageName, Runner] = Field(default_factory=dict)
+    """Who computes which stage; `local` where nothing is said. It is no part of a key."""
+    generation: GenerationConfig = GenerationConfig()
+    """How responses are sampled, in every stage."""
+    data: DataConfig = DataConfig()
+    """Where the data come from, how they are split."""
+    sft: SftConfig = SftConfig()
+    """Supervised fine-tuning."""
+    reward: RewardConfig = RewardConfig()
+    """The reward model."""
+    ppo: PpoConfig = PpoConfig()
+    """The policy and its tether."""
+    human_eval: HumanEvalConfig = HumanEvalConfig()
+    """The blind comparison with SFT."""
+    gates: GatesConfig = GatesConfig()
+    """Thresholds by stage and gate; null, or no threshold, leaves a gate off. `extra` adds gates on any metric."""
+
+    @model_validator(mode="after")
+    def _extra_gates_are_of_stages(self) -> Self:
+        for stage in self.gates.extra:
+            if stage not in PIPELINE:
+                raise ValueError(f"gates.extra.{stage}: no such stage; there are {', '.join(PIPELINE)}")
+        return self
+
+    @model_validator(mode="after")
+    def _reward_model_fits_ppo(self) -> Self:
+        if self.ppo.score.ensemble != "mean" and self.reward.published < 2:
+            raise ValueError(
+                f"ppo.score.ensemble: {self.ppo.score.ensemble} is of several reward models: set reward.members to 2 "
+                "or more, and leave reward.combine at ensemble"
+            )
+        if self.ppo.lora is not None and self.reward.lora is None:
+            raise ValueError(
+                "ppo.lora: the reward model shares the policy's backbone only where it is an adapter too: set "
+                "reward.lora, as in --set reward.lora.rank=8"
+            )
+        return self
+
+    def job(self, kind: type[Job]) -> Job:
+        """The part of this config that a stage's job class names: all that enters the stage's key."""
+        return kind(**{name: getattr(self, name) for name in kind.model_fields})
+
+    def stage_job(self, stage: Stage) -> Settings:
+        """The job of a stage, for the machine of whoever runs it."""
+        runner = self.runners.get(stage.shown)
+        there = runner.runtime if runner is not None else None
+        config = self if there is None else self.model_copy(update={"runtime": there})
+        return config.job(stage.load_job())
+
+    @property
+    def pools(self) -> dict[str, str]:
+        """Stage to work pool, for the stages that this process does not compute."""
+        return {stage: runner.pool for stage, runner in self.runners.items() if runner.pool != LOCAL}
+
+    def resolved(self) -> Self:
+        """The same for this machine: no `auto` is left in a runtime (a pool's has what it doesn't say from here)."""
+        runners = {
+            stage: runner if runner.runtime is None else Runner(pool=runner.pool, runtime=runner.runtime.resolve())
+            for stage, runner in self.runners.items()
+        }
+        return self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners})
+
+
+def _groups_of_further_stages() -> dict[str, tuple[object, FieldInfo]]:
+    """Name to class and field of each group that a stage's job names and `Options` does not spell out."""
+    fields = [item for stage in STAGES.values() for item in stage.load_job().model_fields.items()]
+    return {name: (field.annotation, field) for name, field in fields if name not in Options.model_fields}
+
+
+if TYPE_CHECKING:
+    RunConfig = Options
+else:
+    RunConfig = create_model(
+        "RunConfig", __base__=Options, __doc__=Options.__doc__, __module__=__name__, **_groups_of_further_stages()
+    )
+
+
+def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunConfig:
+    """A built-in profile or a YAML file with `--set` overrides on top, checked.
+
+    Raises:
+        UserError: no such profile, or a key or value that is none; the message names key, value and nearest key.
+    """
+    return check_config(apply_overrides(read_profile(profile), overrides), source=str(profile))
+
+
+def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
+    """`values` as a config; `source` is where they come from, for the error.
+
+    Raises:
+        UserError: as `load_config`.
+    """
+    gates = [f"gates.{name}" for name in GATES]
+    gates += [
+        f"gates.extra.{stage}.{short}.{field}"
+        for stage, extra in _groups(dict(_groups(values.get("gates"))).get("extra"))
+        for short, _ in _groups(extra)
+        for field in ExtraGate.model_fields
+    ]
+    for stage, thresholds in _groups(values.get("gates")):
+        for short, threshold in _groups(thresholds):
+            if stage != "extra" and (key := f"gates.{stage}.{short}") not in gates:
+                raise UserError(f"{source}: {unknown(key, threshold, nearest(key, gates))}")
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError(explain(error, values, RunConfig, source, extra_keys=gates)) from error
+
+
+def default_values(profile: str) -> tuple[str, dict[str, JsonValue]]:
+    """The values that a run of `profile` has where nothing is changed, and what they are called.
+
+    A profile that is none of ours was a file that may have changed since: then the classes' defaults, and thresholds of
+    the demo, which the classes have none of.
+    """
+    if profile in profile_names():
+        return f"the profile {profile}", to_values(load_config(profile))
+    plain = RunConfig(gates=load_config("demo").gates)
+    return "the classes' defaults and the demo's thresholds", to_values(plain)
+
+
+def _groups(values: Any) -> list[tuple[str, Any]]:
+    """Key and value of a group; nothing of what isn't one."""
+    return list(values.items()) if isinstance(values, dict) else []
+
+
+def to_values(config: RunConfig) -> dict[str, JsonValue]:
+    """`config` as plain values that `check_config` reads back to the same config."""
+    return config.model_dump(mode="json")

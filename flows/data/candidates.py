@@ -1,0 +1,131 @@
+"""`tether data candidates`: find the models, then sample under a key, so that the same command goes on where it was."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from components.base.errors import UserError
+from components.data.config import HubConfig
+from components.data.formats.prompts import Prompts, read_prompts
+from components.data.hub import resolve_source
+from components.human_eval.candidates.config import CandidatesJob
+from components.human_eval.candidates.sample import CandidateModel, CandidatesSummary, finished, run
+from components.keys.fingerprint import stage_key
+from components.store.store import ArtifactStore, digest_folder
+from tasks.result import Input
+from tasks.runs.status import load_status
+from tasks.stages import TORCH
+
+STAGES = ("sft", "ppo")
+"""Stages whose artifact is a language model."""
+
+
+def make_candidates(
+    home: Path,
+    job: CandidatesJob,
+    source: str,
+    models: Sequence[str],
+    out: Path,
+    report: Callable[[int, int], None],
+    on_wait: Callable[[], None] | None = None,
+) -> tuple[CandidatesSummary, Prompts]:
+    """Write candidates into `out`, unless this very call has done so before.
+
+    Args:
+        source: a data file, saved folder or hub name.
+        models: each the folder of a model, or RUN:STAGE.
+        on_wait: called where another process is at the same.
+
+    Returns:
+        The summary that stands in `out`, and the prompts as they were read.
+
+    Raises:
+        UserError: prompts or models can't be read, or `out` holds something else.
+    """
+    path = resolve_source(source, HubConfig(), home / "datasets", "PROMPTS")
+    prompts = read_prompts(path, job.candidates.max_characters)
+    found = find_models(models, home)
+    inputs = {"prompts": Input.of(path).digest, **{f"model {model.name}": model.digest for model in found}}
+    key, _ = stage_key("candidates", job, inputs, "components.human_eval.candidates.sample", TORCH)
+    done = finished(out, key)
+    if done is not None:
+        return done, prompts
+    _check_writable(out)
+    store = ArtifactStore(home)
+    work = store.work_folder(key)
+    with store.lock(key, on_wait) as lease:
+
+        def checked(done: int, total: int) -> None:
+            lease.check()
+            report(done, total)
+
+        done = finished(out, key) or run(job, prompts, found, key, work, out, checked)
+        shutil.rmtree(work, ignore_errors=True)
+    return done, prompts
+
+
+def find_models(names: Sequence[str], home: Path) -> list[CandidateModel]:
+    """The models that `names` name.
+
+    Raises:
+        UserError: there is no such folder, run or stage, or it holds no language model, or a name or a model is there
+            twice.
+    """
+    found: dict[str, CandidateModel] = {}
+    for name in names:
+        model = _find_model(name, home)
+        if model.digest in found:
+            raise UserError(
+                f"--model {name}: it is the same model as --model {found[model.digest].name}. Give it once."
+            )
+        found[model.digest] = model
+    return list(found.values())
+
+
+def _find_model(name: str, home: Path) -> CandidateModel:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return CandidateModel(name, digest_folder(_checked(path, name)), _checked(path, name))
+    run, _, stage = name.rpartition(":")
+    if not run:
+        raise UserError(
+            f"--model {name}: there is no such folder (looked for {path.absolute()}). Give the folder of a Hugging "
+            f"Face model, or RUN:STAGE, as {{run}}:ppo (`tether status` shows the newest run)."
+        )
+    if stage not in STAGES:
+        raise UserError(
+            f"--model {name}: {stage or 'nothing'} is no stage with a language model; name {' or '.join(STAGES)}."
+        )
+    status = load_status(home, run)
+    digest = status.stage(stage).digest
+    if digest is None:
+        raise UserError(f"--model {name}: run {run} has no {stage} model: that stage has no result.")
+    return CandidateModel(name, digest, _checked(ArtifactStore(home).path(digest), name))
+
+
+def _checked(folder: Path, name: str) -> Path:
+    """The folder that holds the model's files, if they are those of a language model."""
+    inner = folder / "model" if (folder / "model").is_dir() else folder
+    if any(inner.glob("*.gguf")):
+        return inner
+    try:
+        config = json.loads((inner / "config.json").read_text(encoding="utf-8"))
+        kinds = [str(kind) for kind in config.get("architectures") or ()]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"--model {name}: {inner} holds no model: its config.json can't be read ({error}).") from error
+    if any(kind.endswith("Classification") for kind in kinds):
+        raise UserError(f"--model {name}: {inner} holds a {kinds[0]}, which writes no text. Name a language model.")
+    return inner
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse now what would fail when all is sampled."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(out.parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise UserError(f"--out {out}: nothing can be written into {out.parent}. Name another folder.")

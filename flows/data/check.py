@@ -1,0 +1,151 @@
+"""`tether data check`: find the files, judge them, show what was found."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.base.errors import GateFailed, UserError
+from components.data.hub import resolve_source
+from data_contracts.config import ValidateJob
+from flows.config.profiles import Override
+from flows.config.run_config import load_config
+from flows.data.pretrained import find_base
+
+if TYPE_CHECKING:
+    from data_contracts.examine import FileReport
+    from data_contracts.findings.agreement import AnnotatorRow
+
+FAILED = GateFailed.exit_code
+LOWEST = 5
+"""Annotators who are named on the terminal, those surest to agree little; `--json` has all."""
+DEFAULTS = "demo"
+"""The profile whose options hold where none is named; without one, nothing is asked of tokens."""
+
+
+def check_file(
+    home: Path,
+    file: str,
+    others: Mapping[str, str | None],
+    profile: str | None,
+    overrides: Sequence[Override],
+    out: Path | None,
+) -> "FileReport":
+    """Judge `file` (and `demonstrations`, `prompts` in `others`) as a run of `profile` would.
+
+    Args:
+        out: a folder that is not there yet; None writes nothing.
+
+    Raises:
+        UserError: a file can't be read or holds not one valid row, or `out` is there.
+    """
+    from rich.console import Console
+
+    from components.base.files import whole_folder
+    from data_contracts.check import check, kind_of
+    from data_contracts.examine import KINDS
+    from data_contracts.sheets import check_sheet
+    from tasks.execution.progress import StageProgress
+
+    if out is not None and out.exists():
+        raise UserError(f"--out {out}: it is there already. Name a folder that isn't.")
+    config = load_config(profile or DEFAULTS, overrides)
+    hub = config.data.hub
+    path = resolve_source(file, hub, home / "datasets", "the file")
+    kind = kind_of(path, config.data)
+    inputs = {kind: path}
+    for name, value in others.items():
+        if value is not None:
+            if kind == "sheet":
+                raise UserError(f"--{name} {value}: {file} is a rating sheet, which is checked alone. Leave it out.")
+            if name in inputs:
+                raise UserError(f"--{name} {value}: {file} holds {name} too. Give one of them.")
+            inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
+    written = nullcontext() if out is None else whole_folder(out)
+    if kind == "sheet":
+        with written as partial:
+            return check_sheet(path, config.human_eval.ratings, config.data.checks, partial)
+    named = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
+    job = config.job(ValidateJob)
+    job = job.model_copy(update={"data": job.data.model_copy(update=named)})
+    if profile is not None and config.sft.base is not None:
+        inputs["base"] = find_base(config.sft.base, home)
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="tether-check-") as scratch, StageProgress(console, "check") as progress:
+
+        def show(rows: int) -> None:
+            progress.show({"step": rows, "metrics": {}, "total": None})
+
+        with written as partial:
+            return check(job, inputs, Path(scratch), partial, show, tokenized=profile is not None)
+
+
+def _interval(ends: list[float] | None) -> str:
+    return "" if ends is None else f" (95 % interval {ends[0]:.3f} to {ends[1]:.3f})"
+
+
+def _annotators(table: "list[AnnotatorRow]") -> str:
+    compared = [(ends, row) for row in table if (ends := row["interval"]) is not None]
+    said = "; ".join(
+        f"{row['annotator']} {row['agreement']:.2f}{_interval(ends)} of {row['compared']}"
+        for ends, row in sorted(compared, key=lambda each: each[0][1])[:LOWEST]
+    )
+    return (
+        f"{len(table)} annotators. Least in agreement with the majority of the others: {said or 'nobody else voted'}."
+    )
+
+
+def print_check(report: "FileReport", out: Path | None) -> None:
+    """A table of the checks that found something, then the votes, then what passes."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from data_contracts.check import first_rows, threshold_text
+
+    console = Console()
+    table = Table(pad_edge=False, box=None)
+    for name, justify in (
+        ("", "left"), ("check", "left"), ("severity", "left"), ("value", "right"), ("threshold", "right"),
+        ("rows", "right"), ("which", "left"),
+    ):  # fmt: skip
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    found = [check for check in report["checks"] if check["rows"] or not check["passed"]]
+    for check in found:
+        status = (
+            "[green]ok[/]" if check["passed"] else "[red]FAIL[/]" if check["severity"] == "error" else "[yellow]warn[/]"
+        )
+        value = "" if check["value"] is None else f"{check['value']:.3g}"
+        name = check["name"] if check["source"] in ("preferences", "kept") else f"{check['source']}: {check['name']}"
+        cells = (name, check["severity"], value, threshold_text(check), str(check["rows"] or ""), first_rows(check))
+        table.add_row(Text.from_markup(status), *map(Text, cells))
+    if found:
+        console.print(table)
+    console.print(
+        f"{len(report['checks']) - len(found)} further checks found nothing. {report['rows']} rows, {report['pairs']} "
+        f"pairs kept, {report['quarantined']} rows quarantined.",
+        highlight=False,
+    )
+    if report["majority"] is not None:
+        answers = ", ".join(f"{answer} {count}" for answer, count in report["majority"].items())
+        console.print(f"Most frequent answers: {answers}.", highlight=False)
+    for title, measure, ends in (
+        ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
+        ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
+    ):
+        if measure is not None:
+            console.print(f"{title} {measure:.3f}{_interval(ends)}.", highlight=False)
+    if report.get("annotators"):
+        console.print(_annotators(report["annotators"]), markup=False, highlight=False)
+    if report["longer_wins"] is not None:
+        kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
+        more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
+        console.print(
+            f"The longer response wins in {report['longer_wins']:.1%} of decided pairs{more}.", highlight=False
+        )
+    if out is not None:
+        written = ", ".join(sorted(path.name for path in out.iterdir()))
+        console.print(f"Written to {out}: {written}", markup=False, highlight=False)
+    failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
+    console.print("The contract holds." if report["passed"] else f"The contract fails: {failed}.", highlight=False)

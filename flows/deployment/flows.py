@@ -1,0 +1,138 @@
+"""The flows that a Prefect server runs: the pipeline, people's labels, and a worker's computing.
+
+`tether deploy` registers them. They take the same way as the command line, and end in states that say how. A flow run
+that is tried again takes up the run of ours that it began.
+"""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from prefect import flow, runtime
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.states import Failed
+from pydantic import Field
+from rich.console import Console
+
+from components.base.errors import TetherError, disk_error
+from components.store.store import ArtifactStore
+from flows import launch
+from flows.config.run_config import RunConfig
+from flows.environment import check_packages, prepare_environment, tether_home
+from tasks.execution.dispatch import FLOW, Order, receive
+from tasks.execution.progress import StageProgress, say
+from tasks.prefect_flow.stages import Outcome
+from tasks.runs.journal import REPORT
+from tasks.runs.label import Label
+from tasks.stages import StageName
+
+T = TypeVar("T")
+
+
+@flow(name="rlhf", flow_run_name="{profile}", retries=0, persist_result=False)
+def rlhf(
+    config: RunConfig,
+    profile: Annotated[str, Field(description="What the run is called after.")] = "custom",
+    from_stage: Annotated[
+        StageName | None,
+        Field(description="Compute from this stage on; the ones before are taken from an earlier run of this config."),
+    ] = None,
+    from_run: Annotated[
+        str | None, Field(description="That earlier run; empty: the newest whose artifacts are all in the store.")
+    ] = None,
+    refresh: Annotated[list[StageName], Field(description="Stages to recompute even if they are stored.")] = [],  # noqa: B006
+    name: Annotated[str | None, Field(description="What to call the run, for people.")] = None,
+    tags: Annotated[list[str], Field(description="The run's tags, each KEY=VALUE or KEY.")] = [],  # noqa: B006
+) -> State[Any]:
+    """The pipeline: validate, sft, reward, ppo, human_eval, or from one of them on; what is stored is not computed."""
+    if from_run is not None and from_stage is None:
+        return Failed(name="UserError", message=f"from_run = {from_run}: name the stage too, with from_stage.")
+    flow_run = str(runtime.flow_run.id)
+
+    def begin(home: Path) -> launch.Launch:
+        label = Label.of(name, tags)
+        if from_stage is None:
+            return launch.new_run(home, profile, config.resolved(), refresh=refresh, flow_run=flow_run, label=label)
+        return launch.rerun(
+            home, from_stage, from_run, config=config, profile=profile, refresh=refresh, flow_run=flow_run, label=label
+        )
+
+    return _run(begin)
+
+
+@flow(name="human-eval", flow_run_name="score {run}", retries=0, persist_result=False)
+def human_eval(
+    sheet: Annotated[str, Field(description="Path of the filled rating sheet (CSV or JSONL), as the worker sees it.")],
+    run: Annotated[str | None, Field(description="The run that awaits these labels; empty: the newest.")] = None,
+) -> State[Any]:
+    """People's labels, scored; they finish a run that awaits them."""
+    return _run(lambda home: launch.scoring(home, run, Path(sheet)))
+
+
+@flow(name=FLOW, flow_run_name="{order.stage} for {order.run}", retries=0, persist_result=False)
+def compute(order: Order) -> State[Any]:
+    """Compute one stage that a pipeline elsewhere has ordered. Not for people: the parameters are an order's."""
+
+    def work(home: Path, console: Console) -> str:
+        with StageProgress(console, order.stage) as progress:
+            record = receive(order, ArtifactStore(home), progress.show, lambda text: say(console, text))
+        say(console, f"{order.stage}: artifact {record.digest[:12]}")
+        return record.digest
+
+    return _guarded(work)
+
+
+def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
+    """Begin a run and compute it; a state says how it ended."""
+
+    def go(home: Path, console: Console) -> str:
+        begun = begin(home)
+        begun.ctx.console = console
+        say(console, f"run {begun.ctx.run} in {home}")
+        try:
+            result = launch.compute_in_flow(begun)
+        finally:
+            say(console, f"report: {begun.ctx.folder / REPORT}")
+        if result is None:
+            say(console, f"waiting for people's labels in {begun.ctx.folder / 'sheet.csv'}")
+        return "Completed" if result is not None else "AwaitingLabels"
+
+    return _guarded(go, name=lambda state: state)
+
+
+def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lambda _: "Completed") -> State[Any]:
+    """Call with this home and a console whose lines are the flow run's log."""
+
+    def in_this_environment() -> T:
+        check_packages()
+        prepare_environment(home)
+        logger = get_run_logger()
+        try:
+            return call(home, Console(file=_LogLines(logger.info), width=200))
+        except TetherError:
+            raise
+        except Exception as error:
+            if (mendable := disk_error(error)) is not None:
+                raise mendable from error
+            logger.exception("This is a mistake of Tether's, not yours:")
+            raise
+
+    home = tether_home()
+    return Outcome[T]().capture(in_this_environment, name)
+
+
+class _LogLines(io.StringIO):
+    """A text file of which each line is logged."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        super().__init__()
+        self._log = log
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in filter(None, lines):
+            self._log(line)
+        return len(text)

@@ -1,0 +1,194 @@
+"""Registering with a Prefect server: work pools, deployments, and an automation that notices dead workers."""
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+
+from prefect.automations import AutomationCore
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+from prefect.deployments.runner import RunnerDeployment
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.exceptions import ObjectNotFound
+from prefect.flows import Flow
+from prefect.schedules import Cron
+from prefect.types.entrypoint import EntrypointType
+from prefect.utilities.urls import url_for
+from pydantic import JsonValue, ValidationError
+
+from components.base.errors import UserError
+from components.base.settings import Settings
+from components.store.place import VARIABLE
+from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
+from flows.deployment import flows
+from flows.sources import DATA
+
+HEARTBEAT_SECONDS = 30
+DEAD_AFTER_SECONDS = 90
+OWN_ENDS = ("GateFailed", "UserError", "MachineMismatch", "CheckFailed", "TetherError", "AwaitingLabels")
+"""Names of our own end states: an event is named after its state's name."""
+DEAD_WORKERS = "Tether: a flow run whose heartbeat stops has crashed"
+
+
+class Schedule(NamedTuple):
+    """When the pipeline runs by itself."""
+
+    cron: str
+    timezone: str
+    active: bool
+
+
+class Deployed(NamedTuple):
+    """A deployment as it was registered."""
+
+    name: str
+    pool: str
+    url: str | None
+
+
+def dispatched(config: RunConfig) -> RunConfig:
+    """`config` with PPO on the GPU pool, unless it says who computes it."""
+    return config.model_copy(update={"runners": {"ppo": Runner(pool=GPU_POOL), **config.runners}})
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """`config` with paths that hold from a worker's folder too."""
+
+    def absolute(value: str | None) -> str | None:
+        return str(Path(value).absolute()) if value is not None and Path(value).exists() else value
+
+    data = {name: absolute(getattr(config.data, name)) for name in DATA}
+    update: dict[str, Settings] = {
+        "data": config.data.model_copy(update=data),
+        "sft": config.sft.model_copy(update={"base": absolute(config.sft.base)}),
+    }
+    if (refresh := config.reward.refresh) is not None:
+        named = refresh.model_copy(update={"from_run": absolute(refresh.from_run)})
+        update["reward"] = config.reward.model_copy(update={"refresh": named})
+    return config.model_copy(update=update)
+
+
+def deploy(
+    home: Path, profile: str, config: RunConfig, schedule: Schedule | None, pools: Iterable[str] = ()
+) -> list[Deployed]:
+    """Register everything (again) on the server that `PREFECT_API_URL` names.
+
+    Args:
+        home: the `TETHER_HOME` that workers use; they must see it.
+        profile: what the pipeline's deployment and its runs are called after.
+        config: the pipeline's defaults, not resolved: the machine that runs it resolves them.
+        schedule: of the pipeline, or None.
+        pools: further pools that are to compute stages, beside cpu and gpu.
+
+    Raises:
+        UserError: the schedule is none.
+    """
+    crons = [] if schedule is None else [_cron(schedule)]
+    home.mkdir(parents=True, exist_ok=True)
+    config = dispatched(with_absolute_paths(config))
+    computing = list(dict.fromkeys([CPU_POOL, GPU_POOL, *pools]))
+    for pool in computing:
+        _make_pool(pool, limit=None if pool == CPU_POOL else 1)
+    defaults: dict[str, JsonValue] = {"profile": profile, "config": to_values(config)}
+    done = [
+        _register(flows.rlhf, profile, CPU_POOL, home, defaults, schedules=crons),
+        _register(flows.human_eval, "score", CPU_POOL, home, {}),
+        *(_register(flows.compute, pool, pool, home, {}, one_gpu=pool == GPU_POOL) for pool in computing),
+    ]
+    _notice_dead_workers()
+    return done
+
+
+def _cron(schedule: Schedule) -> Any:
+    try:
+        return Cron(schedule.cron, timezone=schedule.timezone, active=schedule.active)
+    except (ValidationError, ValueError) as error:
+        reasons = error.errors() if isinstance(error, ValidationError) else [{"msg": str(error)}]
+        raise UserError(
+            f"--cron {schedule.cron!r} --timezone {schedule.timezone!r}: {reasons[0]['msg']}. Expected five fields, as "
+            f"in '0 3 * * 1', and a name like Europe/Berlin."
+        ) from error
+
+
+def _register(
+    flow: Flow[..., Any],
+    name: str,
+    pool: str,
+    home: Path,
+    parameters: dict[str, JsonValue],
+    schedules: Iterable[Any] = (),
+    one_gpu: bool = False,
+) -> Deployed:
+    deployment = RunnerDeployment.from_flow(
+        flow,
+        name,
+        parameters=parameters,
+        schedules=list(schedules),
+        work_pool_name=pool,
+        job_variables={"env": _environment(home, one_gpu)},
+        tags=["tether"],
+        description=flow.description,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+        enforce_parameter_schema=True,
+    )
+    made = cast(UUID, deployment.apply())
+    return Deployed(f"{flow.name}/{name}", pool, url_for("deployment", made))
+
+
+def _environment(home: Path, one_gpu: bool) -> dict[str, str]:
+    """What a worker gives a run of ours; the rest is set as the flow begins."""
+    set_here = {name: os.environ[name] for name in ("MLFLOW_TRACKING_URI", VARIABLE) if os.environ.get(name)}
+    return {
+        "TETHER_HOME": str(home),
+        "DO_NOT_TRACK": "1",
+        "PREFECT_LOGGING_LEVEL": "INFO",  # the run's log, for its page
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        **set_here,
+        **({"CUDA_VISIBLE_DEVICES": "0"} if one_gpu else {}),
+    }
+
+
+def _make_pool(name: str, limit: int | None) -> None:
+    """Make a work pool of processes where there is none; one that a person changed stays as it is."""
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_work_pool(name)
+        except ObjectNotFound:
+            client.create_work_pool(WorkPoolCreate(name=name, type="process", concurrency_limit=limit))
+
+
+def _notice_dead_workers() -> None:
+    """A run whose worker died with it would be `Running` for ever, and be attached to."""
+    ended = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", *OWN_ENDS)}
+    automation = AutomationCore(
+        name=DEAD_WORKERS,
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *ended},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=DEAD_AFTER_SECONDS),
+        ),
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, message="No heartbeat: its worker died.")],
+    )
+    with get_client(sync_client=True) as client:
+        if not client.read_automations_by_name(DEAD_WORKERS):
+            client.create_automation(automation)
+
+
+def describe(deployments: Iterable[Deployed], schedule: Schedule | None) -> list[str]:
+    """Lines for a person: what was registered, and what has to run for it."""
+    deployments = list(deployments)
+    lines = [f"{each.name:<17} {each.pool:<5} {each.url or ''}".rstrip() for each in deployments]
+    if schedule is not None:
+        state = "active" if schedule.active else "paused (its page or --active starts it)"
+        lines.append(f"Schedule: {schedule.cron} {schedule.timezone}, {state}.")
+    pools = dict.fromkeys(each.pool for each in deployments)
+    return lines + [f"A worker: prefect worker start --pool {pool} --type process" for pool in pools]

@@ -1,0 +1,1 @@
+"""A finished model, for people: its card, lineage, export, promotion and reproduction."""

@@ -1,0 +1,252 @@
+"""Model cards in the hub's format (https://huggingface.co/docs/hub/model-cards), from what is recorded of a model."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.nested import group
+from components.data.support_desk.task import SIMULATED
+from components.gates.text import number, outcome, rule
+from components.store.store import Record
+from flows.data.pretrained import MODELS as FETCHED
+from flows.models.card_loading import loading
+from flows.models.card_metrics import arguments, interval, measured
+from flows.models.facts import ModelFacts, facts_of_run
+from tasks.execution.context import RunContext
+
+UNKNOWN_LICENCE = "unknown"
+"""As the hub spells it: of people's data the licence isn't recorded, and whoever publishes the model has to know it."""
+
+DEMOTED = "**Demoted**"
+"""How the lines of a version's life (`tasks.tracking.promotion.state_lines`) say so."""
+
+TASKS = {"sft": "text-generation", "policy": "text-generation", "reward": "text-classification"}
+_ABOUT = {
+    "sft": "A language model fine-tuned on demonstrations: the start, the reference and the baseline of PPO.",
+    "reward": "A reward model: a scalar score of a response to a prompt, trained on preference pairs (Bradley-Terry).",
+    "policy": "A language model trained by PPO against a learned reward, tethered by KL to the SFT model it began as.",
+}
+
+
+def card(facts: ModelFacts) -> str:
+    """The card of a model: YAML for the hub, then Markdown for people."""
+    title = facts.name + "".join(f" version {each.version}" for each in facts.versions[:1])
+    lines = [
+        "---", front_matter(facts), "---", "", f"# {title}", "", *_warnings(facts), _ABOUT[facts.kind], "",
+        *loading(facts), *_made_of(facts), *_options(facts), *_measured(facts), *_gates(facts), *_limits(facts),
+        *_provenance(facts),
+    ]  # fmt: skip
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_cards(ctx: RunContext) -> None:
+    """Write a card into `runs/<run>/cards/` for each model that the gates let through; MLflow gets it from there."""
+    folder = ctx.folder / "cards"
+    for facts in facts_of_run(ctx.home, ctx.run, [result.record for result in ctx.results.values()]):
+        folder.mkdir(exist_ok=True)
+        (folder / f"{facts.name}.md").write_text(card(facts), encoding="utf-8")
+
+
+def front_matter(facts: ModelFacts) -> str:
+    """The card's metadata as YAML: what `huggingface_hub.ModelCard` reads, evaluation results among it."""
+    # Not from huggingface_hub itself, which would import its client of the hub.
+    from huggingface_hub.repocard_data import EvalResult, ModelCardData
+
+    data, (name, hub) = facts.record.inputs.get("data"), _data_name(facts)
+    results = [
+        EvalResult(
+            task_type=TASKS[facts.kind],
+            dataset_type=hub or "custom",
+            dataset_name=name,
+            dataset_split="test",
+            dataset_revision=data,
+            metric_type=each.metric,
+            metric_name=each.what,
+            metric_value=each.value,
+            metric_args=arguments(each),
+        )
+        for each in measured(facts)
+        if each.stage in (facts.record.stage, "human_eval")
+    ]
+    base, generated = _base(facts), _is_generated(facts)
+    licence = base.licence if base else "Apache-2.0" if generated else None
+    return ModelCardData(
+        license=licence.lower() if licence and generated else UNKNOWN_LICENCE,
+        language="en" if generated else None,
+        library_name="transformers",
+        pipeline_tag=TASKS[facts.kind],
+        tags=["tether", "rlhf", {"policy": "ppo", "reward": "reward-model"}.get(facts.kind, facts.kind)],
+        base_model=base.hub if base else None,
+        datasets=[hub] if hub else None,
+        model_name=facts.name,
+        eval_results=results,
+    ).to_yaml()
+
+
+# -- what it was made of -----------------------------------------------------------------------------------------------
+
+
+class _Base(NamedTuple):
+    """The pretrained model that it began as."""
+
+    name: str
+    licence: str | None = None
+    hub: str | None = None
+
+
+def _base(facts: ModelFacts) -> _Base | None:
+    """None where it was trained from nothing."""
+    if not any("base" in record.inputs for record in facts.made):
+        return None
+    named = str(group(facts.config, "sft").get("base") or "a pretrained model")
+    fetched = FETCHED.get(named)
+    return _Base(fetched.hub or named, fetched.licence, fetched.hub) if fetched else _Base(Path(named).name)
+
+
+def _is_generated(facts: ModelFacts) -> bool:
+    """Whether its data are the built-in task's."""
+    data = facts.stages_of.get("validate")
+    return data is not None and "preferences" not in data.inputs
+
+
+def _data_name(facts: ModelFacts) -> tuple[str, str | None]:
+    """What its preference data are called, and their name on the hub, if they come from there."""
+    if _is_generated(facts):
+        return "Tether's support desk (simulated)", None
+    data = facts.stages_of.get("validate")
+    path = facts.paths.get(data.inputs["preferences"]) if data is not None else None
+    named = str(group(facts.config, "data").get("preferences") or path or "preferences")
+    if path is not None and path.parent.name == "datasets" and re.fullmatch(r"[\w.-]+/[\w.-]+", named):
+        return named, named
+    return Path(named).name, None
+
+
+def _made_of(facts: ModelFacts) -> Iterator[str]:
+    yield from ("## What it was made of", "", "| | artifact | computed by | seed | code |", "|---|---|---|---|---|")
+    for record in facts.made:
+        yield (
+            f"| {record.stage} | `{record.digest[:16]}` | run {record.run}, {record.started[:19]} UTC "
+            f"| {record.job.get('seed', '')} | {code(record)} |"
+        )
+    yield from ("", "| source | sha256 | licence |", "|---|---|---|")
+    if _is_generated(facts):
+        yield "| generated by Tether's seeded support desk | | Apache-2.0 |"
+    base = _base(facts)
+    for node in facts.upstream:
+        if not node.records:
+            path, name = facts.paths.get(node.digest), ", ".join(node.names)
+            known = base.licence if base and "base" in node.names else None
+            shown = base.name if base and "base" in node.names else path.name if path else ""
+            named = f"{name}: {_cell(shown)}" if shown else name
+            yield f"| {named} | `{node.digest}` | {known or 'not known to Tether'} |"
+    yield ""
+
+
+def code(record: Record) -> str:
+    """The code that computed a record, in a few words."""
+    known = record.environment.get("code") or {}
+    commit = (known.get("commit") or "")[:12]
+    version = f"Tether {known['version']}, " if known.get("version") else ""
+    return version + (f"commit {commit}{' with changes' if known.get('dirty') else ''}" if commit else "commit unknown")
+
+
+def _options(facts: ModelFacts) -> Iterator[str]:
+    if not facts.options:
+        return
+    yield from ("## Options that differ from the profile", "", "| option | here | in the profile |", "|---|---|---|")
+    for name, option in facts.options.items():
+        yield f"| `{name}` | {_cell(json.dumps(option.value))} | {_cell(json.dumps(option.default))} |"
+    yield ""
+
+
+# -- what is known of it -----------------------------------------------------------------------------------------------
+
+
+def _warnings(facts: ModelFacts) -> Iterator[str]:
+    """What nobody may miss, at the top."""
+    if facts.failures:
+        yield (
+            f"> **This model failed**, as run {facts.run} judged it:"
+            if facts.run
+            else "> **This model was not judged:**"
+        )
+        yield from (f"> - {reason}" for reason in facts.failures)
+        yield ""
+    for line in (line for each in facts.versions for line in each.life if DEMOTED in line):
+        yield from (f"> {line.removeprefix('- ')}", "")
+    for waiver in facts.waivers:
+        yield f"> Gate `{waiver.gate}` failed and was waived by {waiver.user}: {waiver.reason}"
+        yield ""
+    if _is_generated(facts):
+        yield from (f"> {SIMULATED}", "")
+
+
+def _measured(facts: ModelFacts) -> Iterator[str]:
+    yield from ("## What was measured", "", "| | value | 95 % interval | measured on |", "|---|---:|---|---|")
+    for each in measured(facts):
+        yield f"| {each.what} (`{each.metric}`) | {number(each.value)} | {interval(each)} | {each.n} |"
+    yield ""
+    reward = facts.stages_of.get("reward")
+    if reward is not None and (null := reward.metrics.get("reward/ece_null_95")) is not None:
+        yield from (f"A perfectly calibrated reward model's ECE would be below {number(null)} in 95 of 100 tests.", "")
+    if facts.kind == "policy" and "human_eval/win_rate" in [each.metric for each in measured(facts)]:
+        judges = (facts.promoted or {}).get("judges") or group(facts.config, "human_eval").get("judges", "unknown")
+        yield from (f"Judges of the win rate: {judges}.", "")
+
+
+def _gates(facts: ModelFacts) -> Iterator[str]:
+    yield from (
+        "## Gates", "", f"As run {facts.run} judged them." if facts.run else "No run here has judged it.", "",
+        "| gate | outcome | metric | value | rule |", "|---|---|---|---:|---|",
+    )  # fmt: skip
+    for gate in facts.gates:
+        yield f"| {gate.name} | {outcome(gate)} | `{gate.metric}` | {number(gate.value)} | {rule(gate)} |"
+    yield ""
+
+
+def _limits(facts: ModelFacts) -> Iterator[str]:
+    """What it was not tested for, from what was done."""
+    generation = group(facts.record.job, "generation")
+    yield from ("## Limits", "")
+    yield f"- Measured on the held-out split of {_data_name(facts)[0]} alone: no other domain, language or benchmark."
+    yield "- Not tested for safety, bias, privacy or prompts that are meant to mislead it."
+    if generation:
+        yield (
+            f"- Trained and measured on prompts of up to {generation['max_prompt_tokens']} tokens and responses of up "
+            f"to {generation['max_new_tokens']}, sampled at temperature {generation['temperature']:g}, without top-k "
+            "or top-p."
+        )
+    if facts.kind == "reward":
+        yield "- Its scores compare responses to one prompt; across prompts they mean little."
+        yield "- It learned what its annotators preferred, their mistakes and tastes (length, flattery) among it."
+    if facts.kind == "policy":
+        yield "- It was trained towards a learned reward, which can be believed near the SFT model only (the KL above)."
+        if "win_rate" not in str([each.metric for each in measured(facts)]):
+            yield "- Nobody has compared its responses with the SFT model's yet."
+    if off := [gate.name for gate in facts.gates if outcome(gate) == "OFF"]:
+        yield f"- Gates that were off: {', '.join(off)}."
+    yield ""
+
+
+def _provenance(facts: ModelFacts) -> Iterator[str]:
+    record = facts.record
+    yield from ("## Provenance", "", f"- artifact `{record.digest}`, key `{record.key}`, code {code(record)}")
+    libraries = ", ".join(f"{name} {version}" for name, version in record.parts.get("libraries", {}).items())
+    yield f"- computed with {libraries}, Python {record.environment.get('python', 'unknown')}"
+    yield "- on " + ", ".join(f"{name} {value}" for name, value in group(record.job, "runtime").items())
+    for each in facts.versions:
+        aliases = f" ({', '.join(each.aliases)})" if each.aliases else ""
+        yield f"- registered as {each.name} version {each.version}{aliases}"
+        yield from (f"  {line}" for line in each.life)
+    if promoted := facts.promoted:
+        when = f" on {promoted['at']}" if "at" in promoted else ""
+        run = f" in run {promoted['run']}" if "run" in promoted else ""
+        yield f"- promoted by {promoted.get('by', 'someone unknown')}{when}{run}, judges: {promoted.get('judges', '?')}"
+    yield f"- `tether lineage {record.digest[:16]}` says all that is known, `tether reproduce` computes it again"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,84 @@
+"""How a model is loaded from the folder that `tether export` writes: the part of its card that has code."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from pydantic import JsonValue
+
+from components.base.nested import group
+from flows.models.facts import ModelFacts
+
+
+def loading(facts: ModelFacts) -> Iterator[str]:
+    """The lines of that part."""
+    template = _SCORE if facts.kind == "reward" else _GENERATE
+    yield from ("## How to load it", "", "In the folder that `tether export` writes (this file is its README.md):", "")
+    yield from ("```python", template.format(**_scale(facts)), "```", "")
+    if facts.kind == "reward":
+        yield from _about_scores(facts)
+    if group(facts.record.job, facts.record.stage).get("lora"):
+        yield (
+            "The folder holds the whole model, its LoRA adapter merged. `adapter/` holds the adapter alone, for peft: "
+            f"it fits the SFT model, artifact `{facts.record.inputs['sft'][:16]}`, which `tether export` gives too."
+        )
+        heads = len(_weights(facts))
+        classifier = ("AutoModelForSequenceClassification", f", num_labels={heads}")
+        adapted = classifier if facts.kind == "reward" else ("AutoModelForCausalLM", "")
+        yield from ("", "```python", _ADAPTER.format(*adapted), "```", "")
+
+
+def _weights(facts: ModelFacts) -> Mapping[str, JsonValue]:
+    """Each head's weight by its objective, in the heads' order; one without a name where it has no objectives."""
+    return dict(sorted(group(facts.record.job, "reward", "objectives").items())) or {"": 1.0}
+
+
+def _scale(facts: ModelFacts) -> dict[str, float | list[JsonValue]]:
+    """What turns a reward model's logits into its score; of another model nothing that is used."""
+    metrics = facts.record.metrics
+    found = {name: metrics.get(f"reward/{name}", math.nan) for name in ("shift", "scale", "temperature")}
+    return {**found, "weights": list(_weights(facts).values())}
+
+
+def _about_scores(facts: ModelFacts) -> Iterator[str]:
+    options, weights = group(facts.record.job, "reward"), _weights(facts)
+    yield (
+        "The score is read at the end token, after the prompt in its chat template and the response. "
+        "`scaled` has mean 0 and standard deviation 1 over the SFT model's responses; score differences over the "
+        "temperature are log-odds. `config.json` states shift, scale and temperature as `score_scale`."
+    )
+    if options.get("objectives"):
+        told = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+        yield f"Its heads are {', '.join(weights)}: the score is the sum of their logits, weighted by {told}."
+    if options.get("members", 1) != 1 and options.get("combine") == "ensemble":
+        yield f"It is one of {options['members']} members (`members/`); shift, scale and temperature are of their mean."
+    yield ""
+
+
+_GENERATE = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModelForCausalLM.from_pretrained(".")
+prompt = [{{"role": "user", "content": "..."}}]
+inputs = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+output = model.generate(**inputs)  # as it was trained: generation_config.json says so
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
+
+_SCORE = """import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModelForSequenceClassification.from_pretrained(".")
+shift, scale, temperature = {shift!r}, {scale!r}, {temperature!r}
+messages = [{{"role": "user", "content": "..."}}]
+prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+texts = [prompt + response + tokenizer.eos_token for response in ("one response", "another")]
+with torch.no_grad():
+    logits = model(**tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")).logits
+raw = logits @ torch.tensor({weights})
+scaled = (raw - shift) / scale
+probability = torch.sigmoid((raw[0] - raw[1]) / temperature)  # that people prefer the first"""
+
+_ADAPTER = """from peft import PeftModel
+from transformers import {0}
+
+model = PeftModel.from_pretrained({0}.from_pretrained("SFT_FOLDER"{1}), "adapter")"""

@@ -1,0 +1,153 @@
+"""A model out of the store as a Hugging Face folder: for `from_pretrained`, vLLM and the hub."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from components.base.errors import TetherError, UserError
+from components.base.files import whole_folder
+from components.base.hashing import digest_file
+from components.base.jsonl import write_json
+from components.base.nested import group
+from components.gates.text import outcome
+from components.models.weights import check_weights
+from components.store.store import ArtifactStore, Miss
+from flows.models.card import card, code
+from flows.models.facts import ModelFacts, model_facts
+from tasks.runs.status import gates_json
+
+SCALE = "reward.json"
+
+
+def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> ModelFacts:
+    """Write the model that `asked` names into `folder`, whole or not at all.
+
+    The model, its tokenizer and chat template stand in the folder itself, with README.md (its card) and lineage.json.
+    Of LoRA the model is the merged one, and `adapter/` is the adapter as peft writes it. A reward model's config.json
+    has `score_scale`; further members of an ensemble are below `members/`.
+
+    Args:
+        home: the `TETHER_HOME`.
+        asked: as `model_facts`.
+        folder: new or empty; its parents are made.
+        allow_failed: export it though gates failed or PPO was stopped; the card says so at its top.
+
+    Raises:
+        UserError: no such model; `folder` is there and not empty; the model failed; or the store's copy is damaged.
+    """
+    facts = model_facts(home, asked)
+    _check_target(folder)
+    if facts.failures and not allow_failed:
+        raise UserError(
+            f"{asked}: this model failed ({'; '.join(facts.failures)}). Choose another (`tether lineage {asked}` shows "
+            f"what it was made of), or export it all the same with --allow-failed; its card will say so."
+        )
+    store, record = ArtifactStore(home), facts.record
+    found = store.lookup(record.key, record.digest)
+    if isinstance(found, Miss):
+        raise UserError(
+            f"{asked}: the store has it no more as it was ({found.reason}). `tether reproduce {record.digest[:16]}` "
+            f"computes it again, or import a run that has it (`tether store import`)."
+        )
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with whole_folder(folder.absolute()) as out:
+        _copy(store.path(found), found.files, out)
+        for each in (out, *out.glob("members/*")):
+            check_weights(each, asked)
+        _state_sampling(out, group(record.job, "generation"))
+        _state_scale(out)
+        (out / "README.md").write_text(card(facts), encoding="utf-8")
+        write_json(out / "lineage.json", lineage_json(facts))
+    return facts
+
+
+def _check_target(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder}: this folder is not empty. Name a new one, or empty it first.")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: this is a file. Name a new folder.")
+
+
+def _copy(artifact: Path, files: Mapping[str, str], out: Path) -> None:
+    """Copy what belongs to the model, and see that each copy is, byte for byte, what the record says."""
+    for name, sha in files.items():
+        if (place := _place(name)) is None:
+            continue
+        target = out / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(artifact / name, target)
+        if digest_file(target) != sha:
+            raise TetherError(f"{name} was not copied as it is in the store. The disk or its memory may be at fault.")
+
+
+def _place(name: str) -> str | None:
+    """Where a file of an artifact goes: `model/` is the folder itself. None for what is no part of the model."""
+    first, _, rest = name.partition("/")
+    if first == "model":
+        return rest
+    if first == "members":
+        number, part, below = rest.split("/", 2)
+        return f"members/{number}/{below if part == 'model' else f'{part}/{below}'}"
+    return name if first == "adapter" or name == SCALE else None
+
+
+def _state_sampling(out: Path, generation: Mapping[str, JsonValue]) -> None:
+    """Let `generate` and vLLM sample as the model was trained and measured: transformers' own default is top-k 50."""
+    path = out / "generation_config.json"
+    if path.is_file() and generation:
+        sampling = {"do_sample": True, "temperature": generation["temperature"], "top_k": 0, "top_p": 1.0}
+        _update(path, {**sampling, "max_new_tokens": generation["max_new_tokens"]})
+
+
+def _state_scale(out: Path) -> None:
+    """Shift, scale and temperature of a reward model's scores, in every member's config too."""
+    if (out / SCALE).is_file():
+        scale = json.loads((out / SCALE).read_text(encoding="utf-8"))
+        for path in (out / "config.json", *out.glob("members/*/config.json")):
+            _update(path, {"score_scale": scale})
+
+
+def _update(path: Path, more: Mapping[str, JsonValue]) -> None:
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | dict(more))
+
+
+def lineage_json(facts: ModelFacts) -> dict[str, object]:
+    """What the model was made of and how it was judged, for machines.
+
+    `made` are the artifacts in the order of making, `sources` the external inputs, `run` the one whose gates judged it.
+    """
+    return {
+        "model": facts.name,
+        "versions": [each.version for each in facts.versions],
+        "kind": facts.kind,
+        "digest": facts.record.digest,
+        "key": facts.record.key,
+        "files": facts.record.files,
+        "run": facts.run,
+        "failures": facts.failures,
+        "made": [
+            {
+                "stage": record.stage,
+                "digest": record.digest,
+                "key": record.key,
+                "inputs": record.inputs,
+                "run": record.run,
+                "started": record.started,
+                "seed": record.job.get("seed"),
+                "code": record.environment.get("code") or code(record),
+                "libraries": record.parts.get("libraries", {}),
+            }
+            for record in facts.made
+        ],
+        "sources": {node.digest: list(node.names) for node in facts.upstream if not node.records},
+        "options": {name: option._asdict() for name, option in facts.options.items()},
+        "gates": [
+            {**shown, "outcome": outcome(gate)}
+            for shown, gate in zip(gates_json(facts.gates), facts.gates, strict=True)
+        ],
+        "waivers": [waiver.model_dump() for waiver in facts.waivers],
+        "promoted": facts.promoted,
+    }

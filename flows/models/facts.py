@@ -1,0 +1,240 @@
+"""One model with all that its card and its export say of it: its records, and the run that it is judged by."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from components.base.errors import UserError
+from components.gates.judging import Verdict, Waiver
+from components.gates.text import number, outcome, rule
+from components.store.graph import Graph, Node
+from components.store.store import ArtifactStore, Record
+from flows.models.lineage import ChangedOption, changed_options, find_subject, keys_of
+from tasks.runs.config import run_values
+from tasks.runs.journal import Done, read_done, recorded_paths
+from tasks.runs.status import StageStatus, has_run, list_runs, load_status
+from tasks.tracking.links import MODELS, model_name
+from tasks.tracking.registry import Version, versions
+
+PASSED = ("passed", "cached")
+"""States of a stage whose gates passed, none of them waived."""
+
+
+class ModelFacts(NamedTuple):
+    """What is known of a model."""
+
+    name: str
+    """As it is registered (`tether-policy`), whether it is or not."""
+    record: Record
+    upstream: tuple[Node, ...]
+    """All that it was made of, in the order of making; itself last."""
+    paths: Mapping[str, Path]
+    """Maps the digest of an external input to where it was read."""
+    config: Mapping[str, JsonValue]
+    """Of the run that computed it; empty where that is not here."""
+    options: Mapping[str, ChangedOption]
+    """Those that differ from the profile's, of all stages that it was made by, by dotted name."""
+    run: str | None
+    """The run whose gates judge it; None where no run here has it."""
+    stages: Mapping[str, StageStatus]
+    """That run's stages by name."""
+    waivers: Sequence[Waiver]
+    """Those of that run."""
+    versions: tuple[Version, ...]
+    """Its registered versions, where the registry was asked."""
+    promoted: Mapping[str, str] | None
+    """Who made it champion: `{by, at, run, judges}`."""
+
+    @property
+    def kind(self) -> str:
+        """sft, reward or policy."""
+        return MODELS[self.record.stage]
+
+    @property
+    def made(self) -> list[Record]:
+        """The newest record of each artifact that it was made of, itself last; its own is the one it was found by."""
+        return [*(node.records[0] for node in self.upstream[:-1] if node.records), self.record]
+
+    @property
+    def stages_of(self) -> dict[str, Record]:
+        """Stage to its record, itself and what it was made of directly: an earlier run's reward model is not here."""
+        by_digest = {record.digest: record for record in self.made}
+        inputs = [self.record.inputs.get(name) for name in ("data", "sft", "reward")]
+        records = [*(by_digest[digest] for digest in inputs if digest in by_digest), self.record]
+        return {record.stage: record for record in records}
+
+    @property
+    def gates(self) -> list[Verdict]:
+        """Every gate that judged it or what it was made of, and of a policy those of human_eval."""
+        shown = [*self.stages_of, *(["human_eval"] if self.kind == "policy" else [])]
+        return [gate for name in shown if name in self.stages for gate in self.stages[name].gates]
+
+    @property
+    def failures(self) -> list[str]:
+        """Why it should not be used: gates that failed and were not waived, a PPO that was stopped, no judgement."""
+        if self.run is None:
+            return ["no run here has judged it by gates"]
+        own = [self.record.stage, *(["human_eval"] if self.kind == "policy" else [])]
+        gates = {gate.name: gate for name in own if name in self.stages for gate in self.stages[name].gates}
+        found = [
+            f"{name}: {gate.metric} is {number(gate.value)}, must be {rule(gate)}"
+            for name, gate in gates.items()
+            if outcome(gate) == "FAIL"
+        ]
+        stopped = gates.get("ppo.stopped")
+        if self.record.metrics.get("ppo/stopped") and (stopped is None or outcome(stopped) == "OFF"):
+            found.append("PPO was stopped before its last update, at ppo.kl.stop_above")
+        return found
+
+
+def model_facts(home: Path, asked: str) -> ModelFacts:
+    """The facts of the model that `asked` names.
+
+    Args:
+        home: the `TETHER_HOME`.
+        asked: a registered model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), a run's model
+            (`RUN/reward`; `RUN` alone means its policy), or the beginning of an artifact's digest or key.
+
+    Raises:
+        UserError: nothing of that name is known, or it is no model.
+    """
+    graph, registered = Graph.of(ArtifactStore(home)), versions(home)
+    digest, run = find_model(home, asked, graph, registered)
+    model = next((each for each in registered if asked in each.spellings), None)
+    if run is None:
+        run = _judging_run(home, digest, [each for each in registered if each.digest == digest])
+    if run is not None:
+        graph = graph.of_keys(keys_of(home, run))
+    return _gather(home, digest, graph, registered, run, model.name if model is not None else None, _Runs(home))
+
+
+def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[ModelFacts]:
+    """The facts of each model that a run's gates let through, from that run alone: cheap, for its end.
+
+    Args:
+        home: the `TETHER_HOME`.
+        run: the run.
+        records: what it has, by this run or from the store.
+    """
+    graph, runs = Graph(records), _Runs(home)
+    for stage in load_status(home, run).stages:
+        passed = stage.name in MODELS and stage.state in (*PASSED, "waived")
+        if passed and stage.digest and graph.node(stage.digest).records:
+            yield _gather(home, stage.digest, graph, (), run, None, runs)
+
+
+def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> tuple[str, str | None]:
+    """The digest of the model that `asked` names, and the run that it is named by, if it is.
+
+    Raises:
+        UserError: as `model_facts`.
+    """
+    run, _, stage = asked.partition("/")
+    if has_run(home, run):
+        stage = stage or "ppo"
+        digests = {each.name: each.digest for each in load_status(home, run).stages if each.name in MODELS}
+        if (digest := digests.get(stage)) is None:
+            there = [name for name, digest in digests.items() if digest]
+            raise UserError(
+                f"{asked}: run {run} has no model of {stage}. "
+                + (f"Name one that it has, as {run}/{there[-1]}." if there else "None of its stages got to a model.")
+            )
+        return digest, run
+    subject = find_subject(home, asked, graph, registered)
+    stages = {record.stage for digest in subject.digests for record in graph.node(digest).records}
+    if len(subject.digests) != 1 or not stages & set(MODELS):
+        raise UserError(
+            f"{asked}: this is {', '.join(stages) or 'an external input'}, not a model. Only "
+            f"{', '.join(MODELS)} produce models: give a registered one (as tether-policy@champion), RUN/STAGE, or its "
+            f"digest."
+        )
+    return subject.digests[0], None
+
+
+def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str | None:
+    """The run that made a model champion, else the newest whose gates let it through, else the newest that has it."""
+    promoted = [each.promoted["run"] for each in registered if each.promoted and "run" in each.promoted]
+    for run in promoted:
+        if has_run(home, run):
+            return run
+    newest = None
+    for run in list_runs(home):
+        for stage in load_status(home, run).stages:
+            if stage.digest == digest:
+                newest = newest or run
+                if stage.state in (*PASSED, "waived"):
+                    return run
+    return newest
+
+
+def _gather(
+    home: Path,
+    digest: str,
+    graph: Graph,
+    registered: Iterable[Version],
+    run: str | None,
+    name: str | None,
+    runs: "_Runs",
+) -> ModelFacts:
+    upstream = tuple(graph.upstream([digest]))
+    record = next((each for each in upstream[-1].records if each.run == run), upstream[-1].records[0])
+    config = runs.config(record.run)
+    status = None if run is None else load_status(home, run)
+    stages = {} if status is None else {stage.name: stage for stage in status.stages}
+    done = [] if run is None else read_done(home / "runs" / run)
+    own = tuple(each for each in registered if each.digest == digest)
+    promoted = next((each.promoted for each in own if each.promoted), None)
+    if promoted is None and MODELS[record.stage] == "policy":
+        promoted = _promoted(stages, done)
+    options: dict[str, ChangedOption] = {}
+    for each in (*(node.records[0] for node in upstream[:-1] if node.records), record):
+        options |= changed_options(each, runs.profile(each.run))
+    computed_by = {each.run for node in upstream for each in node.records}
+    sources = {node.digest for node in upstream if not node.records}
+    paths = recorded_paths(home, computed_by) if sources else {}
+    return ModelFacts(
+        name=name or model_name(str(config.get("project", "tether")), MODELS[record.stage]),
+        record=record,
+        upstream=upstream,
+        paths={source: paths[source] for source in sources if source in paths},
+        config=config,
+        options=dict(sorted(options.items())),
+        run=run,
+        stages=stages,
+        waivers=[] if status is None else status.waivers,
+        versions=own,
+        promoted=promoted,
+    )
+
+
+class _Runs:
+    """Configs and profiles of runs, each read once: YAML is slow. None of a run that is not here."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._configs: dict[str, dict[str, JsonValue]] = {}
+
+    def config(self, run: str) -> dict[str, JsonValue]:
+        """As it was kept: one of an older version need not be a config of this one."""
+        if run not in self._configs:
+            self._configs[run] = run_values(self._home, run) if has_run(self._home, run) else {}
+        return self._configs[run]
+
+    def profile(self, run: str) -> str | None:
+        """What it is called after."""
+        return load_status(self._home, run).profile if has_run(self._home, run) else None
+
+
+def _promoted(stages: Mapping[str, StageStatus], done: Iterable[Done]) -> dict[str, str] | None:
+    """Who promoted the policy of a run, by that run's own folder: MLflow may hear of it later."""
+    judged = stages.get("human_eval")
+    if judged is None or judged.state not in PASSED:
+        return None
+    for each in done:
+        if each.record.digest == judged.digest:
+            at = datetime.fromtimestamp(each.time / 1000, UTC).isoformat(timespec="seconds")
+            return {"by": each.user, "at": at, "run": each.run, "judges": each.judges}
+    return None

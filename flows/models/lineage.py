@@ -1,0 +1,302 @@
+"""What a run, model, artifact or file was made of, and what was made of it: facts for `tether lineage`."""
+
+import functools
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from components.base.errors import UserError
+from components.base.hashing import digest_json
+from components.base.nested import flatten
+from components.store.graph import Graph, Node
+from components.store.records import Record
+from components.store.store import ArtifactStore
+from flows.config.run_config import default_values
+from tasks.result import Input
+from tasks.runs.status import StageStatus, finite, gates_json, has_run, load_readable, load_status
+from tasks.tracking.registry import Version, find_version, versions_of
+
+JUDGED_BY = 20
+"""Runs that are named of those that judged an artifact, the newest."""
+
+
+class Subject(NamedTuple):
+    """What the question is about."""
+
+    kind: str
+    """run, model, artifact, or source."""
+    name: str
+    digests: tuple[str, ...]
+    run: str | None = None
+
+
+class ChangedOption(NamedTuple):
+    """An option that differs from the profile's."""
+
+    value: JsonValue
+    default: JsonValue
+
+
+class Judging(NamedTuple):
+    """A run that took an artifact, as its status says."""
+
+    run: str
+    stage: StageStatus
+
+
+@dataclass(frozen=True)
+class SourceNode:
+    """What no stage made, as far as is known."""
+
+    digest: str
+    names: tuple[str, ...]
+    """What those that were made of it call it."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the node as `tether lineage --json` prints it."""
+        return {"digest": self.digest, "names": list(self.names), "stage": None}
+
+
+@dataclass(frozen=True)
+class LostNode(SourceNode):
+    """What runs took from a stage, whose record can't be read any more."""
+
+    lost: str
+    """Why not, and what would give it one."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the same, and why it is lost."""
+        return {**super().as_json(), "lost": self.lost}
+
+
+@dataclass(frozen=True)
+class ArtifactNode(SourceNode):
+    """What a stage made."""
+
+    record: Record
+    options: dict[str, ChangedOption]
+    """By dotted name, those that differ from the profile's."""
+    judged: list[Judging]
+    """The runs that took it, the newest first."""
+    models: Sequence[Version]
+
+    @property
+    def source(self) -> str:
+        """One sha256 of all the code that the stage runs."""
+        return digest_json(self.record.parts.get("source", {}))
+
+    def as_json(self) -> dict[str, object]:
+        """Return the same, and all that is known of how it was made and judged."""
+        record = self.record
+        return {
+            **super().as_json(),
+            **record.model_dump(include={"stage", "key", "run", "started", "seconds", "inputs"}),
+            "seed": record.job.get("seed"),
+            "options": {name: option._asdict() for name, option in self.options.items()},
+            "code": record.environment.get("code"),
+            "source": self.source,
+            "libraries": record.parts.get("libraries", {}),
+            "environment": record.machine,
+            "metrics": finite(record.metrics),
+            "judged": [
+                {
+                    "run": run,
+                    "state": stage.state,
+                    "gates": gates_json(stage.gates),
+                    "waivers": [waiver.model_dump() for waiver in stage.waivers],
+                }
+                for run, stage in self.judged
+            ],
+            "models": [
+                {
+                    "name": each.name,
+                    "version": each.version,
+                    "aliases": list(each.aliases),
+                    "promoted": each.promoted,
+                    "life": each.life,
+                }
+                for each in self.models
+            ],
+        }
+
+
+class LineageEdge(NamedTuple):
+    """The artifact `to` was made of `made_of`, which it calls `name`."""
+
+    made_of: str
+    to: str
+    name: str
+
+
+class LineageGraph(NamedTuple):
+    """What something was made of, or what was made of it."""
+
+    subject: Subject
+    downstream: bool
+    nodes: list[SourceNode]
+    """In the order in which they were made."""
+    edges: list[LineageEdge]
+    unreadable: dict[str, str]
+    """Key to what is wrong with its record: what it is part of may be missing here."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return what `tether lineage --json` prints."""
+        return {
+            "subject": {"kind": self.subject.kind, "name": self.subject.name, "digests": self.subject.digests},
+            "direction": "downstream" if self.downstream else "upstream",
+            "nodes": [node.as_json() for node in self.nodes],
+            "edges": [{"from": edge.made_of, "to": edge.to, "name": edge.name} for edge in self.edges],
+            "unreadable": [{"key": key, "reason": reason} for key, reason in self.unreadable.items()],
+        }
+
+
+def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
+    """The graph upstream (or downstream) of what is asked for.
+
+    Args:
+        home: the `TETHER_HOME`.
+        asked: a run's id, a model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), the beginning of an
+            artifact's digest or key, or a file or folder that runs have read.
+        downstream: what was made of it instead of what it was made of.
+
+    Raises:
+        UserError: nothing of that name is known.
+    """
+    with uncollected():
+        return _lineage(home, asked, downstream)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the collector, which goes through the same thousands of records again and again, half of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _lineage(home: Path, asked: str, downstream: bool) -> LineageGraph:
+    store = ArtifactStore(home)
+    graph = Graph.of(store)
+    named = find_version(home, asked)
+    subject = find_subject(home, asked, graph, [named] if named else [])
+    if subject.run and not downstream:
+        graph = graph.of_keys(keys_of(home, subject.run))
+    nodes = graph.downstream(subject.digests) if downstream else graph.upstream(subject.digests)
+    shown = {node.digest for node in nodes}
+    runs = _runs(home)
+    by_digest: dict[str, list[Version]] = {}
+    for version in versions_of(home, shown):
+        by_digest.setdefault(version.digest, []).append(version)
+    return LineageGraph(
+        subject=subject,
+        downstream=downstream,
+        nodes=[_node(node, runs, by_digest, subject.run, graph) for node in nodes],
+        edges=[
+            LineageEdge(digest, node.digest, name)
+            for node in nodes
+            for name, digest in graph.inputs(node.digest).items()
+            if digest in shown
+        ],
+        unreadable={key: miss.reason for key, miss in sorted(graph.unreadable.items())},
+    )
+
+
+def keys_of(home: Path, run: str) -> set[str]:
+    """The keys of the stages of a run."""
+    return set(load_status(home, run).needs)
+
+
+def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> Subject:
+    """What `asked` names. Raises `UserError` if it names nothing that is known."""
+    if has_run(home, asked):
+        digests = tuple(stage.digest for stage in load_status(home, asked).stages if stage.digest)
+        return Subject("run", asked, digests, asked)
+    model = next((each for each in _newest_first(registered) if asked in each.spellings), None)
+    if model is not None:
+        return Subject("model", f"{model.name}/{model.version}", (model.digest,))
+    if digest := graph.find(asked):
+        kind = "artifact" if graph.node(digest).records else "source"
+        return Subject(kind, digest[:16], (digest,))
+    path = Path(asked).expanduser()
+    if path.exists():
+        digest = Input.of(path).digest
+        if not graph.node(digest).names:
+            raise UserError(f"{asked}: no run here has read it as it is now (sha256 {digest[:16]}).")
+        return Subject("source", str(path), (digest,))
+    raise UserError(
+        f"{asked}: there is no such run, model, artifact or file. Give a run's id (`tether status`), a registered "
+        f"model (as tether-policy@champion), six or more digits of a digest (`tether store ls`), or a data file."
+    )
+
+
+def _newest_first(registered: Iterable[Version]) -> list[Version]:
+    return sorted(registered, key=lambda each: (each.name, -int(each.version)))
+
+
+class _Runs(NamedTuple):
+    """What the runs of a home say."""
+
+    judging: dict[str, list[Judging]]
+    """Artifact's digest to the runs that took it, the newest first."""
+    profiles: dict[str, str]
+    """Run to the profile that it is called after."""
+
+
+def _runs(home: Path) -> _Runs:
+    found = _Runs({}, {})
+    for status in load_readable(home)[0]:
+        found.profiles[status.run] = status.profile
+        for stage in status.stages:
+            if stage.digest:
+                found.judging.setdefault(stage.digest, []).append(Judging(status.run, stage))
+    return found
+
+
+def _node(
+    node: Node, runs: _Runs, registered: Mapping[str, Sequence[Version]], run: str | None, graph: Graph
+) -> SourceNode:
+    """What is known of an artifact or a source."""
+    took = runs.judging.get(node.digest, [])
+    if not node.records:
+        if not took:
+            return SourceNode(node.digest, node.names)
+        return LostNode(node.digest, node.names, _lost(next((t for t in took if t.run == run), took[-1]), graph))
+    record = next((each for each in node.records if each.run == run), node.records[0])
+    options = changed_options(record, runs.profiles.get(record.run))
+    return ArtifactNode(node.digest, node.names, record, options, took[:JUDGED_BY], registered.get(node.digest, ()))
+
+
+def _lost(taken: Judging, graph: Graph) -> str:
+    """Why an artifact that a run took has no record, and what would give it one."""
+    key, stage = taken.stage.key or "", taken.stage.name
+    reason = graph.unreadable[key].reason if key in graph.unreadable else "the store no longer has its record"
+    return f"{stage} of run {taken.run}, key {key[:16]}: {reason}. `tether rerun {stage} --from {taken.run}`"
+
+
+def changed_options(record: Record, profile: str | None) -> dict[str, ChangedOption]:
+    """Options of the record's job that differ from those of the profile of the run that computed it, by dotted name.
+
+    The classes' defaults stand in for a profile that is none of ours; empty where that run isn't here.
+    """
+    if profile is None:
+        return {}
+    defaults = _defaults(profile)
+    return {
+        name: ChangedOption(value, defaults[name])
+        for name, value in flatten(record.job).items()
+        if name in defaults and not name.startswith("runtime.") and value != defaults[name]
+    }
+
+
+@functools.cache
+def _defaults(profile: str) -> dict[str, JsonValue]:
+    return flatten(default_values(profile)[1])

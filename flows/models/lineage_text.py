@@ -1,0 +1,125 @@
+"""A lineage for people: in the terminal, as a Mermaid graph, as one page of HTML with a table of links."""
+
+import html
+import json
+from collections.abc import Iterator
+
+from components.gates.text import number
+from components.keys.code_version import CodeVersion
+from flows.models.lineage import ArtifactNode, LineageGraph, LostNode, SourceNode
+
+
+def text(found: LineageGraph) -> str:
+    """Every artifact with what it was made of and how it was judged, in the order in which they were made."""
+    subject = found.subject
+    towards = "went into" if found.downstream else "made of"
+    lines = [f"{subject.kind} {subject.name} {towards}, in the order of making:"]
+    for node in found.nodes:
+        lines += ["", title(node), *(f"  {line}" for line in facts(node))]
+    return "\n".join([*lines, *(["", note] if (note := incomplete(found)) else [])])
+
+
+def incomplete(found: LineageGraph) -> str:
+    """What to say where records of the store are damaged: an answer that may lack something has to say so."""
+    if not found.unreadable:
+        return ""
+    named = "; ".join(f"{key[:16]}: {reason}" for key, reason in found.unreadable.items())
+    return f"This may not be all: records of the store can't be read ({named}). See `tether store verify`."
+
+
+def title(node: SourceNode) -> str:
+    """One line for an artifact."""
+    what = node.record.stage if isinstance(node, ArtifactNode) else ", ".join(node.names) or "source"
+    return f"{what}  {node.digest[:16]}"
+
+
+def facts(node: SourceNode) -> Iterator[str]:
+    """What there is to say of an artifact, a line each."""
+    if not isinstance(node, ArtifactNode):
+        yield node.lost if isinstance(node, LostNode) else "no stage made it"
+        return
+    record, libraries = node.record, node.record.parts.get("libraries", {})
+    if record.inputs:
+        yield "made of " + ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(record.inputs.items()))
+    yield f"computed by run {record.run}, {record.started}, in {record.seconds:.1f} s; seed {record.job.get('seed')}"
+    yield f"code {_code(node)}; {', '.join(f'{name} {version}' for name, version in libraries.items())}"
+    for name, option in node.options.items():
+        yield f"option {name} = {json.dumps(option.value)} (the profile has {json.dumps(option.default)})"
+    for run, stage in node.judged:
+        gates = [gate for gate in stage.gates if gate.threshold is not None]
+        passed = sum(gate.passed for gate in gates)
+        yield f"in run {run}: {stage.state}" + (f", {passed} of {len(gates)} gates passed" if gates else "")
+        for gate in gates:
+            if not gate.passed:
+                yield f"  {gate.name}: {gate.metric} is {number(gate.value)}, {'waived' if gate.waived else 'failed'}"
+        for waiver in stage.waivers:
+            yield f"  {waiver.gate} waived by {waiver.user}: {waiver.reason}"
+    for model in node.models:
+        aliases = f" ({', '.join(model.aliases)})" if model.aliases else ""
+        yield f"registered as {model.name} version {model.version}{aliases}"
+        yield from (f"  {line.removeprefix('- ').replace('**', '')}" for line in model.life)
+
+
+def mermaid(found: LineageGraph) -> str:
+    """The graph as Mermaid draws it (https://mermaid.js.org/syntax/flowchart.html)."""
+    lines = ["flowchart LR"]
+    for node in found.nodes:
+        open_, close = ("[", "]") if isinstance(node, ArtifactNode) else ("[(", ")]")
+        shown = title(node).replace('"', "#quot;").replace("  ", "<br/>")
+        lines.append(f'    {_id(node.digest)}{open_}"{shown}"{close}')
+    for edge in found.edges:
+        lines.append(f"    {_id(edge.made_of)} -->|{edge.name}| {_id(edge.to)}")
+    return "\n".join(lines)
+
+
+def page(found: LineageGraph) -> str:
+    """One page that needs no network: the artifacts in the order of making, each with links to what it was made of."""
+    name = f"{found.subject.kind} {found.subject.name}"
+    towards = "what was made of it" if found.downstream else "what it was made of"
+    rows = "".join(
+        f'<tr><th scope="row">{_link(node)}</th><td>{_made_of(node, found)}</td></tr>' for node in found.nodes
+    )
+    parts = [
+        "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{html.escape(name)}: {towards}</title>", f"<style>{_STYLE}</style></head><body><main>",
+        f"<h1>{html.escape(name)}: {towards}</h1>",
+        f'<table><thead><tr><th scope="col">artifact</th><th scope="col">made of</th></tr></thead>{rows}</table>',
+    ]  # fmt: skip
+    for node in found.nodes:
+        lines = "".join(f"<li>{html.escape(line.strip())}</li>" for line in facts(node))
+        parts.append(f'<section id="{node.digest}"><h2>{html.escape(title(node))}</h2><ul>{lines}</ul></section>')
+    if note := incomplete(found):
+        parts.append(f'<p role="note">{html.escape(note)}</p>')
+    return "\n".join([*parts, "</main></body></html>"])
+
+
+_STYLE = """
+:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 }
+main { max-width: 72rem; margin: 0 auto; padding: 1rem }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.05rem; margin: 1.5rem 0 .25rem }
+ul { margin: 0; padding-left: 1.2rem } li, td, th { overflow-wrap: anywhere }
+table { border-collapse: collapse }
+th, td { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid #8c959f }
+"""
+
+
+def _link(node: SourceNode, text: str = "") -> str:
+    return f'<a href="#{node.digest}">{html.escape(text or title(node))}</a>'
+
+
+def _made_of(node: SourceNode, found: LineageGraph) -> str:
+    """Links to what an artifact was made of, by the names that it calls them; empty where none is in the graph."""
+    nodes = {each.digest: each for each in found.nodes}
+    return ", ".join(_link(nodes[edge.made_of], edge.name) for edge in found.edges if edge.to == node.digest)
+
+
+def _code(node: ArtifactNode) -> str:
+    code = node.record.environment.get("code", CodeVersion())
+    commit = (code.get("commit") or "")[:12] or "of unknown commit"
+    return f"{commit}{' with changes' if code.get('dirty') else ''} (source {node.source[:12]})"
+
+
+def _id(digest: str) -> str:
+    return f"n{digest[:12]}"

@@ -1,0 +1,80 @@
+"""A person moves a registered model's aliases, on the record."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.base.errors import UserError
+
+if TYPE_CHECKING:
+    from tasks.tracking.registry import Version
+
+
+def promoted(home: Path, asked: str, by: str, because: str) -> str:
+    """Point `champion` at the policy `asked`; returns what to say.
+
+    Raises:
+        UserError: no such version, none of a policy, or its human-eval gate has not passed.
+    """
+    from tasks.tracking.promotion import CHAMPION, Versions, human_eval
+
+    registered = _versions(home)
+    found = _find(registered, asked)
+    shown = f"{found.name}/{found.version}"
+    if not found.name.endswith("-policy"):
+        raise UserError(f"promote {asked}: {shown} is no policy; only a policy is ever champion.")
+    judged = human_eval(found.tags)
+    if judged.get("state") != "passed":
+        why = f"was {judged['state']} in run {judged['run']}" if judged else "has not happened"
+        raise UserError(
+            f"promote {asked}: the human evaluation of {shown} {why}, and only a policy that passed its gates is "
+            f"promoted. Finish it with `tether human-eval score SHEET`, or rerun human_eval."
+        )
+    if CHAMPION in found.aliases:
+        return f"{shown} is {CHAMPION} already."
+    before = next((each for each in registered if each.name == found.name and CHAMPION in each.aliases), None)
+    Versions(_client(home)).promote(found.name, found.version, by, because, _now(), run=judged["run"])
+    instead = f", in place of version {before.version}" if before else ""
+    return f"{shown} is {CHAMPION} now{instead}."
+
+
+def demoted(home: Path, asked: str, by: str, because: str) -> str:
+    """Take every alias from the version `asked`; returns what to say.
+
+    Raises:
+        UserError: no such version.
+    """
+    from tasks.tracking.promotion import Versions
+
+    found = _find(_versions(home), asked)
+    Versions(_client(home)).demote(found.name, found.version, by, because, _now())
+    lost = f" It was {' and '.join(found.aliases)}; nothing is now." if found.aliases else ""
+    return f"{found.name}/{found.version} is demoted: {because}.{lost}"
+
+
+def _find(registered: "Sequence[Version]", asked: str) -> "Version":
+    """The version that `asked` names. Raises `UserError` for none, and for a name that has several versions."""
+    found = [each for each in registered if asked in each.spellings]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{asked} has {len(found)} versions: say which, as {asked}/{found[0].version}.")
+    there = ", ".join(sorted(f"{each.name}/{each.version}" for each in registered)[:10]) or "none"
+    raise UserError(f"{asked}: there is no such registered version; there are {there}.")
+
+
+def _versions(home: Path) -> "list[Version]":
+    from tasks.tracking.registry import versions
+
+    return versions(home)
+
+
+def _client(home: Path) -> object:
+    from tasks.tracking.client import connect
+
+    return connect(home)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

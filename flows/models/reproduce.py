@@ -1,0 +1,285 @@
+"""`tether reproduce`: what the records of a model or run say, computed again in a store of its own, and compared.
+
+Nothing that there is gets touched: no record, no alias, no MLflow. That is why it is no run with `--refresh`: other
+bytes would become the newest record of their keys, and the same bytes would make an old policy the candidate again.
+"""
+
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from components.base.errors import UserError
+from components.base.hashing import digest_json
+from components.base.nested import group
+from components.base.settings import Settings
+from components.keys.changes import KeyParts, changes
+from components.keys.code_version import code_version
+from components.keys.fingerprint import ROOT, code_parts
+from components.models.runtime import Runtime
+from components.store.graph import Graph
+from components.store.store import ArtifactStore, Record
+from flows.models.facts import find_model
+from flows.models.lineage import find_subject, keys_of
+from tasks.execution.computing import Work, compute_once
+from tasks.execution.context import new_run_id
+from tasks.execution.keying import key_of
+from tasks.execution.progress import StageProgress, say
+from tasks.result import Input
+from tasks.runs.journal import recorded_paths
+from tasks.stages import STAGES
+from tasks.tracking.registry import versions
+
+
+class Comparison(NamedTuple):
+    """An artifact as it is recorded, and as it came out now."""
+
+    recorded: Record
+    made: Record
+
+    @property
+    def same(self) -> bool:
+        """To the byte."""
+        return self.recorded.digest == self.made.digest
+
+    @property
+    def same_inputs(self) -> bool:
+        """What it was made of; else its own bytes prove nothing."""
+        return self.recorded.inputs == self.made.inputs
+
+
+class Reproduction(NamedTuple):
+    """What came out, in the order of making."""
+
+    subject: str
+    pairs: Sequence[Comparison]
+    kept: Path | None
+    """The home with the results, where some differ."""
+
+    @property
+    def same(self) -> bool:
+        """Whether every artifact is."""
+        return all(pair.same for pair in self.pairs)
+
+    @property
+    def explained(self) -> bool:
+        """Whether the two machines or programs differ wherever the same inputs gave other bytes."""
+        return all(differences(pair) for pair in self.pairs if not pair.same and pair.same_inputs)
+
+
+def reproduce(
+    home: Path,
+    asked: str,
+    data: Mapping[str, Path] | None = None,
+    allow_other_code: bool = False,
+    console: Console | None = None,
+    root: Path = ROOT,
+) -> Reproduction:
+    """Compute again, from its external inputs, all that `asked` was made of, and itself.
+
+    An interrupted one is taken up by the same call. On a machine that lacks what a record was computed with
+    (instruction set, threads, device), this one's takes its place.
+
+    Args:
+        home: the `TETHER_HOME`.
+        asked: a run's id (all its stages), a model (as `find_model`), or an artifact's digest.
+        data: input name (`preferences`, `base`, `sheet`, ...) to where it is now; else it is read where it was.
+        allow_other_code: go on though the code here is another than what computed it.
+        console: where progress is said.
+        root: the folder that holds our packages.
+
+    Raises:
+        UserError: nothing of that name, an input that is gone or has changed, or other code. And what a stage raises.
+    """
+    data, console = data or {}, console or Console()
+    graph = Graph.of(ArtifactStore(home))
+    subject, digests, keys = _subject(home, asked, graph)
+    plan = _plan(graph, digests, keys, root)
+    if other := _other_code(plan, root):
+        if not allow_other_code:
+            raise UserError(f"{other} To go on with the code here: --allow-other-code.")
+        say(console, other)
+    sources = _sources(home, plan, data, graph)
+    scratch = home / "reproduce" / digest_json(sorted(digests))[:16]
+    store = ArtifactStore(scratch, alone=True)
+    made: dict[str, Record] = {}
+    by_digest = {record.digest: record for record in plan}
+    for record in plan:
+        inputs = {name: _input(record, name, by_digest, made, sources, store) for name in record.inputs}
+        made[record.digest] = _compute(record, inputs, store, console, root)
+    pairs = [Comparison(record, made[record.digest]) for record in plan]
+    return Reproduction(subject, pairs, _settle(scratch, all(pair.same for pair in pairs)))
+
+
+def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], Collection[str]]:
+    """What is asked for in words, its artifacts' digests, and the keys under which a run has them."""
+    registered = versions(home)
+    run, _, stage = asked.partition("/")
+    if stage and (home / "runs" / run / "run.json").is_file():
+        digests: Sequence[str] = [find_model(home, asked, graph, registered)[0]]
+        words = f"model {asked}"
+    else:
+        subject = find_subject(home, asked, graph, registered)
+        run, digests, words = subject.run or "", subject.digests, f"{subject.kind} {subject.name}"
+    if not any(graph.node(digest).records for digest in digests):
+        raise UserError(
+            f"{asked}: the store has no record of how it was made. Name a run, a model or an artifact that a stage "
+            f"made (`tether store ls` lists them)."
+        )
+    return words, digests, keys_of(home, run) if run else ()
+
+
+def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Path) -> list[Record]:
+    """The records to compute again, what goes in before what comes out.
+
+    Of several that gave the same artifact, that of the run asked for, else one of this very code, else the newest.
+    """
+    order: dict[str, Record] = {}
+
+    def visit(digest: str) -> None:
+        records = graph.node(digest).records
+        if digest in order or not records:
+            return
+        record = min(records, key=lambda each: (each.key not in keys, bool(_changed_source(each, root))))
+        for given in record.inputs.values():
+            visit(given)
+        order[digest] = record
+
+    for digest in digests:
+        visit(digest)
+    return list(order.values())
+
+
+# -- code, inputs, options ---------------------------------------------------------------------------------------------
+
+
+def _other_code(plan: Sequence[Record], root: Path) -> str:
+    """Says that the code here is another one, of which stages, and what to check out; empty where it is the same."""
+    changed = {record.stage: found for record in plan if (found := _changed_source(record, root))}
+    if not changed:
+        return ""
+    stage, files = next(iter(changed.items()))
+    known = [each.environment.get("code") or {} for each in plan if each.stage in changed]
+    codes = {str(code.get("commit") or ""): code for code in known}
+    commits = [
+        f"git checkout {commit}" + (" (it had uncommitted changes, which no commit holds)" if code.get("dirty") else "")
+        for commit, code in codes.items()
+        if commit
+    ]
+    return (
+        f"the code here (commit {code_version(root)['commit'] or 'unknown'}) differs from the code that computed "
+        f"{', '.join(changed)} ({stage}: {', '.join(files[:3])}{' and more' if len(files) > 3 else ''}). "
+        f"{'Check it out: ' + ', or '.join(commits) if commits else 'Its commit is not recorded'}."
+    )
+
+
+def _changed_source(record: Record, root: Path) -> list[str]:
+    """Modules of a record's stage, and its built-in task, that are not here as they were."""
+    stage, task = STAGES.get(record.stage), next(iter(record.parts.get("task", {})), None)
+    here = code_parts(stage.module, root, task) if stage else KeyParts()
+    then = KeyParts(source=record.parts.get("source", {}), task=record.parts.get("task", {}))
+    return [change.name for change in changes(then, here)]
+
+
+def _sources(home: Path, plan: Sequence[Record], data: Mapping[str, Path], graph: Graph) -> dict[str, Path]:
+    """Maps the digest of an external input to its path; each is checked to hold what was read then."""
+    by_digest = {record.digest: record for record in plan}
+    wanted = {
+        (name, digest)
+        for record in plan
+        for name, digest in record.inputs.items()
+        if digest not in by_digest and _file_of(record, digest, by_digest) is None
+    }
+    if unknown := sorted(set(data) - {name for name, _ in wanted}):
+        there = ", ".join(sorted({name for name, _ in wanted})) or "none: all its data are generated"
+        raise UserError(f"--data {unknown[0]}: it has no such input; there is {there}.")
+    recorded = recorded_paths(home, {record.run for record in plan})
+    found: dict[str, Path] = {}
+    for name, digest in sorted(wanted):
+        path = data.get(name) or recorded.get(digest)
+        again = f"Give it as it was with --data {name}=PATH (sha256 {digest[:16]})."
+        if path is None:
+            damaged = ", ".join(f"{key[:16]}: {miss.reason}" for key, miss in sorted(graph.unreadable.items()))
+            lost = f", and may be what a damaged record tells of ({damaged})" if damaged else ""
+            raise UserError(f"input {name}: where it was read is not recorded here{lost}. {again}")
+        if not path.exists():
+            raise UserError(f"input {name}: {path} is not there any more. {again}")
+        if (here := Input.of(path).digest) != digest:
+            raise UserError(f"input {name}: {path} is not what was read then (its sha256 is {here[:16]}). {again}")
+        found[digest] = path
+    return found
+
+
+def _file_of(record: Record, digest: str, by_digest: Mapping[str, Record]) -> tuple[str, str] | None:
+    """Artifact and name of an input that is a file of another input, as the simulated judges' sheet is the sample's."""
+    beside = [by_digest[each] for each in record.inputs.values() if each in by_digest]
+    return next(((each.digest, name) for each in beside for name, sha in each.files.items() if sha == digest), None)
+
+
+def _input(
+    record: Record, name: str, by_digest: Mapping[str, Record], made: Mapping[str, Record], sources: Mapping[str, Path],
+    store: ArtifactStore,
+) -> Input:  # fmt: skip
+    """An input of a record as it is now: computed again, a file of what was, or an external input."""
+    digest = record.inputs[name]
+    if digest in made:
+        return Input(digest=made[digest].digest, path=store.path(made[digest]), stored=True)
+    if (found := _file_of(record, digest, by_digest)) is not None:
+        artifact, file = found
+        return Input.of(store.path(made[artifact]) / file)
+    return Input(digest=digest, path=sources[digest])
+
+
+def _job(record: Record) -> Settings:
+    """A record's options; what is no part of a key, as where its data were, has its default."""
+    values = dict(record.job)
+    if refresh := group(values, "reward", "refresh"):  # has no default, and is not read where inputs are given
+        values["reward"] = {**group(values, "reward"), "refresh": {**refresh, "from_run": record.run}}
+    try:
+        job = STAGES[record.stage].load_job().model_validate(values)
+    except (KeyError, ValidationError) as error:
+        commit = (record.environment.get("code") or {}).get("commit") or "that computed it"
+        raise UserError(
+            f"{record.stage}: this code does not know its options. Check out the commit {commit}."
+        ) from error
+    runtime = getattr(job, "runtime", None)
+    return job.model_copy(update={"runtime": _fitting(runtime)}) if runtime is not None else job
+
+
+def _fitting(runtime: Runtime) -> Runtime:
+    """The runtime with what this machine lacks replaced by what it has."""
+    here, lacking = Runtime().resolve(), {problem.partition(":")[0] for problem in runtime.misfits()}
+    return runtime.model_copy(update={name: getattr(here, name) for name in lacking})
+
+
+def _compute(record: Record, inputs: Mapping[str, Input], store: ArtifactStore, console: Console, root: Path) -> Record:
+    stage, job = STAGES[record.stage], _job(record)
+    key, parts = key_of(stage, job, inputs, root)
+    work = Work(stage, job, inputs, key, parts, "reproduce", f"as run {record.run} did")
+    with StageProgress(console, stage.name) as progress:
+        found, _ = compute_once(work, store, progress.show, lambda text: say(console, text))
+    return found
+
+
+def _settle(scratch: Path, same: bool) -> Path | None:
+    """Remove what came out the same; keep the rest, under a name that the next attempt doesn't take up."""
+    if same:
+        shutil.rmtree(scratch)
+        return None
+    kept = scratch.with_name(f"{scratch.name}-{new_run_id()}")
+    os.rename(scratch, kept)
+    return kept
+
+
+def differences(pair: Comparison) -> list[str]:
+    """In what the two computations of an artifact differ, inputs aside: options, machine, source, libraries."""
+    found = [str(each) for each in changes(pair.recorded.parts, pair.made.parts) if each.part != "input"]
+    was, now = pair.recorded.environment, pair.made.environment
+    for name in ("cpu", "python"):
+        if was.get(name) != now.get(name):
+            found.append(f"{name} {was.get(name) or 'not recorded'} -> {now.get(name)}")
+    return found

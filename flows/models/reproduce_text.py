@@ -1,0 +1,41 @@
+"""A reproduction for people: what came out the same, which metrics differ, and what could explain it."""
+
+from collections.abc import Iterator
+
+from flows.models.reproduce import Comparison, Reproduction, differences
+
+
+def text(found: Reproduction) -> Iterator[str]:
+    """A reproduction for people, line by line."""
+    width = max(len(pair.recorded.stage) for pair in found.pairs) + 2
+    for pair in found.pairs:
+        one, other = pair.recorded.digest[:12], pair.made.digest[:12]
+        yield f"{pair.recorded.stage:<{width}}" + (
+            f"{one}  the same" if pair.same else f"{one} -> {other}  another one"
+        )
+    if found.same:
+        yield f"Reproduced: {found.subject}, {len(found.pairs)} artifacts, each the same to the byte."
+        return
+    yield from ("", f"{'metric':<44}{'recorded':>14}{'now':>14}{'difference':>14}")
+    for pair in found.pairs:
+        yield from (f"{name:<44}{_shown(was)}{_shown(now)}{_shown(gap)}" for name, was, now, gap in _metrics(pair))
+    yield ""
+    for pair in found.pairs:
+        if not pair.same and pair.same_inputs:
+            told = differences(pair)
+            unknown = "nothing that is recorded explains it: the same code, options, libraries and machine."
+            yield f"{pair.recorded.stage}: {'what could explain it:' if told else unknown}"
+            yield from (f"  {each}" for each in told)
+    yield f"What came out is kept in {found.kept}; remove it when you have looked."
+
+
+def _metrics(pair: Comparison) -> Iterator[tuple[str, float | None, float | None, float | None]]:
+    was, now = pair.recorded.metrics, pair.made.metrics
+    for name in sorted({*was, *now}):
+        one, other = was.get(name), now.get(name)
+        if str(one) != str(other):  # as text, for NaN is not itself
+            yield name, one, other, None if one is None or other is None else other - one
+
+
+def _shown(value: float | None) -> str:
+    return f"{'none' if value is None else f'{value:.6g}':>14}"

@@ -1,0 +1,118 @@
+"""Two runs side by side: data, options, code, libraries, metrics, gates."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from components.base.nested import flatten
+from components.gates.text import number, outcome
+from components.keys.changes import Change, changes
+from components.store.store import ArtifactStore
+from flows.reports.facts import taken_record
+from tasks.runs.config import run_values
+from tasks.runs.status import RunStatus, StageStatus, load_status
+
+V = TypeVar("V")
+Differing = dict[str, tuple[V | None, V | None]]
+"""Name to both values where they differ; None where a run has no such thing."""
+
+
+@dataclass(frozen=True)
+class StageDiff:
+    """How a stage of two runs differs."""
+
+    name: str
+    states: tuple[str, str]
+    digests: tuple[str | None, str | None]
+    changes: list[Change]
+    """Of the parts of its key."""
+    metrics: Differing[float]
+    gates: Differing[str]
+
+    @property
+    def same(self) -> bool:
+        """Whether both took one artifact."""
+        return self.digests[0] is not None and self.digests[0] == self.digests[1]
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """How two runs differ."""
+
+    runs: tuple[RunStatus, RunStatus]
+    options: Differing[object]
+    """By dotted name."""
+    stages: list[StageDiff]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `tether diff --json` prints."""
+        return {
+            "runs": [run.model_dump(include={"run", "profile", "state", "seconds"}) for run in self.runs],
+            "options": self.options,
+            "stages": [
+                {
+                    **{name: getattr(each, name) for name in ("name", "states", "digests", "same")},
+                    "changes": [{**asdict(change), "text": str(change)} for change in each.changes],
+                    "metrics": each.metrics,
+                    "gates": each.gates,
+                }
+                for each in self.stages
+            ],
+        }
+
+
+def diff(home: Path, one: str, other: str) -> RunDiff:
+    """Compare two runs.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    store = ArtifactStore(home)
+    first, second = load_status(home, one), load_status(home, other)
+    return RunDiff(
+        runs=(first, second),
+        options=_differing(flatten(run_values(home, first.run)), flatten(run_values(home, second.run))),
+        stages=[_stage(store, *pair) for pair in zip(first.stages, second.stages, strict=True)],
+    )
+
+
+def _stage(store: ArtifactStore, one: StageStatus, other: StageStatus) -> StageDiff:
+    first, second = taken_record(store, one), taken_record(store, other)
+    return StageDiff(
+        name=one.name,
+        states=(one.state, other.state),
+        digests=(one.digest, other.digest),
+        changes=changes(first.parts, second.parts) if first and second else [],
+        metrics=_differing(one.metrics, other.metrics),
+        gates=_differing(_outcomes(one), _outcomes(other)),
+    )
+
+
+def _outcomes(stage: StageStatus) -> dict[str, str]:
+    return {verdict.name: outcome(verdict) for verdict in stage.gates}
+
+
+def _differing(one: Mapping[str, V | None], other: Mapping[str, V | None]) -> Differing[V]:
+    names = dict.fromkeys([*one, *other])
+    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+
+
+def text(found: RunDiff) -> str:
+    """The same for people."""
+    lines = [f"{run.run}  {run.profile}, {run.state}, {run.seconds:.0f} s" for run in found.runs]
+    if found.options:
+        lines += ["", "options", *(f"  {name}: {_pair(values)}" for name, values in found.options.items())]
+    for stage in found.stages:
+        first, second = ((digest or "none")[:12] for digest in stage.digests)
+        lines += ["", f"{stage.name}  {f'the same, {first}' if stage.same else f'{first} | {second}'}"]
+        if stage.states[0] != stage.states[1]:
+            lines.append(f"  state: {_pair(stage.states)}")
+        lines += [f"  {change}" for change in stage.changes]
+        lines += [f"  {name}: {number(a)} | {number(b)}" for name, (a, b) in sorted(stage.metrics.items())]
+        lines += [f"  gate {name}: {_pair(values)}" for name, values in stage.gates.items()]
+    return "\n".join(lines)
+
+
+def _pair(values: tuple[object, object]) -> str:
+    return " | ".join("none" if value is None else str(value) for value in values)

@@ -1,0 +1,211 @@
+"""The report of a run as one HTML file: opens from disk, asks for nothing, runs no script.
+
+What a model or the data wrote is text here and nothing else: the template escapes all of it, and the page's content
+policy allows one style sheet, known by its sha256, and images that are in the page itself.
+"""
+
+import base64
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from components.base.files import replacing
+from components.data.support_desk.task import SIMULATED
+from components.gates.table import brief_metrics
+from components.gates.text import number
+from components.keys.code_version import CodeVersion, code_version
+from flows.reports.facts import Curve, RunFacts, StageFacts, run_facts
+from tasks.execution.plots import thin
+
+TEMPLATES = Path(__file__).parent / "templates"
+LONGEST = 1500
+"""Characters of a text that are shown."""
+ROWS = 100
+"""Rows of a table of curves."""
+
+
+def write_page(home: Path, run: str) -> Path:
+    """Write `report.html` into the run's folder.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    path = home / "runs" / run / "report.html"
+    text = page(run_facts(home, run))
+    with replacing(path) as temporary:
+        # A quarantined row may hold what UTF-8 can't.
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+    return path
+
+
+class Table(NamedTuple):
+    """Curves as numbers: a row a step."""
+
+    columns: list[str]
+    rows: list[list[float | None]]
+
+    @property
+    def told(self) -> str:
+        """From where to where each curve goes, for those who do not see the chart."""
+        told = []
+        for column, name in enumerate(self.columns[1:], 1):
+            values = [row[column] for row in self.rows if row[column] is not None]
+            told += [f"{name} goes from {number(values[0])} to {number(values[-1])}"] if values else []
+        return "; ".join(told)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the template gets beside the fields of `RunFacts`."""
+
+    of: Mapping[str, StageFacts]
+    """The stages by name."""
+    tables: Mapping[str, Table]
+    """Stage to its curves."""
+    style: str
+    allowed: str
+    """The page's content policy."""
+    ending: list[str]
+    written_by: CodeVersion
+    simulated_note: str = SIMULATED
+
+
+def page(facts: RunFacts) -> str:
+    """The page of `run_facts`."""
+    style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    stages = {stage.name: stage for stage in facts.stages}
+    beside = Page(
+        of=stages,
+        tables={stage: table(x, named, stages[stage].curves) for stage, (x, named) in SHOWN.items()},
+        style=style,
+        allowed=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        ending=ending(facts),
+        written_by=code_version(),
+    )
+    return _environment().get_template("run.html").render(vars(facts) | vars(beside))
+
+
+def ending(facts: RunFacts) -> list[str]:
+    """How the run ended, a sentence each; none where there is nothing to add to its state."""
+    told = []
+    for gate in facts.gates:
+        name, metric, value = gate.verdict.name, gate.verdict.metric, number(gate.verdict.value)
+        if gate.outcome == "FAIL":
+            told.append(f"Stopped by {name}: {metric} is {value}, must be {bound(gate.rule)}.")
+        if gate.outcome == "WAIVED":
+            told.append(f"The gate {name} failed and was waived.")
+    for stage in facts.status.stages:
+        if stage.state in ("failed", "interrupted", "running"):
+            told.append(f"The stage {stage.name}: {stage.state}.")
+        if stage.state == "awaiting_labels":
+            told.append("The run waits for people's labels in sheet.csv, which is in the folder of this page.")
+    return told
+
+
+SHOWN: dict[str, tuple[str, dict[str, str]]] = {
+    "sft": ("optimiser step", {"sft/train_loss": "training loss"}),
+    "reward": ("optimiser step", {"reward/train_loss": "training loss"}),
+    "ppo": ("PPO update", {
+        "ppo/proxy_reward": "proxy reward", "ppo/gold": "gold score", "ppo/kl": "KL, nats per response",
+        "ppo/kl_per_token": "KL, nats per token", "ppo/beta": "β", "ppo/entropy": "entropy, nats per token",
+        "ppo/response_tokens": "response, tokens",
+    }),
+}  # fmt: skip
+"""Stage to what a step of it is, and the curves that a table shows, with their words."""
+
+
+def table(x: str, named: Mapping[str, str], curves: Mapping[str, Curve]) -> Table:
+    """The curves named, those that the run has, by step; `x` is what a step is."""
+    shown = [name for name in named if curves.get(name)]
+    values = [dict(curves[name]) for name in shown]
+    steps = sorted({step for each in values for step in each})
+    return Table(
+        [x, *(named[name] for name in shown)], [[step, *(each.get(step) for each in values)] for step in steps]
+    )
+
+
+def code_name(code: CodeVersion) -> str:
+    """Version and commit, as `components.keys.code_version` has them."""
+    commit = str(code.get("commit") or "")[:12]
+    changes = ", with changes of its own" if code.get("dirty") else ""
+    return f"{code.get('version') or 'version not recorded'}{f', commit {commit}' if commit else ''}{changes}"
+
+
+@functools.cache
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "number": number, "duration": duration, "moment": moment, "value": shown, "cut": cut, "rows": rows,
+        "bound": bound, "breakable": breakable, "picture": picture,
+        "code": code_name, "brief": brief,
+    }  # fmt: skip
+    return found
+
+
+def brief(stage: StageFacts) -> list[tuple[str, str]]:
+    """The main metrics of a stage, with their words."""
+    return [(name, name.partition("/")[2].replace("_", " ")) for name in brief_metrics(stage.name, stage.metrics)]
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(text: str) -> str:
+    """An ISO time to the second, in UTC."""
+    try:
+        return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S} UTC"
+    except ValueError:
+        return text
+
+
+def bound(rule: str) -> str:
+    """A gate's rule with the signs that people write."""
+    return rule.replace("<=", "≤").replace(">=", "≥")
+
+
+def breakable(name: str) -> Markup:
+    """A dotted name that may go on in the next line after each part."""
+    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
+
+
+def shown(value: object) -> str:
+    """An option's value."""
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def cut(text: object) -> str:
+    """The beginning of a text, and how much more there is."""
+    text = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
+    more = len(text) - LONGEST
+    return text if more <= 0 else f"{text[:LONGEST]} … ({more:,} more characters)"
+
+
+def rows(found: Table) -> list[list[float | None]]:
+    """At most `ROWS` of a table's rows, evenly spaced."""
+    return thin(found.rows, ROWS)
+
+
+def picture(svg: Path) -> str:
+    """A stored chart as the source of an image: there no script in it runs, and its ids stay its own."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"

@@ -1,0 +1,139 @@
+"""The runs of a home in one table."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from components.base.errors import UserError
+from components.gates.text import number
+from flows.reports.terminal import STYLES
+from tasks.execution.progress import say
+from tasks.runs.label import Label
+from tasks.runs.status import WORST_FIRST, RunStatus, load_readable
+
+DAMAGED = "damaged"
+"""The state of a run whose run.json can't be read."""
+
+
+class ListedRun(NamedTuple):
+    """A run as `tether runs --json` prints it."""
+
+    run: str
+    name: str
+    profile: str
+    state: str
+    started: str
+    """ISO 8601, UTC; of a damaged run when its file was written."""
+    seconds: float | None
+    kl: float | None
+    """`ppo/kl`: nats a response."""
+    win_rate: float | None
+    """`human_eval/win_rate` against SFT."""
+    tags: Mapping[str, str]
+
+
+def listed(home: Path) -> list[ListedRun]:
+    """Return every run, newest first; one that can't be read hides no other."""
+    readable, damaged = load_readable(home)
+    found = [_listed(each) for each in readable]
+    for run, written in damaged.items():
+        when = datetime.fromtimestamp(written, UTC).isoformat(timespec="microseconds")
+        found.append(ListedRun(run, "", "", DAMAGED, when, None, None, None, {}))
+    return sorted(found, key=lambda each: each.started, reverse=True)
+
+
+def _listed(status: RunStatus) -> ListedRun:
+    metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
+    kl, win_rate = metrics.get("ppo/kl"), metrics.get("human_eval/win_rate")
+    told = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
+    return ListedRun(*told, kl, win_rate, status.tags)
+
+
+def selected(
+    runs: Sequence[ListedRun], tags: Sequence[str] = (), state: str | None = None, profile: str | None = None
+) -> list[ListedRun]:
+    """Return the runs that have every tag (`key`, or `key=value`), the state and the profile.
+
+    Raises:
+        UserError: there is no such state, or a tag is none.
+    """
+    states = (*WORST_FIRST, DAMAGED)
+    if state is not None and state not in states:
+        raise UserError(f"--state {state}: no such state. A run's state is one of {', '.join(states)}.")
+    asked = Label.of(None, tags).tags
+    with_value = {key for key in asked if any(tag.partition("=")[:2] == (key, "=") for tag in tags)}
+
+    def fits(run: ListedRun) -> bool:
+        has = all(key in run.tags and (key not in with_value or run.tags[key] == asked[key]) for key in asked)
+        return has and state in (None, run.state) and profile in (None, run.profile)
+
+    return [run for run in runs if fits(run)]
+
+
+def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int, home: Path) -> None:
+    """Print the newest `limit` of `runs`, which were selected among `of` runs of `home`, as a table."""
+    if not runs:
+        none = "matches" if of else "is there yet; start one with `tether run demo`"
+        say(console, f"No run in {home} {none}.")
+        return
+    now = datetime.now().astimezone()
+    columns = {
+        "run": [Text(each.run) for each in runs[:limit]],
+        "state": [Text(each.state, STYLES.get(each.state, "red")) for each in runs[:limit]],
+        "when": [Text(_when(each.started, now)) for each in runs[:limit]],
+        "name": [Text(each.name) for each in runs[:limit]],
+        "tags": [Text(" ".join(Label(tags=each.tags).written)) for each in runs[:limit]],
+        "KL": [Text("" if each.kl is None else number(each.kl)) for each in runs[:limit]],
+        "win rate": [Text("" if each.win_rate is None else f"{each.win_rate:.3f}") for each in runs[:limit]],
+        "seconds": [Text("" if each.seconds is None else f"{each.seconds:,.0f}") for each in runs[:limit]],
+    }
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = _fitting(columns, console.width)
+    for name, width in shown.items():
+        numbers = name in ("KL", "win rate", "seconds")
+        table.add_column(name, width=width, no_wrap=True, overflow="ellipsis", justify="right" if numbers else "left")
+    for row in zip(*(columns[name] for name in shown), strict=True):
+        table.add_row(*row)
+    console.print(table)
+    if len(runs) > limit:
+        say(console, f"{limit} of {len(runs)} runs; --limit {len(runs)} shows all.")
+
+
+ORDER = ("run", "state", "when", "name", "KL", "win rate", "tags", "seconds")
+"""Columns by what they are worth where not all fit."""
+LEAST = {"name": 8, "tags": 8}
+"""Columns that are cut where there is no room, and the least characters of each."""
+
+
+def _fitting(columns: Mapping[str, Sequence[Text]], width: int) -> dict[str, int]:
+    """The columns that hold something and fit into `width`, in their order on the screen, each with its own width."""
+    kept: dict[str, int] = {}
+    left = width + 1
+    for name in ORDER:
+        natural = _width(name, columns[name])
+        least = min(natural, LEAST.get(name, natural))
+        if any(columns[name]) and (least < left or not kept):
+            kept[name] = least
+            left -= least + 1
+    for name in (name for name in LEAST if name in kept):
+        more = min(left, _width(name, columns[name]) - kept[name])
+        kept[name] += more
+        left -= more
+    return {name: kept[name] for name in columns if name in kept}
+
+
+def _width(name: str, cells: Sequence[Text]) -> int:
+    return max(len(name), *(cell.cell_len for cell in cells))
+
+
+def _when(stamp: str, now: datetime) -> str:
+    """Local time as people say it: today's hour, this year's day, else the date."""
+    when = datetime.fromisoformat(stamp).astimezone(now.tzinfo)
+    if when.date() == now.date():
+        return f"today {when:%H:%M}"
+    return f"{when:%b %d %H:%M}" if when.year == now.year else f"{when:%Y-%m-%d}"

@@ -1,0 +1,1 @@
+"""The life of a stage: key, look up, compute, publish, record, gate."""

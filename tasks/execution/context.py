@@ -1,0 +1,213 @@
+"""What the stages of one pipeline run share: home, store, gates, status file, tracking, and where to print."""
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+from rich.console import Console
+
+from components.base.errors import UserError
+from components.base.files import sweep
+from components.gates.judging import GatesConfig, Waiver, check_waivers
+from components.keys.fingerprint import ROOT
+from components.store.retention import remove_finished_work
+from components.store.store import ArtifactStore, Record
+from tasks.execution import progress
+from tasks.result import State
+from tasks.runs.config import run_values, write_values
+from tasks.runs.label import UNNAMED, Label
+from tasks.runs.points import points_file
+from tasks.runs.status import StatusFile, has_run
+from tasks.stages import PIPELINE
+
+if TYPE_CHECKING:
+    from tasks.result import StageResult
+    from tasks.tracking.carrier import Tracker
+
+
+@dataclass
+class RunContext:
+    """One pipeline run in this process; use as a context, so that its end is written down whatever happens."""
+
+    home: Path
+    run: str
+    gates: GatesConfig
+    status: StatusFile
+    store: ArtifactStore
+    profile: str = ""
+    project: str = "tether"
+    config: Mapping[str, JsonValue] = field(default_factory=dict)
+    """The whole run's config, for people to read; keys are made of each stage's job."""
+    waivers: Sequence[Waiver] = ()
+    refresh: frozenset[str] = frozenset()
+    """Stages (or sub-stages) to compute even where the store has them."""
+    pinned: Mapping[str, Record] = field(default_factory=dict)
+    """Records to take for (sub-)stages whose inputs are still the same, though code or machine may have changed."""
+    pools: Mapping[str, str] = field(default_factory=dict)
+    """Shown stage to the work pool that computes it; what isn't named is computed by this process."""
+    root: Path = ROOT
+    """Where our packages are."""
+    track: bool = True
+    console: Console = field(default_factory=Console)
+    parts_cached: dict[str, bool] = field(default_factory=dict)
+    """Shown stage to whether its sub-stages so far were all hits."""
+    results: dict[str, "StageResult"] = field(default_factory=dict)
+    """What each (sub-)stage gave so far, those that a gate stopped included."""
+    at_end: "Callable[[RunContext], None] | None" = None
+    """Called once, when the run's end is written down and before MLflow is told of it."""
+    log: Callable[[str], None] | None = None
+    """Takes what is said, beside the console."""
+    _tracker: "Tracker | None" = None
+
+    @classmethod
+    def start(
+        cls,
+        home: Path,
+        profile: str,
+        gates: GatesConfig,
+        *,
+        config: Mapping[str, JsonValue] | None = None,
+        waivers: Sequence[Waiver] = (),
+        stages: Sequence[str] = PIPELINE,
+        run: str | None = None,
+        origin: Mapping[str, str] | None = None,
+        label: Label = UNNAMED,
+        **options: Any,
+    ) -> "RunContext":
+        """Begin a run: its folder, its config and its status file. MLflow is not touched yet.
+
+        Args:
+            config: the run's config as JSON, kept as `config.yaml`.
+            stages: what the status shows, in order.
+            run: the run's id; None makes one that sorts by time.
+            origin: what began it, for the status file.
+            options: further fields of this class.
+
+        Raises:
+            UserError: a waiver names no gate.
+        """
+        check_waivers(waivers, gates)
+        run = run or new_run_id()
+        folder = home / "runs" / run
+        store = ArtifactStore(home)
+        for part in ("runs", "store", "work"):
+            sweep(home / part)
+        remove_finished_work(store)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Before the status, which makes it a run: one that dies in between must not be a run without a config.
+        write_values(folder, config or {})
+        status = StatusFile.start(folder, run, profile, stages, origin, label)
+        return cls(home, run, gates, status, store, profile, config=config or {}, waivers=waivers, **options)
+
+    @classmethod
+    def resume(
+        cls, home: Path, run: str, gates: GatesConfig, *, waivers: Sequence[Waiver] = (), **options: Any
+    ) -> "RunContext":
+        """Take up a run that ended, under its id: to score people's labels.
+
+        Raises:
+            UserError: there is no such run, or a waiver names no gate.
+        """
+        check_waivers(waivers, gates)
+        folder = home / "runs" / run
+        if not has_run(home, run):
+            raise UserError(f"there is no run {run} in {home / 'runs'}.")
+        status = StatusFile.resume(folder)
+        config = run_values(home, run)
+        return cls(home, run, gates, status, ArtifactStore(home), config=config, waivers=waivers, **options)
+
+    def __enter__(self) -> "RunContext":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.finish()
+
+    @property
+    def folder(self) -> Path:
+        """`runs/<run>/`."""
+        return self.home / "runs" / self.run
+
+    def metrics_file(self, stage: str) -> Path:
+        """Where a stage's points are spooled."""
+        return points_file(self.folder, stage)
+
+    def say(self, text: str) -> None:
+        """Print one line for the user."""
+        progress.say(self.console, text)
+        if self.log is not None:
+            self.log(text)
+
+    def tracker(self) -> "Tracker | None":
+        """What carries this run to MLflow, begun at the first call; None where tracking is off."""
+        if not self.track:
+            return None
+        if self._tracker is None:
+            from tasks.tracking.carrier import Tracker
+
+            self._tracker = Tracker(self.home, self.run)
+            self._tracker.open(self.project)
+        return self._tracker
+
+    def begin_stage(self, stage: str) -> None:
+        """Write into the status that a stage begins; MLflow gets it from there."""
+        self.status.begin(stage)
+        tracker = self.tracker()
+        if tracker is not None:
+            tracker.nudge()
+
+    def end_stage(self, stage: str, state: State, **fields: Any) -> None:
+        """Write into the status how a stage ended; MLflow gets it from there."""
+        self.status.update(stage, state=state, **fields)
+        if self._tracker is not None:
+            self._tracker.nudge()
+
+    def discard(self) -> None:
+        """Leave nothing of a run that has not begun; one taken up again stays as it was."""
+        if all(stage.state == "not_run" for stage in self.status.stages()):
+            shutil.rmtree(self.folder)
+
+    def await_labels(self, stage: str = "human_eval") -> None:
+        """The run ends here until people's labels come."""
+        self.end_stage(stage, "awaiting_labels")
+
+    def finish(self) -> State:
+        """End the run. Returns its state; called twice it does nothing more."""
+        for each in self.status.stages():
+            if each.state == "running":
+                self.end_stage(each.name, "interrupted")
+        state = self.status.finish()
+        at_end, self.at_end = self.at_end, None
+        try:
+            if at_end is not None:
+                at_end(self)
+        finally:
+            self._close()
+        return state
+
+    def _close(self) -> None:
+        """Let MLflow have the run's end, and what it has not got yet."""
+        if self._tracker is None:
+            return
+        whole = self._tracker.close()
+        self._tracker = None
+        self.track = False
+        if not whole:
+            self.say("MLflow does not have all of this run yet. The next run or `tether sync` sends the rest.")
+
+
+def new_run_id() -> str:
+    """An id that sorts by time and says when."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def refreshed(stages: Iterable[str]) -> frozenset[str]:
+    """Stages to compute again, sub-stages included (`human_eval` means its sample too)."""
+    from tasks.stages import STAGES
+
+    wanted = set(stages)
+    return frozenset(stage.name for stage in STAGES.values() if stage.shown in wanted or stage.name in wanted)

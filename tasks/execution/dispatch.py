@@ -1,0 +1,247 @@
+"""A stage that a worker computes: ordered from a work pool's deployment, or found there at work, and followed.
+
+The caller and the worker share the store, and through it the key's lock, the checkpoint, the points and the record. A
+worker's run lives and ends by itself: a caller that dies is not missed, and the next one that wants the key attaches.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.utilities.urls import url_for
+from pydantic import Field, JsonValue
+
+from components.base import errors
+from components.base.errors import MachineMismatch, TetherError, UserError
+from components.base.settings import Settings
+from components.keys.changes import KeyParts, changes, in_a_line
+from components.models.runtime import Runtime
+from components.store.store import ArtifactStore, Miss, Record
+from tasks.execution.computing import POINTS, Show, Work, compute_once
+from tasks.execution.keying import key_of
+from tasks.result import Input
+from tasks.runs.points import points_after
+from tasks.stages import STAGES
+
+FLOW = "compute"
+"""The flow that computes an order; deployed once to each pool, under the pool's name."""
+
+POLL_SECONDS = 1.0
+UNTAKEN_SECONDS = 60.0
+"""How long an order may wait before we warn that no worker has picked it up."""
+LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
+
+Say = Callable[[str], None]
+
+
+class Order(Settings):
+    """A `Work` as it goes to a worker."""
+
+    stage: str
+    key: str
+    run: str = Field(description="The run that wants it.")
+    job: dict[str, JsonValue]
+    inputs: dict[str, Input] = Field(description="Of those that are stored the path is the caller's.")
+    parts: KeyParts = Field(description="What the key was made of, to say how a worker differs.")
+    refresh: bool = Field(False, description="Compute even where the store has it.")
+    because: str = Field("", description="Why it is computed, for the worker's log.")
+
+
+# -- the caller ------------------------------------------------------------------------------------------------------
+
+
+def check_pools(pools: Iterable[str]) -> None:
+    """See that each pool's deployment is there.
+
+    Raises:
+        UserError: one isn't.
+    """
+    with get_client(sync_client=True) as client:
+        for pool in sorted(set(pools)):
+            try:
+                client.read_deployment_by_name(f"{FLOW}/{pool}")
+            except ObjectNotFound:
+                raise UserError(
+                    f"runners: the Prefect server knows no deployment {FLOW}/{pool} that computes stages on the pool "
+                    f"{pool}. Run `tether deploy --pool {pool}`, or set the stage's runner to local."
+                ) from None
+
+
+def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, refresh: bool = False) -> Record:
+    """Have `pool` compute `work`, or attach to the run that does already, and wait for its end.
+
+    Raises:
+        TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
+    """
+    with get_client(sync_client=True) as client:
+        runs = _runs(client, work.key)
+        live = next((run for run in runs if run.state is not None and run.state.type in LIVE), None)
+        if live is None:
+            live = _start(work, pool, refresh, attempt=len(runs) + 1)
+            say(f"{work.stage.name}: given to pool {pool}, {_url(live)}")
+        else:
+            say(f"{work.stage.name}: attached to {_url(live)}, which computes it already")
+        points = _Points(store.work_folder(work.key) / POINTS, show)
+        run = _follow(client, live, points, work.stage.name, pool, say)
+    _raise_unless_completed(run, work)
+    found = store.lookup(work.key)
+    if isinstance(found, Miss):
+        raise TetherError(
+            f"{work.stage.name}: {_url(run)} completed, but the store here has nothing of it ({found.reason}). Give "
+            f"the workers of pool {pool} this TETHER_HOME: {store.home}."
+        )
+    kept = store.attachment(found, POINTS)
+    if kept is not None:
+        points.path = kept
+        points.read()
+    return found
+
+
+class _Points:
+    """The points of a stage at work elsewhere, read as they come."""
+
+    def __init__(self, path: Path, show: Show) -> None:
+        self.path = path
+        self._show = show
+        self._offset = 0
+
+    def read(self) -> None:
+        points, self._offset = points_after(self.path, self._offset)
+        for point in points:
+            self._show(point)
+
+
+def _start(work: Work, pool: str, refresh: bool, attempt: int) -> FlowRun:
+    started = run_deployment(
+        f"{FLOW}/{pool}",
+        parameters={"order": _order(work, refresh).model_dump(mode="json")},
+        tags=[_tag(work.key)],
+        idempotency_key=f"{work.key}:{attempt}",  # two callers at once make one run
+        timeout=0,
+    )
+    assert isinstance(started, FlowRun)  # a coroutine only where an event loop runs
+    return started
+
+
+def _order(work: Work, refresh: bool) -> Order:
+    return Order(
+        stage=work.stage.name,
+        key=work.key,
+        run=work.run,
+        job=work.job.model_dump(mode="json"),
+        inputs={name: given.model_copy(update={"path": given.path.absolute()}) for name, given in work.inputs.items()},
+        parts=work.parts,
+        refresh=refresh,
+        because=work.because,
+    )
+
+
+def _tag(key: str) -> str:
+    return f"key:{key}"
+
+
+def _runs(client: SyncPrefectClient, key: str) -> list[FlowRun]:
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(key)])))
+
+
+def _url(run: FlowRun) -> str:
+    return url_for(run) or f"flow run {run.id}"
+
+
+def _follow(client: SyncPrefectClient, run: FlowRun, points: _Points, stage: str, pool: str, say: Say) -> FlowRun:
+    """Wait for the end, saying what state the run is in; an unreachable server is waited for."""
+    seen, reachable, taken_by = "", True, time.monotonic() + UNTAKEN_SECONDS
+    while True:
+        try:
+            run = client.read_flow_run(run.id)
+            if not reachable:
+                say(f"{stage}: the Prefect server answers again")
+            reachable = True
+        except httpx.TransportError as error:
+            if reachable:
+                say(
+                    f"{stage}: the Prefect server does not answer ({type(error).__name__}); the worker goes on, waiting"
+                )
+            reachable = False
+        points.read()
+        state = run.state
+        if state is not None and state.is_final():
+            return run
+        if state is not None and state.name and state.name != seen:
+            seen = state.name
+            say(f"{stage}: {seen.lower()} on pool {pool}")
+        if state is not None and state.is_scheduled() and time.monotonic() > taken_by:
+            taken_by = float("inf")
+            say(
+                f"{stage}: no worker has taken it yet; is one running (`prefect worker start --pool {pool}`), and free?"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _raise_unless_completed(run: FlowRun, work: Work) -> None:
+    state = run.state
+    assert state is not None
+    if state.is_completed():
+        return
+    said = (state.message or "").strip()
+    kind = getattr(errors, state.name or "", None)
+    if isinstance(kind, type) and issubclass(kind, TetherError):
+        raise kind(said)
+    then = "" if said.endswith(".") or not said else "."
+    raise TetherError(
+        f"{work.stage.name}: {_url(run)} ended as {state.name}{': ' if said else ''}{said}{then} The same command goes "
+        f"on from its last checkpoint."
+    )
+
+
+# -- the worker ------------------------------------------------------------------------------------------------------
+
+
+def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
+    """Compute an order, unless the store has it by now.
+
+    Raises:
+        MachineMismatch: this machine, or the code on it, would give the key another meaning. And what the stage raises.
+    """
+    stage = STAGES[order.stage]
+    job = stage.load_job().model_validate(order.job)
+    _check_machine(getattr(job, "runtime", None))
+    inputs = {name: _found(given, store) for name, given in order.inputs.items()}
+    key, parts = key_of(stage, job, inputs)
+    if key != order.key:
+        raise MachineMismatch(
+            f"this worker would compute another {stage.name} than was ordered (ordered -> here): "
+            f"{in_a_line(changes(order.parts, parts), most=10)}. Install the same Tether and libraries on both."
+        )
+    work = Work(stage, job, inputs, key, parts, order.run, order.because)
+    return compute_once(work, store, show, say, order.refresh)[0]
+
+
+def _found(given: Input, store: ArtifactStore) -> Input:
+    """The same input as it is on this worker."""
+    if given.stored:
+        return given.model_copy(update={"path": store.path(given.digest)})
+    if Input.of(given.path).digest != given.digest:
+        raise MachineMismatch(
+            f"{given.name}: {given.path} holds other bytes on this worker than where the run was started."
+        )
+    return given
+
+
+def _check_machine(wanted: Runtime | None) -> None:
+    if wanted is None:
+        return
+    problems = wanted.misfits()
+    if problems:
+        here = Runtime().resolve()
+        raise MachineMismatch(
+            f"this worker is not the machine that the run was resolved for: {'; '.join(problems)}. Set the stage's "
+            f"runner to it, as in runners.ppo.runtime={{device: {here.device}, dtype: {here.dtype}, "
+            f"threads: {here.threads}, instruction_set: {here.instruction_set}}}, or run a worker on such a machine."
+        )

@@ -1,0 +1,35 @@
+"""A stage's key, from its options and inputs as a run has them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from components.base.settings import Settings
+from components.data.support_desk.task import SUPPORT_DESK, task_name
+from components.keys.changes import KeyParts
+from components.keys.fingerprint import ROOT, stage_key
+from tasks.result import Input
+from tasks.stages import Stage
+
+Inputs = Mapping[str, Input]
+
+
+def key_of(stage: Stage, job: Settings, inputs: Inputs, root: Path = ROOT) -> tuple[str, KeyParts]:
+    """The key of a stage, and what it is made of (`components.keys.fingerprint.stage_key`)."""
+    digests = {name: given.digest for name, given in inputs.items()}
+    task = built_in_task(stage, inputs)
+    return stage_key(stage.name, job, digests, stage.module, stage.libraries, root, task)
+
+
+def built_in_task(stage: Stage, inputs: Inputs) -> str | None:
+    """The built-in task that a stage's data come from; None for people's data.
+
+    `validate` generates the task's pairs where it is given none, and writes the task's name into its artifact, which
+    later stages read as their input `data`.
+    """
+    if stage.name == "validate":
+        return None if "preferences" in inputs else SUPPORT_DESK
+    if "data" not in inputs:
+        return None
+    data = inputs["data"].path
+    name = task_name(data) if (data / "task.json").is_file() else None
+    return name if name == SUPPORT_DESK else None

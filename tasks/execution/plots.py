@@ -1,0 +1,367 @@
+"""Charts of a stage as SVG, drawn once, when the stage is computed; MLflow and the run's report show the same files.
+
+A chart shows what the stage measured and the levels in its own config, never a gate's threshold: a new threshold judges
+a stored stage again without drawing. Colours are mid-tones on no background, readable on white and on black.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from components.base.settings import Settings
+from components.ppo.config import KLConfig, PpoJob
+from tasks.runs.points import curves, read_points
+
+Curve = Sequence[tuple[float, float]]
+T = TypeVar("T")
+
+BLUE, RED, ORANGE, PURPLE, GREY = "#2f81d6", "#db4c40", "#b87514", "#9a66e0", "#767d87"
+STYLE = {
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "grid.color", "xtick.color", "ytick.color"), GREY
+    ),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    "font.size": 9.0,
+    "text.parse_math": False,  # a slice may be called "$"
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.fontsize": 8.5,
+    "svg.fonttype": "none",  # text stays text: small, and in any script the reader has a font for
+    "svg.hashsalt": "tether",
+}
+WIDTH = 4.8
+"""Of a chart, in inches."""
+MOST = 400
+"""Points drawn of a curve; a longer one is thinned evenly, ends kept."""
+LONGEST = 28
+"""Characters of a name from the data that are shown."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a stage left when it ended, as far as charts show it."""
+
+    job: Settings
+    metrics: Mapping[str, float]
+    """Final metrics."""
+    curves: Mapping[str, Curve]
+    """Metric name to (step, value) pairs, all finite."""
+    artifact: Path
+
+    def curve(self, name: str) -> Curve:
+        """One curve, thinned; empty where the stage has none of that name."""
+        return thin(self.curves.get(name, ()))
+
+    def document(self, name: str) -> dict[str, Any]:
+        """A JSON file of the artifact; empty where there is none."""
+        path = self.artifact / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def load() -> None:
+    """Import what drawing needs, so that the first chart does not wait for it."""
+    _figure(1.0).canvas.draw()
+
+
+def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path, out: Path) -> list[Path]:
+    """Draw what a stage has to show, from its config, final metrics, the file of its points, and `out`/artifact.
+
+    Returns:
+        The files written below `out`/attachments, often none.
+    """
+    if stage not in CHARTS:
+        return []
+    found = {
+        name: [point for point in curve if math.isfinite(point[1])]
+        for name, curve in curves(read_points(points)).items()
+    }
+    computed = Computed(job, metrics, found, out / "artifact")
+    written = []
+    for name, (title, draw) in CHARTS[stage].items():
+        figure = draw(computed)
+        if figure is not None:
+            written.append(_save(figure, title, out / "attachments" / f"{name}.svg"))
+    return written
+
+
+def training_loss(metric: str, heldout: str, unit: str) -> Callable[[Computed], Any]:
+    """A chart of the training loss `metric` by optimiser step, and the final `heldout` loss as a level."""
+
+    def draw(computed: Computed) -> Any:
+        curve = computed.curve(metric)
+        if not curve:
+            return None
+        figure = _figure(2.8)
+        axis = _panel(figure.add_subplot(), f"loss, {unit}", zero=True)
+        _line(axis, curve, BLUE, "training loss")
+        if heldout in computed.metrics:
+            _level(axis, computed.metrics[heldout], RED, f"held-out loss at the end, {computed.metrics[heldout]:.4g}")
+        _steps(axis, "optimiser step")
+        _legend(axis)
+        return figure
+
+    return draw
+
+
+def reward_and_kl(computed: Computed) -> Any:
+    """Reward (and gold, where it is known), KL to SFT with what holds it, and β, on one axis of PPO updates."""
+    config = computed.job.ppo.kl if isinstance(computed.job, PpoJob) else KLConfig(control="fixed")
+    name, high = ("ppo/kl_per_token", "") if config.unit == "token" else ("ppo/kl", "ppo/kl_high")
+    rewards, kl, beta = computed.curve("ppo/proxy_reward"), computed.curve(name), computed.curve("ppo/beta")
+    if not rewards or not kl:
+        return None
+    figure = _figure(6.0)
+    reward_axis, kl_axis, beta_axis = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.5))
+    _line(_panel(reward_axis, "reward, score units"), rewards, BLUE, "proxy reward")
+    _line(reward_axis, computed.curve("ppo/gold"), ORANGE, "gold score (simulated truth)", style="--")
+    _line(_panel(kl_axis, f"KL to SFT, nats per {config.unit}", zero=True), kl, RED, "KL of the batch")
+    if math.isfinite(end := computed.metrics.get(name, math.nan)):
+        above = max(0.0, computed.metrics.get(high, end) - end)
+        label = "held-out prompts, to the upper end" if above else "held-out prompts"
+        kl_axis.errorbar(
+            [kl[-1][0]], [end], yerr=[[0.0], [above]], color=GREY, fmt="D", markersize=4, capsize=3, label=label
+        )
+    _hold(kl_axis, config)
+    _line(_panel(beta_axis, "β", zero=True), beta, PURPLE, "β")
+    _steps(beta_axis, "PPO update")
+    _legend(reward_axis)
+    _legend(kl_axis)
+    figure.align_ylabels()
+    return figure
+
+
+def _hold(axis: Any, config: KLConfig) -> None:
+    """The levels that hold KL: the target's band, inside which β hardly moves, and the hard ceiling."""
+    if config.control == "adaptive":
+        axis.axhspan(0.8 * config.target, 1.2 * config.target, color=PURPLE, alpha=0.25, linewidth=0,
+                     label=f"target {config.target:g} ± 20 %")  # fmt: skip
+    if config.stop_above is not None:
+        _level(axis, config.stop_above, ORANGE, f"hard ceiling {config.stop_above:g}")
+
+
+def frontier(computed: Computed) -> Any:
+    """Reward against √KL, as Gao et al. 2023 (arXiv 2210.10760) draw overoptimisation."""
+    root = {step: math.sqrt(max(kl, 0.0)) for step, kl in computed.curve("ppo/kl")}
+    rewards = {
+        "proxy reward": (computed.curve("ppo/proxy_reward"), BLUE, "o"),
+        "gold score (simulated truth)": (computed.curve("ppo/gold"), ORANGE, "^"),
+    }
+    if not root or not rewards["proxy reward"][0]:
+        return None
+    figure = _figure(3.2)
+    axis = _panel(figure.add_subplot(), "reward, score units")
+    for label, (curve, colour, marker) in rewards.items():
+        at = [(root[step], value) for step, value in curve if step in root]
+        _line(axis, at, colour, label, linewidth=0.6, marker=marker, markersize=3.5)
+    kl, reward = (computed.metrics.get(name, math.nan) for name in ("ppo/kl", "ppo/proxy_reward"))
+    if math.isfinite(kl) and math.isfinite(reward):
+        _line(axis, [(math.sqrt(max(kl, 0.0)), reward)], GREY, "proxy, held-out prompts", style="", marker="D")
+    axis.set_xlabel("√KL, √nats")
+    _legend(axis)
+    return figure
+
+
+def entropy_and_length(computed: Computed) -> Any:
+    """The policy's entropy and the length of its responses, by PPO update."""
+    shown = [
+        (computed.curve("ppo/entropy"), "entropy, nats per token", BLUE),
+        (computed.curve("ppo/response_tokens"), "response, tokens", ORANGE),
+    ]
+    shown = [each for each in shown if each[0]]
+    if not shown:
+        return None
+    figure = _figure(0.4 + 1.6 * len(shown))
+    axes = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False).flat)
+    for axis, (curve, label, colour) in zip(axes, shown, strict=True):
+        _line(_panel(axis, label, zero=True), curve, colour, label)
+    _steps(axes[-1], "PPO update")
+    figure.align_ylabels()
+    return figure
+
+
+def reliability(computed: Computed) -> Any:
+    """Confidence against accuracy in equal-mass bins of held-out pairs, after temperature."""
+    bins = computed.document("calibration.json").get("bins")
+    if not bins:
+        return None
+    figure = _figure(3.4)
+    axis = _panel(figure.add_subplot(), "share of pairs ranked right")
+    _reliability(axis, bins, BLUE)
+    axis.set_xlabel("confidence, max(p, 1 - p)")
+    _legend(axis)
+    return figure
+
+
+def reliability_by_slice(computed: Computed) -> Any:
+    """`reliability`, a panel a slice; red where the calibration error is above what chance gives any slice."""
+    shown = [each for each in computed.document("calibration.json").get("slices", ()) if "bins" in each]
+    if not shown:
+        return None
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = _figure(1.9 * rows + 0.4, 2.2 * columns)
+    axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for axis, each in zip(axes, shown, strict=False):
+        off = each["judged"] and each["ece"] > each["ece_null_joint"]
+        _reliability(axis, each["bins"], RED if off else BLUE if each["judged"] else GREY)
+        name = plain(f"{each['kind']}: {each['slice']}")
+        axis.set_title(f"{name}\n{each['pairs']} pairs, ECE {each['ece']:.3f}", fontsize=8)
+        axis.tick_params(labelsize=8)
+    for axis in axes[len(shown) :]:
+        axis.set_visible(False)
+    figure.supxlabel("confidence, max(p, 1 - p); grey: known only with the label, not judged", fontsize=8.5)
+    figure.supylabel("share of pairs ranked right", fontsize=8.5)
+    return figure
+
+
+def probes(computed: Computed) -> Any:
+    """How far each tail raises the score, with the upper end that gates judge."""
+    found = computed.document("robustness.json").get("probes", {})
+    shown = {name: each for name, each in found.items() if each["rise"] is not None}
+    if not shown:
+        return None
+    rises = [each["rise"] for each in shown.values()]
+    above = [max(0.0, (each["high"] or each["rise"]) - each["rise"]) for each in shown.values()]
+    labels = [plain(f"{name} ({each['texts']} texts)") for name, each in shown.items()]
+    figure = _figure(0.9 + 0.32 * len(shown))
+    axis = _panel(figure.add_subplot(), "")
+    axis.barh(labels, rises, xerr=[[0.0] * len(above), above], color=BLUE, ecolor=GREY, capsize=3)
+    axis.axvline(0, color=GREY, linewidth=0.8)
+    axis.grid(visible=False, axis="y")
+    axis.invert_yaxis()
+    axis.set_xlabel("mean rise in score to its upper end, SFT deviations")
+    return figure
+
+
+def win_rate(computed: Computed) -> Any:
+    """The win rate against SFT with its interval, and a half."""
+    names = ("human_eval/win_rate", "human_eval/win_rate_low", "human_eval/win_rate_high")
+    rate, low, high = (computed.metrics.get(name, math.nan) for name in names)
+    if not all(map(math.isfinite, (rate, low, high))):
+        return None
+    figure = _figure(1.3)
+    axis = figure.add_subplot()
+    axis.errorbar([rate], [0], xerr=[[max(0.0, rate - low)], [max(0.0, high - rate)]], color=BLUE, fmt="o",
+                  markersize=8, linewidth=3, capsize=5, label="win rate with its interval")  # fmt: skip
+    axis.axvline(0.5, color=GREY, linestyle="--", label="a half: no better than SFT")
+    axis.set(xlim=(0, 1), yticks=[], ylim=(-1, 1), xlabel="share of comparisons with SFT that the policy wins")
+    axis.spines["left"].set_visible(False)
+    _legend(axis)
+    return figure
+
+
+CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
+    "sft": {
+        "training_loss": (
+            "Training loss of the supervised model by optimiser step",
+            training_loss("sft/train_loss", "sft/loss", "nats per response token"),
+        )
+    },
+    "reward": {
+        "training_loss": (
+            "Training loss of the reward model by optimiser step",
+            training_loss("reward/train_loss", "reward/loss", "nats per pair"),
+        ),
+        "reliability": ("Reliability diagram: confidence against accuracy", reliability),
+        "reliability_by_slice": ("Reliability diagrams of slices of the held-out pairs", reliability_by_slice),
+        "probes": ("Rise in score by texts without an answer", probes),
+    },
+    "ppo": {
+        "reward_and_kl": ("Reward, KL to SFT and β by PPO update", reward_and_kl),
+        "frontier": ("Reward against the root of KL", frontier),
+        "entropy_and_length": ("Entropy and response length by PPO update", entropy_and_length),
+    },
+    "human_eval": {"win_rate": ("Win rate of the policy against SFT", win_rate)},
+}
+"""Stage to its charts: name of the file, title, and what draws it (None where the stage left nothing to draw)."""
+
+
+def thin(points: Sequence[T], most: int = MOST) -> list[T]:
+    """At most `most` of the points, evenly spaced, the first and the last among them."""
+    if len(points) <= most:
+        return list(points)
+    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
+
+
+def plain(name: str) -> str:
+    """A name from the data as one short printable line; what XML cannot hold is replaced."""
+    shown = "".join(each if each.isprintable() else "�" for each in name)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+
+
+def _figure(height: float, width: float = WIDTH) -> Any:
+    # The object interface: no window, no figure to close. The style is set for good: threads may draw at once.
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update(STYLE)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    return figure
+
+
+def _panel(axis: Any, label: str, zero: bool = False) -> Any:
+    """`axis` with its label; `zero`: so far that 0 is on it."""
+    axis.set_ylabel(label)
+    axis.margins(y=0.08)
+    axis.locator_params(nbins=6)
+    if zero:
+        axis.update_datalim([(0.0, 0.0)], updatex=False)
+    return axis
+
+
+def _steps(axis: Any, label: str) -> None:
+    axis.set_xlabel(label)
+    axis.locator_params(axis="x", integer=True)
+
+
+def _line(axis: Any, curve: Curve, colour: str, label: str, style: str = "-", **options: Any) -> None:
+    if curve:
+        steps, values = zip(*curve, strict=True)
+        axis.plot(steps, values, **{"marker": "o" if len(curve) == 1 else "", **options},
+                  color=colour, linestyle=style, label=label)  # fmt: skip
+
+
+def _level(axis: Any, level: float, colour: str, label: str) -> None:
+    if math.isfinite(level):
+        axis.axhline(level, color=colour, linestyle="-.", linewidth=1.2, label=label)
+
+
+def _reliability(axis: Any, bins: Iterable[Mapping[str, float]], colour: str) -> None:
+    axis.plot([0.5, 1.0], [0.5, 1.0], color=GREY, linestyle=":", label="perfect calibration")
+    bins = list(bins)
+    below = [max(0.0, each["accuracy"] - each["low"]) for each in bins]
+    above = [max(0.0, each["high"] - each["accuracy"]) for each in bins]
+    axis.errorbar(
+        [each["confidence"] for each in bins],
+        [each["accuracy"] for each in bins],
+        yerr=[below, above],
+        marker="o",
+        markersize=4,
+        capsize=2,
+        color=colour,
+        label="reward model, with intervals",
+    )
+    axis.set_xlim(0.48, 1.02)
+
+
+def _legend(axis: Any) -> None:
+    """A legend above the panel, where it hides no curve; none for a single curve."""
+    handles, _ = axis.get_legend_handles_labels()
+    if len(handles) > 1:
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.1, columnspacing=1.2)
+
+
+def _save(figure: Any, title: str, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # the reader's fonts draw the text
+        # Without a date: it would differ at every drawing.
+        figure.savefig(target, format="svg", metadata={"Title": title, "Date": None})
+    return target

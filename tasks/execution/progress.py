@@ -1,0 +1,81 @@
+"""Progress of a stage: a bar on a terminal, a plain line every few seconds elsewhere."""
+
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from tasks.runs.points import Point
+
+EVERY_SECONDS = 10.0
+"""Between plain lines."""
+
+SHOWN = 4
+"""Metrics beside a bar or on a line: the first ones the stage reports."""
+
+
+class StageProgress:
+    """One stage's progress; use as a context, call `show` for every point."""
+
+    def __init__(self, console: Console, stage: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._stage, self._clock = console, stage, clock
+        self._next_line = 0.0
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[pace]}"),
+            TextColumn("{task.fields[metrics]}", table_column=Column(ratio=1, no_wrap=True)),  # what room there is
+            console=console, transient=True, disable=not console.is_terminal, expand=True,
+            speed_estimate_period=math.inf, get_time=clock,  # a step may take minutes
+        )  # fmt: skip
+        # On no terminal the two are drawn nowhere, and measure the pace all the same.
+        self._steps = self._bar.add_task(stage, total=None, pace="", metrics="")
+        self._tokens = self._bar.add_task("tokens", total=None, visible=False, pace="", metrics="")
+
+    def __enter__(self) -> "StageProgress":
+        if not self._bar.disable:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if not self._bar.disable:
+            self._bar.stop()
+
+    def show(self, point: Point) -> None:
+        """Show that the point's steps are done, of its total where known."""
+        step, total = point["step"], point.get("total", self._bar.tasks[0].total)
+        of = f"/{total:.0f}" if total else ""
+        if point.get("resumed"):
+            self._bar.reset(self._steps, completed=step, total=total)  # what was done before tells nothing of the pace
+            self._bar.reset(self._tokens)
+            say(self._console, f"  {self._stage}: resuming at step {step}{of}")
+            return
+        self._bar.advance(self._tokens, point.get("tokens", 0))
+        self._bar.update(self._steps, completed=step, total=total)
+        text = "  ".join(f"{name} {value:.5g}" for name, value in list(point["metrics"].items())[:SHOWN])
+        pace = self._pace()
+        self._bar.update(self._steps, pace=pace, metrics=escape(text))
+        if self._bar.disable and (self._clock() >= self._next_line or step == total):
+            self._next_line = self._clock() + EVERY_SECONDS
+            say(self._console, "  ".join(part for part in (f"  {self._stage} {step}{of}", pace, text) if part))
+
+    def _pace(self) -> str:
+        """When the stage's last step will be done, and how fast it goes; empty before two steps are seen."""
+        steps, tokens = self._bar.tasks
+        parts = []
+        if steps.remaining and steps.time_remaining is not None:
+            parts.append(f"ETA {timedelta(seconds=steps.time_remaining)}")
+        if tokens.speed:
+            parts.append(f"{tokens.speed:,.0f} tokens/s")
+        elif steps.speed:
+            parts.append(f"{steps.speed:,.3g}/s")
+        return "  ".join(parts)
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: no markup, no wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

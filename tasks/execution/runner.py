@@ -1,0 +1,215 @@
+"""The life that every stage has: key, look up, compute, publish, record, gate.
+
+Nothing here imports torch or MLflow before a stage needs them: a hit must cost milliseconds.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from components.base.errors import GateFailed, UserError
+from components.base.settings import Settings
+from components.gates import judging
+from components.gates import text as gate_text
+from components.keys.changes import KeyParts
+from components.store.store import Record
+from tasks.execution import explanation
+from tasks.execution.computing import Show, Work, compute_once, look_up
+from tasks.execution.context import RunContext
+from tasks.execution.keying import Inputs, key_of
+from tasks.execution.progress import StageProgress
+from tasks.result import Given, StageResult, State, as_inputs
+from tasks.runs.explained import Explanation, Hit
+from tasks.runs.journal import Done, write_done
+from tasks.runs.points import Point, Spool
+from tasks.runs.status import Part, finite
+from tasks.stages import Stage
+
+
+def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult:
+    """Run a stage's whole life in this process, or take its result from the store.
+
+    Args:
+        stage: from the registry.
+        job: the stage's config, its runtime resolved.
+        given: input name to an earlier stage's result or an external input.
+        ctx: the run.
+
+    Returns:
+        The result; its state is `passed`, `cached` or `waived` (`running` for a sub-stage that isn't the last).
+
+    Raises:
+        GateFailed: a gate stops the run; the artifact is kept.
+        UserError: the user's mistake, as the stage says it.
+    """
+    inputs = as_inputs(given)
+    began = time.time()
+    spent = ctx.status.stage(stage.shown).seconds
+    try:
+        ctx.begin_stage(stage.shown)
+        result = _obtain(stage, job, inputs, ctx)
+        ctx.results[stage.name] = result
+        _record(result, ctx)
+    except BaseException as error:
+        # What isn't an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
+        state: State = "failed" if isinstance(error, Exception) else "interrupted"
+        ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began)
+        raise
+    _end(result, ctx, spent + time.time() - began)
+    failure = judging.failure(stage.shown, result.verdicts)
+    if failure is not None:
+        raise GateFailed(f"{failure}. The artifact is kept ({result.digest[:12]}); nothing downstream starts.")
+    return result
+
+
+def peek(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult | None:
+    """What `run_stage` would find in the store, judged by this run's gates; None for a miss.
+
+    Writes no status, touches no MLflow, computes nothing and raises no GateFailed.
+    """
+    inputs, started = as_inputs(given), time.monotonic()
+    key, _, pinned = _key(stage, job, inputs, ctx)
+    found = look_up(ctx.store, key, stage.name in ctx.refresh, ctx.run, pinned)
+    return _result(stage, found, inputs, ctx, True, started) if isinstance(found, Record) else None
+
+
+def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[str, KeyParts, Record | None]:
+    """Return the stage's key, its parts and, when continuing an earlier run, the only record that may be used."""
+    pinned = ctx.pinned.get(stage.name)
+    if pinned is not None and pinned.inputs == {name: given.digest for name, given in inputs.items()}:
+        return pinned.key, pinned.parts, pinned
+    return *key_of(stage, job, inputs, ctx.root), None
+
+
+def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageResult:
+    """The stage's result, from the store or computed now."""
+    started = time.monotonic()
+    key, parts, pinned = _key(stage, job, inputs, ctx)
+    # Before the look-up: garbage collection keeps what a run wants.
+    ctx.status.update(stage.shown, key=key, parts=_parts(stage, ctx, key, None))
+    refresh = stage.name in ctx.refresh
+    found = look_up(ctx.store, key, refresh, ctx.run, pinned)
+    if isinstance(found, Record):
+        _explain(stage, ctx, explanation.hit(found, pinned=pinned is not None))
+        return _result(stage, found, inputs, ctx, True, started)
+    if pinned is not None:  # what today's code makes would stand under the key of another's
+        raise UserError(
+            f"{stage.name}: artifact {pinned.digest[:12]} of run {pinned.run}, which this run goes on from, is not "
+            f"whole in the store any more ({found.reason}). `tether rerun {stage.shown} --from {pinned.run}` makes it."
+        )
+    why = explanation.miss(ctx.store, stage.name, key, parts, found, ctx.run)
+    _explain(stage, ctx, why)
+    work = Work(stage, job, inputs, key, parts, ctx.run, explanation.in_a_line(why))
+    pool = ctx.pools.get(stage.shown)
+    with _recording(stage, ctx) as show:
+        if pool is None:
+            record, here = compute_once(work, ctx.store, show, ctx.say, refresh)
+            if not here:
+                _explain(stage, ctx, explanation.hit(record))
+                return _result(stage, record, inputs, ctx, True, started)
+        else:
+            # The worker holds the key's lock, never the caller.
+            from tasks.execution.dispatch import dispatch
+
+            record = dispatch(work, pool, ctx.store, show, ctx.say, refresh)
+    _say_if_different(record, ctx)
+    return _result(stage, record, inputs, ctx, False, started)
+
+
+def _parts(stage: Stage, ctx: RunContext, key: str, digest: str | None) -> dict[str, Part]:
+    """What the status keeps of a stage's sub-stages, beside the stage's own key and digest."""
+    part = {} if stage.final else {stage.name: Part(key=key, digest=digest)}
+    return {**ctx.status.stage(stage.shown).parts, **part}
+
+
+def _explain(stage: Stage, ctx: RunContext, why: Explanation) -> None:
+    """Keep why a (sub-)stage was computed or not; a run that is tried again finds what it computed, and keeps why."""
+    kept = ctx.status.stage(stage.shown).explained
+    its_own = isinstance(why, Hit) and why.run == ctx.run
+    if not its_own or stage.name not in kept:
+        ctx.status.update(stage.shown, explained={**kept, stage.name: why})
+
+
+@contextmanager
+def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
+    """Write down and show points as they come; MLflow gets them from the file."""
+    spool = Spool(ctx.metrics_file(stage.shown))
+    try:
+        with StageProgress(ctx.console, stage.name) as progress:
+
+            def show(point: Point) -> None:
+                spool.add(point)
+                progress.show(point)
+
+            yield show
+    finally:
+        spool.close()
+
+
+def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cached: bool, started: float) -> StageResult:
+    """Judge a record by this run's thresholds: the verdict is never cached."""
+    verdicts = judging.judge(stage.shown, record.metrics, ctx.gates, ctx.waivers) if stage.final else []
+    state: State
+    if not stage.final:
+        state = "running"
+    elif any(verdict.stops for verdict in verdicts):
+        state = "gate_failed"
+    elif any(verdict.waived for verdict in verdicts):
+        state = "waived"
+    else:
+        state = "cached" if cached and ctx.parts_cached.get(stage.shown, True) else "passed"
+    return StageResult(
+        stage=stage,
+        key=record.key,
+        digest=record.digest,
+        path=ctx.store.path(record),
+        state=state,
+        metrics=record.metrics,
+        verdicts=verdicts,
+        cached=cached,
+        seconds=time.monotonic() - started,
+        record=record,
+        inputs=inputs,
+    )
+
+
+def _record(result: StageResult, ctx: RunContext) -> None:
+    files = {}
+    if result.record.run == ctx.run:
+        found = {name: ctx.store.attachment(result.record, name) for name in result.record.attachments}
+        files = {name: path for name, path in found.items() if path is not None}
+    write_done(ctx.folder, Done.of(result, ctx.folder, files))
+
+
+def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
+    """Write the stage's state down and say it."""
+    shown = result.name
+    cached = result.cached and ctx.parts_cached.get(shown, True)
+    ctx.parts_cached[shown] = cached
+    fields = {
+        "seconds": seconds,
+        "cached": cached,
+        "key": result.key,
+        "digest": result.digest,
+        "metrics": {**ctx.status.stage(shown).metrics, **finite(result.metrics)},
+        "gates": result.verdicts,
+        "parts": _parts(result.stage, ctx, result.key, result.digest),
+    }
+    if not result.stage.final:
+        ctx.status.update(shown, **fields)
+    else:
+        ctx.end_stage(shown, result.state, **fields)
+    how = f"cached, computed by {result.record.run}" if result.cached else f"computed in {result.seconds:.1f} s"
+    ctx.say(f"{result.stage.name}: {how}; artifact {result.digest[:12]}")
+    for verdict in result.verdicts:
+        word = gate_text.outcome(verdict)
+        if word not in ("PASS", "OFF"):
+            because = f", waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
+            ctx.say(f"  {word} {verdict.name}: {verdict.text}{because}")
+
+
+def _say_if_different(record: Record, ctx: RunContext) -> None:
+    others = {each.digest for each in ctx.store.published(record.key)} - {record.digest}
+    if others:
+        before = ", ".join(sorted(digest[:12] for digest in others))
+        ctx.say(f"{record.stage}: the same key gave other bytes before ({before}); something here is not determined")

@@ -1,0 +1,169 @@
+"""Stages as Prefect tasks. The store is the only cache, so a task looks up, records and gates on hits too.
+
+A task never raises what is expected to go wrong (Prefect would print a stack trace): it ends in a state that says it,
+and the error goes on from there.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from prefect import runtime, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import LogCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from components.base.errors import TetherError
+from components.base.settings import Settings
+from components.gates import text as gate_text
+from tasks.execution.context import RunContext
+from tasks.execution.runner import run_stage
+from tasks.prefect_flow.server import is_answering
+from tasks.result import Given, StageResult
+from tasks.stages import Stage
+
+T = TypeVar("T")
+
+_NAMES = {"cached": "Cached", "waived": "GateWaived"}
+
+
+class Outcome(Generic[T]):
+    """What a call gave or raised, carried around Prefect, which is told only a state."""
+
+    def __init__(self) -> None:
+        self._value: list[T] = []
+        self._error: Exception | None = None
+
+    def capture(self, call: Callable[[], T], name: Callable[[T], str]) -> State[Any]:
+        """Make the call; the state it ends in is called `name(result)`, or after the error."""
+        try:
+            value = call()
+        except TetherError as error:
+            self._error = error
+            return Failed(name=type(error).__name__, message=str(error))
+        except Exception as error:  # ours to mend: raised again by `get`, with its trace
+            self._error = error
+            return Failed(message=f"{type(error).__name__}: {error}")
+        self._value.append(value)
+        return Completed(name=name(value))
+
+    def get(self, state: State[Any] | None) -> T:
+        """What the call gave; raises what it raised. `state`: how Prefect ended it, None where its server is gone.
+
+        Raises:
+            TetherError: Prefect did not let it run (cancelled, or its server refused or is gone).
+        """
+        if self._error is not None:
+            raise self._error
+        if not self._value:
+            why = "its server does not answer" if state is None else f"it ended as {state.name}: {state.message}"
+            raise TetherError(f"Prefect did not let it run: {why}. What is finished is stored; run the same again.")
+        return self._value[0]
+
+
+def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
+    """Runs each stage as a task of the surrounding flow run; without one while Prefect's server is gone."""
+    ended: dict[str, State[Any]] = {}
+
+    def run(stage: Stage, job: Settings, inputs: Given) -> StageResult:
+        if not is_answering():
+            ctx.say(f"{stage.name}: Prefect's server does not answer; its pages will miss this stage")
+            return run_stage(stage, job, inputs, ctx)
+        outcome: Outcome[StageResult] = Outcome()
+
+        # What goes in and out stays in this process: Prefect would walk through it, and has no use for it.
+        @task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, retries=0, persist_result=False)
+        def run_one_stage() -> State[Any]:
+            state = outcome.capture(
+                lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
+            )
+            _show_gates(stage, ctx)
+            return state
+
+        made = {each.stage.name for each in inputs.values() if isinstance(each, StageResult)}
+        upstream = [state for name, state in ended.items() if name in made]
+        state = unless_gone(lambda: run_one_stage(return_state=True, wait_for=upstream))
+        result = outcome.get(state)
+        if state is not None:
+            ended[stage.name] = state  # for the edges of Prefect's graph
+        return result
+
+    return run
+
+
+def flow_run_log(flow_run_id: str) -> Callable[[str], None]:
+    """A function that adds a line to the log of a flow run, and of the task run around the call.
+
+    Prefect's own loggers print on the terminal too, and send in the background: their last lines are lost with an
+    embedded server, and they complain on the terminal where it is gone. There are about two lines a stage.
+    """
+
+    def log(line: str) -> None:
+        task_run = runtime.task_run.id
+        entry = LogCreate(
+            name="tether",
+            level=logging.INFO,
+            message=line,
+            timestamp=datetime.now(UTC),
+            flow_run_id=UUID(flow_run_id),
+            task_run_id=UUID(task_run) if task_run else None,
+        )
+        if is_answering():
+            unless_gone(lambda: _send(entry))
+
+    return log
+
+
+def _send(entry: LogCreate) -> None:
+    with get_client(sync_client=True) as client:
+        client.create_logs([entry])
+
+
+def unless_gone(call: Callable[[], T]) -> T | None:
+    """A call to Prefect; None where its server has gone away meanwhile, so that what was computed is not lost with it.
+
+    Raises:
+        Exception: anything else that the call raises.
+    """
+    try:
+        return call()
+    except Exception:  # Prefect lets its transport's errors through, some of them wrapped
+        if is_answering():
+            raise
+        return None
+
+
+def _show_gates(stage: Stage, ctx: RunContext) -> None:
+    """The stage's gates as a Prefect artifact, with the way to MLflow, where it came as far as being judged."""
+    result = ctx.results.get(stage.name)
+    if result is None or not result.verdicts or not is_answering():
+        return
+    tracker = ctx.tracker()
+    link = tracker.address(stage.shown) if tracker is not None else None
+    where = f"[its page]({link})" if link else "`tether status --json` names it, `tether ui` shows it"
+    artifact = f"Artifact `{result.digest[:16]}`, {'from the store' if result.cached else 'computed'}."
+    create_markdown_artifact(
+        f"{artifact} MLflow run: {where}\n\n{gate_text.markdown(result.verdicts)}",
+        key=f"{stage.shown.replace('_', '-')}-gates",
+        description=f"Gates of {stage.shown} in run {ctx.run}",
+    )
+
+
+def wait_until_told(flow_run_id: str, seconds: float = 5.0) -> bool:
+    """Wait until the server knows every task of the flow run as ended: what a process doesn't wait for can be lost."""
+    deadline = time.monotonic() + seconds
+    with get_client(sync_client=True) as client:
+        while True:
+            runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)])))
+            if all(run.state is not None and run.state.is_final() for run in runs):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)

@@ -1,0 +1,1 @@
+"""What the store must keep for runs and models, and runs as files."""

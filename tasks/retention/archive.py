@@ -1,0 +1,117 @@
+"""Runs as files: what an export holds of a run, and how it becomes a run of another home."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.base.files import whole_folder
+from components.store.archive import Archive, admit, read_archive, write_archive
+from components.store.retention import stored
+from components.store.store import ArtifactStore, Miss, Record
+from tasks.runs.config import CONFIG
+from tasks.runs.status import RUN_FILE, RunFile, RunStatus, finished_file, has_run, load_status
+
+RUN = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+
+
+class Imported(NamedTuple):
+    """What an import did."""
+
+    run: str
+    new_run: bool
+    """False where a run of that id was here; it stays as it was."""
+    records: int
+    new_records: int
+    objects: int
+
+
+def export_run(store: ArtifactStore, run: str | None, target: Path | None) -> tuple[str, Path]:
+    """Write a run (None: the newest) into a file (None: RUN.tar in the current directory); returns its id and the file.
+
+    Raises:
+        UserError: there is no such run, it still runs, or the file is there already. TetherError: an object is damaged.
+    """
+    status = load_status(store.home, run)
+    if status.state == "running":
+        raise UserError(f"run {status.run} is running; export it when it has ended.")
+    target = target or Path(f"{status.run}.tar")
+    if target.exists():
+        raise UserError(f"--to {target}: it is there already. Name another file.")
+    if not target.absolute().parent.is_dir():
+        raise UserError(f"--to {target}: there is no folder {target.absolute().parent}.")
+    folder = store.home / "runs" / status.run
+    with store.using():
+        write_archive(target, store, run_files(folder), run_records(store, status))
+    return status.run, target
+
+
+def import_run(store: ArtifactStore, path: Path) -> Imported:
+    """Take up a run that another home exported. What is here already stays; twice is harmless.
+
+    Raises:
+        UserError: the file doesn't hold; nothing of it was written.
+    """
+    archive = read_archive(path)
+    run = _document(archive).run
+    new_records = admit(archive, store)
+    folder = store.home / "runs" / run
+    new_run = not has_run(store.home, run)
+    if new_run:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with whole_folder(folder) as temporary:
+            for name, data in archive.files.items():
+                (temporary / name).parent.mkdir(exist_ok=True)
+                (temporary / name).write_bytes(data)
+    return Imported(run, new_run, len(archive.records), len(new_records), len(archive.objects))
+
+
+def run_files(folder: Path) -> dict[str, bytes]:
+    """A run's own files as another home needs them: without what only this one's MLflow and processes know."""
+    files = {RUN_FILE: finished_file(folder).model_dump_json(indent=1).encode()}
+    files[CONFIG] = (folder / CONFIG).read_bytes()
+    files |= {f"metrics/{path.name}": path.read_bytes() for path in sorted((folder / "metrics").glob("*.jsonl"))}
+    return files
+
+
+def run_records(store: ArtifactStore, status: RunStatus) -> list[Record]:
+    """The records a run rests on, each whole: those of its stages, and what these were made from."""
+    needed = set(status.needs)
+    by_digest: dict[str, list[Record]] = {}
+    for each in stored(store, store.place):
+        if isinstance(each.record, Record):
+            by_digest.setdefault(each.record.digest, []).append(each.record)
+    found: dict[str, Record] = {}
+    digests = [stage.digest for stage in status.stages if stage.digest]
+    while digests:
+        digest = digests.pop()
+        if digest in found:
+            continue
+        # An input that no stage made has no record; of several that gave the same bytes, the run's own comes first.
+        choice = max(by_digest.get(digest, []), key=lambda one: (one.key in needed, one.attempt, one.key), default=None)
+        if choice is not None:
+            found[digest] = choice
+            digests += choice.inputs.values()
+    for stage in status.stages:
+        if stage.digest and stage.digest not in found:
+            missing = store.lookup(stage.key or "")
+            reason = missing.reason if isinstance(missing, Miss) else "another result stands under its key now"
+            raise UserError(
+                f"run {status.run} can't be exported: the store has nothing of its {stage.name} ({reason}). "
+                f"Run it again, which computes that, then export the new run."
+            )
+    return list(found.values())
+
+
+def _document(archive: Archive) -> RunFile:
+    """Return the archive's run.json, looked at as closely as its records were."""
+    try:
+        document = RunFile.model_validate_json(archive.files[RUN_FILE])
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{archive.path} is refused: its run.json doesn't parse ({type(error).__name__}).") from error
+    if not (RUN.fullmatch(document.run) and document.finished and CONFIG in archive.files):
+        raise UserError(f"{archive.path} is refused: its run.json is not one that Tether wrote.")
+    digests = {None, *(record.digest for record in archive.records)}
+    if lacking := [stage.name for stage in document.stages if stage.digest not in digests]:
+        raise UserError(f"{archive.path} is refused: it lacks the records of {', '.join(lacking)}.")
+    return document

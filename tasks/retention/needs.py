@@ -1,0 +1,110 @@
+"""What the store has to keep: what runs, pins and registered models need. Asks MLflow; imports it when called."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.store.retention import kept_by, read_pins, stored
+from components.store.store import ArtifactStore, Record
+from tasks.runs.status import RUN_FILE, RunStatus, load_readable
+from tasks.tracking.registry import versions
+
+KEPT_RUNS = 10
+"""The newest runs, which are kept without being asked for."""
+
+
+def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str]]:
+    """Key or digest to who needs it: the newest runs, those that run or wait for labels, pins, registered models.
+
+    Raises:
+        UserError: a run, a pin or MLflow's registry can't be read, so that what they need isn't known.
+    """
+    found: dict[str, set[str]] = defaultdict(set)
+
+    def need(who: str, names: Iterable[str]) -> None:
+        for name in names:
+            found[name].add(who)
+
+    held = store.held_keys()
+    pins = {**read_pins(store.local), **read_pins(store.place)}
+    for place, status in enumerate(_statuses(store.home)):
+        run, wanted = status.run, status.needs
+        # A worker computes on when the run that ordered it has died.
+        at_work = status.state in ("running", "awaiting_labels") or held & set(wanted)
+        if place < keep_runs or at_work or run in pins:
+            need(f"run {run}", wanted)
+    need("at work", held)
+    for run, names in pins.items():
+        need(f"pin {run}", names)
+    for model, names in registered(store.home).items():
+        need(f"model {model}", names)
+    return dict(found)
+
+
+def registered(home: Path) -> dict[str, list[str]]:
+    """Every registered model's versions, and the keys and digests that each was made from.
+
+    Raises:
+        UserError: there is a registry, and it can't be asked.
+    """
+    return {f"{each.name} version {each.version}": _made_from(each.tags) for each in versions(home)}
+
+
+def _made_from(tags: Mapping[str, str]) -> list[str]:
+    """Digests and key in a version's tags, as tasks/tracking/links.py writes them."""
+    lineage = [tag for tag in tags if tag.startswith("lineage.") and tag.endswith("digest")]
+    return [tags[tag] for tag in [*lineage, "tether.key"] if tag in tags]
+
+
+def _statuses(home: Path) -> list[RunStatus]:
+    found, damaged = load_readable(home)
+    if damaged:
+        raise UserError(
+            f"{home / 'runs' / min(damaged) / RUN_FILE} is damaged, so Tether cannot tell what that run needs. "
+            f"Restore it, or remove the run's folder."
+        )
+    return found
+
+
+class StoredArtifact(NamedTuple):
+    """A record, and what keeps it from garbage collection."""
+
+    stage: str
+    key: str
+    digest: str
+    attempt: int
+    size: int
+    """Bytes, attachments and manifest included."""
+    run: str
+    """The run that computed it."""
+    time: str
+    """UTC, ISO 8601."""
+    kept_by: list[str]
+
+
+def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
+    """List every record, the newest first.
+
+    Raises:
+        UserError: what keeps them isn't known, as `tasks.retention.needs.needs` says.
+    """
+    sizes = {entry.name: entry.size for entry in store.place.entries("objects")}
+    records = stored(store, store.place)
+    kept = kept_by(records, needs(store))
+    rows = [
+        StoredArtifact(
+            stage=each.record.stage,
+            key=each.record.key,
+            digest=each.record.digest,
+            attempt=each.record.attempt,
+            size=sum(sizes.get(sha, 0) for sha in set(each.record.objects.values())),
+            run=each.record.run,
+            time=each.record.started,
+            kept_by=sorted(kept.get(each.identity, ())),
+        )
+        for each in records
+        if isinstance(each.record, Record)
+    ]
+    return sorted(rows, key=lambda row: row.time, reverse=True)

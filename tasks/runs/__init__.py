@@ -1,0 +1,1 @@
+"""A run's folder on disk; nothing else reads or writes it."""

@@ -1,0 +1,47 @@
+"""Why a (sub-)stage was computed or reused, as run.json keeps it."""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from components.keys.changes import Change
+
+
+class Hit(BaseModel):
+    """A (sub-)stage was not computed: the store had its result."""
+
+    outcome: Literal["hit"] = "hit"
+    run: str
+    """The run that computed it."""
+    pinned: bool = False
+    """Whether a rerun reused the artifact of the run that it goes on from."""
+
+
+class Missed(BaseModel):
+    """A (sub-)stage was computed."""
+
+    outcome: Literal["computed"] = "computed"
+    run: str
+    """The run that computes it."""
+    reason: str
+    """Why the look-up of its key found nothing."""
+    because: Literal["asked", "damaged", "first"]
+
+
+class RecordName(BaseModel):
+    """Which record."""
+
+    run: str
+    key: str
+
+
+class Changed(Missed):
+    """A (sub-)stage was computed because something differs from its earlier records."""
+
+    because: Literal["changed"] = "changed"  # type: ignore[assignment]
+    compared_with: RecordName
+    """The record with the fewest changes among the newest of the stage."""
+    changes: list[Change]
+
+
+Explanation = Hit | Missed | Changed

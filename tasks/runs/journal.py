@@ -1,0 +1,198 @@
+"""What a run's folder holds for MLflow besides status, points, cards and report; tasks/tracking brings MLflow to it.
+
+runs/<run>/done/<stage>.json   what a (sub-)stage gave, as this run judged it
+runs/<run>/mlflow.json         what MLflow has of the folder, and what it calls the run; replaced in one step
+"""
+
+import fcntl
+import getpass
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from components.base.files import temporary_beside
+from components.base.hashing import digest_json
+from components.base.nested import group
+from components.gates.judging import Verdict
+from components.keys.code_version import CodeVersion
+from components.store.store import Record
+from tasks.result import Input, StageResult
+from tasks.runs.points import points_file, read_points
+
+REPORT = "report.html"
+
+
+class Done(BaseModel):
+    """A (sub-)stage that is done, with all that MLflow shows of it: recording it later needs neither store nor code."""
+
+    # NaN is a metric like any other, and JSON has none.
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    time: int
+    """When it was done (ms)."""
+    record: Record
+    shown: str
+    """The pipeline's stage that it belongs to."""
+    final: bool
+    path: Path
+    """The artifact as a folder."""
+    run: str
+    """The run that has it: `record.run` where it was computed there, else a hit."""
+    user: str
+    """Who ran that."""
+    step: int
+    """Where final metrics stand: after the last step of the curves."""
+    verdicts: list[Verdict]
+    inputs: list[Input]
+    attachments: dict[str, Path]
+    """Files by name; empty on a hit, which links to the run that has them."""
+
+    @classmethod
+    def of(cls, result: StageResult, folder: Path, attachments: Mapping[str, Path]) -> Self:
+        """What `result` is in the run in `folder`, from now on."""
+        steps = (point["step"] for point in read_points(points_file(folder, result.name)))
+        return cls(
+            time=time.time_ns() // 1_000_000,
+            record=result.record,
+            shown=result.name,
+            final=result.stage.final,
+            path=result.path.absolute(),
+            run=folder.name,
+            step=max(steps, default=-1) + 1,
+            user=current_user(),
+            verdicts=list(result.verdicts),
+            inputs=[each.model_copy(update={"path": each.path.absolute()}) for each in result.inputs.values()],
+            attachments={name: path.absolute() for name, path in attachments.items()},
+        )
+
+    @property
+    def hit(self) -> bool:
+        """Whether another run computed it."""
+        return self.record.run != self.run
+
+    @property
+    def lineage(self) -> dict[str, str]:
+        """Digest of everything that it was made from, by input name, however far back."""
+        further = {name: digest for given in self.inputs for name, digest in given.lineage.items()}
+        return further | {given.name: given.digest for given in self.inputs}
+
+    @property
+    def judges(self) -> str:
+        """Who judged a human evaluation."""
+        return str(group(self.record.job, "human_eval").get("judges", "unknown"))
+
+    @property
+    def waived(self) -> dict[str, dict[str, str]]:
+        """Gate to who waived it and why."""
+        return {v.name: {"user": str(v.user), "reason": str(v.reason)} for v in self.verdicts if v.waived}
+
+    @property
+    def code_tags(self) -> dict[str, str]:
+        """Which code computed it, as tags of MLflow."""
+        return code_tags(self.record.environment.get("code", CodeVersion())) | {
+            "tether.source": digest_json(self.record.parts.get("source", {}))
+        }
+
+
+def code_tags(code: CodeVersion) -> dict[str, str]:
+    """A version of the code (`components.keys.code_version`) as tags of MLflow; its pages know the first one."""
+    tags = {"mlflow.source.git.commit": code.get("commit"), "tether.code_version": code.get("version")}
+    if code.get("dirty") is not None:
+        tags["tether.code_dirty"] = str(code["dirty"]).lower()
+    return {name: value for name, value in tags.items() if value}
+
+
+def current_user() -> str:
+    """Who runs this process."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's number without a name
+        return str(os.getuid())
+
+
+def write_done(folder: Path, done: Done) -> None:
+    """Write the result of a (sub-)stage for the run in `folder`; it replaces an earlier one."""
+    (folder / "done").mkdir(exist_ok=True)
+    replace_json(folder / "done" / f"{done.record.stage}.json", done)
+
+
+def read_done(folder: Path) -> list[Done]:
+    """What the (sub-)stages of the run in `folder` gave so far, the oldest first."""
+    found = [Done.model_validate_json(path.read_text()) for path in (folder / "done").glob("[!.]*.json")]
+    return sorted(found, key=lambda each: each.time)
+
+
+def recorded_paths(home: Path, runs: Iterable[str]) -> dict[str, Path]:
+    """Where `runs` read their external inputs: digest to path."""
+    folders = [home / "runs" / run for run in sorted(runs)]
+    inputs = [given for folder in folders for done in read_done(folder) for given in done.inputs]
+    return {given.digest: given.path for given in inputs if not given.stage}
+
+
+class Sent(BaseModel):
+    """What MLflow has of a run's folder, and under which ids. A folder without one is not for MLflow."""
+
+    project: str = ""
+    """The experiment's name."""
+    code: dict[str, str] = Field(default_factory=dict)
+    """Which code began the run (`code_tags`)."""
+    experiment: str | None = None
+    parent: str | None = None
+    stages: dict[str, str] = Field(default_factory=dict)
+    """Stage to the id of its run."""
+    states: dict[str, str] = Field(default_factory=dict)
+    """Maps a stage to its state; the empty name stands for the run."""
+    points: dict[str, int] = Field(default_factory=dict)
+    """Stage to bytes of its points file."""
+    done: dict[str, int] = Field(default_factory=dict)
+    """Maps a (sub-)stage to the time of its result."""
+    whole: str = ""
+    """`updated` of the run.json that ended a run all of which MLflow has."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """As it stands for the run in `folder` (nothing sent where there's no file)."""
+        kept = (folder / name for name in ("mlflow.json", "tracking.json"))  # the second: an earlier version's
+        path = next((each for each in kept if each.is_file()), None)
+        return cls.model_validate_json(path.read_text()) if path else cls()
+
+    def save(self, folder: Path) -> None:
+        """Replace the file."""
+        replace_json(folder / "mlflow.json", self)
+
+
+def left_by_earlier(folder: Path) -> bool:
+    """Whether an earlier version of Tether has not sent all of the run in `folder` to MLflow, as its own files say."""
+    facts, sent = folder / "tracking.jsonl", folder / "tracking.json"
+    if not facts.is_file():
+        return False
+    known = json.loads(sent.read_text()) if sent.is_file() else {}
+    return known.get("facts", 0) < facts.stat().st_size
+
+
+@contextmanager
+def held(folder: Path, wait: bool) -> Iterator[bool]:
+    """Whether this process may bring MLflow to a run's folder, while the block runs: one does at a time.
+
+    With `wait` it waits for whoever does now; else the answer is False.
+    """
+    with (folder / "mlflow.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def replace_json(path: Path, model: BaseModel) -> None:
+    """Write `model` to `path` in one step; nothing waits for the disk."""
+    temporary = temporary_beside(path)
+    temporary.write_text(model.model_dump_json(indent=1))
+    os.replace(temporary, path)

@@ -1,0 +1,58 @@
+"""What people call a run: a name and tags. No part of any key."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from components.base.errors import UserError
+
+LONGEST_NAME = 100
+LONGEST_TAG = 60
+LONGEST_VALUE = 200
+_TAG = re.compile(r"\w[\w.:-]*(/\w[\w.:-]*)*")  # MLflow takes no a//b and no a/../b
+_TAKEN = ("mlflow.", "tether.", "lineage.", "cache_hit", "cached_from")
+
+
+class Label(NamedTuple):
+    """A run's name and tags; a tag without a value has an empty one."""
+
+    name: str = ""
+    tags: Mapping[str, str] = {}
+
+    @classmethod
+    def of(cls, name: str | None, tags: Iterable[str] = ()) -> "Label":
+        """Return what `--name` and each `--tag` (`key=value` or `key`) say.
+
+        Raises:
+            UserError: one of them is empty, too long, given twice, or holds what can't be shown on a line.
+        """
+        found: dict[str, str] = {}
+        for tag in tags:
+            key, _, value = (part.strip() for part in tag.partition("="))
+            if not _TAG.fullmatch(key) or len(key) > LONGEST_TAG or key.startswith(_TAKEN):
+                raise UserError(
+                    f"--tag {tag!r}: a tag is KEY=VALUE or KEY; KEY has at most {LONGEST_TAG} letters, digits and "
+                    f"_ . : / -, begins with a letter or digit, as after each /, and not with {' or '.join(_TAKEN)}"
+                )
+            if key in found:
+                raise UserError(f"--tag {tag!r}: {key} is given twice. Give each tag once.")
+            found[key] = _line(f"--tag {key}", value, LONGEST_VALUE)
+        if name is not None and not name.strip():
+            raise UserError("--name: the name is empty. Give a text, or leave the option out.")
+        return cls(_line("--name", (name or "").strip(), LONGEST_NAME), found)
+
+    @property
+    def written(self) -> list[str]:
+        """The tags as they are given: `key=value`, or `key`."""
+        return [f"{key}={value}" if value else key for key, value in self.tags.items()]
+
+
+def _line(what: str, text: str, longest: int) -> str:
+    if not text.isprintable():
+        raise UserError(f"{what}: {text!r} holds a line break or another character that can't be shown. Remove it.")
+    if len(text) > longest:
+        raise UserError(f"{what}: {len(text)} characters are too many; at most {longest} are kept.")
+    return text
+
+
+UNNAMED = Label()

@@ -1,0 +1,86 @@
+"""Points of a stage in a file: metrics by step, written before anything else is done with them.
+
+<stage>.jsonl   one point a line: {"step", "time" (ms), "metrics"}, and "total" (steps) and "tokens" where known
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+Point = dict[str, Any]
+
+
+class Spool:
+    """Points of one stage in one run."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        drop_torn_tail(path)
+        self._seen = {(name, point["step"]) for point in read_points(path) for name in point["metrics"]}
+        self._file: TextIO = path.open("a")
+
+    def append(self, step: int, metrics: Mapping[str, float], **of_progress: float | None) -> Point:
+        """Make a point of now, and add it; of `of_progress`, what is not None. Returns it."""
+        point: Point = {"step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
+        point |= {name: value for name, value in of_progress.items() if value is not None}
+        self.add(point)
+        return point
+
+    def add(self, point: Point) -> None:
+        """Add a point. A metric that already has a value at its step keeps it: a resumed stage repeats steps."""
+        step = point["step"]
+        new = {name: float(value) for name, value in point["metrics"].items() if (name, step) not in self._seen}
+        if new:
+            self._seen.update((name, step) for name in new)
+            self._file.write(json.dumps({**point, "metrics": new}) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def points_file(folder: Path, stage: str) -> Path:
+    """Where the points of a stage of the run in `folder` are."""
+    return folder / "metrics" / f"{stage}.jsonl"
+
+
+def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[list[Point], int]:
+    """Whole points from byte `offset` on (at most `limit`; none where there is no file), and where the next begins."""
+    points: list[Point] = []
+    if not path.is_file():
+        return points, offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            # A line without its end is still being written, or its writer was killed.
+            if not line.endswith(b"\n") or len(points) == limit:
+                break
+            offset += len(line)
+            points.append(json.loads(line))
+    return points, offset
+
+
+def read_points(path: Path) -> list[Point]:
+    """Every whole point of a file (none where there is no file)."""
+    return points_after(path, 0)[0]
+
+
+def curves(points: Iterable[Point]) -> dict[str, list[tuple[int, float]]]:
+    """Metric name to its (step, value) pairs in order of steps."""
+    by_name: dict[str, list[tuple[int, float]]] = {}
+    for point in points:
+        for name, value in point["metrics"].items():
+            by_name.setdefault(name, []).append((point["step"], value))
+    return {name: sorted(pairs, key=lambda pair: pair[0]) for name, pairs in by_name.items()}
+
+
+def drop_torn_tail(path: Path) -> None:
+    """Cut off a last line whose writer was killed, so that the next point starts a line of its own."""
+    if path.is_file():
+        data = path.read_bytes()
+        os.truncate(path, data.rfind(b"\n") + 1)

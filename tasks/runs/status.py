@@ -1,0 +1,369 @@
+"""A run's state as one JSON file, `runs/<run>/run.json`, replaced in one step at every change.
+
+Nothing else reads or writes that file. `StatusFile` is the run that this process computes; `RunStatus` is any run as
+people read it.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from components.base.errors import TetherError, UserError
+from components.base.process import Process, is_alive, this_process
+from components.gates.judging import Verdict, Waiver
+from components.gates.table import GATES
+from tasks.result import State
+from tasks.runs.explained import Explanation
+from tasks.runs.journal import Sent, current_user, replace_json
+from tasks.runs.label import UNNAMED, Label
+
+WORST_FIRST: tuple[State, ...] = get_args(State)
+RUN_FILE = "run.json"
+
+
+def worst(states: Iterable[State]) -> State:
+    """Return the worst of some states (`not_run` of none)."""
+    return min(states, key=WORST_FIRST.index, default="not_run")
+
+
+class Part(BaseModel):
+    """What a run has of a sub-stage."""
+
+    key: str
+    digest: str | None = None
+
+
+class StageStatus(BaseModel):
+    """One stage of a run."""
+
+    model_config = ConfigDict(extra="allow", validate_assignment=True)
+
+    name: str
+    state: State = "not_run"
+    seconds: float = 0.0
+    started: float | None = None
+    """When it first began, in seconds since 1970."""
+    began: float | None = None
+    """When it began or was taken up."""
+    cached: bool = False
+    key: str | None = None
+    digest: str | None = None
+    mlflow_run: str | None = None
+    """The id of its MLflow run; None until MLflow has it."""
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    """None where a metric is not finite."""
+    gates: list[Verdict] = Field(default_factory=list)
+    explained: dict[str, Explanation] = Field(default_factory=dict)
+    """Why each (sub-)stage was computed or not; empty if it was not looked up."""
+    parts: dict[str, Part] = Field(default_factory=dict)
+    """Keys and digests of its sub-stages."""
+
+    @field_validator("gates", mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, gates: list[object]) -> list[object]:
+        """Their gates do not say whether they only warn."""
+        return [
+            {"warn_only": GATES[gate["name"]].warn_only, **gate} if isinstance(gate, dict) and gate.get("name") in GATES
+            else gate
+            for gate in gates
+        ]  # fmt: skip
+
+    @property
+    def needs(self) -> list[str]:
+        """Keys and digests of what the run has for this stage."""
+        found = (self.key, self.digest, *(name for part in self.parts.values() for name in (part.key, part.digest)))
+        return list(dict.fromkeys(name for name in found if name))
+
+    @property
+    def waivers(self) -> list[Waiver]:
+        """The waivers that have let gates of this stage pass."""
+        waived = [gate for gate in self.gates if gate.waived]
+        return [Waiver(gate=gate.name, user=gate.user or "", reason=gate.reason or "unknown") for gate in waived]
+
+
+class _Run(BaseModel):
+    run: str
+    profile: str
+    name: str = ""
+    """What the user calls it."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """The user's; a bare tag's value is empty."""
+    user: str = ""
+    """Who started it."""
+    started: str
+    """ISO 8601, UTC; likewise `updated` and `finished`."""
+    origin: dict[str, str] = Field(default_factory=dict)
+    """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run."""
+    stages: list[StageStatus]
+
+    @property
+    def label(self) -> Label:
+        """What people call it."""
+        return Label(self.name, self.tags)
+
+    def stage(self, name: str) -> StageStatus:
+        """Return the stage `name`.
+
+        Raises:
+            TetherError: the run has no such stage.
+        """
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise TetherError(f"this run has no stage {name}")
+
+
+class RunFile(_Run):
+    """What run.json holds."""
+
+    model_config = ConfigDict(extra="allow")  # a later version's fields survive being read and written here
+
+    finished: str | None
+    updated: str = ""
+    process: Process
+    """The process that computes it, or did last."""
+
+    @property
+    def died(self) -> bool:
+        """Whether its process was killed before it could write down the run's end."""
+        return self.finished is None and not is_alive(self.process)
+
+
+class RunStatus(_Run):
+    """A run as people read it: one whose process died is `interrupted`."""
+
+    state: State
+    seconds: float
+
+    @property
+    def needs(self) -> list[str]:
+        """Keys and digests of what the run has."""
+        return [name for stage in self.stages for name in stage.needs]
+
+    @property
+    def waivers(self) -> list[Waiver]:
+        """The waivers that have let gates of this run pass."""
+        return [waiver for stage in self.stages for waiver in stage.waivers]
+
+    def as_json(self) -> dict[str, object]:
+        """Return exactly what `tether status --json` prints."""
+        stages = self.model_dump(mode="json", include={"stages": {"__all__": _STAGE_FIELDS}})["stages"]
+        for stage, shown in zip(self.stages, stages, strict=True):
+            shown["gates"] = gates_json(stage.gates)
+        return {**self.model_dump(mode="json", include={"run", "profile", "state", "seconds"}), "stages": stages}
+
+    def explanations(self) -> dict[str, object]:
+        """Return what `tether explain --json` prints: `{run, origin, stages: [{name, state, explained}]}`."""
+        fields = {"run": True, "origin": True, "stages": {"__all__": {"name", "state", "explained"}}}
+        return self.model_dump(mode="json", include=fields)  # type: ignore[arg-type]
+
+
+def gates_json(verdicts: Iterable[Verdict]) -> list[dict[str, object]]:
+    """Return verdicts as `tether status --json` prints them; a gate that is off has threshold null."""
+    return [each.model_dump(mode="json", include=_GATE_FIELDS) for each in verdicts]
+
+
+_STAGE_FIELDS = {"name", "state", "seconds", "cached", "key", "digest", "mlflow_run", "metrics", "gates"}
+_GATE_FIELDS = {"name", "metric", "value", "op", "threshold", "passed", "waived"}
+
+
+class StatusFile:
+    """The run.json of the run that this process computes."""
+
+    def __init__(self, folder: Path, document: RunFile) -> None:
+        self.folder = folder
+        self._document = document
+        self._lock = threading.Lock()
+
+    @classmethod
+    def start(
+        cls, folder: Path, run: str, profile: str, stages: Sequence[str], origin: Mapping[str, str] | None = None,
+        label: Label = UNNAMED,
+    ) -> "StatusFile":  # fmt: skip
+        """Begin a new run: every stage `not_run`. `origin` is as in `RunFile`."""
+        document = RunFile(
+            run=run,
+            name=label.name,
+            tags=dict(label.tags),
+            user=current_user(),
+            profile=profile,
+            started=_now(),
+            finished=None,
+            process=this_process(),
+            origin=dict(origin or {}),
+            stages=[StageStatus(name=name) for name in stages],
+        )
+        status = cls(folder, document)
+        folder.mkdir(parents=True, exist_ok=True)
+        status._write()
+        return status
+
+    @classmethod
+    def resume(cls, folder: Path) -> "StatusFile":
+        """Take up a run that ended (to score people's labels), under this process."""
+        status = cls(folder, read_file(folder).model_copy(update={"finished": None, "process": this_process()}))
+        status._write()
+        return status
+
+    @property
+    def state(self) -> State:
+        """The run's own state so far."""
+        return worst(stage.state for stage in self._document.stages)
+
+    @property
+    def label(self) -> Label:
+        """What people call the run."""
+        return self._document.label
+
+    def stage(self, name: str) -> StageStatus:
+        """Return a copy of one stage's entry."""
+        return self._document.stage(name).model_copy()
+
+    def stages(self) -> list[StageStatus]:
+        """Return copies of every stage's entry, in order."""
+        return [stage.model_copy() for stage in self._document.stages]
+
+    def update(self, name: str, **fields: Any) -> None:
+        """Change fields of one stage's entry; the file is replaced."""
+        with self._lock:
+            entry = self._document.stage(name)
+            for field, value in fields.items():
+                setattr(entry, field, value)
+            self._write()
+
+    def begin(self, name: str) -> None:
+        """Write that a stage begins, or is taken up again."""
+        now = time.time()
+        self.update(name, state="running", began=now, started=self.stage(name).started or now)
+
+    def finish(self) -> State:
+        """End the run; a stage still `running` was interrupted. Returns the run's state."""
+        with self._lock:
+            _interrupt(self._document.stages)
+            self._document.finished = _now()
+            self._write()
+        return self.state
+
+    def _write(self) -> None:
+        self._document.updated = _now()
+        replace_json(self.folder / RUN_FILE, self._document)
+
+
+def load_status(home: Path, run_id: str | None = None) -> RunStatus:
+    """Return one run's status; None is the newest run.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    folder = _folder(home, run_id)
+    return _status(read_file(folder), Sent.load(folder).stages)
+
+
+def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
+    """Return every run's status, newest first, and the damaged ones: id to when the file was written (since 1970)."""
+    found, damaged = [], {}
+    for path in (home / "runs").glob(f"*/{RUN_FILE}"):
+        try:
+            found.append(_status(read_file(path.parent), {}))
+        except (OSError, UserError):
+            with suppress(FileNotFoundError):  # discarded meanwhile
+                damaged[path.parent.name] = path.stat().st_mtime
+    return sorted(found, key=lambda each: each.started, reverse=True), damaged
+
+
+def list_runs(home: Path) -> list[str]:
+    """Return every run's id, newest first."""
+    return [each.run for each in _files(home)]
+
+
+def has_run(home: Path, run: str) -> bool:
+    """Whether there is a run of that id."""
+    return bool(run) and "/" not in run and not run.startswith(".") and (home / "runs" / run / RUN_FILE).is_file()
+
+
+def run_of_flow(home: Path, flow_run: str) -> str | None:
+    """Return the run that a Prefect flow run began, if it is tried again; None at its first try."""
+    return next((each.run for each in _files(home) if each.origin.get("flow_run") == flow_run), None)
+
+
+def read_file(folder: Path) -> RunFile:
+    """Return the run.json in `folder`.
+
+    Raises:
+        UserError: it does not hold what Tether writes.
+    """
+    try:
+        return RunFile.model_validate_json((folder / RUN_FILE).read_text())
+    except ValueError as error:
+        raise UserError(
+            f"{folder / RUN_FILE} is damaged ({str(error).splitlines()[0]}). Restore the file, or move the folder "
+            f"{folder} out of {folder.parent}."
+        ) from error
+
+
+def finished_file(folder: Path) -> RunFile:
+    """Return the run.json in `folder` as another home needs it: ended, of no process and no flow run."""
+    document = read_file(folder)
+    _interrupt(document.stages)
+    origin = {name: value for name, value in document.origin.items() if name != "flow_run"}
+    finished = document.finished or document.updated
+    return document.model_copy(update={"process": {}, "origin": origin, "finished": finished})
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return metrics as JSON can hold them: None where one is not finite."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _status(document: RunFile, in_mlflow: Mapping[str, str]) -> RunStatus:
+    running = document.finished is None and not document.died
+    stages = [stage.model_copy() for stage in document.stages]
+    for stage in stages:
+        if running and stage.state == "running" and stage.began is not None:
+            stage.seconds += time.time() - stage.began
+        stage.seconds = round(stage.seconds, 3)
+        stage.mlflow_run = in_mlflow.get(stage.name, stage.mlflow_run)
+    if document.died:
+        _interrupt(stages)
+    extra: list[State] = ["interrupted"] if document.died else ["running"] if running else []
+    end = _seconds(_now() if running else document.finished or document.updated)
+    state, seconds = worst([*extra, *(stage.state for stage in stages)]), round(end - _seconds(document.started), 3)
+    return RunStatus.model_validate(dict(document) | {"state": state, "seconds": seconds, "stages": stages})
+
+
+def _interrupt(stages: Iterable[StageStatus]) -> None:
+    for stage in stages:
+        if stage.state == "running":
+            stage.state = "interrupted"
+
+
+def _files(home: Path) -> list[RunFile]:
+    """Return every run's file, newest first."""
+    found = [read_file(path.parent) for path in (home / "runs").glob(f"*/{RUN_FILE}")]
+    return sorted(found, key=lambda each: each.started, reverse=True)
+
+
+def _folder(home: Path, run_id: str | None) -> Path:
+    if run_id is None:
+        runs = list_runs(home)
+        if not runs:
+            raise UserError(f"there is no run in {home / 'runs'} yet; start one with `tether run demo`.")
+        run_id = runs[0]
+    if not has_run(home, run_id):
+        raise UserError(f"there is no run {run_id} in {home / 'runs'}.")
+    return home / "runs" / run_id
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()

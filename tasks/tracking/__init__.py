@@ -1,0 +1,1 @@
+"""MLflow: what runs wrote down is carried there; nothing else imports it."""

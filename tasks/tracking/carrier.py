@@ -1,0 +1,147 @@
+"""MLflow is brought to what runs' folders hold, again and again. Nothing waits for it: a run writes to its own folder.
+
+What MLflow can't take stays on disk; the next run's thread, or `tether sync`, carries what earlier runs left first.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from components.keys.code_version import code_version
+from tasks.runs.journal import Sent, code_tags, held
+from tasks.runs.status import load_readable, read_file
+from tasks.tracking.client import in_short, load_mlflow, tracking_uri
+from tasks.tracking.links import run_link
+from tasks.tracking.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+EVERY_SECONDS = 2.0
+RETRY_SECONDS = 10.0
+CLOSE_SECONDS = 20.0
+"""How long a run that is done waits for what is still on its way, where MLflow answers; else it waits for nothing."""
+
+
+class Tracker:
+    """The thread that brings MLflow to one run's folder. No call but `close` waits for MLflow, and that not long."""
+
+    def __init__(self, home: Path, run: str) -> None:
+        self._home = home
+        self._folder = home / "runs" / run
+        self._closing = threading.Event()
+        self._more = threading.Event()
+        self._thread = threading.Thread(target=self._carry, name="tracking", daemon=True)
+
+    def open(self, project: str) -> None:
+        """The run begins, or is taken up, to be recorded in the experiment `project`."""
+        if not (self._folder / "mlflow.json").is_file():
+            Sent(project=project, code=code_tags(code_version())).save(self._folder)
+        with suppress(ImportError):  # the thread says so
+            # Not in the thread: two threads that import libraries which need each other can trip over them.
+            load_mlflow()
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """Something is new in the folder."""
+        self._more.set()
+
+    def close(self) -> bool:
+        """The run is over. Returns whether MLflow has all of it by now."""
+        self._closing.set()
+        self._more.set()
+        self._thread.join(CLOSE_SECONDS)
+        return not is_left(self._folder)
+
+    def address(self, stage: str) -> str | None:
+        """Where a person finds a stage's run, if MLflow is a server and has it by now (a database has no page)."""
+        uri, sent = tracking_uri(self._home), Sent.load(self._folder)
+        if not uri.startswith("http") or sent.experiment is None or stage not in sent.stages:
+            return None
+        return f"{uri.rstrip('/')}/{run_link(sent.experiment, sent.stages[stage])}"
+
+    def _carry(self) -> None:
+        """The thread: as long as the run, and once more at its end."""
+        recorder: Recorder | None = None
+        left: list[Path] | None = None
+        answered = True
+        with held(self._folder, wait=True):
+            while True:
+                last = self._closing.is_set()
+                self._more.clear()
+                try:
+                    recorder = recorder or Recorder(self._home)
+                    left = left_behind(self._home) if left is None else left
+                    while left:
+                        carry_left(recorder, left[0])
+                        left.pop(0)
+                    recorder.bring(self._folder, last)
+                    answered = True
+                except Exception as error:  # whatever MLflow raises: all of it is on disk, and this is said
+                    logger.debug("MLflow", exc_info=True)
+                    if answered:
+                        logger.warning(
+                            "MLflow did not answer (%s). What it does not have yet stays in %s.",
+                            in_short(error),
+                            self._folder,
+                        )
+                    answered = False
+                if last:
+                    return
+                if answered:
+                    self._more.wait(EVERY_SECONDS)
+                else:
+                    self._closing.wait(RETRY_SECONDS)
+
+
+def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
+    """Bring MLflow to what a run that is over has left, unless another process does.
+
+    Returns:
+        What MLflow has against this run (it was deleted there, say), which is no reason to hold back others.
+
+    Raises:
+        Exception: MLflow doesn't answer.
+    """
+    with held(folder, wait=False) as mine:
+        if not mine:
+            return None
+        try:
+            recorder.bring(folder, over=True)
+        except Exception as error:
+            recorder.check()
+            logger.warning("MLflow does not take what is left of run %s: %s", folder.name, in_short(error))
+            return error
+        logger.info("what run %s had left is in MLflow now", folder.name)
+        return None
+
+
+def left_behind(home: Path) -> list[Path]:
+    """Folders of the runs that have ended, or died, of which MLflow lacks a part; the oldest first."""
+    found, damaged = load_readable(home)
+    for run in damaged:
+        logger.warning("run %s is not sent to MLflow: its run.json is damaged", run)
+    return [folder for folder in (home / "runs" / each.run for each in reversed(found)) if is_left(folder)]
+
+
+def is_left(folder: Path) -> bool:
+    """Whether a run that is for MLflow has ended, or died, and MLflow lacks a part of it."""
+    if not (folder / "mlflow.json").is_file():
+        return False
+    run = read_file(folder)
+    return (run.finished is not None or run.died) and Sent.load(folder).whole != run.updated
+
+
+def sync(home: Path) -> Iterator[tuple[str, Exception | None]]:
+    """Send what is left behind, the oldest run first. Yields each run, with the error where MLflow refuses it.
+
+    What another process is carrying just now is left to it.
+
+    Raises:
+        Exception: MLflow doesn't answer.
+    """
+    recorder = None
+    for folder in left_behind(home):
+        recorder = recorder or Recorder(home)
+        yield folder.name, carry_left(recorder, folder)

@@ -1,0 +1,67 @@
+"""Opening MLflow: where it is, quietly, and safely for several first processes at once. Imports mlflow when called."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "MLFLOW_TRACKING_URI"
+_ENVIRONMENT = {
+    # Read by mlflow at import.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    # The defaults stall a call for minutes where a server is down. A retry of ours looks first at what the first try
+    # did; MLflow's own would make a second run where a slow server makes the first one yet.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "3",
+    # The end of a run prints two lines with its address, over the progress.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+def tracking_uri(home: Path) -> str:
+    """`MLFLOW_TRACKING_URI` where it is set, else SQLite below `home`."""
+    return os.environ.get(VARIABLE) or f"sqlite:///{(home / 'mlflow.db').resolve()}"
+
+
+def load_mlflow() -> Any:
+    """The library (1 to 4 s)."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+
+    return mlflow
+
+
+def connect(home: Path) -> Any:
+    """An `MlflowClient` on the tracking store, its tables made where it is new (1 to 5 s)."""
+    mlflow = load_mlflow()
+    uri = tracking_uri(home)
+    home.mkdir(parents=True, exist_ok=True)
+    # Fluent calls (there's no client's call for an external model) read the process's URI.
+    named = os.environ.get(VARIABLE)
+    mlflow.set_tracking_uri(uri)
+    if named is None:  # it writes there too, and `tracking_uri` would take that for the user's word about any home
+        os.environ.pop(VARIABLE, None)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    # Several processes that migrate one fresh SQLite file crash and leave it broken for ever.
+    with (home / "mlflow.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        client.search_experiments(max_results=1)
+    return client
+
+
+def in_short(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:300]}"
+
+
+def experiment(client: Any, home: Path, name: str) -> str:
+    """The id of the experiment `name`, made where it is new; artifacts are below `home` unless a server has them."""
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return found.experiment_id
+    local = tracking_uri(home).startswith("sqlite:")
+    location = (home / "mlartifacts").resolve().as_uri() if local else None
+    return client.create_experiment(name, artifact_location=location)

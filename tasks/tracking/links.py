@@ -1,0 +1,180 @@
+"""What MLflow shows of where a model came from: external models, datasets, and a table of links."""
+
+import json
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.result import Input
+from tasks.runs.journal import Done, Sent
+from tasks.tracking.pages import NoteRow
+
+logger = logging.getLogger(__name__)
+
+MODELS = {"sft": "sft", "reward": "reward", "ppo": "policy"}
+"""Stage to the kind of model it makes (`model_name`)."""
+
+MODEL_SOURCES = ("base", "previous_reward")
+"""Inputs that are models and that no stage of the run made."""
+
+READ_BY = dict.fromkeys(("data", "preferences", "demonstrations", "prompts"), "validate") | {"sample": "human_eval"}
+"""Further inputs that are no models, and the stage whose page says more of them."""
+
+DIGEST_SHOWN = 32
+"""MLflow's dataset digests hold at most 36 characters; the whole is in a tag."""
+
+
+def model_name(project: str, kind: str) -> str:
+    """PROJECT-KIND, as models are called; what MLflow allows in an experiment's name but not in theirs becomes `-`."""
+    prefix = re.sub(r"[^\w-]+", "-", project).strip("-")
+    return f"{prefix or 'tether'}-{kind}"
+
+
+class Lineage:
+    """Edges between runs, models and datasets of one experiment; `sent` is of the run that is recorded."""
+
+    def __init__(self, client: Any, sent: Sent) -> None:
+        assert sent.experiment is not None
+        self._client = client
+        self._experiment = sent.experiment
+        self._project = sent.project
+        self._stages = sent.stages
+
+    def model_name(self, stage: str) -> str:
+        """The registered model of a stage."""
+        return model_name(self._project, MODELS[stage])
+
+    def output_model(self, done: Done, run: str) -> str | None:
+        """The LoggedModel of what a stage made (found by digest, else made), or None for a stage that makes none."""
+        if done.shown not in MODELS:
+            return None
+        tags = {f"lineage.{name}_digest": digest for name, digest in done.lineage.items()}
+        record = done.record
+        tags |= {"tether.key": record.key, "tether.stage": done.shown, "tether.run": record.run, **done.code_tags}
+        return self._model(self.model_name(done.shown), MODELS[done.shown], done.path, record.digest, run, tags)
+
+    def link_inputs(self, done: Done, run: str, parent: str) -> None:
+        """Write a run's inputs, models as models, the rest as datasets; external inputs are the parent run's too."""
+        from mlflow.entities import LoggedModelInput
+
+        models, datasets, sources = [], [], []
+        for given in done.inputs:
+            if self._is_model(given):
+                models.append(LoggedModelInput(model_id=self._input_model(given)))
+            else:
+                datasets.append(_dataset(given.name, given.digest, given.path, given.name))
+                sources += [] if given.stage else [datasets[-1]]
+        if done.shown == "validate":
+            datasets.append(_dataset("data", done.record.digest, done.path, "output"))
+            sources.append(datasets[-1])
+        self._client.log_inputs(run, datasets=datasets, models=models or None)
+        if sources:
+            self._client.log_inputs(parent, datasets=sources)
+
+    def link_output(self, run: str, model: str) -> None:
+        """Write that a run gave a model (one model may be the output of several runs: of those that hit)."""
+        from mlflow.entities import LoggedModelOutput
+
+        outputs = self._client.get_run(run).outputs
+        if outputs is not None and any(each.model_id == model for each in outputs.model_outputs):
+            return  # a second time is refused
+        self._client.log_outputs(run, [LoggedModelOutput(model, step=0)])
+
+    def rows(self, done: Done, model: str | None) -> list[NoteRow]:
+        """What went into a stage, directly and further upstream, and the `model` that came out, linked to its pages."""
+        rows = []
+        for given in done.inputs:
+            named = given.name if given.stage else f"{given.name} ({given.path.name})"
+            rows.append(NoteRow("input", named, given.digest, self._link(given.name, given.digest, given.stage)))
+        direct = {given.digest for given in done.inputs}
+        for name, digest in done.lineage.items():
+            if digest not in direct:
+                rows.append(NoteRow("further upstream", name, digest, self._link(name, digest)))
+        name, link = (self.model_name(done.shown), self.model_link(model)) if model else (done.shown, "")
+        return [*rows, NoteRow("output", name, done.record.digest, link)]
+
+    def find_model(self, digest: str) -> str | None:
+        """The LoggedModel with an artifact's digest, or None."""
+        return next((model.model_id for model in self._models(digest) if str(model.status) == "READY"), None)
+
+    def _models(self, digest: str) -> list[Any]:
+        return self._client.search_logged_models([self._experiment], f"tags.`lineage.digest`='{digest}'")
+
+    def _link(self, name: str, digest: str, stage: str = "") -> str:
+        """The page of an input: a model's own, else that of this run's stage that made it; empty where there is none.
+
+        Further upstream the stage is not known, and goes by what the reader calls the input.
+        """
+        stage = stage or READ_BY.get(name, name)
+        if stage in MODELS or name in MODEL_SOURCES:
+            model = self.find_model(digest)
+            return self.model_link(model) if model else ""
+        return run_link(self._experiment, self._stages[stage]) if stage in self._stages else ""
+
+    def model_link(self, model: str) -> str:
+        """Where MLflow's page of a model is, from its root."""
+        return f"#/experiments/{self._experiment}/models/{model}?workflowType=machine_learning"
+
+    def _is_model(self, given: Input) -> bool:
+        return given.stage in MODELS if given.stage else given.name in MODEL_SOURCES
+
+    def _input_model(self, given: Input) -> str:
+        tags = {f"lineage.{key}_digest": digest for key, digest in given.lineage.items()}
+        if given.stage:
+            name, kind = self.model_name(given.stage), MODELS[given.stage]
+        else:
+            name, kind = model_name(self._project, given.name), given.name
+        return self._model(name, kind, given.path, given.digest, None, tags)
+
+    def _model(self, name: str, kind: str, path: Path, digest: str, run: str | None, tags: Mapping[str, str]) -> str:
+        for model in self._models(digest):
+            if str(model.status) == "READY":
+                return model.model_id
+            # Its maker was killed before it was whole; nothing can be registered from it.
+            self._client.delete_logged_model(model.model_id)
+        import mlflow
+
+        made = mlflow.create_external_model(
+            name=name,
+            source_run_id=run,
+            model_type=kind,
+            params={"artifact_uri": path.resolve().as_uri(), "artifact_digest": digest},
+            tags={**tags, "lineage.digest": digest},
+            experiment_id=self._experiment,
+        )
+        return made.model_id
+
+
+def run_link(experiment_id: str, run: str) -> str:
+    """Where MLflow's page of a run is, from its root."""
+    return f"#/experiments/{experiment_id}/runs/{run}?workflowType=machine_learning"
+
+
+def log_attachments(client: Any, run: str, files: Mapping[str, Path]) -> None:
+    """Log files under their own names below `attachments/`; one that the store has lost since is left out."""
+    files = {name: path for name, path in files.items() if path.is_file()}
+    if not files:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in files.items():
+            target = Path(folder) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        client.log_artifacts(run, folder, "attachments")
+
+
+def _dataset(name: str, digest: str, path: Path, context: str) -> Any:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    dataset = Dataset(
+        name=name,
+        digest=digest[:DIGEST_SHOWN],
+        source_type="local",
+        source=json.dumps({"uri": path.resolve().as_uri()}),
+    )
+    tags = [InputTag("mlflow.data.context", context), InputTag("lineage.digest", digest)]
+    return DatasetInput(dataset=dataset, tags=tags)

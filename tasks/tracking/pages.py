@@ -1,0 +1,83 @@
+"""What a person reads on MLflow's pages: notes in Markdown, from the facts of a run."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from components.gates import text as gate_text
+from components.gates.table import brief_metrics
+from components.keys.code_version import CodeVersion
+from components.store.records import Environment
+from tasks.runs.journal import Done
+from tasks.runs.status import StageStatus
+
+
+class NoteRow(NamedTuple):
+    """A line of a table: what went in, or came out."""
+
+    how: str
+    name: str
+    digest: str
+    link: str = ""
+
+    @property
+    def cells(self) -> str:
+        """As Markdown."""
+        return f"| {self.how} | {f'[{self.name}]({self.link})' if self.link else self.name} | `{self.digest[:16]}` |"
+
+
+def stage_note(done: Done, computed_in: str, rows: Sequence[NoteRow]) -> str:
+    """Of a stage's run, and of its model; `computed_in` links to the run that computed it, if MLflow has that."""
+    run = f"[{done.record.run}]({computed_in})" if computed_in else f"`{done.record.run}`, which is not in this MLflow"
+    cached = "From the cache. " if done.hit else ""
+    lines = [f"{cached}Stage **{done.shown}**, computed in run {run}. {code(done.record.environment)}", ""]
+    lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
+    if done.shown == "validate":
+        lines += ["", *quarantine_lines(done)]
+    if judged := [verdict for verdict in done.verdicts if verdict.threshold is not None]:
+        lines += ["", "**Gates**", "", gate_text.markdown(judged)]
+    return "\n".join(lines)
+
+
+def code(environment: Environment) -> str:
+    """Which code ran, in a sentence."""
+    version = environment.get("code", CodeVersion())
+    if not (commit := version.get("commit")):
+        return "Code of unknown commit."
+    return f"Code: commit `{commit[:12]}`{' with changes' if version.get('dirty') else ''}."
+
+
+def quarantined(done: Done) -> dict[str, int]:
+    """Rows that each check of the contract kept out, as `source.check`; empty for a stage that isn't validate."""
+    return {f"{check['source']}.{check['name']}": check["rows"] for check in _keeping_out(done)}
+
+
+def quarantine_lines(done: Done) -> Iterable[str]:
+    """The same for people."""
+    kept_out = done.record.metrics.get("data/quarantined", 0)
+    yield f"Kept out: {kept_out:.0f} rows (`attachments/quarantine.jsonl` names them; one may fail several checks)."
+    for check in _keeping_out(done):
+        yield f"- {check['rows']} of {check['source']}: `{check['name']}`, else: {check['description']}"
+
+
+def _keeping_out(done: Done) -> list[dict[str, Any]]:
+    report = done.path / "report.json"
+    if done.shown != "validate" or not report.is_file():
+        return []
+    checks = json.loads(report.read_text(encoding="utf-8"))
+    return [check for check in checks if check["rows"] and check["severity"] in ("error", "quarantine")]
+
+
+def run_note(stages: Iterable[StageStatus], done: Sequence[Done], links: Mapping[str, str]) -> str:
+    """Of a whole run; `links` has a stage's page."""
+    metrics = {name: value for each in done for name, value in each.record.metrics.items()}
+    lines = ["| stage | state | artifact | numbers |", "|---|---|---|---|"]
+    for stage in stages:
+        name = f"[{stage.name}]({links[stage.name]})" if stage.name in links else stage.name
+        numbers = (f"{metric.partition('/')[2]} {metrics[metric]:.4g}" for metric in brief_metrics(stage.name, metrics))
+        lines.append(f"| {name} | {stage.state} | `{(stage.digest or '')[:16]}` | {', '.join(numbers)} |")
+    waived = {gate: waiver for each in done for gate, waiver in each.waived.items()}
+    lines += [""] + [
+        f"- Gate `{gate}` was waived by {waiver['user']}: {waiver['reason']}" for gate, waiver in waived.items()
+    ]
+    return "\n".join(lines).strip()

@@ -1,0 +1,215 @@
+"""Versions of registered models: made of what gates let through, promoted and demoted on the record.
+
+All that is known of a version stands in its tags, so its page tells it and one query finds it:
+
+lineage.digest, lineage.NAME_digest   the artifact, and everything that it was made from
+tether.waivers      gates waived on the way to it: {gate: {user, reason, run}}
+tether.human_eval   its human evaluation: {run, state, judges, win_rate, win_rate_low, win_rate_high, items}
+tether.champion     when it was champion: [{from, by, because, until, ended_by, ended_because}], the last one open
+tether.demoted      {at, by, because}: no run points an alias at it again, only a person does
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from tasks.runs.journal import Done
+from tasks.tracking.links import MODELS
+
+CANDIDATE, CHAMPION = "candidate", "champion"
+_ALIASES = (
+    f"`{CANDIDATE}` points at the newest version that passed its automatic gates, `{CHAMPION}` at the policy that "
+    f"passed the human-eval gate (or that a person promoted). A version says from when to when it was champion."
+)
+_KINDS = {
+    "sft": f"Supervised models. `{CANDIDATE}` points at the newest version that passed its gates.",
+    "reward": f"Reward models. `{CANDIDATE}` points at the newest version that passed its gates.",
+    "policy": f"Policies, trained by PPO under a KL tether to their SFT model. {_ALIASES}",
+}
+_MEASURED = ("win_rate", "win_rate_low", "win_rate_high", "items")
+
+
+class Versions:
+    """The registered models of one MLflow."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def register(self, done: Done, name: str, model: str, run: str, waivers: Mapping[str, Any]) -> str:
+        """The version of `name` that holds `done` (made where new), with `candidate` at it unless that was set later.
+
+        Args:
+            model, run: the ids of the LoggedModel and of the run that computed it.
+            waivers: of the run that takes it, this stage's and earlier ones'.
+        """
+        record = done.record
+        found = self._find(name, record.digest)
+        if found is None:
+            tags = {f"lineage.{key}_digest": digest for key, digest in done.lineage.items()}
+            tags |= {"lineage.digest": record.digest, "tether.key": record.key, "tether.run": record.run}
+            tags |= done.code_tags
+            if not self._client.search_registered_models(f"name='{name}'"):
+                self._client.create_registered_model(name, description=_KINDS[MODELS[done.shown]])
+            found = self._client.create_model_version(name, f"models:/{model}", run, tags=tags, model_id=model)
+        version = str(found.version)
+        # What the model's own page shows its versions from.
+        versions = json.dumps([{"name": name, "version": int(version)}])
+        self._client.set_logged_model_tags(model, {"mlflow.modelVersions": versions})
+        self._waive(name, version, found.tags, done.run, waivers)
+        if "tether.demoted" not in found.tags:
+            self._point(name, CANDIDATE, version, done.time)
+        self.describe(name, version)
+        return version
+
+    def judge(self, done: Done, name: str, waivers: Mapping[str, Any]) -> None:
+        """Write a human evaluation onto the policy that it judged, and promote that if every gate passed unwaived."""
+        digest = done.lineage.get("ppo")
+        found = self._find(name, digest) if digest else None
+        if found is None:
+            return
+        version = str(found.version)
+        stops = any(verdict.stops for verdict in done.verdicts)
+        state = "gate_failed" if stops else "waived" if done.waived else "passed"
+        measured = {short: _finite(done.record.metrics.get(f"human_eval/{short}")) for short in _MEASURED}
+        judged = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
+        self._set(name, version, "tether.human_eval", judged)
+        self._waive(name, version, found.tags, done.run, waivers)
+        if state == "passed" and "tether.demoted" not in found.tags:
+            self.promote(name, version, done.user, f"human_eval passed in run {done.run}", done.time, run=done.run)
+        self.describe(name, version)
+
+    def promote(self, name: str, version: str, by: str, because: str, time: int, run: str = "") -> None:
+        """Point `champion` at a version and open its term; that of the one before ends. An older fact changes nothing.
+
+        Whoever asks has looked at its human evaluation.
+        """
+        if time < self._pointed(name, CHAMPION):
+            return
+        before = self._aliases(name).get(CHAMPION)
+        if before is not None and before != version:
+            self._end_term(name, before, by, f"version {version} was promoted", time)
+            self.describe(name, before)
+        tags = self.tags(name, version)
+        terms = champion_terms(tags)
+        if not terms or "until" in terms[-1]:
+            told = {"by": by, "at": _utc(time), "run": run, "judges": human_eval(tags).get("judges", "")}
+            for tag, value in told.items():
+                self._client.set_model_version_tag(name, version, f"tether.promoted_{tag}", value)
+            # Last: whoever was killed in between and comes again must not take the rest for done.
+            self._set(name, version, "tether.champion", [*terms, {"from": _utc(time), "by": by, "because": because}])
+        if "tether.demoted" in tags:
+            self._client.delete_model_version_tag(name, version, "tether.demoted")
+        self._point(name, CHAMPION, version, time)
+        self.describe(name, version)
+
+    def demote(self, name: str, version: str, by: str, because: str, time: int) -> None:
+        """Take every alias from a version and say why; its history stays, and no run gives it an alias again."""
+        self._set(name, version, "tether.demoted", {"at": _utc(time), "by": by, "because": because})
+        self._end_term(name, version, by, because, time)
+        for alias, at in self._aliases(name).items():
+            if at == version:
+                self._client.delete_registered_model_alias(name, alias)
+                self._client.set_registered_model_tag(name, f"tether.{alias}_set", str(time))
+        self.describe(name, version)
+
+    def tags(self, name: str, version: str) -> dict[str, str]:
+        """A version's."""
+        return dict(self._client.get_model_version(name, version).tags)
+
+    def describe(self, name: str, version: str) -> None:
+        """Write a version's description anew: its state, then what its model's own note says."""
+        found = self._client.get_model_version(name, version)
+        note = ""
+        if found.source.startswith("models:/"):
+            model = self._client.get_logged_model(found.source.removeprefix("models:/"))
+            note = model.tags.get("mlflow.note.content", "")
+        lines = [*state_lines(found.tags), ""] if found.tags else []
+        self._client.update_model_version(name, version, "\n".join([*lines, note]).strip())
+
+    def _find(self, name: str, digest: str) -> Any:
+        """The newest version of `name` with an artifact's digest, or None."""
+        found = self._client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
+        return max(found, key=lambda each: int(each.version), default=None)
+
+    def _aliases(self, name: str) -> dict[str, str]:
+        return {alias: str(at) for alias, at in self._client.get_registered_model(name).aliases.items()}
+
+    def _pointed(self, name: str, alias: str) -> int:
+        """When (ms) an alias was last set or taken away."""
+        return int(self._client.get_registered_model(name).tags.get(f"tether.{alias}_set", 0))
+
+    def _point(self, name: str, alias: str, version: str, time: int) -> None:
+        """Set an alias, unless that was done for a later fact: what an outage held back is not the newest any more."""
+        if time >= self._pointed(name, alias):
+            self._client.set_registered_model_alias(name, alias, version)
+            self._client.set_registered_model_tag(name, f"tether.{alias}_set", str(time))
+
+    def _end_term(self, name: str, version: str, by: str, because: str, time: int) -> None:
+        terms = champion_terms(self.tags(name, version))
+        if terms and "until" not in terms[-1]:
+            terms[-1] |= {"until": _utc(time), "ended_by": by, "ended_because": because}
+            self._set(name, version, "tether.champion", terms)
+
+    def _waive(self, name: str, version: str, tags: Mapping[str, str], run: str, waivers: Mapping[str, Any]) -> None:
+        """Add a run's waivers to a version's."""
+        if waivers:
+            known = _loaded(tags, "tether.waivers", {})
+            known |= {gate: {**waiver, "run": run} for gate, waiver in waivers.items()}
+            self._set(name, version, "tether.waivers", known)
+
+    def _set(self, name: str, version: str, tag: str, value: Any) -> None:
+        self._client.set_model_version_tag(name, version, tag, json.dumps(value, ensure_ascii=False))
+
+
+def champion_terms(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """When a version was champion, the oldest term first; one without `until` goes on."""
+    return _loaded(tags, "tether.champion", [])
+
+
+def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
+    """A version's last human evaluation; empty where there was none."""
+    return _loaded(tags, "tether.human_eval", {})
+
+
+def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
+    """What a version's tags say of its life, as Markdown for its page."""
+    for term in champion_terms(tags):
+        began = f"{term['from']}: by {term['by']}, {term['because']}"
+        if "until" in term:
+            yield f"- Champion from {began}; until {term['until']}: by {term['ended_by']}, {term['ended_because']}"
+        else:
+            yield f"- **Champion** since {began}"
+    if demoted := _loaded(tags, "tether.demoted", {}):
+        yield f"- **Demoted** {demoted['at']} by {demoted['by']}: {demoted['because']}"
+    if judged := human_eval(tags):
+        yield f"- {evaluation(judged)}"
+    for gate, waiver in _loaded(tags, "tether.waivers", {}).items():
+        yield f"- Gate `{gate}` was waived by {waiver['user']} in run {waiver['run']}: {waiver['reason']}"
+
+
+def evaluation(judged: Mapping[str, Any]) -> str:
+    """A human evaluation in one sentence."""
+    if judged["win_rate"] is None:
+        return f"Human evaluation {judged['state']} in run {judged['run']}, without a win rate"
+    interval = ""
+    if judged["win_rate_low"] is not None and judged["win_rate_high"] is not None:
+        interval = f" ({judged['win_rate_low']:.3f} to {judged['win_rate_high']:.3f})"
+    return (
+        f"Human evaluation {judged['state']} in run {judged['run']}: win rate {judged['win_rate']:.3f}{interval} "
+        f"against SFT, n = {judged['items'] or 0:.0f}, judges: {judged['judges']}"
+    )
+
+
+def _loaded(tags: Mapping[str, str], tag: str, otherwise: Any) -> Any:
+    return json.loads(tags[tag]) if tag in tags else otherwise
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _utc(time: int) -> str:
+    """Milliseconds since 1970 as ISO 8601, to the second."""
+    return datetime.fromtimestamp(time / 1000, UTC).isoformat(timespec="seconds")

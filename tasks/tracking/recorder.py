@@ -1,0 +1,298 @@
+"""MLflow's side: a run's folder becomes a parent run for the pipeline run and a child run for each stage.
+
+Every call may be made twice, since a kill can fall between its effect and the note that it is done: what is made is
+looked for first, times are those on disk (MLflow keeps one of two points that agree in name, time, step and value), and
+params and outputs that are there already are left alone.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from components.base.nested import flatten
+from components.gates import text as gate_text
+from tasks.runs.config import run_values
+from tasks.runs.journal import REPORT, Done, Sent, read_done
+from tasks.runs.points import points_after, points_file
+from tasks.runs.status import RunFile, RunStatus, StageStatus, load_status, read_file
+from tasks.tracking import pages
+from tasks.tracking.client import connect, experiment
+from tasks.tracking.links import MODELS, Lineage, log_attachments, model_name, run_link
+from tasks.tracking.promotion import Versions
+
+TABLE_ROWS = 200
+TABLES = ("samples.jsonl", "evaluation.jsonl")
+"""Files of an artifact that are shown as tables."""
+CARD = "model_card.md"
+"""What the run of a stage that gave a model has it under."""
+BATCH_POINTS = 200
+
+_ENDED = {"failed": "FAILED", "gate_failed": "FAILED", "interrupted": "KILLED"}
+
+
+class Recorder:
+    """Brings one MLflow to runs' folders. Everything here raises what MLflow raises."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._client = connect(home)
+
+    def check(self) -> None:
+        """Raises where MLflow doesn't answer."""
+        self._client.search_experiments(max_results=1)
+
+    def bring(self, folder: Path, over: bool) -> None:
+        """Bring MLflow to what the run in `folder` says by now; `over`: all that the run leaves stands there."""
+        # In this order: a stage that has ended has left what it gave, and that comes after all its points.
+        file, status, done = read_file(folder), load_status(self._home, folder.name), read_done(folder)
+        sent = Sent.load(folder)
+        if sent.experiment is None:
+            sent.experiment = experiment(self._client, self._home, sent.project)
+        if sent.parent is None:
+            self._open(folder, file, sent)
+        for stage in status.stages:
+            if stage.started is not None:
+                self._bring_stage(folder, file, stage, done, sent)
+        if not over:
+            self._tell_state(folder, sent, "", "running", 0)
+        elif status.state != "running" and sent.whole != file.updated:
+            self._close(folder, file, status, done, sent)
+
+    def ship(self, folder: Path, stage: str, sent: Sent) -> None:
+        """Write the points of a stage that MLflow lacks."""
+        from mlflow.entities import Metric
+
+        while True:
+            points, end = points_after(points_file(folder, stage), sent.points.get(stage, 0), BATCH_POINTS)
+            if not points:
+                return
+            metrics = [
+                Metric(name, value, point["time"], point["step"])
+                for point in points
+                for name, value in point["metrics"].items()
+            ]
+            self._client.log_batch(sent.stages[stage], metrics=metrics)
+            sent.points[stage] = end
+            sent.save(folder)
+
+    def _open(self, folder: Path, file: RunFile, sent: Sent) -> None:
+        started = _milliseconds(file.started)
+        parent = self._run(file.name or file.run, {**file.tags, "tether.profile": file.profile}, started, file, sent)
+        config = run_values(self._home, file.run)
+        log_params(self._client, parent, config)
+        self._client.log_dict(parent, config, "config.json")
+        sent.parent = parent
+        sent.save(folder)
+
+    def _bring_stage(self, folder: Path, file: RunFile, stage: StageStatus, done: Sequence[Done], sent: Sent) -> None:
+        if stage.name not in sent.stages:
+            assert sent.parent is not None and stage.started is not None
+            tags = {"mlflow.parentRunId": sent.parent, "tether.stage": stage.name}
+            sent.stages[stage.name] = self._run(stage.name, tags, round(stage.started * 1000), file, sent)
+            sent.save(folder)
+        if stage.state == "running":
+            self._tell_state(folder, sent, stage.name, stage.state, 0)
+        self.ship(folder, stage.name, sent)
+        ended = _milliseconds(file.finished or file.updated)
+        for each in (each for each in done if each.shown == stage.name):
+            if sent.done.get(each.record.stage) != each.time:
+                waivers = {
+                    gate: by for earlier in done if earlier.time <= each.time for gate, by in earlier.waived.items()
+                }
+                _Stage(self._client, sent, each, waivers).record()
+                sent.done[each.record.stage] = each.time
+                sent.save(folder)
+            if stage.state not in ("failed", "interrupted"):
+                ended = each.time
+        if stage.state != "running":
+            self._tell_state(folder, sent, stage.name, stage.state, ended)
+
+    def _tell_state(self, folder: Path, sent: Sent, stage: str, state: str, time: int) -> None:
+        """Write the state of a stage, or of the run itself (''), where MLflow has another one."""
+        before, id_ = sent.states.get(stage), sent.stages[stage] if stage else sent.parent
+        if state == before:
+            return
+        if state != "running":
+            self._client.set_tag(id_, "tether.state", state)
+            self._client.set_terminated(id_, _ENDED.get(state, "FINISHED"), end_time=time)
+        elif before is not None:
+            self._client.update_run(id_, status="RUNNING")
+        sent.states[stage] = state
+        sent.save(folder)
+
+    def _run(self, name: str, tags: dict[str, str], started: int, file: RunFile, sent: Sent) -> str:
+        """The id of the MLflow run with these tags, found or made."""
+        of_run, stage = self._runs(file.run, sent), tags.get("tether.stage")
+        if found := [each.info.run_id for each in of_run if each.data.tags.get("tether.stage") == stage]:
+            return min(found)
+        tags |= {"tether.run": file.run, "mlflow.source.name": "tether", "mlflow.source.type": "LOCAL", **sent.code}
+        tags |= {"mlflow.user": file.user} if file.user else {}
+        return self._client.create_run(sent.experiment, run_name=name, tags=tags, start_time=started).info.run_id
+
+    def _runs(self, run: str, sent: Sent) -> list[Any]:
+        return list(self._client.search_runs([sent.experiment], f"tags.`tether.run` = '{run}'", max_results=1000))
+
+    def _close(self, folder: Path, file: RunFile, status: RunStatus, done: Sequence[Done], sent: Sent) -> None:
+        """End the parent run with a table of its stages, its report and its models' cards."""
+        assert sent.parent is not None and sent.experiment is not None
+        links = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
+        self._client.set_tag(sent.parent, "mlflow.note.content", pages.run_note(status.stages, done, links))
+        for stage, kind in MODELS.items():
+            if (card := folder / "cards" / f"{model_name(sent.project, kind)}.md").is_file():
+                self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
+        if (page := folder / REPORT).is_file():
+            self._client.log_artifact(sent.parent, str(page))
+        self._tell_state(folder, sent, "", status.state, _milliseconds(file.finished or file.updated))
+        self._drop_doubles(folder.name, sent)
+        sent.whole = file.updated
+        sent.save(folder)
+
+    def _drop_doubles(self, run: str, sent: Sent) -> None:
+        """A server that hung may make a run after we had given up waiting, and had it make another."""
+        ours = {sent.parent, *sent.stages.values()}
+        for found in self._runs(run, sent):
+            if found.info.run_id not in ours and not found.data.params and not found.data.metrics:
+                self._client.delete_run(found.info.run_id)
+
+
+class _Stage:
+    """A stage that is done, into its run: params, final metrics, lineage, gates, tables, plots."""
+
+    def __init__(self, client: Any, sent: Sent, done: Done, waivers: Mapping[str, Any]) -> None:
+        assert sent.experiment is not None and sent.parent is not None
+        self._client = client
+        self._experiment = sent.experiment
+        self._parent = sent.parent
+        self._run = sent.stages[done.shown]
+        self._done = done
+        self._waivers = waivers
+        self._lineage = Lineage(client, sent)
+        self._versions = Versions(client)
+
+    def record(self) -> None:
+        done = self._done
+        record = done.record
+        known = self._client.get_run(self._run).data.tags.get(f"tether.digest.{record.stage}") == record.digest
+        computed_by = self._computing_run() if done.hit else self._run
+        model = self._lineage.output_model(done, computed_by or self._run)
+        self._lineage.link_inputs(done, self._run, self._parent)
+        if model is not None:
+            self._lineage.link_output(self._run, model)
+            self._lineage.link_output(self._parent, model)
+        log_params(self._client, self._run, record.job)
+        if not known:
+            self._metrics(model)
+        self._gates()
+        log_attachments(self._client, self._run, done.attachments)
+        if not done.hit:
+            self._tables()
+        link = run_link(self._experiment, computed_by) if computed_by else ""
+        note = pages.stage_note(done, link, self._lineage.rows(done, model))
+        self._tags(note, computed_by)
+        if model is not None and computed_by in (self._run, None):  # a hit's model has the note of its computing
+            self._client.set_logged_model_tags(model, {"mlflow.note.content": note})
+        if done.final:
+            self._register(model, computed_by or self._run)
+
+    def _computing_run(self) -> str | None:
+        found = self._client.search_runs(
+            [self._experiment],
+            f"tags.`tether.key.{self._done.record.stage}` = '{self._done.record.key}' and tags.cache_hit = 'false'",
+            order_by=["attributes.start_time DESC"],
+            max_results=1,
+        )
+        return found[0].info.run_id if found else None
+
+    def _metrics(self, model: str | None) -> None:
+        """Final values: on the stage's run, as those of a model on a dataset, and on the parent."""
+        from mlflow.entities import Metric
+
+        done = self._done
+        if done.shown == "human_eval":
+            model = self._lineage.find_model(done.lineage["ppo"]) if "ppo" in done.lineage else None
+        dataset = "sheet" if "sheet" in done.lineage else "data"
+        digest = done.lineage.get(dataset)
+        about = {"model_id": model, "dataset_name": dataset, "dataset_digest": digest[:32]} if model and digest else {}
+        finals = [Metric(name, value, done.time, done.step, **about) for name, value in done.record.metrics.items()]
+        self._client.log_batch(self._run, metrics=finals)
+        # On the parent too, so that pipeline runs can be compared in one table.
+        finals = [Metric(name, value, done.time, 0) for name, value in done.record.metrics.items()]
+        self._client.log_batch(self._parent, metrics=finals)
+
+    def _gates(self) -> None:
+        verdicts = self._done.verdicts
+        if not verdicts:
+            return
+        document = [verdict.model_dump(mode="json") for verdict in verdicts]
+        self._client.log_text(self._run, json.dumps(document, indent=1), "gates.json")
+        self._client.log_text(self._run, gate_text.markdown(verdicts), "gates.md")
+
+    def _tables(self) -> None:
+        """What `log_table` writes, without the pandas it goes through."""
+        shown = []
+        for name in TABLES:
+            path = self._done.path / name
+            if path.is_file():
+                rows = [json.loads(line) for line in path.read_text().splitlines()[:TABLE_ROWS]]
+                columns = list(dict.fromkeys(key for row in rows for key in row))
+                table = {"columns": columns, "data": [[_cell(row.get(column)) for column in columns] for row in rows]}
+                shown.append({"path": f"{path.stem}.json", "type": "table"})
+                self._client.log_text(self._run, json.dumps(table), f"{path.stem}.json")
+        if shown:
+            self._client.set_tag(self._run, "mlflow.loggedArtifacts", json.dumps(shown))
+
+    def _tags(self, note: str, computed_by: str | None) -> None:
+        from mlflow.entities import RunTag
+
+        done, record = self._done, self._done.record
+        tags = {
+            f"tether.key.{record.stage}": record.key,
+            f"tether.digest.{record.stage}": record.digest,
+            "cache_hit": str(done.hit).lower(),
+            "mlflow.note.content": note,
+            **{f"lineage.{name}_digest": digest for name, digest in done.lineage.items()},
+            **done.code_tags,
+            "tether.libraries": json.dumps(record.parts.get("libraries", {})),
+            "tether.machine": json.dumps(record.machine),
+        }
+        if done.hit:
+            tags |= {"cached_from": record.run, "cached_from_run": computed_by or ""}
+        if done.shown == "validate":
+            tags["tether.quarantined"] = json.dumps(pages.quarantined(done))
+        if done.waived:
+            tags["tether.waivers"] = json.dumps(done.waived)
+            self._client.set_tag(self._parent, "tether.waivers", json.dumps(self._waivers))
+        self._client.log_batch(self._run, tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def _register(self, model: str | None, run: str) -> None:
+        """Versions only of what its gates let through; the policy is promoted by human_eval's alone."""
+        done, lineage = self._done, self._lineage
+        if done.shown == "human_eval":
+            self._versions.judge(done, lineage.model_name("ppo"), self._waivers)
+        elif model is not None and not any(verdict.stops for verdict in done.verdicts):
+            name = lineage.model_name(done.shown)
+            self._versions.register(done, name, model, run, self._waivers)
+
+
+def log_params(client: Any, run: str, config: Mapping[str, JsonValue]) -> None:
+    """Write nested values as params by dotted name; MLflow refuses to change one that is there, so that one stays."""
+    from mlflow.entities import Param
+
+    there = client.get_run(run).data.params
+    params = [Param(name, str(value)[:6000]) for name, value in flatten(config).items() if name not in there]
+    client.log_batch(run, params=params)
+
+
+def _milliseconds(stamp: str) -> int:
+    return round(datetime.fromisoformat(stamp).timestamp() * 1000)
+
+
+def _cell(value: Any) -> Any:
+    """A list of chat messages as text; anything else as it is."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "content" in each for each in value):
+        return "\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
+    return json.dumps(value) if isinstance(value, (list, dict)) else value

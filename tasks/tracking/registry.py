@@ -1,0 +1,117 @@
+"""MLflow's registered models as facts of ours: which artifact a version is, what points at it, who promoted it."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from components.base.errors import UserError
+from tasks.tracking.client import VARIABLE, connect, in_short, load_mlflow, tracking_uri
+from tasks.tracking.promotion import state_lines
+
+FEW = 30
+"""Artifacts whose versions are asked for one by one; a query takes about 15 ms, a thousand versions in one 1 s."""
+
+_SPELLING = re.compile(r"(?P<name>[^@/'\"]+)(?:@(?P<alias>[\w.-]+)|/(?P<version>\d+))?")
+
+
+class Version(NamedTuple):
+    """A version of a registered model."""
+
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    tags: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The artifact's; empty where the version isn't of our making."""
+        return self.tags.get("lineage.digest", "")
+
+    @property
+    def spellings(self) -> set[str]:
+        """What a person may call it; the name alone means the newest version."""
+        return {self.name, f"{self.name}/{self.version}", *(f"{self.name}@{alias}" for alias in self.aliases)}
+
+    @property
+    def promoted(self) -> dict[str, str] | None:
+        """Who made it champion, when (UTC), by which run and which judges; None where nobody did."""
+        tags = {name: f"tether.promoted_{name}" for name in ("by", "at", "run", "judges")}
+        found = {name: self.tags[tag] for name, tag in tags.items() if tag in self.tags}
+        return found or None
+
+    @property
+    def life(self) -> list[str]:
+        """When it was champion, whether it was demoted, its human evaluation, waivers: a line each."""
+        return list(state_lines(self.tags))
+
+
+def versions(home: Path) -> list[Version]:
+    """Every version in MLflow's registry; none where nothing was ever tracked below `home`.
+
+    Raises:
+        UserError: there is a registry, and it can't be asked.
+    """
+    return _asked(home, lambda client: load_mlflow().search_model_versions())
+
+
+def versions_of(home: Path, digests: Iterable[str]) -> list[Version]:
+    """The versions that hold one of these artifacts. Raises as `versions`."""
+    wanted = set(digests)
+    if len(wanted) > FEW:
+        return [each for each in versions(home) if each.digest in wanted]
+    queries = [f"tags.`lineage.digest`='{digest}'" for digest in sorted(wanted)]
+    return _asked(home, lambda client: [each for query in queries for each in client.search_model_versions(query)])
+
+
+def find_version(home: Path, asked: str) -> Version | None:
+    """The version that a person means by `tether-policy` (the newest), `tether-policy@champion` or `tether-policy/3`.
+
+    Raises:
+        UserError: as `versions`.
+    """
+    found = _SPELLING.fullmatch(asked)
+    if found is None:
+        return None
+    name, alias, version = found.group("name", "alias", "version")
+    by_name = f"name='{name}'"
+
+    def look(client: Any) -> list[Any]:
+        if version:
+            return list(client.search_model_versions(f"{by_name} and version_number={version}"))
+        if alias:
+            models = client.search_registered_models(by_name)
+            at = [model.aliases[alias] for model in models if alias in model.aliases]
+            return [client.get_model_version(name, each) for each in at]
+        return list(client.search_model_versions(by_name, max_results=1, order_by=["version_number DESC"]))
+
+    return next(iter(_asked(home, look)), None)
+
+
+def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
+    """What `ask` finds, given a client, with the aliases that point there. Raises as `versions`."""
+    uri = tracking_uri(home)
+    if uri.startswith("sqlite:") and not (home / "mlflow.db").is_file():
+        return []
+    try:
+        client = connect(home)
+        pointing = [
+            (model.name, str(version), alias)
+            for model in load_mlflow().search_registered_models()
+            for alias, version in model.aliases.items()
+        ]
+        found = ask(client)
+    except Exception as error:  # MLflow's own, SQLAlchemy's, requests': whichever, the answer isn't known
+        raise UserError(
+            f"MLflow's registry at {uri} can't be asked ({in_short(error)}), so what registered models need isn't "
+            f"known. Start it, or set {VARIABLE} to where it is."
+        ) from error
+    return [
+        Version(
+            name=each.name,
+            version=str(each.version),
+            aliases=tuple(sorted(alias for *whom, alias in pointing if whom == [each.name, str(each.version)])),
+            tags=dict(each.tags),
+        )
+        for each in found
+    ]

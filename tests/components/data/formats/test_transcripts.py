@@ -1,0 +1,68 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.data.formats.transcripts import as_messages, split_messages, split_transcript
+from components.data.rows import BadRow
+
+# Words of a turn: anything but white space at the ends and but the marks that part turns.
+words = st.text(st.characters(blacklist_categories=("Cs",)), min_size=1).map(str.strip).filter(
+    lambda text: text and "\n\nHuman:" not in f"\n\n{text}" and "\n\nAssistant:" not in f"\n\n{text}"
+)  # fmt: skip
+turns = st.lists(st.tuples(st.sampled_from(["Human", "Assistant"]), words), min_size=1, max_size=6)
+
+
+@given(turns, words)
+def test_a_transcript_comes_apart_into_the_turns_it_was_written_from(turns, response):
+    text = "".join(f"\n\n{who}: {said}" for who, said in turns) + f"\n\nAssistant: {response}"
+    prompt, found = split_transcript(text)
+    assert found == response
+    assert [(m["role"], m["content"]) for m in prompt] == [
+        ("user" if who == "Human" else "assistant", said) for who, said in turns
+    ]
+
+
+def test_an_earlier_assistant_turn_stays_in_the_prompt():
+    prompt, response = split_transcript("\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d\n\nmore")
+    assert [m["content"] for m in prompt] == ["a", "b", "c"]
+    assert response == "d\n\nmore"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("\n\nHuman: hello", "no assistant turn"),
+        ("\n\nAssistant: hello", "no turn before the response"),
+        ("\n\nHuman: a\n\nAssistant: b\n\nHuman: c", "ends with a human turn"),
+        ("", "no assistant turn"),
+    ],
+)
+def test_a_transcript_without_a_last_assistant_turn_is_a_bad_row(text, reason):
+    with pytest.raises(BadRow, match=reason):
+        split_transcript(text)
+
+
+def test_words_before_the_first_turn_are_a_system_message():
+    assert split_transcript("Be kind.\n\nHuman: a\n\nAssistant: b")[0][0] == {"role": "system", "content": "Be kind."}
+
+
+def test_a_transcript_prompt_loses_only_its_open_assistant_turn():
+    assert as_messages("\n\nHuman: a\n\nAssistant:", "prompt") == [{"role": "user", "content": "a"}]
+
+
+def test_sharegpt_keys_are_read_like_ours():
+    value = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    assert split_messages(value, "messages") == ([{"role": "user", "content": "a"}], "b")
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, [], [3], [{"role": "judge", "content": "a"}], [{"role": "user", "content": 1}]]
+)
+def test_a_prompt_of_another_type_is_a_bad_row_that_names_the_field(value):
+    with pytest.raises(BadRow, match="prompt"):
+        as_messages(value, "prompt")
+
+
+def test_a_conversation_that_ends_with_the_user_is_a_bad_row():
+    with pytest.raises(BadRow, match="doesn't end with an assistant turn"):
+        split_messages([{"role": "user", "content": "a"}], "chosen")

@@ -1,0 +1,173 @@
+"""The preallocated cache holds what transformers' own does without growing; other models keep transformers'."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, MistralForCausalLM
+
+from components.models import sampling
+from components.models.batching import pad
+from components.models.cache import DynamicContext, PreallocatedContext, open_context
+from components.models.config import GenerationConfig
+from components.models.folders import frozen
+from components.models.logprobs import token_stats
+from components.models.runtime import Runtime
+from components.models.sampling import Samples, _closed_up, _inverse_cdf, sample
+from components.ppo.models import Packed, scatter
+
+NEW = 6
+
+
+def contexts(language: Any) -> list[Any]:
+    """A preallocated and a dynamic context of the same prompts."""
+    from transformers import DynamicCache
+
+    ids, mask = pad(sorted(language.prompts, key=len), language.tokenizer.pad_token_id, side="left")
+    preallocated = open_context(language.model, ids, mask, NEW)
+    return [preallocated, DynamicContext(language.model, ids, mask, DynamicCache(config=language.model.config))]
+
+
+@torch.no_grad()
+def test_hidden_states_are_those_of_the_growing_cache_also_after_rows_left(language: Any) -> None:
+    ours, theirs = contexts(language)
+    assert isinstance(ours, PreallocatedContext)
+    torch.testing.assert_close(ours.read_prompts(), theirs.read_prompts(), atol=1e-5, rtol=0)
+    leaving = [(), (0, 3), (), tuple(range(4)), (5,), ()]
+    rows = torch.arange(len(language.prompts))
+    for t, gone in enumerate(leaving):
+        tokens = 2 + (rows * 7 + t) % 50
+        torch.testing.assert_close(ours.append(tokens), theirs.append(tokens), atol=1e-5, rtol=0)
+        if gone:
+            going = torch.ones(len(rows), dtype=torch.bool)
+            going[list(gone)] = False
+            order = _closed_up(going)
+            assert set(order.tolist()) == set(going.nonzero().squeeze(1).tolist())
+            rows = rows[order]
+            ours.keep(order)
+            theirs.keep(order)
+    assert len(rows) == len(language.prompts) - 7
+
+
+@torch.no_grad()
+def test_nothing_is_allocated_after_the_prompts_and_padding_of_rows_that_left_is_not_read(language: Any) -> None:
+    context, _ = contexts(language)
+    context.read_prompts()
+    places = [x.data_ptr() for layer in context.cache.layers for x in (layer.keys, layer.values)]
+    width = max(map(len, language.prompts))
+    assert context.cache.layers[0].keys.shape[2] == width + NEW
+    seen: list[Tensor] = []
+    update = type(context.cache.layers[0]).update
+
+    def spied(layer: Any, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        keys, values = update(layer, *given, **options)
+        seen.append(keys)
+        return keys, values
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(context.cache.layers[0]), "update", spied)
+        for kept in (12, 7, 1):  # sorted by length: the shortest prompts stay
+            context.keep(torch.arange(kept))
+            context.append(torch.full((kept,), 5))
+    assert places == [x.data_ptr() for layer in context.cache.layers for x in (layer.keys, layer.values)]
+    assert all(x.untyped_storage().data_ptr() in places for x in seen), "attention reads views, not copies"
+    shortest, seventh = (sorted(map(len, language.prompts))[i] for i in (0, 6))
+    assert shortest < seventh < width
+    layers = len(context.cache.layers)
+    assert [x.shape[2] for x in seen[::layers]] == [width + 1, seventh + 2, shortest + 3]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_prompt_in_a_mixed_batch_gets_what_it_gets_alone(language: Any, temperature: float) -> None:
+    generation = GenerationConfig(max_new_tokens=10, temperature=temperature)
+    assert len({len(p) for p in language.prompts}) > 3
+    whole = draw(language.model, language, language.prompts, generation)
+    for row, prompt in enumerate(language.prompts):
+        alone = draw(language.model, language, [prompt], generation, skipped=row)
+        n = int(alone.response_mask.sum())
+        assert alone.response_ids[0].tolist() == whole.response_ids[row, :n].tolist()
+        torch.testing.assert_close(alone.logprobs[0], whole.logprobs[row, :n], atol=1e-4, rtol=0)
+
+
+def draw(model: Any, language: Any, prompts: Any, generation: GenerationConfig, skipped: int = 0) -> Samples:
+    """Samples of seed 4, with the randomness of row `skipped` and those after it."""
+    generator = torch.Generator().manual_seed(4)
+    torch.rand(skipped, generation.max_new_tokens, generator=generator)
+    return sample(model, language.tokenizer, prompts, generation, generator)
+
+
+def special(kind: str, language: Any) -> Any:
+    """A tiny model with sliding windows of six tokens, in every layer or in every second."""
+    shape = {
+        "vocab_size": len(language.tokenizer), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 6,
+        "pad_token_id": language.tokenizer.pad_token_id, "eos_token_id": language.tokenizer.eos_token_id,
+        "initializer_range": 0.4,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    if kind == "mistral":
+        return frozen(MistralForCausalLM(MistralConfig(**shape)))
+    layers = ["sliding_attention", "full_attention"]
+    return frozen(Gemma3ForCausalLM(Gemma3TextConfig(**shape, layer_types=layers, query_pre_attn_scalar=8)))
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_sliding_windows_are_left_to_transformers_and_agree_with_the_training_path(
+    kind: str, language: Any, runtime: Runtime
+) -> None:
+    model = special(kind, language)
+    ids, mask = pad(language.prompts, language.tokenizer.pad_token_id, side="left")
+    assert isinstance(open_context(model, ids, mask, NEW), DynamicContext)
+    samples = draw(model, language, language.prompts, GenerationConfig(max_new_tokens=24))
+    batch = Packed.of(samples, torch.arange(len(language.prompts)))
+    with torch.no_grad():
+        stats = token_stats(model, batch.ids, batch.mask, batch.counts, runtime)
+    recomputed = scatter(stats.logprobs, samples.response_mask)
+    torch.testing.assert_close(samples.logprobs, recomputed, atol=1e-4, rtol=0)
+
+
+def test_a_view_of_a_model_is_enough(language: Any) -> None:
+    model = language.model
+    view = SimpleNamespace(
+        base_model=lambda **given: model.base_model(**given),
+        get_output_embeddings=model.get_output_embeddings,
+        config=model.config,
+    )
+    one, two = (draw(m, language, language.prompts, GenerationConfig(max_new_tokens=NEW)) for m in (model, view))
+    assert torch.equal(one.response_ids, two.response_ids) and torch.equal(one.logprobs, two.logprobs)
+
+
+def test_looking_rarely_at_who_has_ended_changes_nothing(language: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    eos = language.tokenizer.eos_token_id
+    model = SimpleNamespace(base_model=language.model.base_model, config=language.model.config)
+    head = language.model.get_output_embeddings()
+    bias = torch.zeros(head.weight.shape[0]).index_fill(0, torch.tensor([eos]), 4.0)
+    model.get_output_embeddings = lambda: lambda hidden: head(hidden) + bias
+    generation = GenerationConfig(max_new_tokens=20)
+    often = draw(model, language, language.prompts, generation)
+    monkeypatch.setitem(sampling.LEAVE_EVERY, "cpu", 8)
+    rarely = draw(model, language, language.prompts, generation)
+    assert len(set(often.response_mask.sum(1).tolist())) > 3
+    assert torch.equal(often.response_mask, rarely.response_mask) and torch.equal(often.ended, rarely.ended)
+    assert torch.equal(often.response_ids, rarely.response_ids)
+    torch.testing.assert_close(often.logprobs, rarely.logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("vocabulary", [7, 1024, 1025, 5000])
+def test_inversion_in_blocks_is_inversion(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    weights = (torch.randn(300, vocabulary, generator=generator) * 4).exp()
+    weights[:, ::3] = 0
+    weights[:, -1] = 0
+    uniform = torch.rand(300, generator=generator).double()
+    uniform[:2], uniform[2:4] = 0.0, 1 - 2**-24
+    found = _inverse_cdf(weights, uniform)
+    cumulative = weights.double().cumsum(1)
+    share = cumulative / cumulative[:, -1:]
+    assert (weights.gather(1, found.unsqueeze(1)) > 0).all(), "a token without probability was drawn"
+    upto, its_own = (x.gather(1, found.unsqueeze(1)).squeeze(1) for x in (share, weights / cumulative[:, -1:]))
+    assert (upto >= uniform - 1e-6).all() and (upto - its_own <= uniform + 1e-6).all()
+    exact = torch.searchsorted(share, uniform.unsqueeze(1), right=True).squeeze(1)
+    assert (found == exact)[4:].float().mean() > 0.99

@@ -1,0 +1,212 @@
+"""Responses are drawn from the policy's own softmax, with the log-probabilities that training will compute."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from components.models.batching import PADDING
+from components.models.config import GenerationConfig
+from components.models.kernels import by_onednn
+from components.models.logprobs import token_stats
+from components.models.runtime import Runtime
+from components.models.sampling import Samples, generate_responses, rollout_engine, sample
+from components.ppo.models import Packed, micro_batches, scatter
+
+
+def draw(language: Any, prompts: list[list[int]], seed: int = 0, model: Any = None, **options: Any) -> Samples:
+    generation = GenerationConfig(**{"max_new_tokens": 12} | options)
+    generator = torch.Generator().manual_seed(seed)
+    return sample(model or language.model, language.tokenizer, prompts, generation, generator)
+
+
+def eager(language: Any, factor: float) -> Any:
+    """The model, with EOS as likely as `factor` makes it, so that responses end at different lengths."""
+    model = copy.deepcopy(language.model)
+    model.lm_head = torch.nn.Linear(*reversed(language.model.lm_head.weight.shape), bias=True).requires_grad_(False)
+    model.lm_head.weight.copy_(language.model.lm_head.weight)
+    model.lm_head.bias.zero_()[language.tokenizer.eos_token_id] = factor
+    return model
+
+
+def opinionated(language: Any) -> Any:
+    """The model with an output layer of its own, whose likeliest token isn't just the last one again."""
+    model = copy.deepcopy(language.model)
+    vocabulary, width = language.model.lm_head.weight.shape
+    weight = torch.randn(vocabulary, width, generator=torch.Generator().manual_seed(8)) * 0.3
+    model.lm_head = torch.nn.Linear(width, vocabulary, bias=False).requires_grad_(False)
+    model.lm_head.weight.copy_(weight)
+    return model
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_samplers_logprobs_are_the_training_paths(language: Any, runtime: Runtime, temperature: float) -> None:
+    model = eager(language, 4.0)
+    samples = draw(language, language.prompts, model=model, temperature=temperature)
+    assert len(set(samples.response_mask.sum(1).tolist())) > 1, (
+        "rows must end at different lengths for this to test much"
+    )
+    batch = Packed.of(samples, torch.arange(len(language.prompts)))
+    stats = token_stats(model, batch.ids, batch.mask, batch.counts, runtime, temperature)
+    recomputed = scatter(stats.logprobs, samples.response_mask)
+    assert (samples.logprobs - recomputed)[samples.response_mask].abs().max() <= 1e-4
+    assert not samples.logprobs[~samples.response_mask].any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_sampled_tokens_have_the_softmaxs_frequencies(language: Any, temperature: float) -> None:
+    draws, prompt = 4000, language.prompts[0]
+    model = opinionated(language)
+    tokens = draw(language, [prompt] * draws, model=model, max_new_tokens=1, temperature=temperature).response_ids[:, 0]
+    logits = model(torch.tensor([prompt])).logits[0, -1].double()
+    logits[language.tokenizer.pad_token_id] = -torch.inf
+    expected = (logits / temperature).softmax(-1) * draws
+    often = expected >= 5
+    seen = torch.bincount(tokens, minlength=len(expected)).double()
+    assert seen[language.tokenizer.pad_token_id] == 0
+    assert often.sum() > 10
+    observed, rare = (
+        [seen[often], seen[~often].sum().unsqueeze(0)],
+        [expected[often], expected[~often].sum().unsqueeze(0)],
+    )
+    assert chisquare(torch.cat(observed).numpy(), torch.cat(rare).numpy()).pvalue > 1e-3
+
+
+def test_responses_stop_at_eos_which_counts_or_at_the_cap(language: Any) -> None:
+    eos, pad = language.tokenizer.eos_token_id, language.tokenizer.pad_token_id
+    samples = draw(language, language.prompts * 3, model=eager(language, 4.0))
+    assert samples.ended.any() and not samples.ended.all()
+    for ids, mask, ended in zip(samples.response_ids, samples.response_mask, samples.ended, strict=True):
+        response = ids[mask].tolist()
+        assert mask[: len(response)].all(), "the mask is one run from the first token"
+        assert (response[-1] == eos) == ended and eos not in response[:-1] and pad not in response
+        assert ended or len(response) == 12
+        assert (ids[~mask] == pad).all()
+
+
+def test_eos_at_the_cap_is_an_end(language: Any) -> None:
+    samples = draw(language, language.prompts, model=eager(language, 1e3), max_new_tokens=1)
+    assert samples.ended.all() and samples.response_mask.shape == (len(language.prompts), 1)
+
+
+def test_the_same_seed_gives_the_same_responses_and_another_seed_others(language: Any) -> None:
+    one, two, other = (draw(language, language.prompts, seed) for seed in (5, 5, 6))
+    assert torch.equal(one.response_ids, two.response_ids) and torch.equal(one.logprobs, two.logprobs)
+    assert not torch.equal(one.response_ids[:, :3], other.response_ids[:, :3])
+
+
+def test_when_and_whether_its_neighbours_end_changes_no_response(language: Any) -> None:
+    model = eager(language, 4.0)
+    prompts = language.prompts
+    whole = draw(language, prompts, seed=2, model=model)
+    lengths = whole.response_mask.sum(1)
+    assert lengths.min() < lengths.max(), "some rows must have ended, and left the batch, before others"
+    for row in range(len(prompts)):
+        neighbours = [prompts[row] if i == row else prompts[(i + 5) % len(prompts)][-9:] for i in range(len(prompts))]
+        other = draw(language, neighbours, seed=2, model=model)
+        n = int(lengths[row])
+        assert other.response_ids[row][other.response_mask[row]].tolist() == whole.response_ids[row, :n].tolist()
+        assert torch.allclose(other.logprobs[row, :n], whole.logprobs[row, :n], atol=1e-5)
+
+
+def test_the_engine_samples_as_the_sampler_and_gives_back_every_weight_as_it_was(
+    language: Any, runtime: Runtime
+) -> None:
+    model, generation = by_onednn(copy.deepcopy(language.model)), GenerationConfig(max_new_tokens=12)
+    before = {name: (p.data_ptr(), p.stride(), p.clone()) for name, p in model.named_parameters()}
+    alone = draw(language, language.prompts, seed=3, model=model)
+    with pytest.raises(KeyboardInterrupt), rollout_engine(model, language.tokenizer, runtime) as engine:
+        assert model.base_model.layers[0].mlp.up_proj.packed is not None
+        assert model.lm_head.packed is not None
+        samples = engine.sample(language.prompts, generation, torch.Generator().manual_seed(3))
+        raise KeyboardInterrupt
+    assert torch.equal(samples.response_ids, alone.response_ids)
+    torch.testing.assert_close(samples.logprobs, alone.logprobs, atol=1e-5, rtol=0)
+    assert model.lm_head.packed is None
+    for name, parameter in model.named_parameters():
+        place, stride, values = before[name]
+        assert (parameter.data_ptr(), parameter.stride()) == (place, stride) and torch.equal(parameter, values)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_what_the_sampler_saw_is_what_the_training_path_computes(
+    language: Any, runtime: Runtime, temperature: float
+) -> None:
+    head = torch.nn.Linear(24, 1)
+    generation = GenerationConfig(max_new_tokens=12, temperature=temperature)
+    with rollout_engine(
+        eager(language, 4.0), language.tokenizer, runtime, lambda hidden: head(hidden).squeeze(-1)
+    ) as engine:
+        samples = engine.sample(language.prompts, generation, torch.Generator().manual_seed(5))
+    batch = Packed.of(samples, torch.arange(len(samples.ended)))
+    stats = token_stats(
+        eager(language, 4.0), batch.ids, batch.mask, batch.counts, runtime, temperature, with_entropy=True
+    )
+    mask, seen = samples.response_mask, samples.seen
+    assert seen is not None and seen.values is not None and not mask.all()
+    pairs = (
+        (samples.logprobs, stats.logprobs), (seen.logprobs_at_1, stats.logprobs_at_1), (seen.entropy, stats.entropy),
+        (seen.values, head(stats.hidden).squeeze(-1)),
+    )  # fmt: skip
+    for kept, recomputed in pairs:
+        assert torch.allclose(kept[mask], recomputed, atol=2e-5) and not kept[~mask].any()
+    rounded = runtime.model_copy(update={"dtype": "bfloat16"})
+    with rollout_engine(language.model, language.tokenizer, rounded) as engine:
+        assert engine.sample(language.prompts, generation, torch.Generator()).seen is None
+
+
+def test_packing_moves_tokens_and_changes_none(language: Any) -> None:
+    samples = draw(language, language.prompts, model=eager(language, 4.0))
+    rows = torch.tensor([3, 0, 7])
+    packed = Packed.of(samples, rows)
+    for i, row in enumerate(rows):
+        assert packed.ids[i][packed.mask[i]].tolist() == samples.ids[row][samples.mask[row]].tolist()
+        assert (
+            packed.ids[i][packed.counts[i]].tolist() == samples.response_ids[row][samples.response_mask[row]].tolist()
+        )
+        assert packed.mask[i].long().diff().le(0).all(), "padding stands on the right alone"
+    assert packed.ids.shape[1] == samples.mask[rows].sum(1).max()
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 9))
+def test_micro_batches_hold_every_row_once_and_little_padding(lengths: list[int], size: int, seed: int) -> None:
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    nothing = torch.zeros(len(lengths), 0, dtype=torch.bool)
+    samples = Samples(nothing.long(), nothing, ids, mask, ids.float(), mask.any(1))
+    rows = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))[: max(1, len(lengths) // 2)]
+    found = list(micro_batches(samples, rows, size))
+    assert sorted(torch.cat(found).tolist()) == sorted(rows.tolist())
+    for micro in found:
+        real = [lengths[i] for i in micro.tolist()]
+        assert len(real) <= size and len(real) * max(real) <= (1 + PADDING) * sum(real) + 1e-6
+    if len(set(lengths)) == 1:
+        assert len(found) == -(-len(rows) // size), "nothing to pad: as few as may be"
+
+
+def test_generated_responses_come_back_in_the_prompts_order_with_their_tokens(language: Any, runtime: Runtime) -> None:
+    messages = [[{"role": "user", "content": "Anna here. " + "Please help. " * (i * 5 % 7)}] for i in range(7)]
+    generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=6)
+
+    def generate(model: Any, **options: Any) -> list[Any]:
+        return generate_responses(model, language.tokenizer, messages, generation, 1, runtime, **options)
+
+    model = opinionated(language)
+    found = generate(model, batch_size=3)
+    assert found == generate(model, batch_size=3)
+    for response in found:
+        assert response.text == language.tokenizer.decode(response.token_ids, skip_special_tokens=True)
+        assert response.ended == (response.token_ids[-1] == language.tokenizer.eos_token_id)
+    greedy = [model(torch.tensor([_ids(language, m)])).logits[0, -1, 1:].argmax().item() + 1 for m in messages]
+    cold = GenerationConfig(max_new_tokens=1, temperature=1e-3)
+    sharp = generate_responses(model, language.tokenizer, messages, cold, 1, runtime, 3)
+    assert [r.token_ids[0] for r in sharp] == greedy
+    assert len(set(greedy)) > 1
+
+
+def _ids(language: Any, messages: Any) -> list[int]:
+    return language.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]

@@ -1,0 +1,160 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.stats.intervals import (
+    cluster_codes,
+    clustered_auroc,
+    clustered_mean,
+    clustered_proportion,
+    fleiss_kappa,
+    paired_gain,
+)
+
+# 10 subjects, 14 raters, 5 categories: the worked example of Wikipedia's "Fleiss' kappa", stated there as 0.210.
+WIKIPEDIA = [
+    [0, 0, 0, 0, 14], [0, 2, 6, 4, 2], [0, 0, 3, 5, 6], [0, 3, 9, 2, 0], [2, 2, 8, 1, 1],
+    [7, 7, 0, 0, 0], [3, 2, 6, 3, 0], [2, 5, 3, 2, 2], [6, 5, 2, 1, 0], [0, 2, 2, 3, 7],
+]  # fmt: skip
+# Fleiss 1971, table 1: 30 patients, 6 psychiatrists, 5 diagnoses; the paper's kappa is 0.430.
+FLEISS_1971 = [
+    [0, 0, 0, 6, 0], [0, 3, 0, 0, 3], [0, 1, 4, 0, 1], [0, 0, 0, 0, 6], [0, 3, 0, 3, 0], [2, 0, 4, 0, 0],
+    [0, 0, 4, 0, 2], [2, 0, 3, 1, 0], [2, 0, 0, 4, 0], [0, 0, 0, 0, 6], [1, 0, 0, 5, 0], [1, 1, 0, 4, 0],
+    [0, 3, 3, 0, 0], [1, 0, 0, 5, 0], [0, 2, 0, 3, 1], [0, 0, 5, 0, 1], [3, 0, 0, 1, 2], [5, 1, 0, 0, 0],
+    [0, 2, 0, 4, 0], [1, 0, 2, 0, 3], [0, 0, 0, 0, 6], [0, 1, 0, 5, 0], [0, 2, 0, 1, 3], [2, 0, 0, 4, 0],
+    [1, 0, 0, 4, 1], [0, 5, 0, 1, 0], [4, 0, 0, 0, 2], [0, 2, 0, 4, 0], [1, 0, 5, 0, 0], [0, 0, 0, 0, 6],
+]  # fmt: skip
+
+
+def test_kappa_is_the_published_value_of_both_worked_examples() -> None:
+    assert fleiss_kappa(WIKIPEDIA) == pytest.approx(0.210, abs=5e-4)
+    assert fleiss_kappa(FLEISS_1971) == pytest.approx(0.430, abs=5e-4)
+
+
+def test_kappa_is_1_for_agreement_0_for_coin_flips_and_nan_where_undefined() -> None:
+    assert fleiss_kappa([[3, 0], [0, 3], [3, 0]]) == 1.0
+    coins = np.random.default_rng(0).binomial(5, 0.5, size=20_000)
+    assert fleiss_kappa(np.stack([coins, 5 - coins], 1)) == pytest.approx(0.0, abs=0.01)
+    assert np.isnan(fleiss_kappa([[3, 0], [3, 0]]))
+    assert np.isnan(fleiss_kappa([[1, 0], [0, 1]]))
+    assert np.isnan(fleiss_kappa(np.zeros((0, 2))))
+    with pytest.raises(ValueError, match="whole numbers"):
+        fleiss_kappa([[1.5, 0.5]])
+
+
+def test_items_with_missing_ratings_keep_kappa_and_unrated_items_change_nothing() -> None:
+    rng = np.random.default_rng(1)
+    truth = rng.integers(0, 2, size=6000)
+    votes = np.where(rng.random((6000, 5)) < 0.8, truth[:, None], 1 - truth[:, None])
+    present = rng.random((6000, 5)) < 0.7
+    full = np.stack([(votes == 0).sum(1), (votes == 1).sum(1)], 1)
+    thinned = np.stack([((votes == 0) & present).sum(1), ((votes == 1) & present).sum(1)], 1)
+    assert fleiss_kappa(thinned) == pytest.approx(fleiss_kappa(full), abs=0.03)
+    assert fleiss_kappa([*WIKIPEDIA, [0] * 5]) == fleiss_kappa(WIKIPEDIA)
+
+
+def test_interval_of_a_hand_computed_example() -> None:
+    # Clusters (1, 0) and (1): mean 2/3, residual sums -1/3 and 1/3, variance 2 * (2/9) / 9 = 4/81; t_1(0.975) = 12.706.
+    interval = clustered_mean([1, 0, 1], ["p", "p", "q"])
+    assert interval.value == pytest.approx(2 / 3)
+    assert interval.high - interval.value == pytest.approx(12.7062 * 2 / 9, abs=1e-4)
+    assert interval.value - interval.low == pytest.approx(12.7062 * 2 / 9, abs=1e-4)
+
+
+@pytest.mark.parametrize("interval_of", [clustered_mean, clustered_proportion])
+@pytest.mark.parametrize(("clusters", "rate"), [(40, 0.7), (150, 0.9)])
+def test_95_percent_intervals_cover_the_truth_where_rows_of_a_cluster_depend(interval_of, clusters, rate) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(3)
+    codes = np.repeat(np.arange(clusters), 1 + np.arange(clusters) % 5)
+    covered, naive = 0, 0
+    for _ in range(600):
+        own = rng.beta(2 * rate, 2 * (1 - rate), size=clusters)  # intra-cluster correlation 1/3
+        values = (rng.random(codes.size) < own[codes]).astype(float)
+        interval = interval_of(values, codes)
+        covered += interval.low <= rate <= interval.high
+        half = 1.96 * values.std() / np.sqrt(values.size)
+        naive += abs(values.mean() - rate) <= half
+    assert 0.92 <= covered / 600 <= 0.98
+    assert naive / 600 < 0.91, "the simulation must be one that unclustered intervals fail"
+
+
+def test_a_perfect_score_on_few_prompts_is_not_certain() -> None:
+    interval = clustered_proportion([1.0] * 20, range(20))
+    assert interval.value == 1.0 and interval.high == 1.0
+    assert 0.75 < interval.low < 0.9
+    assert clustered_proportion([1.0] * 20, [i // 10 for i in range(20)]).low < 0.1
+    ties = clustered_proportion([0.5] * 20, range(20))
+    assert ties.low < 0.35 and ties.high > 0.65
+
+
+def test_one_cluster_gives_no_interval_a_gate_would_pass() -> None:
+    interval = clustered_mean([1.0, 2.0], ["p", "p"])
+    assert interval.value == 1.5 and np.isnan(interval.low) and np.isnan(interval.high)
+    assert clustered_proportion([1.0, 1.0], ["p", "p"]) == (1.0, 0.0, 1.0)
+
+
+def test_pairing_removes_what_both_measurements_share() -> None:
+    rng = np.random.default_rng(4)
+    shared = rng.normal(size=400) * 10
+    gain = paired_gain(shared + 1 + rng.normal(size=400), shared, range(400))
+    assert gain.low > 0.8 and gain.high < 1.2
+    with pytest.raises(ValueError, match="shape"):
+        paired_gain([1.0], [1.0, 2.0], range(2))
+
+
+@pytest.mark.parametrize(
+    ("values", "clusters", "message"),
+    [([], [], "non-empty"), ([1.0], [1, 2], "1 values and 2 clusters"), ([float("nan"), 1.0], [1, 2], "finite")],
+)
+def test_unusable_values_are_refused(values: list[float], clusters: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        clustered_mean(values, clusters)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        clustered_proportion([0.2, 2.0], [1, 2])
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5)), min_size=2))
+def test_intervals_hold_their_estimate_and_ignore_the_order_of_rows(rows: list[tuple[float, int]]) -> None:
+    values, clusters = zip(*rows, strict=True)
+    one = clustered_proportion(values, clusters)
+    other = clustered_proportion(values[::-1], clusters[::-1])
+    assert 0.0 <= one.low <= one.value <= one.high <= 1.0
+    assert one == pytest.approx(other, abs=1e-6)
+
+
+def test_clusters_may_be_any_hashable_or_an_array() -> None:
+    assert cluster_codes(["x", "y", "x"]).tolist() == [0, 1, 0]
+    assert clustered_mean([1.0, 0.0], np.array(["x", "y"])) == clustered_mean([1.0, 0.0], [("x",), ("y",)])
+
+
+def test_auroc_is_scikit_learns_and_its_interval_covers_95_percent_of_the_time() -> None:
+    from scipy.stats import norm
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(7)
+    truth, covered = norm.cdf(1 / np.sqrt(2)), []
+    for _ in range(400):
+        positive, negative = rng.normal(1, 1, 80), rng.normal(0, 1, 120)
+        found = clustered_auroc(positive, negative, range(80), range(100, 220))
+        covered.append(found.low <= truth <= found.high)
+    labels = np.repeat([1, 0], [80, 120])
+    assert found.value == pytest.approx(roc_auc_score(labels, np.concatenate([positive, negative])), abs=1e-12)
+    tied = clustered_auroc(np.round(positive), np.round(negative), range(80), range(120))
+    expected = roc_auc_score(labels, np.round(np.concatenate([positive, negative])))
+    assert tied.value == pytest.approx(expected, abs=1e-12)
+    assert 0.92 <= np.mean(covered) <= 0.98
+
+
+def test_auroc_of_values_copied_within_a_cluster_is_no_surer_and_perfect_separation_keeps_a_width() -> None:
+    rng = np.random.default_rng(8)
+    positive, negative = rng.normal(1, 1, 60), rng.normal(0, 1, 60)
+    once = clustered_auroc(positive, negative, range(60), range(60))
+    copied = clustered_auroc(np.repeat(positive, 5), np.repeat(negative, 5), *[np.repeat(np.arange(60), 5)] * 2)
+    assert copied == pytest.approx(once, abs=1e-12)
+    apart = clustered_auroc([2.0, 3.0, 4.0], [0.0, 1.0, 1.5], range(3), range(3))
+    assert apart.value == 1.0 == apart.high and apart.low < 0.6
+
+
+def test_an_unknown_end_is_null_in_json() -> None:
+    assert clustered_mean([1.0, 2.0], ["a", "a"]).named("x") == {"x": 1.5, "x_low": None, "x_high": None}

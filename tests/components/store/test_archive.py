@@ -1,0 +1,187 @@
+"""An export holds a run whole, and of an archive that somebody made nothing is believed before all was checked."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from components.base.errors import TetherError, UserError
+from components.base.hashing import digest_json
+from components.store.archive import admit, read_archive, write_archive
+from components.store.records import record_text
+from components.store.store import ArtifactStore, Record
+
+KEY = "a" * 64
+FILES = {"run.json": b"{}", "config.yaml": b"seed: 0\n", "metrics/sft.jsonl": b"{}\n"}
+
+
+def publish(store: ArtifactStore, text: str = "weights", key: str = KEY) -> Record:
+    out = store.home / "out"
+    (out / "model").mkdir(parents=True)
+    (out / "model" / "weights.safetensors").write_text(text)
+    (store.home / "more").mkdir()
+    (store.home / "more" / "plot.png").write_text("plot")
+    record = store.publish(key, out, store.home / "more", {"stage": "sft", "metrics": {"sft/loss": float("nan")}})
+    (out / "model").rmdir()
+    out.rmdir()
+    (store.home / "more").rmdir()
+    return record
+
+
+@pytest.fixture
+def one(tmp_path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "one")
+
+
+@pytest.fixture
+def archive(one, tmp_path) -> Path:
+    write_archive(tmp_path / "run.tar", one, FILES, [publish(one)])
+    return tmp_path / "run.tar"
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}
+
+
+def forge(path: Path, *entries: tuple[tarfile.TarInfo | str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in entries:
+            info = tarfile.TarInfo(name) if isinstance(name, str) else name
+            if info.isreg():
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_what_is_exported_is_taken_up_whole_and_twice_is_harmless(one, archive, tmp_path):
+    two = ArtifactStore(tmp_path / "two")
+    read = read_archive(archive)
+    assert dict(read.files) == FILES
+    assert not (tmp_path / "two").exists(), "reading writes nothing"
+    assert len(admit(read, two)) == 1
+    found = two.lookup(KEY)
+    assert record_text(found) == record_text(one.lookup(KEY))
+    assert (two.path(found) / "model" / "weights.safetensors").read_text() == "weights"
+    assert two.attachment(found, "plot.png").read_text() == "plot"
+    assert admit(read_archive(archive), two) == []
+    assert two.attempts(KEY) == ["1.sft.json"]
+
+
+def test_the_same_run_gives_the_same_bytes_from_whichever_home_and_attempt(one, archive, tmp_path):
+    two = ArtifactStore(tmp_path / "two")
+    publish(two, "other weights")
+    admit(read_archive(archive), two)
+    newest = two.published(KEY)[0]
+    assert newest.attempt == 2
+    write_archive(tmp_path / "again.tar", two, FILES, [newest])
+    assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
+
+
+def test_taking_up_mends_a_damaged_object(archive, tmp_path):
+    two = ArtifactStore(tmp_path / "two")
+    admit(read_archive(archive), two)
+    sha = two.lookup(KEY).files["model/weights.safetensors"]
+    (two.objects / sha).chmod(0o644)
+    (two.objects / sha).write_text("flipped")
+    assert not isinstance(two.lookup(KEY), Record)
+    assert admit(read_archive(archive), two) == []
+    assert isinstance(two.lookup(KEY), Record)
+
+
+def test_a_damaged_store_is_not_exported_and_leaves_no_file(one, tmp_path):
+    record = publish(one)
+    (one.objects / record.digest).unlink()
+    with pytest.raises(TetherError, match="missing"):
+        write_archive(tmp_path / "run.tar", one, FILES, [record])
+    assert not list(tmp_path.glob("*run.tar*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "/etc/passwd", "run/../../x", "objects/../../x", "run\\x", "C:x", "run/a\nb", "", "x" * 300, "elsewhere/x",
+     "objects/x", "records/x/1.json", f"records/{KEY}/0.json", "run/a/b/c", "store/objects/x", ".lock"],
+)  # fmt: skip
+def test_a_member_that_no_export_holds_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match=r"refused|can't be read"):
+        read_archive(forge(tmp_path / "x.tar", (name, b"x")))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE,
+     tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE],
+)  # fmt: skip
+def test_links_devices_folders_and_sparse_files_are_refused(tmp_path, kind):
+    info = tarfile.TarInfo("run/run.json")
+    info.type, info.linkname = kind, "/etc/passwd"
+    with pytest.raises(UserError, match=r"refused|can't be read"):
+        read_archive(forge(tmp_path / "x.tar", (info, b"")))
+
+
+def test_a_name_in_an_extended_header_is_checked_like_any_other(tmp_path):
+    info = tarfile.TarInfo("run/run.json")
+    info.pax_headers = {"path": "../../outside"}
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info)
+    with pytest.raises(UserError, match="refused"):
+        read_archive(tmp_path / "x.tar")
+
+
+def test_a_member_that_is_there_twice_is_refused(archive, tmp_path):
+    entries = list(members(archive).items())
+    with pytest.raises(UserError, match="twice"):
+        read_archive(forge(tmp_path / "x.tar", *entries, entries[0]))
+
+
+def test_a_damaged_object_an_edited_record_and_a_missing_object_are_refused(archive, tmp_path):
+    whole = members(archive)
+    for name in whole:
+        if name.startswith("run/"):
+            continue
+        changed = {**whole, name: whole[name][:-1] + bytes([whole[name][-1] ^ 1])}
+        with pytest.raises(UserError, match="refused"):
+            read_archive(forge(tmp_path / "x.tar", *changed.items()))
+        lacking = {other: data for other, data in whole.items() if other != name}
+        with pytest.raises(UserError, match="refused"):
+            read_archive(forge(tmp_path / "x.tar", *lacking.items()))
+
+
+def test_an_object_that_no_record_names_is_refused(archive, tmp_path):
+    sha = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"  # of b"x"
+    with pytest.raises(UserError, match="no record names"):
+        read_archive(forge(tmp_path / "x.tar", *members(archive).items(), (f"objects/{sha}", b"x")))
+
+
+def test_a_record_whose_names_leave_its_folder_is_refused_though_its_sums_hold(one, archive, tmp_path):
+    sha = publish(one, key="b" * 64).files["model/weights.safetensors"]
+    files = {"../../x": sha}
+    record = Record(stage="sft", key=KEY, digest=digest_json(files), files=files, attempt=1)
+    entries = {**members(archive), f"records/{KEY}/1.json": record_text(record).encode()}
+    with pytest.raises(UserError, match=r"\.\."):
+        read_archive(forge(tmp_path / "x.tar", *entries.items()))
+
+
+@pytest.mark.parametrize("data", [b"", b"no tar", b"\x1f\x8b" + b"0" * 600, b"0" * 2000])
+def test_what_is_no_tar_is_refused(tmp_path, data):
+    (tmp_path / "x.tar").write_bytes(data)
+    with pytest.raises(UserError):
+        read_archive(tmp_path / "x.tar")
+
+
+def test_a_truncated_archive_is_refused_at_whatever_length(archive, tmp_path):
+    data = archive.read_bytes()
+    end = len(data.rstrip(b"\0"))
+    for size in range(0, end, max(1, end // 40)):
+        (tmp_path / "x.tar").write_bytes(data[:size])
+        with pytest.raises(UserError):
+            read_archive(tmp_path / "x.tar")
+
+
+def test_a_compressed_archive_is_refused_before_it_can_grow(archive, tmp_path):
+    import gzip
+
+    (tmp_path / "x.tar").write_bytes(gzip.compress(archive.read_bytes()))
+    with pytest.raises(UserError, match="can't be read"):
+        read_archive(tmp_path / "x.tar")

@@ -1,0 +1,354 @@
+"""A hit is only ever the whole of what was published."""
+
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from components.base.errors import TetherError
+from components.base.hashing import digest_file, digest_json
+from components.keys.fingerprint import ROOT
+from components.store.folder import FolderPlace
+from components.store.store import ArtifactStore, Miss, Record, digest_folder
+
+KEY = "k" * 64
+
+
+def fill(work):
+    (work / "artifact" / "model").mkdir(parents=True)
+    (work / "attachments").mkdir()
+    (work / "artifact" / "model" / "weights.bin").write_bytes(bytes(range(256)) * 40)
+    (work / "artifact" / "metrics.json").write_text('{"a": 1}')
+    (work / "attachments" / "plot.png").write_bytes(b"png")
+
+
+def publish(home, **fields):
+    store = ArtifactStore(home)
+    work = store.work_folder(KEY)
+    shutil.rmtree(work, ignore_errors=True)
+    fill(work)
+    record = {"stage": "toy", "metrics": {"toy/loss": 0.5}, "inputs": {"data": "d"}, **fields}
+    return store.publish(KEY, work / "artifact", work / "attachments", record)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def test_what_was_published_is_found_and_readable(tmp_path):
+    record = publish(tmp_path)
+    store = ArtifactStore(tmp_path)
+    found = store.lookup(KEY)
+    assert found == record
+    assert found.metrics == {"toy/loss": 0.5}
+    folder = store.path(found)
+    assert (folder / "model" / "weights.bin").read_bytes() == bytes(range(256)) * 40
+    assert store.path(record.digest) == folder
+    assert store.attachment(found, "plot.png").read_bytes() == b"png"
+
+
+def test_the_digest_is_that_of_the_plain_folder_and_leaves_attachments_out(tmp_path):
+    fill(tmp_path / "plain")
+    expected = digest_folder(tmp_path / "plain" / "artifact")
+    assert publish(tmp_path / "home").digest == expected
+
+
+def test_nothing_published_is_a_miss_with_no_record(tmp_path):
+    assert ArtifactStore(tmp_path).lookup(KEY) == Miss("no record")
+
+
+@pytest.mark.parametrize("name", ["model/weights.bin", "metrics.json"])
+def test_a_flipped_byte_in_an_object_is_a_miss_that_says_so(tmp_path, name):
+    record = publish(tmp_path)
+    flip(tmp_path / "store" / "objects" / record.files[name])
+    found = ArtifactStore(tmp_path).lookup(KEY)
+    assert isinstance(found, Miss)
+    assert "damaged" in found.reason
+    assert name in found.reason
+
+
+def test_a_byte_flipped_after_this_process_looked_is_still_seen(tmp_path):
+    record = publish(tmp_path)
+    store = ArtifactStore(tmp_path)
+    assert isinstance(store.lookup(KEY), Record)
+    flip(store.objects / record.files["metrics.json"])
+    assert isinstance(store.lookup(KEY), Miss)
+
+
+def test_a_missing_object_is_a_miss_that_says_so(tmp_path):
+    record = publish(tmp_path)
+    (tmp_path / "store" / "objects" / record.files["metrics.json"]).unlink()
+    found = ArtifactStore(tmp_path).lookup(KEY)
+    assert isinstance(found, Miss)
+    assert "missing" in found.reason
+
+
+def record_file(home):
+    return home / "store" / "records" / KEY / "1.toy.json"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"record": {}, "sha256": ""}', "[1]"])
+def test_a_record_that_does_not_parse_is_a_miss_that_says_so(tmp_path, text):
+    publish(tmp_path)
+    record_file(tmp_path).chmod(0o644)
+    record_file(tmp_path).write_text(text)
+    found = ArtifactStore(tmp_path).lookup(KEY)
+    assert isinstance(found, Miss)
+    assert "record" in found.reason
+
+
+def test_a_record_with_an_edited_metric_is_a_miss(tmp_path):
+    publish(tmp_path)
+    record_file(tmp_path).chmod(0o644)
+    record_file(tmp_path).write_text(record_file(tmp_path).read_text().replace("0.5", "0.6"))
+    found = ArtifactStore(tmp_path).lookup(KEY)
+    assert isinstance(found, Miss)
+    assert "damaged" in found.reason
+
+
+def test_a_record_under_another_key_is_a_miss(tmp_path):
+    publish(tmp_path)
+    other = "o" * 64
+    shutil.copytree(record_file(tmp_path).parent, tmp_path / "store" / "records" / other)
+    assert isinstance(ArtifactStore(tmp_path).lookup(other), Miss)
+
+
+def test_publishing_again_mends_a_damaged_object_under_a_new_attempt(tmp_path):
+    record = publish(tmp_path)
+    flip(tmp_path / "store" / "objects" / record.files["model/weights.bin"])
+    again = publish(tmp_path)
+    assert (again.attempt, again.digest) == (2, record.digest)
+    assert ArtifactStore(tmp_path).lookup(KEY) == again
+
+
+def test_a_damaged_newest_attempt_falls_back_to_an_older_whole_one(tmp_path):
+    first = publish(tmp_path)
+    publish(tmp_path)
+    newest = record_file(tmp_path).with_name("2.toy.json")
+    newest.chmod(0o644)
+    newest.write_text("{")
+    assert ArtifactStore(tmp_path).lookup(KEY) == first
+
+
+def test_a_lost_attachment_is_said_and_is_still_a_hit(tmp_path, caplog):
+    record = publish(tmp_path)
+    (tmp_path / "store" / "objects" / record.attachments["plot.png"]).unlink()
+    store = ArtifactStore(tmp_path)
+    assert isinstance(store.lookup(KEY), Record)
+    assert "plot.png" in caplog.text
+    assert store.attachment(record, "plot.png") is None
+
+
+def test_objects_and_records_are_read_only(tmp_path):
+    record = publish(tmp_path)
+    for sha in [*record.files.values(), *record.attachments.values(), record.digest]:
+        assert (tmp_path / "store" / "objects" / sha).stat().st_mode & 0o222 == 0
+    assert record_file(tmp_path).stat().st_mode & 0o222 == 0
+
+
+def test_every_object_is_named_by_its_content(tmp_path):
+    publish(tmp_path)
+    names = list((tmp_path / "store" / "objects").iterdir())
+    assert len(names) == 4
+    assert all(digest_file(path) == path.name for path in names)
+
+
+def test_a_lost_or_broken_view_is_made_again(tmp_path):
+    record = publish(tmp_path)
+    store = ArtifactStore(tmp_path)
+    (store.path(record) / "metrics.json").unlink()
+    assert (store.path(record) / "metrics.json").read_text() == '{"a": 1}'
+    shutil.rmtree(store.views)
+    assert (store.path(record) / "model" / "weights.bin").is_file()
+
+
+def _view_often(home, record, barrier):
+    store = ArtifactStore(home)
+    for _ in range(100):
+        barrier.wait()
+        assert (store.path(record) / "metrics.json").read_text() == '{"a": 1}'
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("spoil", [shutil.rmtree, lambda folder: (folder / "stray").touch()], ids=["lost", "broken"])
+def test_processes_that_make_one_view_at_once_never_move_it_away_from_each_other(tmp_path, spoil):
+    record = publish(tmp_path)
+    folder = ArtifactStore(tmp_path).path(record)
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(3, action=lambda: spoil(folder), timeout=60)
+    workers = [context.Process(target=_view_often, args=(tmp_path, record, barrier)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+
+
+def test_views_survive_moving_the_home(tmp_path):
+    record = publish(tmp_path / "old")
+    ArtifactStore(tmp_path / "old").path(record)
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert (tmp_path / "new" / "store" / "views" / record.digest / "metrics.json").read_text() == '{"a": 1}'
+
+
+def test_the_path_of_an_unknown_or_incomplete_artifact_is_an_error(tmp_path):
+    record = publish(tmp_path)
+    store = ArtifactStore(tmp_path)
+    with pytest.raises(TetherError):
+        store.path("f" * 64)
+    (store.objects / record.files["metrics.json"]).unlink()
+    with pytest.raises(TetherError, match=r"metrics\.json"):
+        store.path(record)
+
+
+def test_nan_metrics_come_back_as_nan(tmp_path):
+    publish(tmp_path, metrics={"toy/loss": math.nan, "toy/top": math.inf})
+    found = ArtifactStore(tmp_path).lookup(KEY)
+    assert math.isnan(found.metrics["toy/loss"])
+    assert found.metrics["toy/top"] == math.inf
+
+
+def test_an_empty_artifact_and_a_symbolic_link_are_refused(tmp_path):
+    store = ArtifactStore(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(TetherError, match="no file"):
+        store.publish(KEY, tmp_path / "out", None, {"stage": "toy"})
+    (tmp_path / "out" / "link").symlink_to("/etc/passwd")
+    with pytest.raises(TetherError, match="symbolic link"):
+        store.publish(KEY, tmp_path / "out", None, {"stage": "toy"})
+    assert isinstance(store.lookup(KEY), Miss)
+
+
+def _publish_killed_at(home, call):
+    """Publish in a process that is killed by SIGKILL just before its nth file-system step."""
+    count = 0
+
+    def counted(real):
+        def step(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return step
+
+    os.replace, os.fsync, os.link = counted(os.replace), counted(os.fsync), counted(os.link)
+    publish(home)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_kill_at_any_instant_of_publishing_leaves_no_hit_or_a_whole_one(tmp_path):
+    context = multiprocessing.get_context("fork")
+    killed, step = 0, 0
+    while True:
+        step += 1
+        home = tmp_path / str(step)
+        process = context.Process(target=_publish_killed_at, args=(home, step))
+        process.start()
+        process.join()
+        found = ArtifactStore(home).lookup(KEY)
+        if process.exitcode == 0:
+            assert isinstance(found, Record)
+            break
+        assert process.exitcode == -signal.SIGKILL
+        killed += 1
+        if isinstance(found, Record):
+            assert found == ArtifactStore(home).lookup(KEY)
+            assert (ArtifactStore(home).path(found) / "metrics.json").read_text() == '{"a": 1}'
+        # Whatever was left behind, the next attempt succeeds.
+        assert isinstance(publish(home), Record)
+        assert isinstance(ArtifactStore(home).lookup(KEY), Record)
+    assert killed > 8
+
+
+def test_no_record_is_written_before_every_object_is_in_place(tmp_path, monkeypatch):
+    real, steps = {"replace": os.replace, "link": os.link}, []
+
+    def checked(name):
+        def step(source, target):
+            steps.append(name)
+            if name == "link":  # the record's
+                assert len([path for path in (tmp_path / "store" / "objects").iterdir() if path.suffix != ".tmp"]) == 4
+            else:
+                assert not list((tmp_path / "store").glob("records/*/*.json"))
+            real[name](source, target)
+
+        return step
+
+    for name in real:
+        monkeypatch.setattr(os, name, checked(name))
+    publish(tmp_path)
+    assert steps[-1] == "link" and steps.count("link") == 1
+
+
+def test_a_second_process_waits_for_the_key_and_a_killed_holder_frees_it(tmp_path):
+    code = (
+        "import sys, time, pathlib; from components.store.store import ArtifactStore\n"
+        "with ArtifactStore(pathlib.Path(sys.argv[1])).lock('k'):\n    print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    waited = []
+
+    def on_wait():
+        waited.append(time.monotonic())
+        holder.kill()
+
+    with ArtifactStore(tmp_path).lock("k", on_wait):
+        assert waited
+    holder.wait()
+    holder.stdout.close()
+    with ArtifactStore(tmp_path).lock("k", lambda: pytest.fail("the lock outlived its holder")):
+        pass
+
+
+def committed(store, number, stage):
+    """A record that is written, of a key of its own."""
+    record = Record(stage=stage, key=f"{number:064d}", digest=digest_json({}), files={}, started=f"{number:06d}")
+    written = store.commit(record)
+    path = store.local.root / "records" / record.key / store.attempts(record.key)[0]
+    os.utime(path, (number, number))
+    return written, path
+
+
+def test_a_stages_newest_records_are_found_by_their_files_names(tmp_path, monkeypatch):
+    store, reads, listings = ArtifactStore(tmp_path), [], []
+    for number in range(60):
+        committed(store, number, ("sft", "ppo", "human_eval")[number % 3])
+    monkeypatch.setattr(store.local, "read", lambda name: reads.append(name) or FolderPlace.read(store.local, name))
+    monkeypatch.setattr(store.local, "entries", lambda f: listings.append(f) or FolderPlace.entries(store.local, f))
+    assert [int(record.key) for record in store.published_by("ppo", 4)] == [58, 55, 52, 49]
+    assert len(reads) == 4 and listings == ["records"]
+    assert len(store.published_by("ppo", 99)) == 20 and len(reads) == 4 + 20
+    assert store.published_by("reward") == [] and len(reads) == 24
+
+
+def test_a_record_whose_file_names_no_stage_is_read_and_found_too(tmp_path):
+    """Of an earlier version."""
+    store = ArtifactStore(tmp_path)
+    old, path = committed(store, 2, "ppo")
+    path.rename(path.with_name("1.json"))
+    committed(store, 3, "sft")[1].rename(tmp_path / "store" / "records" / f"{3:064d}" / "1.json")
+    new, _ = committed(store, 1, "ppo")
+    assert store.published_by("ppo") == [old, new]
+    assert store.published(old.key) == [old]
+    again, path = committed(store, 2, "ppo")
+    assert (again.attempt, path.name) == (2, "2.ppo.json")
+
+
+@pytest.mark.parametrize("stage", ["../x", "a/b", "", "A", "x" * 65])
+def test_a_stage_that_is_no_plain_name_stands_in_no_files_name(tmp_path, stage):
+    """Of an archive, which may be anybody's."""
+    store = ArtifactStore(tmp_path)
+    written, path = committed(store, 1, stage)
+    assert path.name == "1.json" and store.published(written.key) == [written]

@@ -1,0 +1,176 @@
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from components.base.errors import CheckFailed
+from components.data.checks_config import CheckConfig, ChecksConfig, RowChecks
+from components.data.config import SplitConfig
+from data_contracts.expectations import suites
+from data_contracts.expectations.pages import write_data_docs
+from data_contracts.rows.frames import length_preference, measure_frame, pair_frame, row_frame
+from data_contracts.rows.ledger import BIT, FACTS, Ledger
+
+
+@pytest.fixture(scope="module")
+def context():
+    return suites.context()
+
+
+CHECKS = ChecksConfig()
+NAMES = (f"suite{n}" for n in range(1000))
+
+
+def facts(bad=0, of=100, check="prompts_agree"):
+    out = np.zeros(of, FACTS)
+    out["row"] = range(1, of + 1)
+    out["failed"][:bad] = BIT[check]
+    return out
+
+
+def frame_of(found, checks):
+    ledger = Ledger(Path("never-written"), CHECKS, SplitConfig(), 0)
+    ledger.facts = found
+    return row_frame(ledger, checks)
+
+
+def judged(context, frame, checks):
+    outcomes = suites.judge(context, suites.Suite(next(NAMES), frame, checks))
+    return {outcome["name"]: outcome for outcome in outcomes}
+
+
+def row_outcomes(context, found, checks=CHECKS):
+    asked = suites.row_checks(checks, "preferences")
+    return judged(context, frame_of(found, [check.name for check in asked]), asked)
+
+
+@pytest.mark.parametrize(("bad", "passed"), [(0, True), (5, True), (6, False)])
+def test_a_row_check_fails_once_more_than_its_threshold_of_rows_fail_it(context, bad, passed):
+    outcomes = row_outcomes(context, facts(bad))
+    found = outcomes.pop("prompts_agree")
+    assert (found["passed"], found["rows"], found["severity"], found["value"]) == (passed, bad, "error", bad / 100)
+    assert found["row_numbers"] == list(range(1, bad + 1)) and found["threshold"] == 0.05
+    assert all(outcome["passed"] and outcome["rows"] == 0 for outcome in outcomes.values())
+
+
+@pytest.mark.parametrize("check", list(RowChecks.model_fields))
+def test_every_row_check_sees_its_own_fault(context, check):
+    outcomes = row_outcomes(context, facts(50, check=check))
+    assert [name for name, outcome in outcomes.items() if not outcome["passed"]] == [check]
+
+
+def test_a_threshold_of_the_config_is_the_one_that_judges(context):
+    loose = ChecksConfig.model_validate({"prompts_agree": {"severity": "quarantine", "threshold": 0.5}})
+    found = row_outcomes(context, facts(40), loose)["prompts_agree"]
+    assert (found["passed"], found["severity"], found["threshold"]) == (True, "quarantine", 0.5)
+
+
+def test_what_is_asked_of_one_source_changes_nothing_for_the_next():
+    before = [check.name for check in suites.row_checks(CHECKS, "preferences", tokenized=False)]
+    suites.row_checks(CHECKS, "prompts", tokenized=False)
+    assert [check.name for check in suites.row_checks(CHECKS, "preferences", tokenized=False)] == before
+
+
+def test_a_report_of_many_bad_rows_names_them_all_and_is_plain_json(context):
+    found = row_outcomes(context, facts(90))["prompts_agree"]
+    assert found["rows"] == 90 and found["row_numbers"] == list(range(1, 91))
+    assert json.loads(json.dumps(found)) == found
+
+
+def kept(n=100, **columns):
+    out = np.zeros(n, FACTS)
+    out["row"] = range(1, n + 1)
+    out["words"] = [(2, 1) if i % 2 else (1, 2) for i in range(n)]
+    out["first_wins"] = [i % 2 for i in range(n)]
+    for name, values in columns.items():
+        out[name] = values
+    return out
+
+
+def failing(context, found, splits=1, near=False):
+    frame = pair_frame(found, np.broadcast_to(splits, len(found)), np.broadcast_to(near, len(found)))
+    outcomes = judged(context, frame, suites.pair_checks(CHECKS, frame))
+    return [name for name, outcome in outcomes.items() if not outcome["passed"]]
+
+
+def test_clean_pairs_pass_every_check(context):
+    assert failing(context, kept()) == []
+
+
+def test_a_prompt_in_two_splits_fails_the_contract(context):
+    assert failing(context, kept(), splits=[2, *[1] * 99]) == ["no_leak"] and CHECKS.no_leak.severity == "error"
+
+
+def test_a_test_prompt_that_is_nearly_a_training_prompt_warns(context):
+    assert failing(context, kept(), near=[True, *[False] * 99]) == ["no_near_duplicate"]
+
+
+def test_a_length_that_decides_alone_warns(context):
+    assert failing(context, kept(words=(2, 1))) == ["length_preference"]
+
+
+def test_pairs_of_equal_length_say_nothing_of_a_preference_for_length(context):
+    assert length_preference(np.array([[1, 1]])) is None
+    assert length_preference(np.array([[1, 1], [2, 1], [1, 2]])) == 0.5
+    assert failing(context, kept(words=(1, 1))) == []
+
+
+def test_a_response_shown_first_that_always_wins_warns_and_no_order_says_nothing(context):
+    assert failing(context, kept(first_wins=1)) == ["label_position"]
+    assert failing(context, kept(first_wins=-1)) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "chance", "passed"),
+    [
+        ("every_split", 1, 0, True), ("every_split", 0, 0, False),
+        ("enough_test_pairs", 200, 0, True), ("enough_test_pairs", 199, 0, False),
+        ("enough_pairs", 499, 0, False), ("length_drift", 0.1, 0.05, True), ("length_drift", 0.2, 0.05, False),
+        ("length_drift", 0.2, 0.25, True), ("known_tokens", 0.02, 0, False),
+    ],
+)  # fmt: skip
+def test_a_measure_is_judged_by_its_threshold_or_by_what_chance_allows(context, check, value, chance, passed):
+    asked = suites.measure_checks(CHECKS, {check: chance})
+    found = judged(context, measure_frame({check: value}), asked)[check]
+    assert (found["passed"], found["value"]) == (passed, value)
+
+
+def test_a_share_beyond_0_to_1_is_refused_by_name_and_every_other_threshold_may_be_any_number():
+    of_pairs = suites.pair_checks(CHECKS, pair_frame(kept(), np.ones(100), np.zeros(100, bool)))
+    checks = [*suites.row_checks(CHECKS, "preferences"), *of_pairs, *suites.sheet_checks(CHECKS)]
+    shares = {check.name for check in checks if "mostly" in check.options}
+    assert shares > {"unique", "no_leak", "no_near_duplicate", "rated"}
+    for name, asked in CHECKS:
+        for threshold in (5, -0.1):
+            given = {name: {"threshold": threshold}}
+            if name in shares:
+                with pytest.raises(ValidationError, match=f"{name}.threshold is {threshold}, but it is the share"):
+                    ChecksConfig.model_validate(given)
+            elif isinstance(asked, CheckConfig):
+                assert getattr(ChecksConfig.model_validate(given), name).threshold == threshold
+
+
+def test_a_check_that_great_expectations_cannot_judge_is_no_pass(context):
+    options = {"value_set": [True]}
+    check = suites.Check("lost", "no_such_column", "x", "error", 0, "ExpectColumnValuesToBeInSet", options)
+    with pytest.raises(CheckFailed, match="could not judge lost"):
+        judged(context, frame_of(facts(), []), [check])
+
+
+def test_judging_and_its_pages_ask_nobody_for_anything(monkeypatch, tmp_path):
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"the network was asked: {args}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    fresh = suites.context()
+    one = next(c for c in suites.row_checks(CHECKS, "preferences") if c.name == "prompts_agree")
+    checks = suites.judge(fresh, suites.Suite("alone", frame_of(facts(1), ["prompts_agree"]), [one]))
+    write_data_docs(fresh, tmp_path / "docs", checks, {})
+    assert os.environ["GX_ANALYTICS_ENABLED"] == "False"

@@ -1,0 +1,51 @@
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_contracts.findings.near import PERMUTATIONS, band_rows, near_earlier, runs_of_words, signatures
+
+
+def test_runs_of_words_fold_case_and_space_and_a_short_text_is_one_run():
+    assert runs_of_words("The  Cat\nsat down", 3) == ["the cat sat", "cat sat down"]
+    assert runs_of_words("Hi there", 3) == ["hi there"] and runs_of_words("", 3) == [""]
+
+
+def sets(jaccard, size, rng):
+    """Two sets of `size` elements in all, of which `jaccard` are common."""
+    names = [f"w{rng.random()}" for _ in range(size)]
+    common = round(jaccard * size)
+    one = names[: common + (size - common) // 2]
+    return one, names[:common] + names[len(one) :]
+
+
+def test_equal_shares_of_signatures_estimate_jaccard_without_bias():
+    rng = random.Random(0)
+    pairs = [sets(0.7, 100, rng) for _ in range(300)]
+    one, other = (signatures([pair[side] for pair in pairs]) for side in (0, 1))
+    found = (one == other).mean(1)
+    error = np.sqrt(0.7 * 0.3 / PERMUTATIONS)
+    assert found.mean() == pytest.approx(0.7, abs=4 * error / np.sqrt(300)) and found.std() < 1.5 * error
+
+
+@pytest.mark.parametrize(("jaccard", "least", "most"), [(0.97, 0.9, 1), (0.75, 0, 0.06), (0.4, 0, 0)])
+def test_near_texts_are_found_and_distant_ones_are_not(jaccard, least, most):
+    rng = random.Random(1)
+    pairs = [sets(jaccard, 200, rng) for _ in range(200)]
+    found = near_earlier(signatures([s for pair in pairs for s in pair]), 0.9)
+    assert (found[::2] == -1).all(), "the first of two is never the later one"
+    right = found[1::2] == np.arange(0, 400, 2)
+    assert least <= right.mean() <= most and ((found[1::2] == -1) | right).all()
+
+
+@given(st.floats(0.3, 1.0))
+@settings(deadline=None)
+def test_bands_find_texts_of_the_wanted_similarity_in_95_of_100_cases(jaccard):
+    rows = band_rows(jaccard)
+    assert rows == 1 or 1 - (1 - jaccard**rows) ** (PERMUTATIONS // rows) >= 0.95
+
+
+def test_no_texts_have_no_signatures():
+    assert near_earlier(signatures([]), 0.9).shape == (0,)

@@ -1,0 +1,257 @@
+"""`tether store` through the real command, on runs of toy artifacts, and what keeps them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.base.errors import UserError
+from components.base.hashing import digest_json
+from components.base.process import describe_process, this_process
+from components.store.retention import collect
+from components.store.store import ArtifactStore, Record
+from tasks.retention.archive import export_run, import_run
+from tasks.retention.needs import needs, registered
+from tasks.runs.status import StatusFile, load_status
+
+
+def make_run(home: Path, run: str, text: str, state: str = "passed", started: str | None = None) -> dict[str, Record]:
+    """A run of two stages: `ppo` was made from `sft`, which was made from a file that no stage made."""
+    store = ArtifactStore(home)
+    status = StatusFile.start(home / "runs" / run, run, "tiny", ["sft", "ppo", "human_eval"])
+    (status.folder / "config.yaml").write_text(yaml.safe_dump({"data": {"preferences": None}, "seed": 0}))
+    (status.folder / "metrics").mkdir()
+    (status.folder / "metrics" / "ppo.jsonl").write_text('{"step": 1, "metrics": {"ppo/kl": 1.0}}\n')
+    records: dict[str, Record] = {}
+    for stage in ("sft", "ppo"):
+        out = home / "out"
+        out.mkdir()
+        (out / "value").write_text(f"{stage} {text}")
+        (out / "tokenizer.json").write_text("the same in all")
+        key = digest_json([stage, text])
+        inputs = {"data": "d" * 64} if stage == "sft" else {"sft": records["sft"].digest}
+        records[stage] = store.publish(key, out, None, {"stage": stage, "inputs": inputs, "run": run})
+        out.rmdir()
+        status.update(stage, state=state if stage == "ppo" else "passed", key=key, digest=records[stage].digest)
+    if state not in ("running", "interrupted"):
+        status.finish()
+    if started:
+        path = status.folder / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"started": started}))
+    return records
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    return tmp_path / "home"
+
+
+def found(home: Path, records: dict[str, Record]) -> list[str]:
+    """The stages of a run that the store still has."""
+    return [stage for stage, record in records.items() if ArtifactStore(home).lookup(record.key) == record]
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_ls_verify_gc_and_pins_say_what_they_do(tether, home):
+    old, new = make_run(home, "r1", "one", started="2026-01-01"), make_run(home, "r2", "two", started="2026-01-02")
+    listed = json.loads(tether("store", "ls", "--json", home=home).stdout)
+    assert listed["store"] == str(home / "store")
+    assert {(row["stage"], row["run"], *row["kept_by"]) for row in listed["artifacts"]} == {
+        ("sft", "r1", "run r1"), ("ppo", "r1", "run r1"), ("sft", "r2", "run r2"), ("ppo", "r2", "run r2"),
+    }  # fmt: skip
+    row = next(row for row in listed["artifacts"] if row["key"] == old["ppo"].key)
+    objects = ArtifactStore(home).objects
+    assert row["size"] == sum((objects / sha).stat().st_size for sha in old["ppo"].objects.values())
+
+    assert "pinned" in tether("store", "pin", "r1", home=home).stdout
+    kept = tether("store", "gc", "--keep-runs", "1", home=home)
+    assert kept.returncode == 0 and "Freed 0 bytes" in kept.stdout
+    assert tether("store", "unpin", "r1", home=home).returncode == 0
+    again = tether("store", "unpin", "r1", home=home)
+    assert again.returncode == 2 and "not pinned" in again.stderr
+    would = json.loads(tether("store", "gc", "--keep-runs", "1", "--dry-run", "--json", home=home).stdout)
+    assert found(home, old) == ["sft", "ppo"]
+    went = json.loads(tether("store", "gc", "--keep-runs", "1", "--json", home=home).stdout)
+    assert went == would | {"dry_run": False} and went["bytes"] > 0
+    assert (found(home, old), found(home, new)) == ([], ["sft", "ppo"])
+    assert json.loads((home / "runs" / "r1" / "run.json").read_text())["run"] == "r1"
+
+    whole = tether("store", "verify", home=home)
+    assert whole.returncode == 0 and "0 damaged, 0 missing, 0 orphaned" in whole.stdout
+    path = objects / new["sft"].files["value"]
+    path.chmod(0o644)
+    path.write_text("flipped")
+    (objects / new["ppo"].files["value"]).unlink()
+    broken = tether("store", "verify", home=home)
+    assert broken.returncode == 1 and path.name in broken.stdout
+    report = json.loads(tether("store", "verify", "--json", home=home).stdout)
+    assert [each["name"] for each in report["damaged"]] == [f"objects/{path.name}"]
+    assert [each["name"] for each in report["missing"]] == [f"objects/{new['ppo'].files['value']}"]
+
+
+def test_an_exported_run_is_a_run_of_another_home_and_its_export_there_is_the_same_file(tether, home, tmp_path):
+    records = make_run(home, "r1", "one")
+    done = tether("store", "export", "r1", "--to", "run.tar", home=home)
+    assert done.returncode == 0, done.stderr
+    assert tether("store", "export", "r1", "--to", "run.tar", home=home).returncode == 2
+    other = tmp_path / "elsewhere" / "home"
+    other.mkdir(parents=True)
+    for expected in ("is here now", "was here already"):
+        taken = tether("store", "import", str(tmp_path / "run.tar"), home=other)
+        assert taken.returncode == 0 and expected in taken.stdout, taken.stderr
+    assert found(other, records) == ["sft", "ppo"]
+    assert (ArtifactStore(other).path(records["ppo"]) / "value").read_text() == "ppo one"
+    shown = json.loads(tether("status", "r1", "--json", home=other).stdout)
+    assert shown == load_status(home, "r1").as_json()
+    tether("store", "export", "r1", "--to", "again.tar", home=other)
+    assert (other.parent / "again.tar").read_bytes() == (tmp_path / "run.tar").read_bytes()
+
+
+def test_an_edited_export_changes_nothing(tether, home, tmp_path):
+    make_run(home, "r1", "one")
+    export_run(ArtifactStore(home), "r1", tmp_path / "run.tar")
+    data = (tmp_path / "run.tar").read_bytes()
+    (tmp_path / "run.tar").write_bytes(data.replace(b"ppo one", b"ppo two"))
+    other = tmp_path / "other"
+    refused = tether("store", "import", str(tmp_path / "run.tar"), home=other)
+    assert refused.returncode == 2 and "refused" in refused.stderr
+    assert not (other / "store").exists() and not (other / "runs").exists()
+
+
+# -- what keeps ------------------------------------------------------------------------------------------------------
+
+
+def test_runs_at_work_or_waiting_for_labels_are_kept_however_old_and_a_dead_one_is_not(home):
+    at_work = make_run(home, "r1", "at work", "running", "2026-01-01")
+    waiting = make_run(home, "r2", "waiting", "awaiting_labels", "2026-01-02")
+    dead = make_run(home, "r3", "dead", "running", "2026-01-03")
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    path = home / "runs" / "r3" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"process": describe_process(process.pid)}))
+    process.wait()
+    assert json.loads((home / "runs" / "r1" / "run.json").read_text())["process"] == this_process()
+    store = ArtifactStore(home)
+    with store.lock(dead["ppo"].key):  # a worker goes on where the run that ordered it has died
+        collect(store, lambda: needs(store, keep_runs=0))
+    assert [found(home, each) for each in (at_work, waiting, dead)] == [["sft", "ppo"]] * 3
+    collect(store, lambda: needs(store, keep_runs=0))
+    assert [found(home, each) for each in (at_work, waiting, dead)] == [["sft", "ppo"]] * 2 + [[]]
+
+
+def test_the_newest_runs_are_kept_and_what_they_were_made_from(home):
+    runs = [make_run(home, f"r{n}", str(n), started=f"2026-01-0{n + 1}") for n in range(3)]
+    store = ArtifactStore(home)
+    collect(store, lambda: needs(store, keep_runs=2))
+    assert [found(home, each) for each in runs] == [[], ["sft", "ppo"], ["sft", "ppo"]]
+
+
+def test_a_run_that_cannot_be_read_stops_the_collector(home):
+    records = make_run(home, "r1", "one")
+    (home / "runs" / "r1" / "run.json").write_text("{")
+    store = ArtifactStore(home)
+    with pytest.raises(UserError, match=r"run\.json is damaged"):
+        collect(store, lambda: needs(store, keep_runs=0))
+    assert found(home, records) == ["sft", "ppo"]
+
+
+@pytest.fixture
+def mlflow_client(home, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    from tasks.tracking.client import connect
+
+    home.mkdir()
+    return connect(home)
+
+
+def test_every_version_of_a_registered_model_is_kept_with_its_inputs(home, mlflow_client):
+    records = make_run(home, "r1", "one")
+    by_key, other = make_run(home, "r2", "two"), make_run(home, "r3", "three")
+    mlflow_client.create_registered_model("tether-policy")
+    for tags in (
+        {"lineage.digest": records["ppo"].digest, "lineage.sft_digest": records["sft"].digest},
+        {"tether.key": by_key["ppo"].key},
+    ):
+        mlflow_client.create_model_version("tether-policy", "file:///nowhere", tags=tags)
+    assert registered(home) == {
+        "tether-policy version 1": [records["ppo"].digest, records["sft"].digest],
+        "tether-policy version 2": [by_key["ppo"].key],
+    }
+    store = ArtifactStore(home)
+    collect(store, lambda: needs(store, keep_runs=0))
+    assert [found(home, each) for each in (records, by_key, other)] == [["sft", "ppo"], ["sft", "ppo"], []]
+
+
+def test_a_registry_that_cannot_be_asked_stops_the_collector(home, monkeypatch):
+    records = make_run(home, "r1", "one")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    store = ArtifactStore(home)
+    with pytest.raises(UserError, match=r"registry at http.* can't be asked"):
+        collect(store, lambda: needs(store, keep_runs=0))
+    assert found(home, records) == ["sft", "ppo"]
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    (home / "mlflow.db").write_text("no database")
+    with pytest.raises(UserError, match="can't be asked"):
+        needs(store, keep_runs=0)
+
+
+# -- exports ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_is_exported_as_interrupted_and_a_running_one_not_at_all(home, tmp_path):
+    make_run(home, "r1", "one", "running")
+    store = ArtifactStore(home)
+    with pytest.raises(UserError, match="running"):
+        export_run(store, "r1", tmp_path / "run.tar")
+    path = home / "runs" / "r1" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"process": this_process() | {"started": "0"}}))
+    export_run(store, "r1", tmp_path / "run.tar")
+    import_run(ArtifactStore(tmp_path / "other"), tmp_path / "run.tar")
+    shown = load_status(tmp_path / "other", "r1")
+    assert shown.state == "interrupted" == load_status(home, "r1").state
+
+
+def test_an_export_names_the_stage_that_the_store_has_lost(home, tmp_path):
+    records = make_run(home, "r1", "one")
+    shutil.rmtree(home / "store" / "records" / records["ppo"].key)
+    with pytest.raises(UserError, match="nothing of its ppo"):
+        export_run(ArtifactStore(home), "r1", tmp_path / "run.tar")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"run": "../../x"}, {"run": ""}, {"run": ".x"}, {"stages": None}, {"stages": [{}]}, {"finished": None},
+     {"process": ...}],
+)  # fmt: skip
+def test_a_run_json_that_tether_does_not_write_is_refused(home, tmp_path, monkeypatch, change):
+    make_run(home, "r1", "one")
+    from tasks.retention import archive
+
+    files = archive.run_files(home / "runs" / "r1")
+    document = {name: value for name, value in (json.loads(files["run.json"]) | change).items() if value is not ...}
+    monkeypatch.setattr(archive, "run_files", lambda _: files | {"run.json": json.dumps(document).encode()})
+    export_run(ArtifactStore(home), "r1", tmp_path / "run.tar")
+    with pytest.raises(UserError, match="refused"):
+        import_run(ArtifactStore(tmp_path / "other"), tmp_path / "run.tar")
+    assert not (tmp_path / "other").exists()
+
+
+def test_doctor_shows_the_store_and_whether_it_can_be_written(home, tmp_path, monkeypatch):
+    from flows.doctor import _store
+
+    monkeypatch.delenv("TETHER_STORE", raising=False)
+    assert _store(home).level == "ok" and str(home / "store") in _store(home).text
+    monkeypatch.setenv("TETHER_STORE", str(tmp_path / "nfs"))
+    assert _store(home) == ("ok", "store", f"{tmp_path / 'nfs'} can be written")
+    assert not [path for path in (tmp_path / "nfs").rglob("*") if path.is_file()]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TETHER_STORE", str(tmp_path / "file"))
+    assert _store(home).level == "fail"
+    monkeypatch.setenv("TETHER_STORE", "nosuch://x")
+    assert _store(home).level == "fail" and "TETHER_STORE" in _store(home).text

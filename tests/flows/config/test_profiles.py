@@ -1,0 +1,153 @@
+"""YAML, `--set` and `extends:`: what is typed arrives, and what can't be meant is refused."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.base.errors import UserError
+from flows.config import yaml as yaml_text
+from flows.config.profiles import apply_overrides, lay, merge, parse_override, profile_name, read_profile
+
+PARTS = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
+PATHS = st.lists(PARTS, min_size=1, max_size=4)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False), st.text(max_size=20)
+)
+
+
+@given(PATHS, SCALARS)
+def test_a_scalar_that_is_set_arrives_as_it_was(path: list[str], value: object) -> None:
+    text = yaml_text.dump({"value": value}).removeprefix("value:").strip()
+    override = parse_override(f"{'.'.join(path)}={text}")
+    assert override.path == tuple(path)
+    assert override.value == value
+    assert type(override.value) is type(value)
+
+
+@given(PATHS, st.integers(), st.dictionaries(PARTS, st.integers(), max_size=4))
+def test_an_override_changes_its_own_key_and_no_other(path: list[str], value: int, other: dict[str, int]) -> None:
+    before = {**other, path[0]: {}} if len(path) > 1 else dict(other)
+    frozen = repr(before)
+    after = apply_overrides(before, [parse_override(f"{'.'.join(path)}={value}")])
+    assert repr(before) == frozen
+    found = after
+    for part in path[:-1]:
+        found = found[part]
+    assert found[path[-1]] == value
+    assert {k: v for k, v in after.items() if k != path[0]} == {k: v for k, v in other.items() if k != path[0]}
+
+
+@given(st.text(max_size=30))
+def test_no_text_gets_more_than_a_paragraph(text: str) -> None:
+    try:
+        override = parse_override(text)
+    except UserError as error:
+        assert "Traceback" not in str(error)
+    else:
+        assert override.path and all(override.path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4), ("5E3", 5000.0), (".5", 0.5), ("-3", -3), ("010", 10), ("on", "on"), ("no", "no"),
+        ("true", True), ("null", None), ("", None), ("[0.8, 1.25]", [0.8, 1.25]), ("a=b", "a=b"), ("'7'", "7"),
+        ("2026-11-21", "2026-11-21"), ("1_000", "1_000"), ("0x10", "0x10"), ("12:30", "12:30"),
+    ],
+)  # fmt: skip
+def test_a_value_is_read_as_people_mean_it(text: str, value: object) -> None:
+    found = parse_override(f"key={text}").value
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_infinity_and_not_a_number_keep_their_names() -> None:
+    assert parse_override("a=.inf").value == math.inf
+    assert math.isnan(parse_override("a=.nan").value)
+
+
+@pytest.mark.parametrize(
+    "text", ["ppo", "=3", "ppo..kl=3", ".a=1", "a.=1", "a=[1", "a={b: 1, b: 2}", "a=!!python/name:os"]
+)
+def test_what_is_no_key_and_value_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--set"):
+        parse_override(text)
+
+
+def test_the_last_of_two_overrides_of_one_key_holds() -> None:
+    assert apply_overrides({}, [parse_override("a.b=1"), parse_override("a.b=2")]) == {"a": {"b": 2}}
+
+
+def test_an_override_can_not_reach_into_a_value() -> None:
+    with pytest.raises(UserError, match=r"a\.b is a value \(3\)"):
+        apply_overrides({"a": {"b": 3}}, [parse_override("a.b.c=1")])
+
+
+def test_a_key_given_twice_in_a_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("seed: 1\nproject: x\nseed: 2\n")
+    with pytest.raises(UserError, match=r"p\.yaml, line 3: .*seed stands twice"):
+        read_profile(tmp_path / "p.yaml")
+
+
+def test_a_profile_extends_one_beside_it_and_a_built_in_one(tmp_path: Path) -> None:
+    (tmp_path / "below.yaml").write_text("extends: tiny\nppo: {updates: 7}\n")
+    (tmp_path / "above.yaml").write_text("extends: ./below.yaml\nseed: 9\nppo: {epochs: 1}\n")
+    values = read_profile(tmp_path / "above.yaml")
+    assert (values["seed"], values["ppo"]["updates"], values["ppo"]["epochs"]) == (9, 7, 1)
+    assert values["ppo"]["batch_size"] == read_profile("tiny")["ppo"]["batch_size"]
+    assert "extends" not in values
+
+
+def test_profiles_that_extend_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: ./b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: ./a.yaml\n")
+    with pytest.raises(UserError, match="extends itself"):
+        read_profile(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"- 1\n", "a mapping"),
+        (b"\xff\xfe", "UTF-8"),
+        (b"a: [\n", "not readable as YAML"),
+        (b"extends: 3\n", "extends = 3"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "p.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        read_profile(tmp_path / "p.yaml")
+
+
+def test_a_mistyped_profile_is_told_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"Did you mean demo\?"):
+        read_profile("dmeo")
+
+
+def test_a_run_is_called_after_its_profile_or_file() -> None:
+    assert profile_name("demo") == "demo"
+    assert profile_name("configs/mine.yaml") == "mine"
+
+
+def test_groups_merge_and_lists_are_replaced() -> None:
+    assert merge({"a": {"b": 1, "c": [1, 2]}}, {"a": {"c": [3]}}) == {"a": {"b": 1, "c": [3]}}
+
+
+def test_data_of_ones_own_turn_off_what_only_the_simulated_truth_can_answer() -> None:
+    demo = read_profile("demo")
+    own = lay(demo, {"data": {"preferences": "mine.jsonl"}})
+    assert own["human_eval"]["judges"] == "people"
+    assert own["gates"]["validate"]["annotator_agreement"] is None
+    assert own["gates"]["ppo"]["violations_excess"] is None
+    assert own["gates"]["ppo"]["kl"] == demo["gates"]["ppo"]["kl"]
+
+
+def test_gates_that_come_with_data_of_ones_own_stay_on() -> None:
+    above = {"data": {"preferences": "mine.jsonl"}, "gates": {"validate": {"annotator_agreement": 0.3}}}
+    assert lay(read_profile("demo"), above)["gates"]["validate"]["annotator_agreement"] == 0.3
+    voted = lay(read_profile("demo"), above)
+    assert lay(voted, {"data": {"preferences": "other.jsonl"}})["gates"]["validate"]["annotator_agreement"] == 0.3

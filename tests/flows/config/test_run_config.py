@@ -1,0 +1,187 @@
+"""The composed config: profiles are valid, jobs hold what they name, and errors name key, value and nearest key."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from components.base.errors import UserError
+from components.base.hashing import digest_json
+from components.base.settings import keyed_values
+from components.gates.table import GATES
+from data_contracts.config import TokenizerConfig
+from flows.config import yaml as yaml_text
+from flows.config.errors import nearest, valid_keys
+from flows.config.profiles import parse_override, profile_names
+from flows.config.run_config import RunConfig, check_config, load_config, to_values
+from tasks.stages import PIPELINE, STAGES
+
+EXTRA = {"metric": "ppo/entropy", "op": ">=", "threshold": 0.2}
+NOT_FINITE = (".inf", ".nan", "[0.2, .inf]", "{a: .inf}")
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_is_valid_and_judges_every_stage(name: str) -> None:
+    judged = {gate.stage for gate, threshold in load_config(name).gates.rules() if threshold is not None}
+    assert judged == set(PIPELINE)
+
+
+def test_the_four_profiles_are_there() -> None:
+    assert profile_names() == ["demo", "gpu", "hh-smollm2", "tiny"]
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_what_show_config_prints_is_the_same_config(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    path = tmp_path / "shown.yaml"
+    path.write_text(yaml_text.dump(to_values(config)))
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("ppo.clip_range=-0.2", "tiny: ppo.clip_range = -0.2: must be greater than 0."),
+        ("ppo.clip_rnage=0.2", "ppo.clip_rnage = 0.2: no such key; did you mean ppo.clip_range?"),
+        ("poo.kl.target=5", "poo.kl.target = 5: no such key; did you mean ppo.kl.target?"),
+        ("kl.target=5", "kl.target = 5: no such key; did you mean ppo.kl.target?"),
+        ("seeed=5", "seeed = 5: no such key; did you mean seed?"),
+        ("gates.ppo.kll=8", "gates.ppo.kll = 8: no such key; did you mean gates.ppo.kl?"),
+        ("gates.poo.kl=8", "gates.poo.kl = 8: no such key; did you mean gates.ppo.kl?"),
+        ("gates.ppo.kl=[1, 2]", "gates.ppo.kl is [1, 2]"),
+        ("seed=x", "seed = x: must be a valid integer"),
+        ("seed=-1", "seed = -1: must be greater than or equal to 0"),
+        ("sft.scratch=5", "sft.scratch = 5: must be a group of keys"),
+        ("ppo.kl.control=adaptve", "ppo.kl.control = adaptve: must be 'fixed' or 'adaptive'"),
+        ("data.split.train=0.9", "data.split: train, calibration and test must sum to 1"),
+        ("generation.top_p=0.9", "generation.top_p = 0.9: no such key"),
+        (
+            "data.checks.length_preference.threshold=[0.2, .inf]",
+            "data.checks.length_preference.threshold.1 = inf: must be a finite number",
+        ),
+        ("sft.learning_rate=fast", "sft.learning_rate = fast: must be a valid number"),
+    ],
+)
+def test_a_mistake_is_named_with_key_value_and_what_would_do(override: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("tiny", [parse_override(override)])
+    assert said in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_option_takes_a_number_that_no_key_can_hold() -> None:
+    taken = []
+    for override in (f"{key}={value}" for key in valid_keys(RunConfig) for value in NOT_FINITE):
+        with suppress(UserError):
+            config = load_config("tiny", [parse_override(override)])
+            try:
+                digest_json([keyed_values(config.stage_job(stage)) for stage in STAGES.values()])
+            except ValueError:
+                taken.append(override)
+    assert taken == []
+
+
+def test_several_mistakes_stand_in_one_paragraph() -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("tiny", [parse_override("ppo.clip_range=-1"), parse_override("sft.epochs=0")])
+    assert "sft.epochs = 0" in str(caught.value)
+    assert "ppo.clip_range = -1" in str(caught.value)
+
+
+def test_a_worst_case_of_several_reward_models_needs_several_in_the_artifact() -> None:
+    options = ["reward.members=2", "ppo.score.ensemble=minimum"]
+    assert load_config("tiny", map(parse_override, options)).reward.published == 2
+    for missing in (["ppo.score.ensemble=minimum"], [*options, "reward.combine=average"]):
+        with pytest.raises(UserError, match=r"set reward\.members to 2 or more, and leave reward\.combine"):
+            load_config("tiny", map(parse_override, missing))
+
+
+def test_objectives_are_named_in_the_config_and_enter_the_key() -> None:
+    config = load_config("tiny", map(parse_override, ["reward.objectives.helpful=1", "reward.objectives.brief=0.5"]))
+    assert config.reward.objectives == {"helpful": 1.0, "brief": 0.5} and config.reward.heads == ("brief", "helpful")
+    assert keyed_values(config.reward)["objectives"] == {"helpful": 1.0, "brief": 0.5}
+
+
+def test_a_config_without_gates_has_them_all_off() -> None:
+    assert check_config({"seed": 1}, "mine.yaml").gates.unnamed == list(GATES)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"poo": {"mine": EXTRA}}, "mine.yaml: gates.extra.poo: no such stage; there are validate, sft,"),
+        ({"ppo": {"mine": {**EXTRA, "op": "=>"}}}, "gates.extra.ppo.mine.op = =>: must be '<=', '>=',"),
+        ({"ppo": {"mine": {"metric": "ppo/x", "op": ">="}}}, "gates.extra.ppo.mine.threshold: is required"),
+        ({"ppo": {"mine": {**EXTRA, "treshold": 1}}}, "did you mean gates.extra.ppo.mine.threshold?"),
+        (
+            {"ppo": {"mine": {**EXTRA, "threshold": [1, 2]}}},
+            "gates.extra.ppo.mine.threshold is [1, 2]: this gate",
+        ),
+        ({"ppo": {"kl": EXTRA}}, "gates.extra.ppo.kl is a built-in gate's name: choose another, or set gates.ppo.kl"),
+        ({"ppo": {"mine": 5}}, "gates.extra.ppo.mine = 5: must be a group of keys"),
+        ([{"name": "ppo.mine"}], "gates.extra = [{'name': 'ppo.mine'}]: must be a group of keys"),
+    ],
+)
+def test_a_mistake_in_an_extra_gate_says_what_to_write(values: object, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_config({"gates": {"extra": values}}, "mine.yaml")
+    assert said in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_extra_gates_are_merged_by_name_from_profiles_and_options(tmp_path: Path) -> None:
+    (tmp_path / "team.yaml").write_text(yaml_text.dump({"extends": "tiny", "gates": {"extra": {
+        "ppo": {"mine": EXTRA, "yours": EXTRA}, "sft": {"mine": EXTRA}}}}))  # fmt: skip
+    (tmp_path / "own.yaml").write_text(yaml_text.dump({"extends": "./team.yaml", "gates": {"extra": {
+        "ppo": {"mine": {"threshold": 3}, "yours": None}}}}))  # fmt: skip
+    config = load_config(tmp_path / "own.yaml", [parse_override("gates.extra.sft.mine.threshold=4")])
+    extra = {gate.name: (gate.metric, threshold) for gate, threshold in config.gates.rules() if gate.name not in GATES}
+    assert extra == {"ppo.mine": ("ppo/entropy", 3), "sft.mine": ("ppo/entropy", 4)}
+    assert check_config(to_values(config), "itself") == config
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=lambda stage: stage.name)
+def test_a_stages_job_is_made_of_the_runs_own_groups(stage) -> None:
+    config = load_config("tiny", [parse_override("seed=77")]).resolved()
+    job = config.job(stage.load_job())
+    assert job.seed == 77
+    sft = config.sft
+    tokenizer = TokenizerConfig(vocabulary=sft.scratch.vocabulary, max_demonstrations=sft.max_demonstrations)
+    reduced = {("validate", "sft"): tokenizer}
+    for name in type(job).model_fields:
+        assert getattr(job, name) == reduced.get((stage.name, name), getattr(config, name))
+
+
+def test_no_threshold_is_in_any_key() -> None:
+    config = load_config("tiny")
+    for stage in STAGES.values():
+        assert "gates" not in keyed_values(config.job(stage.load_job()))
+
+
+def test_a_resolved_config_says_auto_nowhere() -> None:
+    config = load_config("tiny").resolved()
+    assert "auto" not in config.runtime.model_dump().values()
+    assert config.runtime.threads > 0
+    assert config.resolved() == config
+
+
+def test_nearest_prefers_the_same_group() -> None:
+    keys = list(valid_keys(RunConfig))
+    assert nearest("reward.learning_rat", keys) == "reward.learning_rate"
+    assert nearest("ppo.critic.learning_rat", keys) == "ppo.critic.learning_rate"
+    assert nearest("ppo.kll.targt", keys) == "ppo.kl.target"
+    assert nearest("generation.xyzzy", keys) != "generation"
+    assert nearest("xyzzy", keys) is None
+
+
+def test_every_option_has_a_docstring() -> None:
+    def undocumented(model, prefix=""):
+        for name, field in model.model_fields.items():
+            inner = field.annotation
+            if isinstance(inner, type) and hasattr(inner, "model_fields") and inner.__name__ != "GatesConfig":
+                yield from undocumented(inner, f"{prefix}{name}.")
+            if not field.description:
+                yield prefix + name
+
+    assert list(undocumented(RunConfig)) == []

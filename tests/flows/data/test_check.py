@@ -1,0 +1,167 @@
+"""`tether data check` through the real command."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.base.jsonl import read_rows, write_rows
+from data_contracts.check import kind_of
+from flows.config.profiles import parse_override
+from flows.config.run_config import load_config
+
+GOOD = [{"prompt": f"question {i}", "chosen": f"good {i} indeed", "rejected": f"bad {i}"} for i in range(40)]
+
+
+def check(tether, folder: Path, *arguments: str):
+    return tether("data", "check", *arguments, home=folder / "home", cwd=folder)
+
+
+def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tether, tmp_path: Path) -> None:
+    write_rows(tmp_path / "pairs.jsonl", [*GOOD[:7], GOOD[0] | {"chosen": " "}, *GOOD[7:]])
+    done = check(tether, tmp_path, "pairs.jsonl", "--json", "--out", "found")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (41, 40, 1)
+    found = {c["name"]: c for c in report["checks"]}
+    assert found["texts_filled"]["row_numbers"] == [8] and found["texts_filled"]["rows"] == 1
+    assert set(found["texts_filled"]) >= {"name", "severity", "rows", "row_numbers", "threshold", "value"}
+    assert report["kappa"] is report["alpha"] is report["majority"] is None and report["longer_wins"] == 1
+    assert "differ_truncated" not in found, "without a profile there is no tokenizer to ask"
+    assert [row["row"] for row in read_rows(tmp_path / "found" / "quarantine.jsonl")] == [8]
+    assert (tmp_path / "found" / "data_docs" / "index.html").is_file()
+    shown = check(tether, tmp_path, "pairs.jsonl").stdout
+    line = next(line for line in shown.splitlines() if "texts_filled" in line)
+    assert line.split()[-1] == "8" and "The contract holds." in shown
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_a_contract_that_fails_ends_with_the_code_of_a_failed_gate_and_its_name(tether, tmp_path: Path) -> None:
+    write_rows(tmp_path / "pairs.jsonl", [*GOOD[:30], *({**row, "chosen": row["rejected"]} for row in GOOD[30:])])
+    done = check(tether, tmp_path, "pairs.jsonl")
+    assert done.returncode == 3 and "The contract fails: responses_differ." in done.stdout
+    allowed = ("--set", "data.checks.responses_differ.threshold=0.5")
+    assert check(tether, tmp_path, "pairs.jsonl", *allowed).returncode == 0
+
+
+def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_null(tether, tmp_path: Path) -> None:
+    names = ("ann[/x]", "ben[bot]", "c\udcf6y")
+
+    def row(i: int, *labels: str) -> dict[str, object]:
+        votes = [{"annotator": name, "label": label} for name, label in zip(names, labels, strict=True)]
+        return {"prompt": "Which?", "a": f"the one {i}", "b": f"other {i}", "votes": votes}
+
+    def write(*rows: dict[str, object]) -> None:  # as ASCII: one name is no UTF-8
+        (tmp_path / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    rows = [row(i, "a", "ab"[i % 2], "a") for i in range(9)]
+    write(*rows)
+    text = check(tether, tmp_path, "votes.jsonl", "--json").stdout
+    report = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    assert report["kappa"] is not None and report["kappa_interval"] is None, "one prompt is one cluster"
+    assert {a["annotator"]: a["votes"] for a in report["annotators"]} == {
+        "ann[/x]": 9, "ben[bot]": 9, "c\\udcf6y": 9,
+    }  # fmt: skip
+    write(*rows, row(9, "a", "b", "equal"))
+    shown = check(tether, tmp_path, "votes.jsonl", "--out", "found").stdout
+    assert "3 annotators. Least in agreement with the" in shown and "Fleiss' kappa" in shown and "nan" not in shown
+    assert "ann[/x]" in shown and "ben[bot]" in shown and "c\\udcf6y" in shown, "names are no markup"
+    assert "Written to found: annotators.json, data_docs, quarantine.jsonl, review.jsonl" in shown
+    assert "Most frequent answers: a 9, b 0, equal 0, none 1." in shown
+    assert [r["row"] for r in read_rows(tmp_path / "found" / "review.jsonl")] == [10], "for experts"
+
+
+def test_a_rating_sheet_is_checked_alone_and_its_bad_rows_are_quarantined(tether, tmp_path: Path) -> None:
+    sheet = "item,prompt,response_a,response_b,rating_1\n" + "".join(f"i{k},p,x,y,{'ab'[k % 2]}\n" for k in range(9))
+    (tmp_path / "sheet.csv").write_text(sheet + "i3,p,x,y,maybe\n")
+    done = check(tether, tmp_path, "sheet.csv", "--json", "--out", "found")
+    report = json.loads(done.stdout)
+    assert done.returncode == 3 and report["quarantined"] == 2
+    assert [row["row"] for row in read_rows(tmp_path / "found" / "quarantine.jsonl")] == [5, 11]
+    write_rows(tmp_path / "prompts.jsonl", [{"prompt": "p"}])
+    refused = check(tether, tmp_path, "sheet.csv", "--prompts", "prompts.jsonl")
+    assert refused.returncode == 2 and "--prompts prompts.jsonl: sheet.csv is a rating sheet" in refused.stderr
+
+
+def test_a_profile_brings_its_tokenizer_and_lengths(tether, tmp_path: Path) -> None:
+    long = " ".join(["indeed"] * 20)
+    write_rows(tmp_path / "pairs.jsonl", [*GOOD, {"prompt": "q", "chosen": f"{long} a", "rejected": f"{long} b"}])
+    done = check(tether, tmp_path, "pairs.jsonl", "--profile", "tiny", "--json")
+    found = {c["name"]: c for c in json.loads(done.stdout)["checks"]}
+    assert found["differ_truncated"]["row_numbers"] == [41], "tiny cuts responses to 10 tokens"
+
+
+def test_demonstrations_alone_are_judged_as_such(tether, tmp_path: Path) -> None:
+    write_rows(tmp_path / "taught.jsonl", [{"prompt": f"q {i}", "response": "r" * (i != 3)} for i in range(9)])
+    report = json.loads(check(tether, tmp_path, "taught.jsonl", "--json").stdout)
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (9, 0, 1)
+    assert {c["source"] for c in report["checks"]} == {"demonstrations"}
+    assert next(c for c in report["checks"] if c["name"] == "texts_filled")["row_numbers"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("row", "setting", "source"),
+    [
+        ({"prompt": "q", "good": "x", "bad": "y"}, "data.columns={chosen: good, rejected: bad}", "preferences"),
+        ({"prompt": "q", "answer": "x"}, "data.demonstration_columns={response: answer}", "demonstrations"),
+        ({"question": "q"}, "data.prompt_columns={prompt: question}", "prompts"),
+        ({"prompt": "q", "response": "x"}, "data.columns={chosen: good, rejected: bad}", "demonstrations"),
+    ],
+)
+def test_a_file_is_told_by_the_names_that_the_config_has_for_its_columns(
+    tmp_path: Path, row: dict[str, str], setting: str, source: str
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{name: f"{text} {i}" for name, text in row.items()} for i in range(9)])
+    data = load_config("demo", [parse_override(setting)]).data
+    assert kind_of(tmp_path / "rows.jsonl", data) == source
+
+
+def test_renamed_pairs_are_judged_as_pairs_and_a_column_they_lack_is_no_reason_to_call_them_prompts(
+    tether, tmp_path: Path
+) -> None:
+    rows = [{"prompt": row["prompt"], "better": row["chosen"], "worse": row["rejected"]} for row in GOOD]
+    write_rows(tmp_path / "renamed.jsonl", [*rows[:3], rows[3] | {"worse": " "}, *rows[4:]])
+    names = ("--set", "data.columns={chosen: better, rejected: worse}")
+    report = json.loads(check(tether, tmp_path, "renamed.jsonl", *names, "--json").stdout)
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (40, 39, 1)
+    write_rows(tmp_path / "pairs.jsonl", GOOD)
+    done = check(tether, tmp_path, "pairs.jsonl", *names)
+    assert done.returncode == 2 and "data.columns names the column 'better', which" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("missing.jsonl",), "there is no file"),
+        (("other.jsonl",), "its rows are no preference pairs"),
+        (("other.jsonl", "--out", "."), "it is there already"),
+        (("other.jsonl", "--set", "data.checks.texts_filled.severity=warn"), "can't be used"),
+    ],
+)
+def test_the_users_mistakes_end_in_one_paragraph_and_code_2(tether, tmp_path: Path, arguments, said: str) -> None:
+    write_rows(tmp_path / "other.jsonl", [{"colour": "red"}])
+    done = check(tether, tmp_path, *arguments)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_table_of_single_votes_is_counted_in_votes_so_that_few_bad_ones_fail_nothing(tether, tmp_path: Path) -> None:
+    """2 % of the votes are none: as shares of the pairs they would be 10 %, beyond `votes_valid`'s 5 %."""
+    table = ["prompt,a,b,annotator,label"]
+    for i in range(50):
+        labels = "c" if i % 10 == 0 else "a", "a", "b", "tie" if i == 7 else "a", "b" if i == 7 else "a"
+        table += [f"question {i},good {i} indeed,bad {i},ann {j},{label}" for j, label in enumerate(labels)]
+    (tmp_path / "votes.csv").write_text("\n".join(table) + "\n")
+    done = check(tether, tmp_path, "votes.csv", "--json", "--out", "found")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (250, 49, 5 + 5)
+    found = {c["name"]: c for c in report["checks"]}
+    assert (found["votes_valid"]["row_numbers"], found["votes_valid"]["value"]) == (
+        [2 + 50 * n for n in range(5)],
+        0.02,
+    )
+    assert found["decided"]["row_numbers"] == [37, 38, 39, 40, 41], "of pair 7, which is tied, every row"
+    kept_out = [
+        (row["row"], len(row["data"].get("votes", ()))) for row in read_rows(tmp_path / "found/quarantine.jsonl")
+    ]
+    assert sorted(kept_out) == [(2, 0), (37, 5), (52, 0), (102, 0), (152, 0), (202, 0)]

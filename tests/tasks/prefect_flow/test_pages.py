@@ -1,0 +1,104 @@
+"""What a flow run's page on a real Prefect server shows: the run's own lines, and which stage waits for which."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prefect")
+from prefect import flow, runtime
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_LOGGING_TO_API_ENABLED,
+    temporary_settings,
+)
+
+from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def server(prefect: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server's API, which the tests' flows use."""
+    url = prefect["PREFECT_API_URL"]
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    with temporary_settings(
+        {PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_LOGGING_TO_API_ENABLED: False}
+    ):
+        yield url
+
+
+@pytest.fixture
+def run_flow(server: str, start: Any, kit: Any) -> Any:
+    """`run_flow(thresholds)`: validate -> sft -> reward -> ppo of toy stages; the flow run's id and the context."""
+
+    def run(gates: Any = None) -> tuple[Any, Any]:
+        ctx = start(gates, stages=("validate", "sft", "reward", "ppo"))
+        ids: list[Any] = []
+        outcome: Outcome[Any] = Outcome()
+
+        def stages() -> Any:
+            stage = prefect_runner(ctx)
+            data = stage(kit.toy("validate"), kit.ToyJob(steps=0), {})
+            sft = stage(kit.toy("sft"), kit.ToyJob(metrics={"sft/loss": "3"}), {"data": data})
+            reward = stage(kit.toy("reward"), kit.ToyJob(), {"data": data, "sft": sft})
+            return stage(kit.toy("ppo"), kit.ToyJob(), {"data": data, "sft": sft, "reward": reward})
+
+        @flow(name="toys", persist_result=False)
+        def toys() -> Any:
+            ids.append(runtime.flow_run.id)
+            ctx.log = flow_run_log(runtime.flow_run.id)
+            return outcome.capture(stages, lambda result: "Completed")
+
+        with ctx:
+            toys(return_state=True)
+        return ids[0], ctx
+
+    return run
+
+
+def test_the_graph_has_an_edge_from_each_stage_to_those_that_read_its_result(run_flow: Any, server: str) -> None:
+    flow_run, _ = run_flow()
+    with urllib.request.urlopen(f"{server}/flow_runs/{flow_run}/graph-v2", timeout=10) as answer:
+        nodes = {node["id"]: node for _, node in json.load(answer)["nodes"]}
+    edges = {node["label"]: {nodes[parent["id"]]["label"] for parent in node["parents"]} for node in nodes.values()}
+    assert edges == {
+        "validate": set(),
+        "sft": {"validate"},
+        "reward": {"validate", "sft"},
+        "ppo": {"validate", "sft", "reward"},
+    }
+
+
+def test_the_page_has_every_line_that_the_run_says_in_order_and_by_stage(run_flow: Any, kit: Any, said: Any) -> None:
+    flow_run, ctx = run_flow(kit.thresholds(sft={"loss": 1.0}))
+    flow_run_filter = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run]))
+    with get_client(sync_client=True) as client:
+        logs = [log for log in client.read_logs(flow_run_filter) if log.name == "tether"]
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run])))
+    names = {task.id: task.name for task in tasks}
+    printed = [line for line in said(ctx).splitlines() if not line.startswith("  sft ")]  # what is progress
+    assert [log.message for log in logs] == printed
+    assert {names[log.task_run_id] for log in logs} == {"validate", "sft"}
+    failed = next(log for log in logs if "FAIL sft.loss" in log.message)
+    assert names[failed.task_run_id] == "sft" and "reward" not in names.values()
+
+
+def test_a_flow_whose_server_is_gone_says_its_lines_on_the_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, start: Any, said: Any
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    ctx = start(log=flow_run_log("0" * 32))
+    ctx.say("a line")
+    assert said(ctx) == "a line\n"

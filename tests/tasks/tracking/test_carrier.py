@@ -1,0 +1,264 @@
+"""What MLflow shows is what ran; what MLflow can't take fails nothing."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from components.base.errors import GateFailed
+from components.gates.judging import Waiver
+from components.keys.code_version import code_version
+from tasks.execution.runner import run_stage
+from tasks.runs.journal import REPORT, Sent, current_user
+from tasks.runs.label import Label
+from tasks.runs.points import read_points
+from tasks.runs.status import load_status
+
+
+def children(home, run):
+    return {stage.name: stage.mlflow_run for stage in load_status(home, run).stages}
+
+
+def outputs(client, run):
+    return [each.model_id for each in client.get_run(run).outputs.model_outputs]
+
+
+def inputs(client, run):
+    found = client.get_run(run).inputs
+    return [each.model_id for each in found.model_inputs], [each.dataset.name for each in found.dataset_inputs]
+
+
+def test_mlflow_gets_a_runs_report_and_its_end_though_the_disk_is_full_then(start, kit, client):
+    def write(ctx):
+        assert load_status(ctx.home, ctx.run).state == "passed"
+        (ctx.folder / REPORT).write_text(f"how {ctx.run} went")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), start(track=True, stages=("sft",), at_end=write) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    (stage,) = children(ctx.home, ctx.run).values()
+    parent = client().get_run(client().get_run(stage).data.tags["mlflow.parentRunId"])
+    assert parent.info.status == "FINISHED"
+    assert Path(client().download_artifacts(parent.info.run_id, REPORT)).read_text() == f"how {ctx.run} went"
+
+
+def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, client, home, caplog):
+    ctx, results = pipeline()
+    began = time.monotonic()
+    again, _ = pipeline()
+    rerun_seconds = time.monotonic() - began
+    mlflow = client()
+    first, second = children(home, ctx.run), children(home, again.run)
+    # MLflow took everything at once
+    assert not [each for each in caplog.records if each.name == "tasks.tracking.carrier"]
+
+    # A parent a pipeline run, a child a stage.
+    for run, own in ((ctx.run, first), (again.run, second)):
+        for name, child in own.items():
+            found = mlflow.get_run(child)
+            assert found.info.status == "FINISHED"
+            assert found.data.tags["tether.run"] == run
+            assert found.data.tags["tether.stage"] == name
+            parent = mlflow.get_run(found.data.tags["mlflow.parentRunId"])
+            assert parent.data.tags["tether.run"] == run
+            assert parent.data.params["ppo.x"] == "2"
+            assert parent.info.status == "FINISHED"
+
+    # Curves in order, no doubles, the final value after the last step; on the hit the final value alone.
+    kl = [(each.step, each.value) for each in mlflow.get_metric_history(first["ppo"], "ppo/kl")]
+    assert kl == [(1, 2.0), (2, 4.0), (3, 6.0), (4, 8.0), (5, 10.0), (6, 5.5)]
+    assert mlflow.get_run(first["ppo"]).data.metrics["ppo/kl"] == 5.5
+    assert [each.value for each in mlflow.get_metric_history(second["ppo"], "ppo/kl")] == [5.5]
+    assert mlflow.get_metric_history(second["ppo"], "ppo/proxy_reward") == []
+
+    # The hit says where it came from and gives the very same model.
+    tags = mlflow.get_run(second["ppo"]).data.tags
+    assert (tags["cache_hit"], tags["cached_from"], tags["cached_from_run"]) == ("true", ctx.run, first["ppo"])
+    assert mlflow.get_run(first["ppo"]).data.tags["cache_hit"] == "false"
+    assert outputs(mlflow, second["ppo"]) == outputs(mlflow, first["ppo"])
+    assert first["ppo"] in tags["mlflow.note.content"]
+
+    # Edges: sft's output is ppo's input, data is a dataset with the artifact's digest.
+    models, datasets = inputs(mlflow, first["ppo"])
+    assert models == outputs(mlflow, first["sft"])
+    assert datasets == ["data"]
+    dataset = mlflow.get_run(first["ppo"]).inputs.dataset_inputs[0].dataset
+    assert dataset.digest == results["validate"].digest[:32]
+    assert inputs(mlflow, first["validate"])[1] == ["preferences", "data"]
+    assert models[0] in mlflow.get_run(first["ppo"]).data.tags["mlflow.note.content"]
+
+    # Downstream of a data digest is one query.
+    policy = mlflow.get_logged_model(outputs(mlflow, first["ppo"])[0])
+    query = f"tags.`lineage.data_digest`='{results['validate'].digest}'"
+    found = mlflow.search_logged_models([policy.experiment_id], query)
+    assert {each.name for each in found} == {"tether-sft", "tether-policy"}
+    assert policy.tags["lineage.preferences_digest"] == results["validate"].record.inputs["preferences"]
+    assert policy.params["artifact_digest"] == results["ppo"].digest
+
+    # One version a model, however many hits; the policy is champion after human_eval's gates.
+    assert len(mlflow.search_model_versions("name='tether-policy'")) == 1
+    assert len(mlflow.search_model_versions("name='tether-sft'")) == 1
+    for alias in ("candidate", "champion"):
+        version = mlflow.get_model_version_by_alias("tether-policy", alias)
+        assert version.tags["lineage.digest"] == results["ppo"].digest
+        assert version.run_id == first["ppo"]
+
+    # Artifacts: gates, the table of samples, plots and what else is attached.
+    names = {each.path for each in mlflow.list_artifacts(first["ppo"])}
+    assert {"gates.json", "gates.md", "samples.json", "attachments"} <= names
+    attached = {each.path for each in mlflow.list_artifacts(first["ppo"], "attachments")}
+    assert attached == {
+        f"attachments/{name}" for name in ("points.jsonl", "reward_and_kl.svg", "frontier.svg", "timings.json")
+    }
+    assert {each.path for each in mlflow.list_artifacts(second["ppo"])} == {"gates.json", "gates.md"}
+    table = mlflow.load_table(mlflow.get_run(first["ppo"]).info.experiment_id, "samples.json", [first["ppo"]])
+    assert table["prompt"][0] == "user: where is it"
+    assert rerun_seconds < 10
+
+
+def test_a_run_is_shown_under_its_name_tags_and_user_in_an_experiment_of_any_name(start, kit, client, home):
+    label = Label("warmer tone", {"team": "desk", "keep": ""})
+    with start(track=True, project="desk/v2: it's 100%", stages=("sft",), label=label) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+        cards = ctx.folder / "cards"
+        cards.mkdir()
+        (cards / "desk-v2-it-s-100-sft.md").write_text("a card")
+    mlflow, child = client(), children(home, ctx.run)["sft"]
+    stage = mlflow.get_run(child)
+    parent = mlflow.get_run(stage.data.tags["mlflow.parentRunId"])
+    assert mlflow.get_experiment(parent.info.experiment_id).name == "desk/v2: it's 100%"
+    assert (parent.info.run_name, stage.info.run_name) == ("warmer tone", "sft")
+    assert {name: parent.data.tags[name] for name in ("team", "keep")} == {"team": "desk", "keep": ""}
+    for run in (parent, stage):
+        tags = run.data.tags
+        assert (tags["mlflow.user"], tags["mlflow.source.name"], tags["mlflow.source.type"]) == (
+            current_user(),
+            "tether",
+            "LOCAL",
+        )
+        assert tags.get("mlflow.source.git.commit") == code_version()["commit"]
+        assert "tether.process" not in tags
+    assert len(mlflow.search_model_versions("name='desk-v2-it-s-100-sft'")) == 1
+    assert mlflow_text(mlflow, child, "model_card.md") == "a card"
+
+
+def test_a_failed_gate_ends_its_run_as_failed_and_registers_nothing(pipeline, client, home):
+    with pytest.raises(GateFailed):
+        pipeline(metrics="9")
+    mlflow = client()
+    status = load_status(home)
+    child = mlflow.get_run(children(home, status.run)["ppo"])
+    assert (child.info.status, child.data.tags["tether.state"]) == ("FAILED", "gate_failed")
+    assert len(outputs(mlflow, child.info.run_id)) == 1
+    assert mlflow.search_registered_models("name='tether-policy'") == []
+    verdicts = json.loads(mlflow_text(mlflow, child.info.run_id, "gates.json"))
+    assert [each["name"] for each in verdicts if not each["passed"]] == ["ppo.kl"]
+
+
+def mlflow_text(mlflow, run, name):
+    from mlflow.artifacts import load_text
+
+    return load_text(f"{mlflow.get_run(run).info.artifact_uri}/{name}")
+
+
+def test_a_waiver_is_recorded_with_user_and_reason_and_waived_labels_promote_nobody(pipeline, kit, client, home):
+    gates = kit.thresholds(ppo={"kl": 8.0}, human_eval={"items": 10.0})
+    waivers = [
+        Waiver(gate="ppo.kl", user="ada", reason="why"),
+        Waiver(gate="human_eval.items", user="bo", reason="few"),
+    ]
+    ctx, results = pipeline(gates, metrics="9", waivers=waivers)
+    mlflow = client()
+    tags = mlflow.get_run(children(home, ctx.run)["ppo"]).data.tags
+    assert json.loads(tags["tether.waivers"]) == {"ppo.kl": {"user": "ada", "reason": "why"}}
+    version = mlflow.get_model_version_by_alias("tether-policy", "candidate")
+    assert json.loads(version.tags["tether.waivers"]) == {
+        "ppo.kl": {"user": "ada", "reason": "why", "run": ctx.run},
+        "human_eval.items": {"user": "bo", "reason": "few", "run": ctx.run},
+    }
+    assert json.loads(version.tags["tether.human_eval"])["state"] == "waived"
+    assert "champion" not in mlflow.get_registered_model("tether-policy").aliases
+    assert results["human_eval"].state == "waived"
+
+
+@pytest.mark.parametrize("broken", ["open", "later"])
+def test_a_broken_mlflow_is_said_and_fails_no_stage_and_keeps_the_points(pipeline, home, monkeypatch, caplog, broken):
+    if broken == "open":
+        monkeypatch.setattr("tasks.tracking.recorder.connect", _raise)
+    else:
+        monkeypatch.setattr("tasks.tracking.links.Lineage.output_model", _raise)
+    ctx, results = pipeline()
+    assert results["human_eval"].state == "passed"
+    assert load_status(home).state == "passed"
+    assert "the tracking store is away" in caplog.text
+    assert [point["step"] for point in read_points(ctx.metrics_file("ppo"))] == [1, 2, 3, 4, 5]
+
+
+def _raise(*args, **kwargs):
+    raise ConnectionError("the tracking store is away")
+
+
+def test_points_left_behind_by_an_outage_reach_mlflow_with_the_next_run(start, kit, client, home, monkeypatch):
+    with monkeypatch.context() as patch, start(track=True) as ctx:
+        patch.setattr("tasks.tracking.recorder.Recorder.ship", _raise)
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    child = children(home, ctx.run)["sft"]
+    mlflow = client()
+    assert mlflow.get_metric_history(child, "ppo/kl") == []
+    for _ in range(2):
+        with start(track=True) as again:
+            run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
+    assert [each.step for each in mlflow.get_metric_history(child, "ppo/kl")] == [1, 2, 3]
+
+
+def test_a_stage_of_a_dead_process_is_ended_as_killed_by_the_next_run(start, kit, client, home):
+    with start(track=True) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    mlflow = client()
+    child, status = children(home, ctx.run)["sft"], json.loads((ctx.folder / "run.json").read_text())
+    for run in (child, mlflow.get_run(child).data.tags["mlflow.parentRunId"]):
+        mlflow.update_run(run, status="RUNNING")
+    Sent.load(ctx.folder).model_copy(update={"states": {}, "done": {}, "whole": ""}).save(ctx.folder)
+    (ctx.folder / "done" / "sft.json").unlink()
+    status |= {"finished": None, "process": {**status["process"], "started": "1"}}
+    status["stages"][0]["state"] = "running"
+    (ctx.folder / "run.json").write_text(json.dumps(status))
+    with start(track=True) as again:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
+    for run in (child, mlflow.get_run(child).data.tags["mlflow.parentRunId"]):
+        assert mlflow.get_run(run).info.status == "KILLED"
+        assert not [tag for tag in mlflow.get_run(run).data.tags if "process" in tag]
+
+
+def test_what_a_run_that_is_taken_up_computed_itself_is_no_hit_and_its_numbers_are_there_once(
+    start, kit, client, home, toy_source
+):
+    with start(track=True) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    later = type(ctx).resume(home, ctx.run, kit.thresholds(), root=toy_source.parent, console=ctx.console)
+    with later:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, later)
+    child, mlflow = children(home, ctx.run)["sft"], client()
+    tags = mlflow.get_run(child).data.tags
+    assert (tags["cache_hit"], "cached_from" in tags) == ("false", False)
+    assert "From the cache" not in tags["mlflow.note.content"] and child in tags["mlflow.note.content"]
+    assert [each.step for each in mlflow.get_metric_history(child, "toy/loss")] == [4]
+
+
+def test_a_scored_sheet_takes_up_the_same_mlflow_runs(start, kit, client, home, toy_source):
+    sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
+    with start(track=True) as ctx:
+        sampled = run_stage(sample, kit.ToyJob(), {}, ctx)
+        ctx.await_labels()
+    child = children(home, ctx.run)["human_eval"]
+    mlflow = client()
+    assert mlflow.get_run(child).data.tags["tether.state"] == "awaiting_labels"
+    later = type(ctx).resume(home, ctx.run, kit.thresholds(), root=toy_source.parent, console=ctx.console)
+    with later:
+        run_stage(score, kit.ToyJob(value=2), {"sample": sampled}, later)
+    assert children(home, ctx.run)["human_eval"] == child
+    found = mlflow.get_run(child)
+    assert (found.info.status, found.data.tags["tether.state"]) == ("FINISHED", "passed")
+    runs = mlflow.search_runs([found.info.experiment_id], "tags.`tether.stage`='human_eval'")
+    assert len(runs) == 1

@@ -1,0 +1,76 @@
+"""Registered versions keep who was champion from when to when, and only a person undoes what a person did."""
+
+import json
+
+import pytest
+
+from components.base.errors import GateFailed, UserError
+from flows.models.promotion import demoted, promoted
+from tasks.tracking.promotion import Versions, champion_terms, evaluation
+
+POLICY = "tether-policy"
+
+
+def terms(mlflow, version):
+    return champion_terms(mlflow.get_model_version(POLICY, version).tags)
+
+
+def aliases(mlflow):
+    return {alias: int(version) for alias, version in mlflow.get_registered_model(POLICY).aliases.items()}
+
+
+def test_a_champion_followed_demoted_and_promoted_again_keeps_its_history(pipeline, kit, client, home):
+    first, _ = pipeline(value=1)
+    pipeline(value=2)
+    mlflow = client()
+    (term,) = terms(mlflow, "1")
+    assert term["because"] == f"human_eval passed in run {first.run}"
+    assert term["ended_because"] == "version 2 was promoted"
+    assert "until" not in terms(mlflow, "2")[-1]
+    assert aliases(mlflow) == {"candidate": 2, "champion": 2}
+
+    said = demoted(home, f"{POLICY}@champion", "ada", "it echoes")
+    assert said == "tether-policy/2 is demoted: it echoes. It was candidate and champion; nothing is now."
+    assert aliases(mlflow) == {}
+    (term,) = terms(mlflow, "2")
+    assert (term["ended_by"], term["ended_because"]) == ("ada", "it echoes")
+    page = mlflow.get_model_version(POLICY, "2").description
+    assert "**Demoted**" in page and "by ada: it echoes" in page and f"Champion from {term['from']}" in page
+
+    again, _ = pipeline(value=2)  # every stage a hit, the human evaluation's verdict too
+    assert aliases(mlflow) == {}, "a run gives a demoted version no alias"
+    judged = json.loads(mlflow.get_model_version(POLICY, "2").tags["tether.human_eval"])
+    assert (judged["run"], judged["state"]) == (again.run, "passed")
+
+    assert promoted(home, f"{POLICY}/1", "bo", "the best we have") == "tether-policy/1 is champion now."
+    assert promoted(home, f"{POLICY}/1", "bo", "twice") == "tether-policy/1 is champion already."
+    assert aliases(mlflow) == {"champion": 1}
+    assert [(term["by"], "until" in term) for term in terms(mlflow, "1")][-1] == ("bo", False)
+    assert len(terms(mlflow, "1")) == 2
+
+    assert promoted(home, f"{POLICY}/2", "bo", "mended") == "tether-policy/2 is champion now, in place of version 1."
+    assert "tether.demoted" not in mlflow.get_model_version(POLICY, "2").tags
+    assert terms(mlflow, "1")[-1]["ended_by"] == "bo"
+
+    kept = {version: mlflow.get_model_version(POLICY, version).tags for version in ("1", "2")}
+    Versions(mlflow).promote(POLICY, "1", "an outage", "held it back", time=1)
+    assert {version: mlflow.get_model_version(POLICY, version).tags for version in ("1", "2")} == kept
+
+
+def test_what_people_did_not_let_through_is_not_promoted_by_hand_either(pipeline, kit, client, home):
+    with pytest.raises(GateFailed):
+        pipeline(kit.thresholds(human_eval={"items": 10.0}))
+    with pytest.raises(UserError, match="the human evaluation of tether-policy/1 was gate_failed in run"):
+        promoted(home, f"{POLICY}@candidate", "ada", "I like it")
+    with pytest.raises(UserError, match="tether-sft/1 is no policy"):
+        promoted(home, "tether-sft", "ada", "I like it")
+    with pytest.raises(UserError, match="there are tether-policy/1, tether-sft/1"):
+        promoted(home, "tether-policy/7", "ada", "I like it")
+    assert aliases(client()) == {"candidate": 1}
+
+
+def test_an_evaluation_without_numbers_is_a_sentence_all_the_same():
+    judged = {"run": "r", "state": "gate_failed", "judges": "people", "win_rate": None}
+    assert evaluation(judged) == "Human evaluation gate_failed in run r, without a win rate"
+    judged |= {"win_rate": 0.75, "win_rate_low": 0.505, "win_rate_high": 0.898, "items": 16.0}
+    assert evaluation(judged).endswith("win rate 0.750 (0.505 to 0.898) against SFT, n = 16, judges: people")
