@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from components.base.errors import UserError
 from components.base.jsonl import write_json
 from components.models.config import AdapterConfig
+from components.models.weights import check_finite, check_names, refusing
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
@@ -199,7 +200,7 @@ def load_adapter(backbone: Backbone, name: str, folder: Path) -> AdapterView:
     """What `save_adapter` wrote, with its head, as adapter `name` of `backbone`.
 
     Raises:
-        UserError: there is no adapter, or it was trained on another backbone.
+        UserError: there is no adapter, it was trained on another backbone, or its file doesn't hold its weights.
     """
     if not (folder / "adapter_config.json").is_file():
         raise UserError(
@@ -211,17 +212,24 @@ def load_adapter(backbone: Backbone, name: str, folder: Path) -> AdapterView:
             f"ppo.lora: the adapter in {folder} was trained on another model than the SFT model of this run. "
             "Train the reward model on this one, with reward.lora."
         )
+    file = folder / "adapter_model.safetensors"
     config = json.loads((folder / "adapter_config.json").read_text())
-    tensors = load_file(folder / "adapter_model.safetensors", device=str(backbone.model.device))
+    with refusing(file, "the artifact", "can't be read as safetensors"):
+        tensors = load_file(file, device=str(backbone.model.device))
+    check_finite(file, "the artifact", tensors)
     score = None
     if (head := tensors.get(f"{_WHOLE}score.weight")) is not None:
         score = nn.Linear(head.shape[1], head.shape[0], bias=False)
         score.weight = nn.Parameter(head)
     shape = AdapterConfig(rank=config["r"], alpha=config["lora_alpha"], targets=config["target_modules"])
     view = backbone.add(name, shape, seed=0, score=score)
+    weights = {f"{_below(backbone)}{key}": weight for key, weight in backbone.adapter_weights(name).items()}
+    wrong = {key for key in weights.keys() & tensors.keys() if weights[key].shape != tensors[key].shape}
+    left = tensors.keys() - weights.keys() - {f"{_WHOLE}score.weight"}
+    check_names(file, "the artifact", weights.keys() - tensors.keys(), left, wrong)
     with torch.no_grad():
-        for key, weight in backbone.adapter_weights(name).items():
-            weight.copy_(tensors[f"{_below(backbone)}{key}"])
+        for key, weight in weights.items():
+            weight.copy_(tensors[key])
     return view
 
 

@@ -4,7 +4,6 @@ Weights are float32; `autocast` runs matrix products in the runtime's format. No
 """
 
 import contextlib
-import functools
 import json
 import math
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -30,13 +28,10 @@ from components.models.config import ScratchModel
 from components.models.kernels import by_onednn
 from components.models.runtime import Runtime
 from components.models.tokenizers import gguf_file, load_tokenizer
-from components.models.weights import check_weights
+from components.models.weights import check_weights, load_from, load_whole, refusing
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
-
-_SAFELY = {"trust_remote_code": False, "local_files_only": True}
-"""Of whatever transformers loads from a folder."""
 
 
 def autocast(runtime: Runtime) -> contextlib.AbstractContextManager[Any]:
@@ -79,29 +74,47 @@ def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
     """
     check_weights(folder, named_by)
     tokenizer = load_tokenizer(folder, named_by)
-    load = functools.partial(AutoModelForCausalLM.from_pretrained, folder, dtype=torch.float32, **_SAFELY)
-    try:
-        if (gguf := gguf_file(folder)) is None:
-            model = load(use_safetensors=True)
-        else:
-            model = load(gguf_file=gguf, quantization_config=GgufConfig(dequantize=True))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{named_by}: {folder} holds no model that transformers can load: {error}") from error
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # the pad token was added
+    gguf = gguf_file(folder)
+    options = {} if gguf is None else {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
+    model = load_whole(AutoModelForCausalLM, folder, named_by, **options)
+    rows = model.get_input_embeddings().num_embeddings
+    lacking = [token for token, i in tokenizer.get_vocab().items() if i >= rows and token != tokenizer.pad_token]
+    if lacking:
+        raise UserError(
+            f"{named_by}: the tokenizer in {folder} has {len(lacking)} tokens, such as {lacking[0]!r}, beyond the "
+            f"model's {rows} embeddings. Use the tokenizer that the model was trained with."
+        )
+    if len(tokenizer) > rows:  # the pad token was added
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the new row is drawn
             model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
-    return model.eval(), tokenizer
+    _check_use(model, folder, named_by)
+    return model, tokenizer
+
+
+def _check_use(model: Any, folder: Path, named_by: str) -> None:
+    """See, on one token, that the model computes, and that a reward model can be made of it."""
+    with refusing(folder, named_by, "holds a model that computes nothing from one token"), torch.no_grad():
+        model(input_ids=torch.tensor([[model.config.eos_token_id]]), use_cache=True)
+    with (
+        refusing(folder, named_by, "holds a model that transformers can make no reward model of"),
+        torch.device("meta"),
+    ):
+        if not hasattr(AutoModelForSequenceClassification.from_config(model.config), "score"):
+            raise TypeError(f"{type(model).__name__} has no counterpart with a scalar head on the last token")
 
 
 def load_causal_lm(folder: Path, runtime: Runtime) -> tuple[Any, Any]:
-    """The language model of an artifact folder (float32, eval mode, on the runtime's device) and its tokenizer."""
+    """The language model of an artifact folder (float32, eval mode, on the runtime's device) and its tokenizer.
+
+    Raises:
+        UserError: the folder doesn't hold exactly that model's weights.
+    """
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    check_weights(folder, "the artifact")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **_SAFELY, use_safetensors=True)
-    return by_onednn(model.to(runtime.device).eval()), AutoTokenizer.from_pretrained(folder, **_SAFELY)
+    model = load_whole(AutoModelForCausalLM, folder, "the artifact")
+    return by_onednn(model.to(runtime.device)), load_from(AutoTokenizer, folder)
 
 
 def load_reward_model(
@@ -113,20 +126,19 @@ def load_reward_model(
         seed: the folder holds a language model, and heads are drawn anew (`draw_head`); None for a folder that has
             them.
         heads: the new heads' names, the config's labels; one without a name where there are none.
+
+    Raises:
+        UserError: the folder doesn't hold exactly that model's weights.
     """
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    check_weights(folder, "the artifact")
-    load = functools.partial(
-        AutoModelForSequenceClassification.from_pretrained, folder, dtype=torch.float32, use_safetensors=True, **_SAFELY
-    )
-    if seed is not None:
-        load = functools.partial(load, num_labels=max(1, len(heads)))
+    options: dict[str, Any] = {} if seed is None else {"num_labels": max(1, len(heads))}
     if heads:
-        load = functools.partial(load, id2label=dict(enumerate(heads)), label2id={n: i for i, n in enumerate(heads)})
-    model = load()
+        options |= {"id2label": dict(enumerate(heads)), "label2id": {name: i for i, name in enumerate(heads)}}
+    auto = AutoModelForSequenceClassification
+    model = load_whole(auto, folder, "the artifact", fresh_head=seed is not None, **options)
     if seed is not None:
         draw_head(model.score, seed)
-    return by_onednn(model.to(runtime.device).eval()), AutoTokenizer.from_pretrained(folder, **_SAFELY)
+    return by_onednn(model.to(runtime.device)), load_from(AutoTokenizer, folder)
 
 
 def draw_head(head: nn.Linear, seed: int) -> nn.Linear:

@@ -1,10 +1,14 @@
 """Tokenizers: trained on the demonstrations for a model from scratch, or taken from a pretrained model's folder."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from components.base.errors import UserError
+from components.models.weights import load_from, refusing
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 CHAT_TEMPLATE = (
@@ -73,25 +77,56 @@ def load_tokenizer(folder: Path, field: str = "sft.base") -> Any:
     from transformers import AutoTokenizer
 
     gguf = gguf_file(folder)
-    try:
-        options = {"gguf_file": gguf} if gguf else {}
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{field}: {folder} holds no model whose tokenizer transformers can load: {reason}") from error
+    tokenizer = load_from(AutoTokenizer, folder, field, **({"gguf_file": gguf} if gguf else {}))
     if tokenizer.chat_template is None or tokenizer.eos_token_id is None:
         raise UserError(f"{field}: the tokenizer in {folder} has no chat template or no EOS token; add them to it.")
-    try:
-        rendered_prompt(tokenizer, [{"role": "user", "content": "Hello."}])
-    except Exception as error:  # a template is a program of others
-        what = f"the chat template of the tokenizer in {folder} can't render a single question: {error}"
-        raise UserError(f"{field}: {what}. Correct the template.") from error
+    try_template(tokenizer, folder, field)
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         if "<|endoftext|>" in tokenizer.get_vocab() and tokenizer.eos_token != "<|endoftext|>":
             tokenizer.pad_token = "<|endoftext|>"
         else:
             tokenizer.add_special_tokens({"pad_token": PAD})
     return tokenizer
+
+
+_PROBES = (
+    [{"role": "user", "content": "Hello."}],
+    [{"role": "user", "content": "a" * 4000}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+)
+_RENDER = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from transformers.utils.chat_template_utils import render_jinja_template
+asked = json.load(sys.stdin)
+for number, probe in enumerate(asked.pop("probes")):
+    try:
+        render_jinja_template([probe], add_generation_prompt=True, **asked)
+    except Exception as error:
+        if number == 0 or isinstance(error, MemoryError):
+            sys.exit(f"{type(error).__name__}: {error}"[:400])
+"""
+
+
+def try_template(tokenizer: Any, folder: Path, field: str) -> None:
+    """Render a question with the chat template, a program of others, in a process of limited time and memory.
+
+    It may refuse a conversation of several turns (the contract counts these), but not a question, and not run on.
+
+    Raises:
+        UserError: it fails, takes more than 5 s of processor time, or more than 2 GiB.
+    """
+    with refusing(folder, field, "holds a tokenizer without one chat template"):
+        asked = {"chat_template": tokenizer.get_chat_template(), "probes": _PROBES, **tokenizer.special_tokens_map}
+    command, text = [sys.executable, "-c", _RENDER], json.dumps(asked, default=str)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        by_limit = "it takes more than 5 s or 2 GiB" if done.returncode < 0 or "MemoryError" in done.stderr else ""
+        reason = by_limit or (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UserError(
+            f"{field}: the chat template of the tokenizer in {folder} can't render a single question: {reason}. "
+            "Correct the template."
+        )
 
 
 def rendered_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:

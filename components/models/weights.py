@@ -1,24 +1,35 @@
-"""That a model's folder has its weights in safetensors (or GGUF): no library may read a pickle in it on our behalf.
+"""Loading from a model's folder: its code does not run, no pickle is read, and its files give every weight.
 
-`use_safetensors=True` makes transformers refuse a folder with only pytorch_model.bin. It still reads a pickle where an
-index names one as a shard, and where an adapter lies beside the model (transformers 5.23, peft 0.21).
+The only place that calls `from_pretrained` (tests/test_no_pickle.py). `use_safetensors=True` makes transformers refuse
+a folder with only pytorch_model.bin. It still reads a pickle where an index names one as a shard, and where an adapter
+lies beside the model. It draws weights that no file has at random, and fetches and runs attention kernels that a config
+names (transformers 5.23, peft 0.21).
 """
 
+import contextlib
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from components.base.errors import UserError
+from components.base.errors import TetherError, UserError
+
+_SAFELY = {"trust_remote_code": False, "local_files_only": True}
+_ATTENTION = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"}
+"""Attention that ships with transformers, torch or an installed package; any other name is a repository of the hub."""
+_NAMED = 5
+"""How many weights an error names."""
 
 
 def check_weights(folder: Path, named_by: str) -> None:
-    """See that whatever is loaded from `folder` is safetensors or GGUF, and lies in it.
+    """Check that whatever is loaded from `folder` is safetensors or GGUF and lies in it, and that it asks for no code.
 
     Args:
         folder: a model's folder.
         named_by: the option that names it, for the error.
 
     Raises:
-        UserError: it holds no such weights, or names others.
+        UserError: it holds no such weights, or names others, or its config names an attention kernel of the hub.
     """
     files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not any(name.endswith((".safetensors", ".gguf")) for name in files):
@@ -39,13 +50,115 @@ def check_weights(folder: Path, named_by: str) -> None:
                     f"{named_by}: {folder / index} names {shard!r}, which is no safetensors file of this folder. "
                     f"Convert the model to safetensors."
                 )
+    if "config.json" in files:
+        with refusing(folder / "config.json", named_by, "is no config of a model"):
+            _check_attention(json.loads((folder / "config.json").read_text(encoding="utf-8")), folder, named_by)
+
+
+def load_whole(auto: Any, folder: Path, named_by: str, *, fresh_head: bool = False, **options: Any) -> Any:
+    """A model in float32 and eval mode, each weight from the folder's files.
+
+    Args:
+        auto: transformers' class that loads it, such as AutoModelForCausalLM.
+        named_by: the option that names the folder, for the error.
+        fresh_head: the folder holds a language model, and `score` is to be drawn by the caller; the output layer is
+            not used.
+        options: more of `from_pretrained`'s, such as `gguf_file`.
+
+    Raises:
+        UserError: transformers can't load it; a weight is missing, left over, of another shape, NaN or infinite.
+    """
+    check_weights(folder, named_by)
+    with refusing(folder, named_by, "holds no model that transformers can load"):
+        model, info = auto.from_pretrained(
+            folder, dtype="float32", use_safetensors="gguf_file" not in options, ignore_mismatched_sizes=True,
+            output_loading_info=True, **_SAFELY, **options,
+        )  # fmt: skip
+    missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
+    if fresh_head:
+        missing -= {"score.weight"}
+        unexpected = {name for name in unexpected if f".{model.base_model_prefix}." in f".{name}"}
+    check_names(folder, named_by, missing, unexpected, {str(name[0]) for name in info["mismatched_keys"]})
+    check_finite(folder, named_by, model.state_dict())
+    return model.eval()
+
+
+def load_from(auto: Any, folder: Path, named_by: str = "the artifact", **options: Any) -> Any:
+    """A tokenizer or config (`AutoTokenizer`, `AutoConfig`) of a model's folder.
+
+    Raises:
+        UserError: there is none that transformers can load.
+    """
+    what = "tokenizer" if "Tokenizer" in auto.__name__ else "config"
+    with refusing(folder, named_by, f"holds no model whose {what} transformers can load"):
+        return auto.from_pretrained(folder, **_SAFELY, **options)
+
+
+def check_names(
+    folder: Path, named_by: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[str]
+) -> None:
+    """See that the names and shapes of a file's weights are those of the model that is to hold them.
+
+    Raises:
+        UserError: naming the weights that are missing, left over, or of another shape.
+    """
+    kinds = {"it lacks": missing, "no layer takes": unexpected, "these have another shape": mismatched}
+    told = [f"{kind} {_some(sorted(names))}" for kind, names in kinds.items() if names]
+    if told:
+        raise UserError(
+            f"{named_by}: the weights in {folder} do not fit the model that its config describes: {'; '.join(told)}. "
+            "Nothing was drawn at random in their place. Check that config and weights belong together, and that the "
+            "names of the weights are the architecture's."
+        )
+
+
+def check_finite(folder: Path, named_by: str, weights: Mapping[str, Any]) -> None:
+    """See that no weight (name to tensor) is NaN or infinite.
+
+    Raises:
+        UserError: naming those that are.
+    """
+    bad = [name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if bad:
+        raise UserError(f"{named_by}: weights in {folder} are NaN or infinite: {_some(bad)}. Use an undamaged copy.")
+
+
+@contextlib.contextmanager
+def refusing(path: Path, named_by: str, what: str) -> Iterator[None]:
+    """Whatever a library raises over a folder of others becomes the user's mistake, in one paragraph.
+
+    Raises:
+        UserError: `path` `what`, with the first lines of the cause.
+    """
+    try:
+        yield
+    except (TetherError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        cause = " ".join(str(error).split())[:400]
+        raise UserError(f"{named_by}: {path} {what} ({type(error).__name__}): {cause}") from error
+
+
+def _check_attention(config: Any, folder: Path, named_by: str) -> None:
+    """Look through a config and the configs inside it."""
+    if isinstance(config, list):
+        for each in config:
+            _check_attention(each, folder, named_by)
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if key.strip("_").startswith("attn_implementation"):
+            for name in value.values() if isinstance(value, dict) else [value]:
+                if name not in _ATTENTION:
+                    raise UserError(
+                        f"{named_by}: {folder / 'config.json'} asks for the attention kernel {name!r}, which would be "
+                        f"fetched and run. Remove {key} from it."
+                    )
+        _check_attention(value, folder, named_by)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _shards(index: Path, named_by: str) -> list[str]:
-    try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        return sorted({str(name) for name in names})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{named_by}: {index} can't be read as an index of weights ({type(error).__name__})."
-        ) from error
+    with refusing(index, named_by, "can't be read as an index of weights"):
+        return sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})

@@ -12,6 +12,7 @@ from components.base.errors import UserError
 from components.base.hashing import digest_json
 from components.models.adapters import Backbone, load_adapter
 from components.models.folders import frozen, load_reward_model
+from components.models.weights import load_from
 from components.reward.config import EnsembleConfig, RewardConfig, RewardJob
 from components.reward.scoring import (
     ScoreScale,
@@ -113,14 +114,14 @@ def load_previous(job: RewardJob, previous: Path) -> Any:
 
 
 def _tokenizer(artifact: Path) -> str:
-    tokenizer = AutoTokenizer.from_pretrained(artifact / "model")
+    tokenizer = load_from(AutoTokenizer, artifact / "model")
     return digest_json([tokenizer.get_vocab(), tokenizer.chat_template, tokenizer.eos_token, tokenizer.pad_token])
 
 
 def _shapes(artifact: Path) -> dict[str, tuple[int, ...]]:
     """Name and shape of each weight below the head, without loading any."""
     with torch.device("meta"):
-        body = AutoModel.from_config(AutoConfig.from_pretrained(artifact / "model"))
+        body = AutoModel.from_config(load_from(AutoConfig, artifact / "model"))
     return {name: tuple(weight.shape) for name, weight in body.named_parameters()}
 
 

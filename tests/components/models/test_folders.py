@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from components.base.errors import UserError
 from components.models.batching import pad
@@ -131,18 +138,27 @@ def test_a_base_whose_pad_is_eos_or_missing_gets_a_pad_of_its_own(language: Any,
     assert loaded.config.eos_token_id == ours.eos_token_id
 
 
-def test_the_row_that_a_base_lacks_is_the_same_whatever_was_drawn_before(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(TEXTS, 300)
+def test_the_row_of_an_added_pad_is_the_same_whatever_was_drawn_before_and_no_other_row_is_drawn(
+    tmp_path: Path,
+) -> None:
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(["?", "<end>", *"abcdef"])}, "?"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", eos_token="<end>")
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
     model = build_causal_lm(ScratchModel(hidden_size=16, layers=1, heads=2), tokenizer, 64, 0)
-    model.resize_token_embeddings(len(tokenizer) - 1)
     save_model(model, tokenizer, tmp_path)
     rows = []
     for stream in (1, 2):
         torch.manual_seed(stream)
         before = torch.get_rng_state()
-        rows.append(load_base(tmp_path)[0].get_input_embeddings().weight[-1])
+        loaded, ours = load_base(tmp_path)
+        rows.append(loaded.get_input_embeddings().weight[-1])
+        assert len(loaded.get_input_embeddings().weight) == 9 == ours.pad_token_id + 1
         assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(*rows) and rows[0].std() > 0
+    model.resize_token_embeddings(7)
+    save_model(model, tokenizer, tmp_path)
+    with pytest.raises(UserError, match=r"1 tokens, such as 'f', beyond the model's 7 embeddings"):
+        load_base(tmp_path)
 
 
 def test_a_folder_that_holds_no_model_or_no_chat_template_is_the_users_mistake(language: Any, tmp_path: Path) -> None:
