@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from packaging.version import Version
 
 from components.base.errors import TetherError
+from components.base.redaction import redacted
 from components.models.runtime import Runtime, has_cuda
 from components.store.store import ArtifactStore
 from flows.data.pretrained import MODELS, model_folder
@@ -170,12 +171,13 @@ def _servers() -> list[Finding]:
         ("Prefect", "PREFECT_API_URL", "embedded in each run"),
     ):
         url = os.environ.get(variable, "")
+        shown = redacted(url)
         if not url.startswith("http"):
-            found.append(Finding("ok", name, url or without))
+            found.append(Finding("ok", name, shown or without))
         elif no_answer(f"{url.rstrip('/')}/health") is None:
-            found.append(Finding("ok", name, f"{url} answers"))
+            found.append(Finding("ok", name, f"{shown} answers"))
         else:
-            found.append(Finding("fail", name, f"{url} does not answer; start it, or unset {variable}"))
+            found.append(Finding("fail", name, f"{shown} does not answer; start it, or unset {variable}"))
     return found
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from components.base.errors import TetherError
+from components.base.redaction import redact_logs
 
 PACKAGES = ("flows", "tasks", "components", "data_contracts")
 
@@ -20,6 +21,7 @@ def prepare_environment(home: Path) -> None:
     """Set, where the user has not, what Prefect, MLflow, Great Expectations and Hugging Face read at import."""
     for name, value in _defaults(home).items():
         os.environ.setdefault(name, value)
+    redact_logs()
     # Whatever level Prefect gives the root logger, our own warnings are said.
     for package in PACKAGES:
         logging.getLogger(package).setLevel(logging.WARNING)

@@ -4,11 +4,16 @@ import errno
 import os
 import re
 
+from components.base.redaction import has_credentials, redacted
+
 
 class TetherError(Exception):
-    """Something of ours broke (exit code 1)."""
+    """Something of ours broke (exit code 1). The message loses what credentials it has."""
 
     exit_code = 1
+
+    def __init__(self, *told: object) -> None:
+        super().__init__(*(redacted(each) if isinstance(each, str) else each for each in told))
 
 
 class UserError(TetherError):
@@ -33,6 +38,19 @@ class CheckFailed(TetherError):
 
 class LeaseLost(TetherError):
     """Another process has taken over what this one was computing: it stood still for too long."""
+
+
+def refuse_credentials(what: str, text: str) -> None:
+    """Refuse a text that would be written down, with runs and in MLflow, with a credential in it.
+
+    Raises:
+        UserError: it holds one; `what` says where it was given.
+    """
+    if has_credentials(text):
+        raise UserError(
+            f"{what} holds a password or another secret, and would be stored with the run. Leave it out, and give it "
+            "in an environment variable of the library that needs it."
+        )
 
 
 _DISK = {

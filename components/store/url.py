@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components.base.errors import TetherError, UserError
+from components.base.redaction import redacted
 from components.store.place import VARIABLE, Entry
 
 _CHUNK = 1 << 20
@@ -28,7 +29,8 @@ class UrlPlace:
     """A `Place` below an fsspec URL. Object stores give no locks, so who publishes or collects leaves a mark there."""
 
     def __init__(self, url: str) -> None:
-        self.where = url.rstrip("/")
+        self._url = url.rstrip("/")
+        self.where = redacted(self._url)
         self.exclusive = url.partition("://")[0] in _REFUSES_TWICE
 
     def entries(self, folder: str) -> list[Entry]:
@@ -142,7 +144,7 @@ class UrlPlace:
             from fsspec.implementations.dirfs import DirFileSystem
 
             # A listing that is remembered would hide what other computers publish.
-            fs, root = url_to_fs(self.where, use_listings_cache=False)
+            fs, root = url_to_fs(self._url, use_listings_cache=False)
             return DirFileSystem(root.rstrip("/"), fs)
         except (ImportError, ValueError) as error:
             raise UserError(

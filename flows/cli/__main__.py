@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from components.base.errors import GateFailed, TetherError, UserError
+from components.base.errors import GateFailed, TetherError, UserError, refuse_credentials
 from flows.cli import completion
 from flows.cli.command import command
 from flows.cli.data import data
@@ -394,6 +394,7 @@ def _waivers(gates: list[str] | None, because: str) -> list[Any]:
         raise UserError(f"--waive {gates[0]}: say why, with --because TEXT.")
     if because and not gates:
         raise UserError("--because: name the gate it is about, with --waive GATE.")
+    refuse_credentials("--because", because)
     return [Waiver(gate=gate, user=current_user(), reason=because.strip()) for gate in gates or []]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import typer
 
 from components.base.errors import TetherError, disk_error
+from components.base.redaction import redacted
 from components.training.stopping import Interrupted, graceful
 from flows.environment import check_packages, prepare_environment, tether_home
 
@@ -46,6 +47,6 @@ def _fail(error: BaseException) -> NoReturn:
     if isinstance(error, TetherError):
         typer.echo(f"tether: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(error.exit_code) from None
-    traceback.print_exception(error)
+    typer.echo(redacted("".join(traceback.format_exception(error))), err=True, nl=False)
     typer.echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
     raise typer.Exit(1) from None

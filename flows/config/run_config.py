@@ -1,13 +1,13 @@
 """A run's whole config: the stages' config classes side by side, and how a profile and `--set` become one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from components.base.errors import UserError
+from components.base.errors import UserError, refuse_credentials
 from components.base.settings import Settings
 from components.data.config import DataConfig
 from components.gates.judging import ExtraGate, GatesConfig
@@ -158,6 +158,8 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
         for short, threshold in _groups(thresholds):
             if stage != "extra" and (key := f"gates.{stage}.{short}") not in gates:
                 raise UserError(f"{source}: {unknown(key, threshold, nearest(key, gates))}")
+    for key, text in _texts(values):
+        refuse_credentials(f"{source}: {key}", text)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -174,6 +176,17 @@ def default_values(profile: str) -> tuple[str, dict[str, JsonValue]]:
         return f"the profile {profile}", to_values(load_config(profile))
     plain = RunConfig(gates=load_config("demo").gates)
     return "the classes' defaults and the demo's thresholds", to_values(plain)
+
+
+def _texts(values: JsonValue, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a config, keys included, with the dotted key that it stands at."""
+    if isinstance(values, str):
+        yield key, values
+    for name, value in (
+        values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    ):
+        yield key, str(name)
+        yield from _texts(value, f"{key}.{name}" if key else str(name))
 
 
 def _groups(values: Any) -> list[tuple[str, Any]]:

@@ -22,6 +22,7 @@ from prefect.utilities.urls import url_for
 from pydantic import JsonValue, ValidationError
 
 from components.base.errors import UserError
+from components.base.redaction import has_credentials, redacted
 from components.base.settings import Settings
 from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
@@ -137,12 +138,16 @@ def _register(
         enforce_parameter_schema=True,
     )
     made = cast(UUID, deployment.apply())
-    return Deployed(f"{flow.name}/{name}", pool, url_for("deployment", made))
+    return Deployed(f"{flow.name}/{name}", pool, redacted(url_for("deployment", made) or ""))
 
 
 def _environment(home: Path, one_gpu: bool) -> dict[str, str]:
-    """What a worker gives a run of ours; the rest is set as the flow begins."""
-    set_here = {name: os.environ[name] for name in ("MLFLOW_TRACKING_URI", VARIABLE) if os.environ.get(name)}
+    """What a worker gives a run of ours; the rest is set as the flow begins.
+
+    Prefect's server keeps it: a URL with a password in it stays out, and comes from the worker's own environment.
+    """
+    urls = {name: os.environ.get(name, "") for name in ("MLFLOW_TRACKING_URI", VARIABLE)}
+    set_here = {name: url for name, url in urls.items() if url and not has_credentials(url)}
     return {
         "TETHER_HOME": str(home),
         "DO_NOT_TRACK": "1",

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from components.base.errors import TetherError
+from components.base.redaction import redacted
 from components.training.stopping import graceful
 from tasks.tracking.client import tracking_uri
 
@@ -79,7 +80,7 @@ def free_port(preferred: int) -> int:
 def _mlflow(home: Path) -> Service:
     uri = tracking_uri(home)
     if uri.startswith("http"):
-        return Service("MLflow", uri, None, f"{uri.rstrip('/')}/health")
+        return Service("MLflow", redacted(uri), None, f"{uri.rstrip('/')}/health")
     port = free_port(int(os.environ.get("MLFLOW_PORT", "5000")))
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1",
@@ -91,7 +92,7 @@ def _mlflow(home: Path) -> Service:
 def _prefect() -> Service:
     api = os.environ.get("PREFECT_API_URL")
     if api:
-        return Service("Prefect", api.removesuffix("/api"), None, f"{api.rstrip('/')}/health")
+        return Service("Prefect", redacted(api.removesuffix("/api")), None, f"{api.rstrip('/')}/health")
     port = free_port(int(os.environ.get("PREFECT_SERVER_API_PORT", "4200")))
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]

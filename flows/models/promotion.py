@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.base.errors import UserError
+from components.base.errors import UserError, refuse_credentials
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Version
@@ -19,6 +19,7 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
     """
     from tasks.tracking.promotion import CHAMPION, Versions, human_eval
 
+    refuse_credentials("--reason", because)
     registered = _versions(home)
     found = _find(registered, asked)
     shown = f"{found.name}/{found.version}"
@@ -47,6 +48,7 @@ def demoted(home: Path, asked: str, by: str, because: str) -> str:
     """
     from tasks.tracking.promotion import Versions
 
+    refuse_credentials("--reason", because)
     found = _find(_versions(home), asked)
     Versions(_client(home)).demote(found.name, found.version, by, because, _now())
     lost = f" It was {' and '.join(found.aliases)}; nothing is now." if found.aliases else ""

@@ -19,6 +19,7 @@ from pydantic import Field, JsonValue
 
 from components.base import errors
 from components.base.errors import MachineMismatch, TetherError, UserError
+from components.base.redaction import redacted
 from components.base.settings import Settings
 from components.keys.changes import KeyParts, changes, in_a_line
 from components.models.runtime import Runtime
@@ -151,7 +152,7 @@ def _runs(client: SyncPrefectClient, key: str) -> list[FlowRun]:
 
 
 def _url(run: FlowRun) -> str:
-    return url_for(run) or f"flow run {run.id}"
+    return redacted(url_for(run) or f"flow run {run.id}")
 
 
 def _follow(client: SyncPrefectClient, run: FlowRun, points: _Points, stage: str, pool: str, say: Say) -> FlowRun:

@@ -12,6 +12,7 @@ from typing import Any
 
 from components.base.errors import UserError
 from components.base.process import describe_process, is_alive, this_process
+from components.base.redaction import redacted
 
 
 def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = None) -> None:
@@ -46,7 +47,7 @@ def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = No
 def no_answer(url: str, timeout: float = 3.0) -> Exception | None:
     """Return why no HTTP server answers at `url` within `timeout` seconds; None where one does, whatever it says."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout):
+        with urllib.request.urlopen(redacted(url), timeout=timeout):  # which takes no user in a URL
             return None
     except urllib.error.HTTPError:
         return None  # it answers; whether it lets us in, the flow run will say

@@ -21,6 +21,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from components.base.errors import TetherError
+from components.base.redaction import redacted
 from components.base.settings import Settings
 from components.gates import text as gate_text
 from tasks.execution.context import RunContext
@@ -47,10 +48,10 @@ class Outcome(Generic[T]):
             value = call()
         except TetherError as error:
             self._error = error
-            return Failed(name=type(error).__name__, message=str(error))
+            return Failed(name=type(error).__name__, message=redacted(str(error)))
         except Exception as error:  # ours to mend: raised again by `get`, with its trace
             self._error = error
-            return Failed(message=f"{type(error).__name__}: {error}")
+            return Failed(message=redacted(f"{type(error).__name__}: {error}"))
         self._value.append(value)
         return Completed(name=name(value))
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from components.base.errors import UserError
+from components.base.errors import UserError, refuse_credentials
 
 LONGEST_NAME = 100
 LONGEST_TAG = 60
@@ -50,6 +50,7 @@ class Label(NamedTuple):
 def _line(what: str, text: str, longest: int) -> str:
     if not text.isprintable():
         raise UserError(f"{what}: {text!r} holds a line break or another character that can't be shown. Remove it.")
+    refuse_credentials(what, text)
     if len(text) > longest:
         raise UserError(f"{what}: {len(text)} characters are too many; at most {longest} are kept.")
     return text

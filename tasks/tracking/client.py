@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from components.base.redaction import redacted
+
 VARIABLE = "MLFLOW_TRACKING_URI"
 _ENVIRONMENT = {
     # Read by mlflow at import.
@@ -54,7 +56,7 @@ def connect(home: Path) -> Any:
 
 def in_short(error: Exception) -> str:
     """The kind of an error and the first line of what it says."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:300]}"
+    return f"{type(error).__name__}: {redacted((str(error).splitlines() or ['no reason given'])[0])[:300]}"
 
 
 def experiment(client: Any, home: Path, name: str) -> str:

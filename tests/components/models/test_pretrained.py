@@ -119,5 +119,5 @@ def test_a_folder_without_a_model_is_the_users_mistake(tmp_path: Path) -> None:
     from components.models.folders import load_base
 
     (tmp_path / "broken.gguf").write_bytes(b"not a model")
-    with pytest.raises(UserError, match="no model that transformers can load"):
+    with pytest.raises(UserError, match="no model whose tokenizer transformers can load"):
         load_base(tmp_path)

@@ -125,12 +125,13 @@ def imported(tree: ast.Module) -> set[str]:
 def test_what_no_key_holds_is_used_only_where_it_cannot_reach_an_artifact(modules) -> None:
     """Whoever imports process ids or signals anew says here why they don't end up in an artifact."""
     users = {"components.base.process": {"components.base.files"}, "components.training.stopping": {
-        "components.training.checkpoint"}}  # fmt: skip
+        "components.training.checkpoint"}, "components.base.redaction": set()}  # fmt: skip
     imports = {name: imported(tree) for name, tree in modules.items()}
     assert {left: {name for name, found in imports.items() if left in found} for left in users} == users
     for left in LEFT_OUT:
         tree = ast.parse((ROOT / f"{left.replace('.', '/')}.py").read_text())
-        assert not {name for name in imported(tree) if name.split(".")[0] in PACKAGES}, left
+        ours = {name for name in imported(tree) if name.split(".")[0] in PACKAGES}
+        assert not {name for name in ours if not name.startswith(tuple(LEFT_OUT))}, left
 
 
 def test_no_stage_goes_on_after_an_error_of_ours_whose_text_no_key_holds(modules) -> None:
