@@ -1,0 +1,199 @@
+"""Every number that a PPO gate judges, computed again from the published texts and models by other code.
+
+Prompts stand in the data several times, so that an interval that takes responses for independent is too narrow.
+"""
+
+import itertools
+import json
+import math
+import re
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import t as student
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from components.base.jsonl import read_rows, write_rows
+from components.data.support_desk import desk
+from components.gates.table import GATES
+from components.models.config import GenerationConfig
+from components.ppo import evaluate
+from components.ppo.models import Models
+
+CAP, TEMPERATURE = 32, 0.25
+
+
+class Evaluated(NamedTuple):
+    """A PPO stage's artifact, its metrics, and its rows: prompt, policy, sft."""
+
+    artifact: Path
+    metrics: dict[str, float]
+    rows: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ppo(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
+    """A run whose policy has moved, evaluated three times on some prompts, twice and once on others."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    data = Path(shutil.copytree(stages.inputs["data"], folder / "data"))
+    prompts = read_rows(data / "prompts.test.jsonl")
+    write_rows(data / "prompts.test.jsonl", [*prompts, *prompts[:12], *prompts[:6]])
+    several = type(stages)({**stages.inputs, "data": data})
+    score = {"missing_eos": "replace", "clip": 2.0, "length_penalty": 0.01}
+    options = {"updates": 8, "learning_rate": 1e-2, "score": score, "batch_size": 16}
+    generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=CAP, temperature=TEMPERATURE)
+    metrics = several.run("ppo", folder / "out", generation=generation, **options)
+    return Evaluated(folder / "out" / "artifact", metrics, read_rows(folder / "out" / "artifact" / "evaluation.jsonl"))
+
+
+def mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values)
+
+
+def ends(values: list[float], rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """A mean's 95 % interval where rows of one prompt depend on each other: the sandwich of a regression on 1."""
+    residuals: dict[str, float] = defaultdict(float)
+    for value, row in zip(values, rows, strict=True):
+        residuals[row["prompt"][-1]["content"]] += value - mean(values)
+    clusters = len(residuals)
+    assert max(Counter(row["prompt"][-1]["content"] for row in rows).values()) == 3
+    variance = clusters / (clusters - 1) * sum(r**2 for r in residuals.values()) / len(values) ** 2
+    half = student.ppf(0.975, clusters - 1) * math.sqrt(variance)
+    return mean(values) - half, mean(values) + half
+
+
+def fourgrams(text: str) -> list[str]:
+    words = re.sub(r"([^\w\s])", r" \1 ", text.lower()).split()
+    return [" ".join(words[i : i + 4]) for i in range(len(words) - 3)]
+
+
+@torch.no_grad()
+def logprobs(folder: Path, prompt: list[int], response: list[int], temperature: float) -> torch.Tensor:
+    """(T,) log-probability of each token of a response, by transformers alone; the pad token can't be sampled."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / temperature
+    logits[:, model.config.pad_token_id] = -math.inf
+    return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0]
+
+
+def gated(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """What the gates on rows judge."""
+
+    def of(side: str, name: str) -> list[float]:
+        return [row[side][name] for row in rows]
+
+    gain = [row["policy"]["score"] - row["sft"]["score"] for row in rows]
+    excess = [row["policy"]["violations"] - row["sft"]["violations"] for row in rows]
+    return {
+        "ppo/evaluated": float(len(rows)),
+        "ppo/kl": mean(of("policy", "kl")),
+        "ppo/kl_high": ends(of("policy", "kl"), rows)[1],
+        "ppo/reward_gain_low": ends(gain, rows)[0],
+        "ppo/repetition": mean(of("policy", "repetition")),
+        "ppo/echo": mean(of("policy", "echo")),
+        "ppo/distinct": len(set(of("policy", "response"))) / len(rows),
+        "ppo/length_ratio": sum(of("policy", "tokens")) / sum(of("sft", "tokens")),
+        "ppo/ended": sum(of("policy", "ended")) / len(rows),
+        "ppo/violations_excess": mean(excess),
+    }
+
+
+def test_the_rows_gated_numbers_are_those_of_the_policy_and_not_of_sft(ppo: Evaluated) -> None:
+    expected = gated(ppo.rows)
+    assert {name: ppo.metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+    elsewhere = {"ppo/stopped", "ppo/demonstration_perplexity_ratio"}
+    assert {gate.metric for gate in GATES.values() if gate.stage == "ppo"} == expected.keys() | elsewhere
+
+
+def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alike(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, sides = np.random.default_rng(0), iter((1.0, 2.0))
+    data = Path(shutil.copytree(stages.inputs["data"], tmp_path / "data"))
+    prompts = read_rows(data / "prompts.test.jsonl")
+    write_rows(data / "prompts.test.jsonl", [*prompts, *prompts[:12], *prompts[:6]])
+
+    def respond(*_: Any, **__: Any) -> list[evaluate.Answered]:
+        high = next(sides)
+        numbers = high * chance.random((48, 7))
+        return [
+            evaluate.Answered(
+                response=f"{high} {int(20 * n[0])}", score=n[1], kl=n[2], tokens=int(high + 10 * n[3]), entropy=n[4],
+                ended=bool(n[5] > 0.7), repetition=n[5] / 2, echo=n[6] / 2,
+                truth={"gold": n[0], "violations": n[4], "echoes": n[5]},
+            )
+            for n in numbers
+        ]  # fmt: skip
+
+    monkeypatch.setattr(evaluate, "respond", respond)
+    monkeypatch.setattr(evaluate, "_forgetting", lambda *_: 1.25)
+    neither = Models(None, None, None, None, None, None)  # type: ignore[arg-type]
+    metrics = evaluate.evaluate(neither, stages.job("ppo"), data, tmp_path)
+    expected = gated(read_rows(tmp_path / "artifact" / "evaluation.jsonl"))
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+    assert metrics["ppo/demonstration_perplexity_ratio"] == 1.25
+
+
+@pytest.mark.parametrize("side", ["policy", "sft"])
+def test_a_rows_texture_is_its_texts(ppo: Evaluated, side: str) -> None:
+    repeated = copied = 0
+    for row in ppo.rows:
+        found, text = row[side], row[side]["response"]
+        grams, source = fourgrams(text), fourgrams(row["prompt"][-1]["content"])
+        again = sum(gram in grams[:i] for i, gram in enumerate(grams))
+        assert found["repetition"] == pytest.approx(again / len(grams) if grams else 0)
+        taken = sum(gram in source for gram in grams)
+        assert found["echo"] == pytest.approx(taken / len(grams) if grams else 0)
+        assert {name: found[name] for name in ("gold", "violations")} == {
+            name: desk.scores(row["prompt"], text)[name] for name in ("gold", "violations")
+        }
+        repeated, copied = repeated + again, copied + taken
+    assert repeated or side == "sft"
+
+
+def test_a_rows_kl_and_score_are_the_models_own(ppo: Evaluated, stages: Any) -> None:
+    sft, reward = stages.inputs["sft"] / "model", stages.inputs["reward"]
+    tokenizer = AutoTokenizer.from_pretrained(sft)
+    scorer = AutoModelForSequenceClassification.from_pretrained(reward / "model").eval()
+    scale = json.loads((reward / "reward.json").read_text())
+    compared = Counter[bool]()
+    for row, side in itertools.product(ppo.rows, ("policy", "sft")):
+        found = row[side]
+        text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"][-64:]
+        response = tokenizer(found["response"], add_special_tokens=False)["input_ids"]
+        response += [tokenizer.eos_token_id] if found["ended"] else []
+        if len(response) != found["tokens"] or tokenizer.unk_token_id in response:
+            continue  # a special token was sampled, which the text does not show
+        compared[found["ended"]] += 1
+        model = ppo.artifact / "model" if side == "policy" else sft
+        ours, reference = (logprobs(each, prompt, response, TEMPERATURE) for each in (model, sft))
+        assert found["kl"] == pytest.approx(float((ours - reference).sum()), abs=2e-4)
+        with torch.no_grad():
+            raw = float(scorer(torch.tensor([prompt + response])).logits)
+        score = min(max((raw - scale["shift"]) / scale["scale"], -2.0), 2.0)
+        score = score if found["ended"] else scale["missing_eos_score"]
+        assert found["score"] == pytest.approx(score - 0.01 * len(response), abs=1e-4)
+    assert compared[True] >= 5 and compared[False] >= 5, compared
+
+
+def test_forgetting_is_the_perplexity_of_held_out_demonstrations_over_sfts(ppo: Evaluated, stages: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(stages.inputs["sft"] / "model")
+    nats, tokens = Counter[str](), 0
+    for row in read_rows(stages.inputs["data"] / "demonstrations.heldout.jsonl"):
+        text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"][-64:]
+        response = tokenizer(row["response"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        response = response[:CAP]
+        tokens += len(response)
+        for name, folder in (("policy", ppo.artifact), ("sft", stages.inputs["sft"])):
+            nats[name] -= float(logprobs(folder / "model", prompt, response, 1.0).sum())
+    ratio = math.exp((nats["policy"] - nats["sft"]) / tokens)
+    assert ppo.metrics["ppo/demonstration_perplexity_ratio"] == pytest.approx(ratio, rel=1e-4) and ratio > 1.001
