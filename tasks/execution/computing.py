@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,8 +63,7 @@ class Work:
 
 
 def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Record | None = None) -> Record | Miss:
-    """What the store has of `key`, or of `pinned` alone; where it is to be computed again, only what `run` itself has
-    computed."""
+    """What the store has of `key`, or of `pinned` alone; with `refresh` only what `run` itself has computed."""
     found = store.lookup(key, pinned.digest if pinned is not None else None)
     return Miss(ASKED) if refresh and isinstance(found, Record) and found.run != run else found
 
@@ -142,21 +142,18 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
     if runtime is not None and "torch" in work.stage.libraries:
         activate(runtime)
     run = work.stage.load_run()
-    kept = Spool(points)
-    for point in read_points(kept.path):
-        show(point)
+    with closing(Spool(points)) as kept:
+        for point in read_points(points):
+            show(point)
 
-    def observe(
-        step: int, metrics: Mapping[str, float], total: int | None = None, *,
-        tokens: float | None = None, resumed: bool = False,
-    ) -> None:  # fmt: skip
-        lease.check()
-        show(kept.append(step, metrics, total=total, tokens=tokens, resumed=resumed or None))
+        def observe(
+            step: int, metrics: Mapping[str, float], total: int | None = None, *,
+            tokens: float | None = None, resumed: bool = False,
+        ) -> None:  # fmt: skip
+            lease.check()
+            show(kept.append(step, metrics, total=total, tokens=tokens, resumed=resumed or None))
 
-    try:
         return run(work.job, {name: given.path for name, given in work.inputs.items()}, out, observe)
-    finally:
-        kept.close()
 
 
 def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> None:

@@ -87,8 +87,16 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
             say(f"{work.stage.name}: given to pool {pool}, {_url(live)}")
         else:
             say(f"{work.stage.name}: attached to {_url(live)}, which computes it already")
-        points = _Points(store.work_folder(work.key) / POINTS, show)
-        run = _follow(client, live, points, work.stage.name, pool, say)
+        offset = 0
+
+        def show_points(path: Path) -> None:
+            nonlocal offset
+            points, offset = points_after(path, offset)
+            for point in points:
+                show(point)
+
+        at_work = store.work_folder(work.key) / POINTS
+        run = _follow(client, live, lambda: show_points(at_work), work.stage.name, pool, say)
     _raise_unless_completed(run, work)
     found = store.lookup(work.key)
     if isinstance(found, Miss):
@@ -96,25 +104,9 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
             f"{work.stage.name}: {_url(run)} completed, but the store here has nothing of it ({found.reason}). Give "
             f"the workers of pool {pool} this TETHER_HOME: {store.home}."
         )
-    kept = store.attachment(found, POINTS)
-    if kept is not None:
-        points.path = kept
-        points.read()
+    if kept := store.attachment(found, POINTS):
+        show_points(kept)
     return found
-
-
-class _Points:
-    """The points of a stage at work elsewhere, read as they come."""
-
-    def __init__(self, path: Path, show: Show) -> None:
-        self.path = path
-        self._show = show
-        self._offset = 0
-
-    def read(self) -> None:
-        points, self._offset = points_after(self.path, self._offset)
-        for point in points:
-            self._show(point)
 
 
 def _start(work: Work, pool: str, refresh: bool, attempt: int) -> FlowRun:
@@ -154,7 +146,9 @@ def _url(run: FlowRun) -> str:
     return url_for(run) or f"flow run {run.id}"
 
 
-def _follow(client: SyncPrefectClient, run: FlowRun, points: _Points, stage: str, pool: str, say: Say) -> FlowRun:
+def _follow(
+    client: SyncPrefectClient, run: FlowRun, show_points: Callable[[], None], stage: str, pool: str, say: Say
+) -> FlowRun:
     """Wait for the end, saying what state the run is in; an unreachable server is waited for."""
     seen, reachable, taken_by = "", True, time.monotonic() + UNTAKEN_SECONDS
     while True:
@@ -165,11 +159,10 @@ def _follow(client: SyncPrefectClient, run: FlowRun, points: _Points, stage: str
             reachable = True
         except httpx.TransportError as error:
             if reachable:
-                say(
-                    f"{stage}: the Prefect server does not answer ({type(error).__name__}); the worker goes on, waiting"
-                )
+                kind = type(error).__name__
+                say(f"{stage}: the Prefect server does not answer ({kind}); the worker goes on, waiting")
             reachable = False
-        points.read()
+        show_points()
         state = run.state
         if state is not None and state.is_final():
             return run
@@ -178,9 +171,8 @@ def _follow(client: SyncPrefectClient, run: FlowRun, points: _Points, stage: str
             say(f"{stage}: {seen.lower()} on pool {pool}")
         if state is not None and state.is_scheduled() and time.monotonic() > taken_by:
             taken_by = float("inf")
-            say(
-                f"{stage}: no worker has taken it yet; is one running (`prefect worker start --pool {pool}`), and free?"
-            )
+            worker = f"`prefect worker start --pool {pool}`"
+            say(f"{stage}: no worker has taken it yet; is one running ({worker}), and free?")
         time.sleep(POLL_SECONDS)
 
 
@@ -235,10 +227,7 @@ def _found(given: Input, store: ArtifactStore) -> Input:
 
 
 def _check_machine(wanted: Runtime | None) -> None:
-    if wanted is None:
-        return
-    problems = wanted.misfits()
-    if problems:
+    if wanted is not None and (problems := wanted.misfits()):
         here = Runtime().resolve()
         raise MachineMismatch(
             f"this worker is not the machine that the run was resolved for: {'; '.join(problems)}. Set the stage's "

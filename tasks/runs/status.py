@@ -226,10 +226,6 @@ class StatusFile:
         """Return a copy of one stage's entry."""
         return self._document.stage(name).model_copy()
 
-    def stages(self) -> list[StageStatus]:
-        """Return copies of every stage's entry, in order."""
-        return [stage.model_copy() for stage in self._document.stages]
-
     def update(self, name: str, **fields: Any) -> None:
         """Change fields of one stage's entry; the file is replaced."""
         with self._lock:
@@ -262,8 +258,20 @@ def load_status(home: Path, run_id: str | None = None) -> RunStatus:
     Raises:
         UserError: there is no such run.
     """
-    folder = _folder(home, run_id)
+    if run_id is None:
+        runs = list_runs(home)
+        if not runs:
+            raise UserError(f"there is no run in {home / 'runs'} yet; start one with `tether run demo`.")
+        run_id = runs[0]
+    folder = run_folder(home, run_id)
     return _status(read_file(folder), Sent.load(folder).stages)
+
+
+def run_folder(home: Path, run: str) -> Path:
+    """Return the folder of a run. Raises UserError where there is no such run."""
+    if not has_run(home, run):
+        raise UserError(f"there is no run {run} in {home / 'runs'}.")
+    return home / "runs" / run
 
 
 def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
@@ -348,17 +356,6 @@ def _files(home: Path) -> list[RunFile]:
     """Return every run's file, newest first."""
     found = [read_file(path.parent) for path in (home / "runs").glob(f"*/{RUN_FILE}")]
     return sorted(found, key=lambda each: each.started, reverse=True)
-
-
-def _folder(home: Path, run_id: str | None) -> Path:
-    if run_id is None:
-        runs = list_runs(home)
-        if not runs:
-            raise UserError(f"there is no run in {home / 'runs'} yet; start one with `tether run demo`.")
-        run_id = runs[0]
-    if not has_run(home, run_id):
-        raise UserError(f"there is no run {run_id} in {home / 'runs'}.")
-    return home / "runs" / run_id
 
 
 def _now() -> str:

@@ -95,11 +95,7 @@ def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
         return []
     try:
         client = connect(home)
-        pointing = [
-            (model.name, str(version), alias)
-            for model in load_mlflow().search_registered_models()
-            for alias, version in model.aliases.items()
-        ]
+        aliases = {model.name: model.aliases for model in load_mlflow().search_registered_models()}
         found = ask(client)
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests': whichever, the answer isn't known
         raise UserError(
@@ -110,7 +106,9 @@ def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
         Version(
             name=each.name,
             version=str(each.version),
-            aliases=tuple(sorted(alias for *whom, alias in pointing if whom == [each.name, str(each.version)])),
+            aliases=tuple(
+                sorted(name for name, at in aliases.get(each.name, {}).items() if str(at) == str(each.version))
+            ),
             tags=dict(each.tags),
         )
         for each in found
