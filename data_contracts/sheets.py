@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from components.base.errors import UserError
 from components.data.checks_config import ChecksConfig
@@ -37,8 +38,6 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
     Raises:
         UserError: it can't be read, or has no rating column.
     """
-    import pandas as pd
-
     records = list(_records(path))
     columns = [name for name in records[0][1] if _RATING.fullmatch(name)]
     if not columns:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from components.base.errors import UserError
 from components.base.jsonl import json_line, write_json
@@ -25,7 +24,7 @@ from data_contracts.examine import Examination, Examined
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck
 from data_contracts.findings.whole import TRAIN
-from data_contracts.rows.ledger import BIT, ROW_CHECKS, combined
+from data_contracts.rows.ledger import BIT, ROW_CHECKS, combined, first_of_each
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
     values: dict[str, float | None] = {
         "data/pairs": len(pairs),
         "data/quarantined": quarantined,
-        "data/leaked_prompts": (found.leaks > 1).sum(),
+        "data/leaked_prompts": (found.standing[1] > 1).sum(),
         "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
         **_named("data/length_preference", found.longer_wins),
         **_named("data/annotator_agreement", agreement.kappa),
@@ -126,8 +125,8 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     pairs, taught, asked = found.only_pairs, found.taught, asked_of(found)
     said = taught.ledger.facts
     weights = weights_of_rankings(pairs)
-    demonstrations = _first_of(taught, combined(said["prompt"], said["chosen"]))
-    prompts = _first_of(asked, asked.ledger.facts["prompt"])
+    demonstrations = first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))
+    prompts = first_of_each(asked.kept, asked.ledger.facts["prompt"])
     sizes: dict[str, float] = {}
     with ExitStack() as files:
 
@@ -171,15 +170,6 @@ def weights_of_rankings(examined: Examined) -> dict[int, float]:
     np.add.at(left, of_row, 1)
     fewer = left[of_row] < made[of_row]
     return {int(index): 1 / int(n) for index, n in zip(kept[fewer], left[of_row[fewer]], strict=True)}
-
-
-def _first_of(examined: Examined, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """The kept rows (n,) that are the first with their hash."""
-    places = np.flatnonzero(examined.kept)
-    _, first = np.unique(hashes[places], return_index=True)
-    out = np.zeros_like(examined.kept)
-    out[places[first]] = True
-    return out
 
 
 def write_quarantine(found: Examination, artifact: Path) -> int:

@@ -56,6 +56,15 @@ def combined(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return np.add.reduce(parts)
 
 
+def first_of_each(wanted: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """The rows (n,) of `wanted` (n,) that are the first with their hash (n,)."""
+    places = np.flatnonzero(wanted)
+    _, first = np.unique(hashes[places], return_index=True)
+    out = np.zeros_like(wanted)
+    out[places[first]] = True
+    return out
+
+
 class Reason(NamedTuple):
     """Why rows fail a check."""
 
