@@ -136,9 +136,8 @@ class Examination:
         rows: Iterable[Row] = judged_rows(source, data.max_characters)
         if source.name == "preferences" and data.labels == "dawid_skene":
             self.competence = competence(rows, source.shown)
-            again = (
-                RowSource.named(source.name, self.inputs[source.name], data) if source.name in self.inputs else source
-            )
+            path = self.inputs.get(source.name)
+            again = source if path is None else RowSource.named(source.name, path, data)
             rows = relabelled(judged_rows(again, data.max_characters), self.competence.posterior)
         before = self.read
         ledger.fill(rows, lambda seen: self._progress(before + seen))
@@ -181,6 +180,11 @@ class Examination:
     def taught(self) -> Examined:
         """The rows that SFT learns from: demonstrations, or the pairs, whose chosen responses it is then taught."""
         return self.sources.get("demonstrations") or self.only_pairs
+
+    @cached_property
+    def asked(self) -> Examined:
+        """The rows whose prompts SFT, reward model and PPO are asked: `data.prompts`, or the pairs."""
+        return self.sources.get("prompts") or self.only_pairs
 
     @property
     def only_pairs(self) -> Examined:

@@ -18,7 +18,6 @@ from components.base.errors import UserError
 from components.base.jsonl import json_line, write_json
 from components.base.observe import Observe
 from components.data.splits import SPLITS
-from components.stats.intervals import Interval
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
 from data_contracts.expectations.pages import write_data_docs
@@ -78,7 +77,7 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
 
 
 def _refuse_nothing(found: Examination) -> None:
-    pairs, taught, asked = found.only_pairs, found.taught, asked_of(found)
+    pairs, taught, asked = found.only_pairs, found.taught, found.asked
     heldout = [split for split in range(len(SPLITS)) if split != TRAIN]
     needed = [
         (pairs, "pair", "to train on", [TRAIN], "train"),
@@ -94,11 +93,6 @@ def _refuse_nothing(found: Examination) -> None:
             )
 
 
-def asked_of(found: Examination) -> Examined:
-    """The rows whose prompts SFT, reward model and PPO are asked: `data.prompts`, or the pairs."""
-    return found.sources.get("prompts") or found.only_pairs
-
-
 def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int) -> dict[str, float]:
     """What the gates and MLflow see of the whole."""
     pairs, agreement = found.only_pairs.facts, found.agreement
@@ -107,22 +101,21 @@ def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
         "data/quarantined": quarantined,
         "data/leaked_prompts": (found.standing[1] > 1).sum(),
         "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
-        **_named("data/length_preference", found.longer_wins),
-        **_named("data/annotator_agreement", agreement.kappa),
-        **_named("data/krippendorff_alpha", agreement.alpha),
     }
+    for name, interval in (
+        ("data/length_preference", found.longer_wins),
+        ("data/annotator_agreement", agreement.kappa),
+        ("data/krippendorff_alpha", agreement.alpha),
+    ):
+        values |= interval.named(name) if interval is not None else {}
     values |= {f"data/check_{check['name']}": check["value"] for check in checks if check["suite"] == "whole"}
     return {name: float(value) for name, value in values.items() if value is not None}
-
-
-def _named(name: str, found: Interval | None) -> dict[str, float | None]:
-    return {} if found is None else found.named(name)
 
 
 def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     """Pairs, demonstrations and prompts of each split, and how many there are, as metrics."""
     artifact.mkdir(parents=True)
-    pairs, taught, asked = found.only_pairs, found.taught, asked_of(found)
+    pairs, taught, asked = found.only_pairs, found.taught, found.asked
     said = taught.ledger.facts
     weights = weights_of_rankings(pairs)
     demonstrations = first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))
@@ -179,14 +172,13 @@ def write_quarantine(found: Examination, artifact: Path) -> int:
     Returns:
         how many rows were kept out; a ranking of which pairs were is one.
     """
-    undecided = BIT["decided"]
     if found.annotators:
         write_json(artifact / ANNOTATORS, found.annotators)
     with (artifact / "quarantine.jsonl").open("wb") as out, (artifact / "review.jsonl").open("wb") as review:
         for examined in found.sources.values():
             for index, line in examined.ledger.quarantined(examined.source.name):
                 out.write(line)
-                if examined.ledger.facts["failed"][index] & undecided:
+                if examined.ledger.facts["failed"][index] & BIT["decided"]:
                     review.write(line)
     return sum(len(examined.ledger.rows(~examined.ledger.good())) for examined in found.sources.values())
 
