@@ -224,7 +224,10 @@ class Examination:
             frame = frames.row_frame(examined.ledger, [check.name for check in asked])
             contract.append(suites.Suite(f"{name}_rows", frame, asked))
         if self.pairs is not None:
-            frame = self._pair_frame(self.pairs)
+            prompts, splits = self.standing
+            facts, near = self.pairs.facts, self.job.data.near_duplicate
+            nearly = near_training(self.pairs.ledger, self.pairs.kept, self.pairs.texts, near)
+            frame = frames.pair_frame(facts, splits[np.searchsorted(prompts, facts["prompt"])], nearly)
             contract.append(suites.Suite("kept_pairs", frame, suites.pair_checks(checks, frame)))
         measures = self._measures()
         if measures:
@@ -238,12 +241,6 @@ class Examination:
             if outcome["name"] == "length_preference" and self.longer_wins is not None:
                 outcome |= {"interval": ends} if (ends := self.longer_wins.ends) else {}
         return outcomes, context
-
-    def _pair_frame(self, pairs: Examined) -> Any:
-        prompts, splits = self.standing
-        facts = pairs.facts
-        near = near_training(pairs.ledger, pairs.kept, pairs.texts, self.job.data.near_duplicate)
-        return frames.pair_frame(facts, splits[np.searchsorted(prompts, facts["prompt"])], near)
 
     def _measures(self) -> dict[str, drift.DriftMeasure]:
         """Measures of the whole that make sense here, each with what chance alone would reach."""

@@ -158,20 +158,15 @@ def weights_of_rankings(examined: Examined) -> dict[int, float]:
     """By index, the weight of each kept pair of a ranking that lost some: those that are left count once together."""
     rows, kept = examined.ledger.facts["row"], np.flatnonzero(examined.kept)
     numbers, made = np.unique(rows, return_counts=True)
-    left = np.zeros_like(made)
     of_row = np.searchsorted(numbers, rows[kept])
-    np.add.at(left, of_row, 1)
+    left = np.bincount(of_row, minlength=len(made))
     fewer = left[of_row] < made[of_row]
     return {int(index): 1 / int(n) for index, n in zip(kept[fewer], left[of_row[fewer]], strict=True)}
 
 
 def write_quarantine(found: Examination, artifact: Path) -> int:
-    """The rows that were kept out, with number and reasons; those without a majority also in `review.jsonl`. Beside
-    them `annotators.json`, where the votes name them.
-
-    Returns:
-        how many rows were kept out; a ranking of which pairs were is one.
-    """
+    """Write the rows that were kept out, with number and reasons, those without a majority also to `review.jsonl`; and
+    `annotators.json`, where the votes name them. Returns how many; a ranking of which pairs were kept out is one."""
     if found.annotators:
         write_json(artifact / ANNOTATORS, found.annotators)
     with (artifact / "quarantine.jsonl").open("wb") as out, (artifact / "review.jsonl").open("wb") as review:

@@ -109,10 +109,8 @@ def _check(checks: ChecksConfig, name: str, column: str = "", passing: object = 
     description = (ChecksConfig.model_fields[name].description or "").replace("\n", " ")
     options: dict[str, object]
     if isinstance(asked, RangeConfig):
-        kind, options = (
-            "ExpectColumnMeanToBeBetween",
-            dict(zip(("min_value", "max_value"), asked.threshold, strict=True)),
-        )
+        kind, (low, high) = "ExpectColumnMeanToBeBetween", asked.threshold
+        options = {"min_value": low, "max_value": high}
     else:
         kind, options = "ExpectColumnValuesToBeInSet", {"value_set": [passing], "mostly": 1 - asked.threshold}
     return Check(name, column or name, description, asked.severity, asked.threshold, kind, options)
@@ -167,11 +165,8 @@ def judge(made: Any, suite: Suite) -> list[JudgedCheck]:
     shown = {
         "result_format": "COMPLETE", "unexpected_index_column_names": ["row_id"], "exclude_unexpected_values": True,
     }  # fmt: skip
-    checkpoint = made.checkpoints.add(
-        gx.Checkpoint(name=suite.name, validation_definitions=[definition], result_format=shown)
-    )
-    result = checkpoint.run(batch_parameters={"dataframe": suite.frame})
-    by_name = {r.expectation_config.meta["check"]: r for run in result.run_results.values() for r in run.results}
+    found = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=shown)
+    by_name = {result.expectation_config.meta["check"]: result for result in found.results}
     return [_outcome(suite.name, check, by_name[check.name]) for check in suite.checks]
 
 
