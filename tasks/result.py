@@ -37,11 +37,7 @@ class Input(Settings):
 
     @classmethod
     def of(cls, path: Path) -> "Input":
-        """Read and digest the external file or folder `path`.
-
-        Raises:
-            UserError: it isn't there, or can't be read.
-        """
+        """Read and digest the external file or folder `path`. Raises UserError if it isn't there, or can't be read."""
         try:
             digest = digest_folder(path) if path.is_dir() else digest_file(path)
         except OSError as error:

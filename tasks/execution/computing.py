@@ -71,13 +71,9 @@ def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Rec
 def compute_once(
     work: Work, store: ArtifactStore, show: Show, say: Callable[[str], None], refresh: bool = False
 ) -> tuple[Record, bool]:
-    """Compute under the key's lock, unless the store has it by then.
+    """Compute under the key's lock, unless the store has it by then; raises as `compute`.
 
-    Returns:
-        The record, and whether it was computed here.
-
-    Raises:
-        As `compute`.
+    Returns the record, and whether it was computed here.
     """
     name = work.stage.name
     with store.lock(work.key, lambda: say(f"{name}: another process computes the same; waiting for it")) as lease:

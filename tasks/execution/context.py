@@ -101,11 +101,7 @@ class RunContext:
     def resume(
         cls, home: Path, run: str, gates: GatesConfig, *, waivers: Sequence[Waiver] = (), **options: Any
     ) -> "RunContext":
-        """Take up a run that ended, under its id: to score people's labels.
-
-        Raises:
-            UserError: there is no such run, or a waiver names no gate.
-        """
+        """Take up a run that ended, under its id. Raises UserError if there is none, or a waiver names no gate."""
         check_waivers(waivers, gates)
         status, config = StatusFile.resume(run_folder(home, run)), run_values(home, run)
         return cls(home, run, gates, status, ArtifactStore(home), config=config, waivers=waivers, **options)
@@ -129,9 +125,7 @@ class RunContext:
 
     def tracker(self) -> Tracker | None:
         """What carries this run to MLflow, begun at the first call; None where tracking is off."""
-        if not self.track:
-            return None
-        if self._tracker is None:
+        if self.track and self._tracker is None:
             self._tracker = Tracker(self.home, self.run)
             self._tracker.open(self.project)
         return self._tracker

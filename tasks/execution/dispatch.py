@@ -57,11 +57,7 @@ class Order(Settings):
 
 
 def check_pools(pools: Iterable[str]) -> None:
-    """See that each pool's deployment is there.
-
-    Raises:
-        UserError: one isn't.
-    """
+    """Raise UserError if a pool's deployment is not there."""
     with get_client(sync_client=True) as client:
         for pool in sorted(set(pools)):
             try:
@@ -80,7 +76,7 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
         TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
     """
     with get_client(sync_client=True) as client:
-        runs = _runs(client, work.key)
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)])))
         live = next((run for run in runs if run.state is not None and run.state.type in LIVE), None)
         if live is None:
             live = _start(work, pool, refresh, attempt=len(runs) + 1)
@@ -136,10 +132,6 @@ def _order(work: Work, refresh: bool) -> Order:
 
 def _tag(key: str) -> str:
     return f"key:{key}"
-
-
-def _runs(client: SyncPrefectClient, key: str) -> list[FlowRun]:
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(key)])))
 
 
 def _url(run: FlowRun) -> str:

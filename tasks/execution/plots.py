@@ -72,8 +72,7 @@ def load() -> None:
 def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path, out: Path) -> list[Path]:
     """Draw what a stage has to show, from its config, final metrics, the file of its points, and `out`/artifact.
 
-    Returns:
-        The files written below `out`/attachments, often none.
+    Returns the files, often none, below `out`/attachments.
     """
     computed = Computed(job, metrics, curves(read_points(points)), out / "artifact")
     return [

@@ -27,13 +27,7 @@ from tasks.stages import Stage
 
 
 def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult:
-    """Run a stage's whole life in this process, or take its result from the store.
-
-    Args:
-        stage: from the registry.
-        job: the stage's config, its runtime resolved.
-        given: input name to an earlier stage's result or an external input.
-        ctx: the run.
+    """Run a stage's whole life in this process, or take its result from the store. The runtime of `job` is resolved.
 
     Returns:
         The result; its state is `passed`, `cached` or `waived` (`running` for a sub-stage that isn't the last).

@@ -109,11 +109,7 @@ class _Run(BaseModel):
         return Label(self.name, self.tags)
 
     def stage(self, name: str) -> StageStatus:
-        """Return the stage `name`.
-
-        Raises:
-            TetherError: the run has no such stage.
-        """
+        """Return the stage `name`. Raises TetherError if the run has no such stage."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
@@ -181,6 +177,8 @@ class StatusFile:
         self.folder = folder
         self._document = document
         self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write()
 
     @classmethod
     def start(
@@ -200,17 +198,12 @@ class StatusFile:
             origin=dict(origin or {}),
             stages=[StageStatus(name=name) for name in stages],
         )
-        status = cls(folder, document)
-        folder.mkdir(parents=True, exist_ok=True)
-        status._write()
-        return status
+        return cls(folder, document)
 
     @classmethod
     def resume(cls, folder: Path) -> "StatusFile":
         """Take up a run that ended (to score people's labels), under this process."""
-        status = cls(folder, read_file(folder).model_copy(update={"finished": None, "process": this_process()}))
-        status._write()
-        return status
+        return cls(folder, read_file(folder).model_copy(update={"finished": None, "process": this_process()}))
 
     @property
     def state(self) -> State:
@@ -253,11 +246,7 @@ class StatusFile:
 
 
 def load_status(home: Path, run_id: str | None = None) -> RunStatus:
-    """Return one run's status; None is the newest run.
-
-    Raises:
-        UserError: there is no such run.
-    """
+    """Return one run's status; None is the newest run. Raises UserError if there is no such run."""
     if run_id is None:
         runs = list_runs(home)
         if not runs:
@@ -268,7 +257,7 @@ def load_status(home: Path, run_id: str | None = None) -> RunStatus:
 
 
 def run_folder(home: Path, run: str) -> Path:
-    """Return the folder of a run. Raises UserError where there is no such run."""
+    """Return the folder of a run. Raises UserError if there is no such run."""
     if not has_run(home, run):
         raise UserError(f"there is no run {run} in {home / 'runs'}.")
     return home / "runs" / run
@@ -302,11 +291,7 @@ def run_of_flow(home: Path, flow_run: str) -> str | None:
 
 
 def read_file(folder: Path) -> RunFile:
-    """Return the run.json in `folder`.
-
-    Raises:
-        UserError: it does not hold what Tether writes.
-    """
+    """Return the run.json in `folder`. Raises UserError if it does not hold what Tether writes."""
     try:
         return RunFile.model_validate_json((folder / RUN_FILE).read_text())
     except ValueError as error:

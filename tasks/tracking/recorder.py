@@ -211,19 +211,16 @@ class _Stage:
         dataset = "sheet" if "sheet" in done.lineage else "data"
         digest = done.lineage.get(dataset, "")[:DIGEST_SHOWN]
         about = {"model_id": model, "dataset_name": dataset, "dataset_digest": digest} if model and digest else {}
-        finals = [Metric(name, value, done.time, done.step, **about) for name, value in done.record.metrics.items()]
-        self._client.log_batch(self._run, metrics=finals)
         # On the parent too, so that pipeline runs can be compared in one table.
-        finals = [Metric(name, value, done.time, 0) for name, value in done.record.metrics.items()]
-        self._client.log_batch(self._parent, metrics=finals)
+        for run, step, of in ((self._run, done.step, about), (self._parent, 0, {})):
+            finals = [Metric(name, value, done.time, step, **of) for name, value in done.record.metrics.items()]
+            self._client.log_batch(run, metrics=finals)
 
     def _gates(self) -> None:
-        verdicts = self._done.verdicts
-        if not verdicts:
-            return
-        document = [verdict.model_dump(mode="json") for verdict in verdicts]
-        self._client.log_text(self._run, json.dumps(document, indent=1), "gates.json")
-        self._client.log_text(self._run, gate_text.markdown(verdicts), "gates.md")
+        if verdicts := self._done.verdicts:
+            document = [verdict.model_dump(mode="json") for verdict in verdicts]
+            self._client.log_text(self._run, json.dumps(document, indent=1), "gates.json")
+            self._client.log_text(self._run, gate_text.markdown(verdicts), "gates.md")
 
     def _tables(self) -> None:
         """What `log_table` writes, without the pandas it goes through."""

@@ -65,11 +65,7 @@ def versions_of(home: Path, digests: Iterable[str]) -> list[Version]:
 
 
 def find_version(home: Path, asked: str) -> Version | None:
-    """The version that a person means by `tether-policy` (the newest), `tether-policy@champion` or `tether-policy/3`.
-
-    Raises:
-        UserError: as `versions`.
-    """
+    """What `tether-policy` (newest), `tether-policy@champion` or `tether-policy/3` means; raises as `versions`."""
     found = _SPELLING.fullmatch(asked)
     if found is None:
         return None
