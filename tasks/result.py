@@ -1,6 +1,6 @@
 """What goes into a stage and what comes out, between the runner, the tracking and the flows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -84,9 +84,8 @@ class StageResult:
         return Input(name=name, digest=self.digest, path=self.path, stage=self.name, stored=True, lineage=lineage)
 
 
-def lineage_of(inputs: Iterable[Input]) -> dict[str, str]:
-    """Digest of everything that something was made from, by input name, however far back."""
-    inputs = list(inputs)
+def lineage_of(inputs: Collection[Input]) -> dict[str, str]:
+    """Digest of `inputs` and of everything that they were made from, by input name, however far back."""
     further = {name: digest for given in inputs for name, digest in given.lineage.items()}
     return further | {given.name: given.digest for given in inputs}
 

@@ -25,6 +25,7 @@ from components.models.runtime import activate, cpu_instruction_set
 from components.store.leases import Lease
 from components.store.records import Environment
 from components.store.store import ArtifactStore, Miss, Record
+from tasks.execution import plots
 from tasks.result import Input, InputChanged
 from tasks.runs.points import Point, Spool, read_points
 from tasks.stages import Stage
@@ -157,8 +158,6 @@ def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> 
     if read_points(points):
         (out / "attachments").mkdir(exist_ok=True)
         shutil.copyfile(points, out / "attachments" / POINTS)
-    from tasks.execution import plots
-
     plots.render(work.stage.name, work.job, metrics, points, out)
 
 
