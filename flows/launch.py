@@ -229,7 +229,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
             ctx.say(note)
         result = work()
         if result is None:
-            ctx.await_labels()
+            ctx.end_stage("human_eval", "awaiting_labels")
             sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
             (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
         return result
