@@ -6,7 +6,7 @@ stops the pipeline, so nothing below a failed gate starts. The gates of each sta
 """
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from threading import Thread
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from flows.config.run_config import RunConfig
 from flows.sources import Sources
 from tasks.execution import plots
 from tasks.execution.context import RunContext
+from tasks.execution.runner import run_stage
 from tasks.result import Given, Input, StageResult
 from tasks.stages import STAGES, Stage
 
@@ -78,20 +79,33 @@ def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Input |
 def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | None:
     """The same as a Prefect flow: a run on its pages, each stage a task there. Raises what `pipeline` raises."""
     # Imported here: a run whose every stage is stored never comes here, and shouldn't pay seconds for it.
+    from tasks.prefect_flow.server import NoServer, own_server
+
+    ahead = Thread(target=_load_ahead, args=(ctx,), daemon=True)
+    if os.environ.get("PREFECT_API_URL"):
+        return _in_flow(config, sources, ctx, ahead)
+    ahead.start()  # the server needs about 10 s, and this process would sleep through them
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(own_server(ctx.home))
+        except NoServer as error:
+            ctx.say(f"Prefect's server did not start ({error}); the run goes on without its pages")
+            ahead.join()
+            return pipeline(config, sources, partial(run_stage, ctx=ctx))
+        return _in_flow(config, sources, ctx, ahead)
+
+
+def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread) -> StageResult | None:
+    """`rlhf` once there is a server, whose stages begin when `ahead` is done."""
     from prefect import flow, tags
     from prefect.client.schemas.objects import State
     from prefect.runtime import flow_run
-    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+    from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    from tasks.prefect_flow.server import note_embedded_servers
     from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, unless_gone, wait_until_told
 
     outcome: Outcome[StageResult | None] = Outcome()
     flow_run_ids: list[str] = []
-    ahead = Thread(target=_load_ahead, args=(ctx,), daemon=True)
-    if not os.environ.get("PREFECT_API_URL"):
-        ahead.start()  # the embedded server needs about 10 s, and this process would sleep through them
-
     label = ctx.status.label
 
     def shown() -> str:
@@ -101,7 +115,6 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
     def rlhf_flow(run: str, profile: str) -> State[Any]:
         flow_run_ids.append(flow_run.id)
         ctx.log = flow_run_log(flow_run.id)
-        note_embedded_servers(ctx.home / "prefect" / "embedded")
         if ahead.is_alive():
             ahead.join()
         return outcome.capture(
@@ -109,9 +122,12 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
             name=lambda result: "AwaitingLabels" if result is None else "Completed",
         )
 
-    # An embedded server that is gone stays gone: waiting a minute for it at every call helps nobody.
-    embedded = not os.environ.get("PREFECT_API_URL")
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1} if embedded else {}), tags(*label.written):
+    settings: dict[Any, Any] = {PREFECT_API_URL: os.environ["PREFECT_API_URL"]}
+    if (
+        ahead.ident is not None
+    ):  # a server of our own that is gone stays gone: waiting for it at every call helps nobody
+        settings[PREFECT_CLIENT_MAX_RETRIES] = 1
+    with temporary_settings(settings), tags(*label.written):
         state = unless_gone(lambda: rlhf_flow(run=ctx.run, profile=ctx.profile, return_state=True))
         for flow_run_id in flow_run_ids:
             unless_gone(partial(wait_until_told, flow_run_id))

@@ -1,18 +1,30 @@
-"""The embedded Prefect server: one that outlives a killed run is found and ended at the next start, by its own pid."""
+"""The run's own Prefect server: one that outlives a killed run is found and ended at the next start, by its own pid."""
 
-import json
+import contextlib
+import logging
 import os
 import signal
+import socket
 import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from components.base.errors import UserError
-from components.base.process import describe_process, is_alive, this_process
+from components.base.process import Process, describe_process, is_alive, this_process
 from components.base.redaction import redacted
+from tasks.runs.journal import replace_json
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 120.0
+"""How long a run's own server may take to answer; on an idle machine it takes about 10 s."""
 
 
 def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = None) -> None:
@@ -54,40 +66,100 @@ def no_answer(url: str, timeout: float = 3.0) -> Exception | None:
 
 
 def is_answering(timeout: float = 3.0) -> bool:
-    """Whether the server of this process's flow run, outside or embedded, is there (still)."""
+    """Whether the server of this process's flow run, outside or its own, is there (still)."""
     url = os.environ.get("PREFECT_API_URL")
-    if not url:
-        return all(process.poll() is None for process in _embedded())
-    return no_answer(f"{url.rstrip('/')}/health", timeout) is None
+    return bool(url) and no_answer(f"{url.rstrip('/')}/health", timeout) is None
 
 
-def _embedded() -> list[subprocess.Popen[Any]]:
-    """The servers that Prefect has started for this process (none where an outside one is used)."""
-    from prefect.server.api.server import SubprocessASGIServer
+class _Note(BaseModel):
+    """A file that names a run's process and the servers that it has started."""
 
-    processes = [each.server_process for each in SubprocessASGIServer._instances.values()]
-    return [process for process in processes if process is not None]
+    owner: Process
+    servers: list[Process]
 
 
-def note_embedded_servers(folder: Path) -> None:
-    """Write down the servers that Prefect has started for this process."""
-    servers = [describe_process(process.pid) for process in _embedded()]
-    if servers:
-        folder.mkdir(parents=True, exist_ok=True)
-        note = {"owner": this_process(), "servers": servers}
-        (folder / f"{os.getpid()}.json").write_text(json.dumps(note))
+class NoServer(Exception):
+    """This process's own Prefect server did not start; the message says why."""
+
+
+@contextlib.contextmanager
+def own_server(home: Path, seconds: float = START_SECONDS) -> Iterator[str]:
+    """Start a Prefect server for this process on loopback, and name it in `PREFECT_API_URL` until it is ended.
+
+    It gets a session of its own, so that Ctrl-C in the terminal, or a terminal that closes, ends the run and not the
+    server under it. It is noted, for `end_orphans` where this process is killed.
+
+    Args:
+        home: the `TETHER_HOME`; the server's database is in its `prefect/`.
+        seconds: how long to wait for its first answer.
+
+    Yields:
+        The URL of its API.
+
+    Raises:
+        NoServer: it ended, or did not answer in time.
+    """
+    folder = home / "prefect" / "embedded"
+    folder.mkdir(parents=True, exist_ok=True)
+    note, log = folder / f"{os.getpid()}.json", folder / f"{os.getpid()}.log"
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))  # and handed over: nobody else takes the port meanwhile
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+        command = [
+            sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--lifespan", "on",
+            "--log-level", "error", "--fd", str(listening.fileno()),
+        ]  # fmt: skip
+        settings = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, env={**os.environ, **settings}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                pass_fds=[listening.fileno()], start_new_session=True,
+            )  # fmt: skip
+    try:
+        replace_json(note, _Note(owner=this_process(), servers=[describe_process(process.pid)]))
+        _wait_for(process, url, log, seconds)
+        os.environ["PREFECT_API_URL"] = url
+        yield url
+    finally:
+        os.environ.pop("PREFECT_API_URL", None)
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        note.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+
+
+def _wait_for(process: subprocess.Popen[Any], url: str, log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while no_answer(f"{url}/health"):
+        if process.poll() is not None:
+            said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            raise NoServer(
+                redacted(said[-1].strip()[:300]) if said else f"it ended with exit code {process.returncode}"
+            )
+        if time.monotonic() > deadline:
+            raise NoServer(f"no answer within {seconds:.0f} s")
+        time.sleep(0.1)
 
 
 def end_orphans(folder: Path) -> list[int]:
     """End the servers whose run's process is gone; returns their pids."""
     ended = []
     for path in sorted(folder.glob("*.json")):
-        note = json.loads(path.read_text())
-        if is_alive(note["owner"]):
-            continue
-        for server in note["servers"]:
-            if is_alive(server) and server["host"] == this_process()["host"]:
-                os.kill(int(server["pid"]), signal.SIGTERM)
-                ended.append(int(server["pid"]))
+        try:
+            note = _Note.model_validate_json(path.read_bytes())
+        except ValueError:
+            logger.warning("%s is damaged and was removed; a Prefect server that it named may still run", path)
+        else:
+            if is_alive(note.owner):
+                continue
+            for server in note.servers:
+                if is_alive(server) and server["host"] == this_process()["host"]:
+                    os.kill(int(server["pid"]), signal.SIGTERM)
+                    ended.append(int(server["pid"]))
         path.unlink(missing_ok=True)
+        path.with_suffix(".log").unlink(missing_ok=True)
     return ended
