@@ -4,7 +4,6 @@ Weights are float32; `autocast` runs matrix products in the runtime's format. No
 """
 
 import contextlib
-import functools
 import json
 import math
 from collections.abc import Sequence
@@ -70,21 +69,15 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
 def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
     """A pretrained model and its tokenizer from a Hugging Face folder or one that holds a GGUF file.
 
-    Args:
-        folder: where it is.
-        named_by: the option that names it, for the error.
-
     Raises:
-        UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
+        UserError: the folder, which the option `named_by` names, holds no loadable model, or its tokenizer has no chat
+            template or EOS.
     """
     check_weights(folder, named_by)
-    tokenizer = load_tokenizer(folder, named_by)
-    load = functools.partial(AutoModelForCausalLM.from_pretrained, folder, dtype=torch.float32, **_SAFELY)
+    tokenizer, gguf = load_tokenizer(folder, named_by), gguf_file(folder)
+    how = {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)} if gguf else {"use_safetensors": True}
     try:
-        if (gguf := gguf_file(folder)) is None:
-            model = load(use_safetensors=True)
-        else:
-            model = load(gguf_file=gguf, quantization_config=GgufConfig(dequantize=True))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **_SAFELY, **how)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{named_by}: {folder} holds no model that transformers can load: {error}") from error
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # the pad token was added
@@ -116,14 +109,12 @@ def load_reward_model(
     """
     folder = folder / "model" if (folder / "model").is_dir() else folder
     check_weights(folder, "the artifact")
-    load = functools.partial(
-        AutoModelForSequenceClassification.from_pretrained, folder, dtype=torch.float32, use_safetensors=True, **_SAFELY
-    )
-    if seed is not None:
-        load = functools.partial(load, num_labels=max(1, len(heads)))
+    options: dict[str, Any] = {} if seed is None else {"num_labels": max(1, len(heads))}
     if heads:
-        load = functools.partial(load, id2label=dict(enumerate(heads)), label2id={n: i for i, n in enumerate(heads)})
-    model = load()
+        options |= {"id2label": dict(enumerate(heads)), "label2id": {name: i for i, name in enumerate(heads)}}
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, **_SAFELY, **options
+    )
     if seed is not None:
         draw_head(model.score, seed)
     return by_onednn(model.to(runtime.device).eval()), AutoTokenizer.from_pretrained(folder, **_SAFELY)
@@ -144,10 +135,8 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
-    for name, whence in (
-        ("config.json", ("_name_or_path",)),
-        ("tokenizer_config.json", ("name_or_path", "is_local", "local_files_only")),
-    ):
+    of_tokenizer = ("name_or_path", "is_local", "local_files_only")
+    for name, whence in (("config.json", ("_name_or_path",)), ("tokenizer_config.json", of_tokenizer)):
         config = json.loads((folder / name).read_text())
         kept = {key: value for key, value in config.items() if key not in whence}
         (folder / name).write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")

@@ -64,17 +64,14 @@ def load_tokenizer(folder: Path, field: str = "sft.base") -> Any:
     """The tokenizer of a pretrained model's folder, with a pad token of its own: with pad = eos a classifier reads its
     score before EOS.
 
-    Args:
-        field: the config key or option that named the folder, for the error.
-
     Raises:
-        UserError: there is none that transformers can load, or it has no EOS or no chat template that works.
+        UserError: there is none that transformers can load, or it has no EOS or no chat template that works. `field` is
+            the config key or option that named the folder.
     """
     from transformers import AutoTokenizer
 
-    gguf = gguf_file(folder)
+    options = {"gguf_file": gguf} if (gguf := gguf_file(folder)) else {}
     try:
-        options = {"gguf_file": gguf} if gguf else {}
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]

@@ -11,11 +11,7 @@ from components.base.errors import UserError
 
 
 def check_weights(folder: Path, named_by: str) -> None:
-    """See that whatever is loaded from `folder` is safetensors or GGUF, and lies in it.
-
-    Args:
-        folder: a model's folder.
-        named_by: the option that names it, for the error.
+    """See that whatever is loaded from `folder`, which the option `named_by` names, is safetensors or GGUF in it.
 
     Raises:
         UserError: it holds no such weights, or names others.
