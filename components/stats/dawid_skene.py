@@ -35,11 +35,7 @@ class DawidSkene(NamedTuple):
 
 
 def dawid_skene(
-    votes: Votes,
-    symmetric: bool = True,
-    smoothing: float = 0.1,
-    tolerance: float = 1e-7,
-    max_iterations: int = 500,
+    votes: Votes, symmetric: bool = True, smoothing: float = 0.1, tolerance: float = 1e-7, max_iterations: int = 500
 ) -> DawidSkene:
     """True labels and annotators' confusion matrices by EM (Dawid and Skene 1979, Applied Statistics 28:20, section 3).
 
