@@ -75,9 +75,11 @@ def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
     """
     check_weights(folder, named_by)
     tokenizer, gguf = load_tokenizer(folder, named_by), gguf_file(folder)
-    how = {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)} if gguf else {"use_safetensors": True}
+    how = {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)} if gguf else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **_SAFELY, **how)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, **_SAFELY, **how
+        )
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{named_by}: {folder} holds no model that transformers can load: {error}") from error
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # the pad token was added
