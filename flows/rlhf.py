@@ -123,9 +123,7 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
         )
 
     settings: dict[Any, Any] = {PREFECT_API_URL: os.environ["PREFECT_API_URL"]}
-    if (
-        ahead.ident is not None
-    ):  # a server of our own that is gone stays gone: waiting for it at every call helps nobody
+    if ahead.ident is not None:  # our own server, which stays gone once it is: waiting at every call helps nobody
         settings[PREFECT_CLIENT_MAX_RETRIES] = 1
     with temporary_settings(settings), tags(*label.written):
         state = unless_gone(lambda: rlhf_flow(run=ctx.run, profile=ctx.profile, return_state=True))

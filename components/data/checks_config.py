@@ -1,6 +1,7 @@
 """What the data contract checks, how grave each finding is, and from where on it is one."""
 
-from typing import Any, Literal, Self
+from functools import partial
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -46,16 +47,11 @@ class RangeConfig(Settings):
         return self
 
 
-def _error(threshold: float) -> CheckConfig:
-    return CheckConfig(severity="error", threshold=threshold)
+def _check(severity: Severity, threshold: float) -> CheckConfig:
+    return CheckConfig(severity=severity, threshold=threshold)
 
 
-def _quarantine(threshold: float) -> CheckConfig:
-    return CheckConfig(severity="quarantine", threshold=threshold)
-
-
-def _warn(threshold: float) -> CheckConfig:
-    return CheckConfig(severity="warn", threshold=threshold)
+_error, _quarantine, _warn = (partial(_check, severity) for severity in get_args(Severity))
 
 
 def _within(low: float, high: float) -> RangeConfig:

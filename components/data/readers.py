@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
@@ -36,31 +36,35 @@ def read_source(path: Path, split: str = "train") -> Iterator[RawRow]:
     """
     if not path.exists():
         raise UserError(f"There is no file {path}. Give the path of a data file ({KINDS}) or a hub name (owner/name).")
+    if not path.is_dir() and path.stat().st_size == 0:
+        raise UserError(f"{path} is empty (0 bytes). Give a file with rows in it.")
+    row = None
+    try:
+        for row in _rows(path, split):
+            yield row
+    except (EOFError, zlib.error, OSError) as error:
+        where = "can't be read from its first row on" if row is None else f"breaks off after row {row.number}"
+        raise UserError(
+            f"{path} {where}: {str(error).rstrip('.')}. The file is cut short or damaged; fetch or write it again."
+        ) from error
+    if row is None:
+        raise UserError(f"{path} holds no row. Give a file with rows in it.")
+
+
+def _rows(path: Path, split: str) -> Iterator[RawRow]:
     if path.is_dir():
         from components.data.hub import read_saved
 
-        rows: Iterable[RawRow] = read_saved(path, split)
-    elif path.stat().st_size == 0:
-        raise UserError(f"{path} is empty (0 bytes). Give a file with rows in it.")
-    else:
-        rows = _READERS[_kind(path)](path)
-    empty = True
-    for row in rows:
-        empty = False
-        yield row
-    if empty:
-        raise UserError(f"{path} holds no row. Give a file with rows in it.")
+        return read_saved(path, split)
+    return _READERS[_kind(path)](path)
 
 
 def _kind(path: Path) -> str:
     suffixes = [s.lower() for s in path.suffixes if s.lower() != ".gz"]
     if suffixes and suffixes[-1] in _SUFFIXES:
         return _SUFFIXES[suffixes[-1]]
-    try:
-        with _open(path) as file:
-            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except (EOFError, zlib.error, OSError) as error:
-        _broken(path, 0, error)
+    with _open(path) as file:
+        start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith((b"{", b"[")):
@@ -81,27 +85,17 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _broken(path: Path, row: int, error: Exception) -> NoReturn:
-    where = f"breaks off after row {row}" if row else "can't be read from its first row on"
-    raise UserError(
-        f"{path} {where}: {str(error).rstrip('.')}. The file is cut short or damaged; fetch or write it again."
-    ) from error
-
-
 def _read_jsonl(path: Path) -> Iterator[RawRow]:
-    number, readable, first = 0, 0, None
-    try:
-        with _open(path) as lines:
-            for number, line in enumerate(lines, 1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    row = _parse(number, line)
-                    readable += row.problem is None
-                    first = first or row
-                    yield row
-    except (EOFError, zlib.error, OSError) as error:
-        _broken(path, number, error)
+    readable, first = 0, None
+    with _open(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                row = _parse(number, line)
+                readable += row.problem is None
+                first = first or row
+                yield row
     if first is not None and first.problem and not readable:
         raise UserError(
             f"Not one line of {path} is a JSON object; line {first.number}: {first.problem.text}. "
@@ -118,9 +112,8 @@ def _parse(number: int, line: bytes) -> RawRow:
         reason = f"bad JSON: {error.msg} at character {error.pos + 1}"
     except (ValueError, RecursionError) as error:
         reason = f"bad JSON: {error}"
-    return RawRow(
-        number, {"raw": line[:_SHOWN].decode("utf-8", "backslashreplace").rstrip()}, Problem("readable", reason)
-    )
+    raw = line[:_SHOWN].decode("utf-8", "backslashreplace").rstrip()
+    return RawRow(number, {"raw": raw}, Problem("readable", reason))
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -138,8 +131,6 @@ def _read_json(path: Path) -> Iterator[RawRow]:
     try:
         with _open(path) as file:
             value = json.loads(file.read().decode("utf-8-sig"), parse_constant=_no_constant)
-    except (EOFError, zlib.error, OSError) as error:
-        _broken(path, 0, error)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             yield from _read_jsonl(path)
@@ -167,8 +158,6 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
                     yield _csv_row(number, header, cells)
     except csv.Error as error:
         raise UserError(f"{path} is no CSV at row {max(number, 1) + 1} (the header is row 1): {error}.") from error
-    except (EOFError, zlib.error, OSError) as error:
-        _broken(path, number, error)
 
 
 def _delimiter(path: Path, header: str) -> str:
@@ -213,7 +202,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
                 for number, data in enumerate(batch.to_pylist(), number + 1):  # noqa: B020 (counts on over batches)
                     yield RawRow(number, data)
     except (pa.ArrowException, OSError) as error:
-        _broken(path, number, ValueError(str(error).splitlines()[0]))
+        raise OSError(str(error).splitlines()[0]) from error
 
 
 _READERS = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "parquet": _read_parquet}

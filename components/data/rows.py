@@ -160,9 +160,8 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
     ]
     length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()), default=0)
     if length > max_characters:
-        problems.append(
-            Problem("length_within", f"{length} characters, more than data.max_characters ({max_characters})")
-        )
+        text = f"{length} characters, more than data.max_characters ({max_characters})"
+        problems.append(Problem("length_within", text))
     return problems
 
 

@@ -19,13 +19,8 @@ def prompt_key(prompt: Sequence[Message]) -> str:
     return canonical_json(prompt)
 
 
-def split_of(prompt: Sequence[Message], shares: SplitConfig) -> str:
-    """The split of a prompt: u = the first 8 bytes of sha256("split" + its key) / 2^64, cut at the shares."""
-    return split_of_key(prompt_key(prompt), shares)
-
-
-def split_of_key(key: str, shares: SplitConfig) -> str:
-    """`split_of`, of a prompt's key."""
+def split_of(key: str, shares: SplitConfig) -> str:
+    """The split of a prompt, by its key: u = the first 8 bytes of sha256("split" + key) / 2^64, cut at the shares."""
     digest = hashlib.sha256(("split" + key).encode()).digest()
     u = int.from_bytes(digest[:8], "big") / 2**64
     if u < shares.train:

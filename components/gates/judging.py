@@ -117,15 +117,9 @@ class GatesConfig(BaseModel):
 def judge(
     stage: str, metrics: Mapping[str, float], gates: GatesConfig, waivers: Sequence[Waiver] = ()
 ) -> list[Verdict]:
-    """Judge a stage's final metrics by every gate of the stage.
+    """Judge a stage's final metrics by every gate of the stage; `waivers` may be of any stage.
 
     A missing metric, NaN or an infinity fails. A waiver only counts for a gate that failed.
-
-    Args:
-        stage: the stage's name.
-        metrics: its final metrics.
-        gates: of the run.
-        waivers: of any stage.
     """
     by_gate = {waiver.gate: waiver for waiver in waivers}
     return [_judge(gate, metrics, threshold, by_gate.get(gate.name)) for gate, threshold in gates.rules(stage)]

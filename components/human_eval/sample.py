@@ -95,12 +95,11 @@ def simulate(sheet: Sequence[SheetRow], items: Sequence[Item], config: HumanEval
     """The sheet as the built-in task's careful judges fill it in: they see what a rater sees."""
     from components.data.support_desk.desk import simulated_judges
 
-    return [
-        row._replace(
-            ratings=tuple(simulated_judges(item.chosen.prompt, row.response_a, row.response_b, seed)[: config.raters])
-        )
-        for row, item in zip(sheet, items, strict=True)
-    ]
+    rated = []
+    for row, item in zip(sheet, items, strict=True):
+        votes = simulated_judges(item.chosen.prompt, row.response_a, row.response_b, seed)
+        rated.append(row._replace(ratings=tuple(votes[: config.raters])))
+    return rated
 
 
 def as_text(prompt: Sequence[Mapping[str, str]]) -> str:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -56,9 +56,8 @@ class Sample(NamedTuple):
             UserError: the sheet is another sample's, names an unknown item or one twice, or as `read_sheet`.
         """
         out: dict[str, tuple[str, ...]] = {}
-        rows = read_sheet(sheet, self.raters, self.about["ratings"])
         numbers: dict[str, int] = {}
-        for row in rows:
+        for row in read_sheet(sheet, self.raters, self.about["ratings"]):
             item = self._item(sheet, row)
             if item in out:
                 raise UserError(f"{sheet}, row {row.number}: item {row.item} stands in row {numbers[item]} already.")
@@ -140,7 +139,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "items_sampled": len(ratings),
         "labels_complete": metrics["human_eval/labels_complete"],
         "ratings": {"given": sum(bool(r) for g in ratings.values() for r in g), "asked": len(ratings) * sample.raters},
-        "raters": per_rater(sample, ratings),
+        "raters": list(_per_rater(sample, ratings)),
         "strata": _by_stratum(sample, scores),
         "key_sha256": sample.about["key_sha256"],
     }
@@ -162,26 +161,21 @@ def judged_by(sample: Sample, ratings: Mapping[str, tuple[str, ...]]) -> str:
     return "simulated" if file.exists() and sample.ratings(file) == ratings else "people"
 
 
-def per_rater(sample: Sample, ratings: Mapping[str, tuple[str, ...]]) -> list[RaterSummary]:
-    """What each rater's ratings say."""
-    out: list[RaterSummary] = []
+def _per_rater(sample: Sample, ratings: Mapping[str, tuple[str, ...]]) -> Iterator[RaterSummary]:
     for index, column in enumerate(rating_columns(sample.raters)):
         own = {item: given[index] for item, given in ratings.items() if given[index]}
         sides = Counter(own.values())
         others = [own[item] == other for item in own for i, other in enumerate(ratings[item]) if i != index and other]
         decided = sides["a"] + sides["b"]
         wins = [item_score([rating], sample.policy_side[item]) for item, rating in own.items()]
-        out.append(
-            {
-                "rater": column,
-                "n": len(own),
-                "win_rate": sum(wins) / len(wins) if wins else None,
-                "ties": sides["tie"] / len(own) if own else None,
-                "side_a": sides["a"] / decided if decided else None,
-                "agreement": sum(others) / len(others) if others else None,
-            }
-        )
-    return out
+        yield {
+            "rater": column,
+            "n": len(own),
+            "win_rate": sum(wins) / len(wins) if wins else None,
+            "ties": sides["tie"] / len(own) if own else None,
+            "side_a": sides["a"] / decided if decided else None,
+            "agreement": sum(others) / len(others) if others else None,
+        }
 
 
 def write_unblinded(
@@ -193,13 +187,11 @@ def write_unblinded(
     for item, given in ratings.items():
         side, row = sample.policy_side[item], sample.responses[item]
         named = {"": "", "tie": "tie", side: "policy", "b" if side == "a" else "a": "sft"}
-        rows.append(
-            {
-                "item": item, "stratum": row["stratum"], "prompt": canonical_json(row["prompt"]), "sft": row["sft"],
-                "policy": row["policy"], "policy_side": side, "score": str(scores.get(item, "")),
-            }
-            | {name: named[r] for name, r in zip(rating_columns(sample.raters), given, strict=True)}
-        )  # fmt: skip
+        rows.append({
+            "item": item, "stratum": row["stratum"], "prompt": canonical_json(row["prompt"]), "sft": row["sft"],
+            "policy": row["policy"], "policy_side": side, "score": str(scores.get(item, "")),
+            **{name: named[r] for name, r in zip(rating_columns(sample.raters), given, strict=True)},
+        })  # fmt: skip
     write_csv(path, columns, rows)
 
 

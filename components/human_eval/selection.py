@@ -29,9 +29,8 @@ def choose(rows: Sequence[HeldOutPrompt], config: HumanEvalConfig, seed: int) ->
 
     A prompt's place in its stratum is a hash of seed and prompt, so the order of `rows` changes nothing.
     """
-    names = strata(rows, config)
     members: dict[str, list[int]] = {}
-    for index, name in enumerate(names):
+    for index, name in enumerate(strata(rows, config)):
         members.setdefault(name, []).append(index)
     sizes = {name: len(members[name]) for name in sorted(members)}
     chosen = []

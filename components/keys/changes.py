@@ -60,14 +60,9 @@ class Change:
 
 
 def changes(before: KeyParts, now: KeyParts) -> list[Change]:
-    """Every change from one key's parts to another's; none exactly where both give the same key.
+    """Every change from an earlier key's parts to this key's; none exactly where both give the same key.
 
-    Args:
-        before: an earlier key's parts, as `fingerprint.stage_key` returns them and a record keeps them.
-        now: this key's.
-
-    Returns:
-        Inputs first, then config, machine, source files, the built-in task, libraries; each by name.
+    Inputs come first, then config, machine, source files, the built-in task, libraries; each by name.
     """
     found: list[Change] = []
     modules = {*before.get("source", {}), *now.get("source", {})}
@@ -83,14 +78,9 @@ def changes(before: KeyParts, now: KeyParts) -> list[Change]:
 
 
 def nearest(now: KeyParts, earlier: Iterable[tuple[T, KeyParts]]) -> tuple[T, list[Change]] | None:
-    """Of some earlier keys' parts those with the fewest changes to `now`; the first among equals.
+    """Return the owner of the earlier key with the fewest changes to `now`, and these changes; None without any key.
 
-    Args:
-        now: a key's parts.
-        earlier: whose they are, and the parts; newest first.
-
-    Returns:
-        Whose, and the changes; None where there are no earlier ones.
+    Among equals the first wins.
     """
     found = [(owner, changes(parts, now)) for owner, parts in earlier]
     return min(found, key=lambda each: len(each[1]), default=None)

@@ -23,8 +23,7 @@ class CodeVersion(TypedDict, total=False):
 def code_version(root: Path = ROOT) -> CodeVersion:
     """Return the version of the checkout at `root`; commit and dirty are None where it is none.
 
-    What runs is in every key anyhow, as the digests of
-    its syntax trees; this is the name that people know it by.
+    What runs is in every key anyhow, as the digests of its syntax trees; this is the name that people know it by.
     """
     try:
         version = importlib.metadata.version("tether")

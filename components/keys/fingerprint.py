@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Iterable, Mapping
+from importlib.util import resolve_name
 from pathlib import Path
 
 from components.base import errors
@@ -46,19 +47,13 @@ def stage_key(
     root: Path = ROOT,
     task: str | None = None,
 ) -> tuple[str, KeyParts]:
-    """The key of running `stage` and the parts it is the sha256 of.
+    """The key (sha256, hex) of running `stage`, and the parts it is the sha256 of.
 
     Args:
-        stage: the stage's name.
-        job: its config; what `unkeyed` marks is left out. Seed and resolved runtime are in here.
-        input_digests: input name to digest.
+        job: its config, with seed and resolved runtime; what `unkeyed` marks is left out.
         module: the stage's module, where the source fingerprint starts.
         libraries: distributions whose installed version is a part.
-        root: the folder that holds our packages.
         task: the built-in task that the data come from; None for people's data.
-
-    Returns:
-        The key (sha256, hex) and its parts.
     """
     parts: KeyParts = {
         "stage": stage,
@@ -74,12 +69,8 @@ def code_parts(module: str, root: Path = ROOT, task: str | None = None) -> KeyPa
     """The code that `module` runs, as `{source, task}`: each of our modules, and the built-in task, to a digest.
 
     Comments, layout, docstrings and other bare strings do not count, nor does the text that an error of ours is raised
-    with. Imports inside functions are followed; a module named only in a string is not.
-
-    Args:
-        module: where to start; all that it imports, directly or not, is followed.
-        root: the folder that holds our packages.
-        task: the built-in task that the data come from. `TASKS` of other names are not followed.
+    with. Imports inside functions are followed; a module named only in a string is not, nor is any of `TASKS` but
+    `task`.
 
     Raises:
         TetherError: there is no such module below `root`.
@@ -115,27 +106,18 @@ def _read(path: Path, name: str, mtime_ns: int, size: int) -> tuple[str, tuple[s
         if isinstance(node, ast.Import):
             imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, package)
+            base = resolve_name("." * node.level + (node.module or ""), package)
             imports.add(base)
             # `from components.ppo import loop` may name a module or something in the package: try both.
             imports.update(f"{base}.{alias.name}" for alias in node.names)
     ours = {each for each in imports if each.split(".")[0] in PACKAGES}
     # Importing a.b.c runs the __init__ of a and of a.b.
     parents = {".".join(each.split(".")[:depth]) for each in {*ours, name} for depth in range(1, each.count(".") + 1)}
-    text = _dump(tree)
-    return hashlib.sha256(text.encode()).hexdigest(), tuple(sorted(ours | parents))
+    return hashlib.sha256(_dump(tree).encode()).hexdigest(), tuple(sorted(ours | parents))
 
 
 _NO_CODE = hashlib.sha256(b"Module()").hexdigest()
 """Of a file that holds a docstring at most, as most `__init__.py` do."""
-
-
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if node.level == 0:
-        return node.module or ""
-    base = package.split(".")
-    base = base[: len(base) - (node.level - 1)]
-    return ".".join([*base, node.module] if node.module else base)
 
 
 def _module_file(name: str, root: Path) -> Path | None:
@@ -146,7 +128,7 @@ def _module_file(name: str, root: Path) -> Path | None:
 
 def _dump(node: object) -> str:
     """A tree as text. Empty fields are left out: Python 3.12 has some that 3.11 hasn't."""
-    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and _is_ours(node.exc.func):
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and getattr(node.exc.func, "id", None) in _ERRORS:
         node = ast.Raise(node.exc.func, node.cause)  # the stage dies of it, and publishes nothing, whatever it says
     if isinstance(node, ast.AST):
         fields = []
@@ -160,10 +142,6 @@ def _dump(node: object) -> str:
     if isinstance(node, list):
         return "[" + ", ".join(_dump(each) for each in node if not _is_bare_string(each)) + "]"
     return repr(node)
-
-
-def _is_ours(raised: ast.expr) -> bool:
-    return isinstance(raised, ast.Name) and raised.id in _ERRORS
 
 
 def _is_bare_string(node: object) -> bool:

@@ -42,10 +42,7 @@ class Backbone:
         self._active: str | None = None
 
     def add(self, name: str, config: AdapterConfig, seed: int, score: nn.Module | None = None) -> "AdapterView":
-        """A new adapter, A drawn from `seed` and B zero: it starts as the backbone, to the bit.
-
-        Args:
-            score: the scalar head of the new model, if it has one.
+        """A new adapter, A drawn from `seed` and B zero: it starts as the backbone, to the bit. `score` is its head.
 
         Raises:
             UserError: `config.targets` names no layer of the model.

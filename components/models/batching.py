@@ -50,7 +50,7 @@ def length_buckets(
     Without `shuffle` everything is sorted by length, for evaluation. Every index stands in exactly one batch.
     """
     order = list(range(len(lengths)))
-    run = len(order) if not shuffle else batch_size * 32
+    run = batch_size * 32 if shuffle else len(order)
     if shuffle:
         rng.shuffle(order)
     batches = []
@@ -81,11 +81,7 @@ def even_runs(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
 def pad(
     sequences: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"] = "right"
 ) -> tuple[Tensor, Tensor]:
-    """Pad to the longest.
-
-    Returns:
-        ids (N, L) int64 and mask (N, L) bool, True where a token counts.
-    """
+    """Pad to the longest: ids (N, L) int64 and mask (N, L) bool, True where a token counts."""
     longest = max(len(s) for s in sequences)
     ids = torch.full((len(sequences), longest), pad_id, dtype=torch.long)
     mask = torch.zeros_like(ids, dtype=torch.bool)

@@ -47,14 +47,9 @@ class Runtime(Settings):
     def misfits(self) -> list[str]:
         """What this machine lacks for a runtime that is resolved: `name: wanted X, here Y` each."""
         here = Runtime().resolve()
-        problems = [
-            f"{name}: wanted {getattr(self, name)}, here {getattr(here, name)}"
-            for name in ("device", "instruction_set")
-            if getattr(self, name) != getattr(here, name)
-        ]
-        if self.threads > here.threads:
-            problems.append(f"threads: wanted {self.threads}, here {here.threads}")
-        return problems
+        lacking = [name for name in ("device", "instruction_set") if getattr(self, name) != getattr(here, name)]
+        lacking += ["threads"] if self.threads > here.threads else []
+        return [f"{name}: wanted {getattr(self, name)}, here {getattr(here, name)}" for name in lacking]
 
 
 def has_cuda() -> bool:

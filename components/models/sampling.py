@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,7 +119,6 @@ def sample(
 
     Args:
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
-        prompts: B lists of token ids.
         generator: source of all randomness, on the CPU (so that a device doesn't change the stream).
         value_head: values (n,) from last hidden states (n, D).
     """
@@ -207,18 +206,8 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     return index.squeeze(1) * BLOCK + _inverse_cdf(block, within)
 
 
-class RolloutEngine(Protocol):
-    """Whatever samples responses: the model in this process, or a server that holds its weights."""
-
-    def sample(
-        self, prompts: Sequence[Sequence[int]], generation: GenerationConfig, generator: torch.Generator
-    ) -> Samples:
-        """One response to each prompt (token ids), as `sample` below describes. `generator` gives all randomness."""
-        ...
-
-
 @dataclass(frozen=True)
-class LocalEngine:
+class RolloutEngine:
     """Samples from a model in this process."""
 
     model: Any
@@ -229,7 +218,8 @@ class LocalEngine:
     def sample(
         self, prompts: Sequence[Sequence[int]], generation: GenerationConfig, generator: torch.Generator
     ) -> Samples:
-        """See `RolloutEngine`. In bfloat16 rounding makes the sampler another policy: what it saw isn't kept."""
+        """One response to each prompt, as `sample`. In bfloat16 rounding makes the sampler another policy: what it saw
+        isn't kept."""
         device, exact = self.runtime.device, self.runtime.dtype == "float32"
         found = sample(self.model, self.tokenizer, prompts, generation, generator, device, self.value_head)
         return found if exact else replace(found, seen=None)
@@ -241,7 +231,7 @@ def rollout_engine(
 ) -> Iterator[RolloutEngine]:
     """An engine that samples from the weights that `model` has now; don't train it while this is open."""
     with sampling_copy(model, runtime) as sampler:
-        yield LocalEngine(sampler, tokenizer, runtime, value_head)
+        yield RolloutEngine(sampler, tokenizer, runtime, value_head)
 
 
 def generate_responses(

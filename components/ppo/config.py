@@ -139,17 +139,11 @@ class PpoConfig(OptimizerConfig):
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
-        if self.batch_size % self.minibatch_size:
-            raise ValueError(
-                f"batch_size ({self.batch_size}) must be a multiple of minibatch_size ({self.minibatch_size})"
-            )
-        if self.minibatch_size % self.micro_batch_size:
-            raise ValueError(
-                f"minibatch_size ({self.minibatch_size}) must be a multiple of "
-                f"micro_batch_size ({self.micro_batch_size})"
-            )
-        if self.batch_size % self.group_size:
-            raise ValueError(f"batch_size ({self.batch_size}) must be a multiple of group_size ({self.group_size})")
+        nested = ("batch_size", "minibatch_size"), ("minibatch_size", "micro_batch_size"), ("batch_size", "group_size")
+        sizes = vars(self)
+        for whole, part in nested:
+            if sizes[whole] % sizes[part]:
+                raise ValueError(f"{whole} ({sizes[whole]}) must be a multiple of {part} ({sizes[part]})")
         if not self.has_critic and self.group_size < 2:
             raise ValueError(
                 f"advantage={self.advantage} compares responses to one prompt: set group_size to 2 or more"

@@ -111,10 +111,7 @@ def _mean(values: Iterable[float]) -> float:
 def respond(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation"
 ) -> list[Answered]:
-    """One response of `model` to each prompt.
-
-    Two models that share a `stream` share its random numbers.
-    """
+    """One response of `model` to each prompt. Two models that share a `stream` share its random numbers."""
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
     generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", stream))

@@ -36,9 +36,8 @@ class Learner:
     @classmethod
     def start(cls, models: Models, job: PpoJob) -> "Learner":
         """Optimisers over what trains: AdamW on the policy, and on the critic at its own rate."""
-        return cls(
-            models, job, {n: build_optimizer(m.requires_grad_(True), job.ppo) for n, m in models.trained().items()}
-        )
+        optimizers = {n: build_optimizer(m.requires_grad_(True), job.ppo) for n, m in models.trained().items()}
+        return cls(models, job, optimizers)
 
     def set_rates(self, update: int) -> float:
         """Set the learning rates of update `update` (from 0); returns the policy's."""

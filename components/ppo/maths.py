@@ -65,8 +65,7 @@ def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda
 def leave_one_out(returns: Responses, group_size: int) -> Responses:
     """Each response's return less the mean of the others' in its group (RLOO: Ahmadian et al. 2024, section 3.3).
 
-    Args:
-        returns: (B,) in groups of `group_size` that stand together.
+    The returns (B,) are in groups of `group_size` that stand together.
     """
     groups = returns.unflatten(0, (-1, group_size))
     return (groups - (groups.sum(1, keepdim=True) - groups) / (group_size - 1)).flatten()

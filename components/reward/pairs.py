@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple
 
 from components.base.errors import UserError
-from components.base.jsonl import Message
+from components.data.rows import CanonicalRow
 from components.models.batching import encode_prompt, encode_response
 from components.models.config import GenerationConfig
 from components.reward.config import RewardConfig
@@ -15,22 +15,8 @@ NO_VOTES = math.nan
 """The share of votes where nobody voted."""
 
 
-class PreferencePair(TypedDict):
-    """A line of a validate artifact's `pairs.<split>.jsonl`."""
-
-    prompt: list[Message]
-    chosen: str
-    rejected: str
-    margin: NotRequired[float | None]
-    weight: NotRequired[float | None]
-    votes: NotRequired[int | None]
-    votes_chosen: NotRequired[int]
-    soft_label: NotRequired[float | None]
-    """Share of the votes for the chosen response."""
-    objectives: NotRequired[dict[str, float | None] | None]
-    """The same by objective."""
-    source: NotRequired[str | None]
-    category: NotRequired[str | None]
+PreferencePair = CanonicalRow
+"""A line of a validate artifact's `pairs.<split>.jsonl`."""
 
 
 class Pair(NamedTuple):
@@ -60,10 +46,8 @@ def encode_pairs(
             prompt + encode_response(tokenizer, text, generation.max_new_tokens)
             for text in (row["chosen"], row["rejected"])
         )
-        weight = row.get("weight")
-        out.append(
-            Pair(chosen, rejected, row.get("margin") or 0.0, 1.0 if weight is None else weight, _shares(row, config))
-        )
+        margin, weight = row.get("margin") or 0.0, row.get("weight", 1.0)
+        out.append(Pair(chosen, rejected, margin, weight, _shares(row, config)))
     return out
 
 

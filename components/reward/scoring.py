@@ -55,10 +55,8 @@ class ScoreScale(Settings):
         shift, scale = float(raw.mean()), float(raw.std())
         if not scale > 0:
             raise CheckFailed("every SFT response has the same score: the reward model cannot tell responses apart.")
-        first_percentile = float(((raw - shift) / scale).quantile(0.01))
-        return cls(
-            shift=shift, scale=scale, missing_eos_score=first_percentile, temperature=temperature, responses=len(raw)
-        )
+        low = float(((raw - shift) / scale).quantile(0.01))
+        return cls(shift=shift, scale=scale, missing_eos_score=low, temperature=temperature, responses=len(raw))
 
 
 def member_folder(artifact: Path, member: int) -> Path:

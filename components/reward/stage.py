@@ -108,8 +108,7 @@ def _calibrate(
 ) -> tuple[float, Numbers]:  # fmt: skip
     """Fit the temperature on the calibration split, report everything on the test split, baselines beside it.
 
-    Returns:
-        The temperature, and the numbers of `calibration.json`, which is written into `artifact`.
+    Returns the temperature, and the numbers of `calibration.json`, which is written into `artifact`.
     """
 
     def scores(split: str) -> np.ndarray:

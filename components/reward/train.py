@@ -33,10 +33,9 @@ def train_models(
     """The reward models that the artifact holds, frozen, one after the other: the members, or their average.
 
     Args:
-        sft: artifact of the model they start from.
         rows, pairs: the training pairs, as read and as token ids.
         observe: is told the members' steps counted through.
-        previous: artifact of the reward model that they go on from instead, if there is one.
+        previous: artifact of the reward model that they go on from instead of the SFT model, if there is one.
     """
     config = job.reward
     shares = [member_rows(rows, config.member_share, job.seed, m) for m in range(config.members)]
@@ -71,9 +70,7 @@ def train_models(
 def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> Any:
     """The reward model `member` (from 0) before training: heads on the SFT model, or on an adapter of it.
 
-    Args:
-        first: the first member; another adapter joins its backbone, so that the SFT model is held once.
-
+    Another adapter joins the backbone of the `first` member, so that the SFT model is held once.
     Members whose weights are averaged start from the same weights, head and adapter included (Ramé et al. 2024, "WARM",
     section 3); others from heads of their own.
     """
@@ -106,10 +103,8 @@ def fit_model(
         loss = weighted_mean(pair_losses(chosen, rejected, shares, margins, config.centring), weights)
         with torch.no_grad():
             right = ((chosen - rejected) @ combination > 0).float()
-        return loss, {
-            "reward/train_loss": loss.item(),
-            "reward/train_accuracy": weighted_mean(right, weights).item(),
-        }
+        accuracy = weighted_mean(right, weights).item()
+        return loss, {"reward/train_loss": loss.item(), "reward/train_accuracy": accuracy}
 
     model.requires_grad_(True).train()
     data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=[p.weight for p in pairs])

@@ -19,13 +19,9 @@ Example = tuple[list[int], list[int]]
 
 def encode_demonstrations(tokenizer: Any, rows: Sequence[Demonstration], generation: GenerationConfig) -> list[Example]:
     """Token ids of demonstrations, cut to the lengths of `generation`."""
-    return [
-        (
-            encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens),
-            encode_response(tokenizer, row["response"], generation.max_new_tokens),
-        )
-        for row in rows
-    ]
+    prompts = [encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens) for row in rows]
+    responses = [encode_response(tokenizer, row["response"], generation.max_new_tokens) for row in rows]
+    return list(zip(prompts, responses, strict=True))
 
 
 def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> Tensor:

@@ -42,9 +42,8 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     save_model(model, tokenizer, out / "artifact" / "model")
     loss = mean_loss(model, tokenizer, heldout_examples, job.runtime)
     metrics |= {"sft/loss": loss, "sft/perplexity": math.exp(loss)}
-    metrics["sft/perplexity_ratio"] = (
-        metrics["sft/perplexity"] / metrics["sft/base_perplexity" if "base" in inputs else "sft/unigram_perplexity"]
-    )
+    baseline = metrics["sft/base_perplexity" if "base" in inputs else "sft/unigram_perplexity"]
+    metrics["sft/perplexity_ratio"] = metrics["sft/perplexity"] / baseline
     metrics |= _sample(job, inputs["data"], model, tokenizer, out)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
@@ -77,12 +76,8 @@ def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path) -> d
         model, tokenizer, prompts, job.generation, torch_seed(job.seed, "sft", "samples"), job.runtime
     )
     scores = [task_scores(data, p, r.text) for p, r in zip(prompts, responses, strict=True)]
-    write_rows(
-        out / "artifact" / "samples.jsonl",
-        (
-            {"prompt": p, "response": r.text, "ended": r.ended} | s
-            for p, r, s in zip(prompts, responses, scores, strict=True)
-        ),
-    )
+    rows = zip(prompts, responses, scores, strict=True)
+    samples = ({"prompt": p, "response": r.text, "ended": r.ended} | s for p, r, s in rows)
+    write_rows(out / "artifact" / "samples.jsonl", samples)
     means = {f"sft/{name}": sum(s[name] for s in scores) / len(scores) for name in scores[0] if name != "echoes"}
     return {"sft/ended": sum(r.ended for r in responses) / len(responses)} | means

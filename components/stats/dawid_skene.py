@@ -1,6 +1,5 @@
 """Whom to believe where annotators differ: Dawid and Skene's model of true labels and of each annotator's errors."""
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ class DawidSkene(NamedTuple):
     """Share of items whose true label is k, (K,)."""
     log_likelihood: float
     """Of the votes, in nats, without the smoothing's prior."""
-    iterations: int
     converged: bool
 
     @property
@@ -37,11 +35,7 @@ class DawidSkene(NamedTuple):
 
 
 def dawid_skene(
-    votes: Votes,
-    symmetric: bool = True,
-    smoothing: float = 0.1,
-    tolerance: float = 1e-7,
-    max_iterations: int = 500,
+    votes: Votes, symmetric: bool = True, smoothing: float = 0.1, tolerance: float = 1e-7, max_iterations: int = 500
 ) -> DawidSkene:
     """True labels and annotators' confusion matrices by EM (Dawid and Skene 1979, Applied Statistics 28:20, section 3).
 
@@ -81,19 +75,19 @@ def dawid_skene(
 
     posterior = counts[rated] / counts[rated].sum(axis=1, keepdims=True)
     best, converged = -np.inf, False
-    for iteration in itertools.count(1):
+    for _ in range(max_iterations):
         prior, confusion = parameters(posterior)
         with np.errstate(divide="ignore"):
             joint = np.log(prior) + given @ np.log(confusion).swapaxes(1, 2).reshape(size * labels, labels)
         posterior, log_likelihood = _normalised(joint)
         objective = log_likelihood + smoothing * float(np.log(confusion).sum())
         converged = objective - best < tolerance * cell.size
-        if converged or iteration >= max_iterations:
+        if converged:
             break
         best = objective
     everywhere = np.full((votes.items, labels), np.nan)
     everywhere[rated] = posterior
-    return DawidSkene(everywhere, confusion, prior, log_likelihood, iteration, converged)
+    return DawidSkene(everywhere, confusion, prior, log_likelihood, converged)
 
 
 def _normalised(joint: FloatArray) -> tuple[FloatArray, float]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +11,8 @@ from scipy import stats
 FloatArray = NDArray[np.float64]
 Numbers = dict[str, float | None]
 """Measurements by name, as JSON holds them; None is unknown."""
+LEVEL = 0.95
+"""Confidence level of an interval, where none is asked for."""
 
 
 class Interval(NamedTuple):
@@ -39,7 +41,7 @@ def cluster_codes(clusters: Iterable[Hashable]) -> NDArray[np.int64]:
     return np.fromiter((seen.setdefault(cluster, len(seen)) for cluster in clusters), dtype=np.int64)
 
 
-def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float = 0.95) -> Interval:
+def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL) -> Interval:
     """The mean of `values` (n,) with an interval that lets values of one cluster (a prompt) depend on each other.
 
     The mean over C clusters is a ratio of sums, y = sum_c Y_c / sum_c n_c; linearised (Cochran, Sampling Techniques,
@@ -61,7 +63,7 @@ def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float
     return Interval(mean, mean - half, mean + half)
 
 
-def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level: float = 0.95) -> Interval:
+def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL) -> Interval:
     """The mean of `values` (n,) in [0, 1] (an accuracy or win rate, ties a half) with an interval inside [0, 1].
 
     Wilson's interval at the effective sample size p (1 - p) / var(p) with the clustered variance of `clustered_mean`,
@@ -80,7 +82,7 @@ def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level:
     return _wilson(p, error, groups, y.size, level)
 
 
-def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable], level: float = 0.95) -> Interval:
+def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
     """Mean of a - b, both (n,) and measured on the same rows, with `clustered_mean`'s interval of the difference.
 
     Raises:
@@ -89,7 +91,7 @@ def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable], level:
     left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if left.shape != right.shape:
         raise ValueError(f"paired values differ in shape: {left.shape} and {right.shape}")
-    return clustered_mean(left - right, clusters, level)
+    return clustered_mean(left - right, clusters)
 
 
 def clustered_auroc(
@@ -97,7 +99,6 @@ def clustered_auroc(
     negative: ArrayLike,
     positive_clusters: Iterable[Hashable],
     negative_clusters: Iterable[Hashable],
-    level: float = 0.95,
 ) -> Interval:
     """Chance that one of `positive` (n1,) is above one of `negative` (n0,), ties a half: the area under the ROC curve.
 
@@ -108,7 +109,7 @@ def clustered_auroc(
     Raises:
         ValueError: as `clustered_mean`, for either side.
     """
-    clusters1, clusters0 = list(_hashable(positive_clusters)), list(_hashable(negative_clusters))
+    clusters1, clusters0 = list(positive_clusters), list(negative_clusters)
     above, below = _checked(positive, clusters1)[0], _checked(negative, clusters0)[0]
     n1, n0 = above.size, below.size
     ranks = stats.rankdata(np.concatenate([above, below]))
@@ -117,7 +118,7 @@ def clustered_auroc(
     area = float(placed1.mean())
     influence = np.concatenate([(placed1 - area) / n1, (placed0 - area) / n0]) * (n1 + n0)
     error, groups = _standard_error(influence, cluster_codes([*clusters1, *clusters0]), 0.0)
-    return _wilson(area, error, groups, min(n1, n0), level)
+    return _wilson(area, error, groups, min(n1, n0), LEVEL)
 
 
 def fleiss_kappa(counts: ArrayLike) -> float:
@@ -170,7 +171,7 @@ def beyond_chance(observed: FloatArray, chance: FloatArray) -> FloatArray:
 
 def _checked(values: ArrayLike, clusters: Iterable[Hashable]) -> tuple[FloatArray, NDArray[np.int64]]:
     y = np.asarray(values, dtype=np.float64)
-    codes = cluster_codes(_hashable(clusters))
+    codes = cluster_codes(clusters)
     if y.ndim != 1 or y.size == 0:
         raise ValueError("an interval needs a one-dimensional, non-empty list of values")
     if y.size != codes.size:
@@ -178,10 +179,6 @@ def _checked(values: ArrayLike, clusters: Iterable[Hashable]) -> tuple[FloatArra
     if not np.isfinite(y).all():
         raise ValueError("an interval of values that are not all finite")
     return y, codes
-
-
-def _hashable(clusters: Iterable[Any]) -> Iterable[Hashable]:
-    return clusters.tolist() if isinstance(clusters, np.ndarray) else clusters
 
 
 def _standard_error(y: FloatArray, codes: NDArray[np.int64], mean: float) -> tuple[float, int]:

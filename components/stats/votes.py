@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from components.stats.intervals import (
+    LEVEL,
     FloatArray,
     Interval,
     beyond_chance,
@@ -74,7 +75,7 @@ def _codes(values: Any, name: str, low: int, end: int, dtype: type) -> NDArray[A
 
 
 def fleiss_kappa_interval(
-    counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False, level: float = 0.95
+    counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False
 ) -> Interval:
     """`stats.fleiss_kappa` of `counts` (I, K) with an interval by the delete-one jackknife.
 
@@ -92,11 +93,11 @@ def fleiss_kappa_interval(
     Raises:
         ValueError: as `stats.fleiss_kappa`, or another number of clusters than of items.
     """
-    return _jackknifed(counts, fleiss_terms, fleiss_agreement, clusters, symmetric, level)
+    return _jackknifed(counts, fleiss_terms, fleiss_agreement, clusters, symmetric)
 
 
 def krippendorff_alpha(
-    counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False, level: float = 0.95
+    counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False
 ) -> Interval:
     """Krippendorff's alpha, nominal, of `counts` (I, K) with the interval of `fleiss_kappa_interval`.
 
@@ -110,7 +111,7 @@ def krippendorff_alpha(
     Raises:
         ValueError: as `fleiss_kappa_interval`.
     """
-    return _jackknifed(counts, _alpha_terms, _alpha_agreement, clusters, symmetric, level)
+    return _jackknifed(counts, _alpha_terms, _alpha_agreement, clusters, symmetric)
 
 
 def _alpha_terms(counts: ArrayLike) -> FloatArray:
@@ -135,7 +136,6 @@ def _jackknifed(
     agreement: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
     clusters: Iterable[Hashable] | None,
     symmetric: bool,
-    level: float,
 ) -> Interval:
     table = np.asarray(counts)
     terms = terms_of(table)
@@ -153,7 +153,7 @@ def _jackknifed(
     if groups < 2:
         return Interval(value, float("nan"), float("nan"))
     without = beyond_chance(*agreement(total - terms))
-    spread, quantile = np.sqrt((groups - 1) * without.var()), t_quantile(level, groups)
+    spread, quantile = np.sqrt((groups - 1) * without.var()), t_quantile(LEVEL, groups)
     if observed > 1 - 1e-12 and spread < 1e-9:
         draws = np.count_nonzero(terms[:, 0])  # clusters in which anybody could have disagreed
         disagreement = quantile**2 / (draws + quantile**2)  # Wilson's upper end where none is seen

@@ -14,16 +14,7 @@ from pathlib import Path
 
 from components.base.errors import TetherError, UserError
 from components.base.files import replacing
-from components.store.records import (
-    ATTEMPT,
-    KEY,
-    SHA,
-    Miss,
-    Record,
-    check_names,
-    parse_record,
-    record_text,
-)
+from components.store.records import ATTEMPT, KEY, SHA, Miss, Record, check_names, parse_record, record_text
 from components.store.store import ArtifactStore
 
 MEMBER = re.compile(rf"run/[\w.-]+(/[\w.-]+)?|records/{KEY.pattern}/{ATTEMPT.pattern}|objects/{SHA.pattern}", re.ASCII)
@@ -66,8 +57,7 @@ def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes]
         for name, data in sorted(small.items()):
             tar.addfile(_member(name, len(data)), io.BytesIO(data))
         for sha, (record, name) in sorted(objects.items()):
-            problem = store.contents.problem(sha)
-            if problem is not None:
+            if problem := store.contents.problem(sha):
                 raise TetherError(
                     f"{name} of {record.stage} is {problem} in {store.place.where} ({sha[:12]}). Run the same run "
                     f"again, which computes it, then export."
@@ -164,12 +154,11 @@ def _check(member: tarfile.TarInfo, seen: set[str]) -> None:
 
 
 def _check_complete(records: Iterable[Record], objects: Mapping[str, None]) -> None:
-    named = set()
+    strangers = set(objects)
     for record in records:
         for name, sha in record.objects.items():
             if sha not in objects:
                 raise TetherError(f"{record.stage}: {name} is not in it ({sha[:12]})")
-            named.add(sha)
-    strangers = set(objects) - named
+            strangers.discard(sha)
     if strangers:
         raise TetherError(f"no record names the object {min(strangers)[:12]}")

@@ -62,14 +62,13 @@ class FolderPlace:
             temporary.write_bytes(data)
             temporary.chmod(0o444)
             sync(temporary)
-            try:
-                os.link(temporary, target)
-            except FileExistsError:
-                return False
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                return self._create_without_links(target, data)
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return self._create_without_links(target, data)
         finally:
             temporary.unlink(missing_ok=True)
         sync(target.parent)

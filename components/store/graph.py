@@ -27,13 +27,8 @@ class Graph:
     """Every artifact of a store, with what it was made of and what was made of it."""
 
     def __init__(self, records: Iterable[Record], unreadable: Mapping[str, Miss] | None = None) -> None:
-        """
-        Args:
-            records: those that parse.
-            unreadable: each key whose record doesn't, and why: what it was made of, and what was made of it, is not in
-                the graph.
-        """
         self.unreadable = dict(unreadable or {})
+        """Each key whose record doesn't parse, and why: what it was made of, and made into, is not in the graph."""
         self._records: dict[str, list[Record]] = defaultdict(list)
         self._names: dict[str, set[str]] = defaultdict(set)
         self._readers: dict[str, set[str]] = defaultdict(set)
@@ -69,8 +64,7 @@ class Graph:
         if len(prefix) < SHORTEST_PREFIX:
             return None
         found = {digest for digest in (*self._records, *self._names) if digest.startswith(prefix)}
-        for digest, records in self._records.items():
-            found |= {digest for record in records if record.key.startswith(prefix)}
+        found |= {d for d, records in self._records.items() if any(each.key.startswith(prefix) for each in records)}
         if len(found) > 1:
             shown = ", ".join(sorted(each[:16] for each in found))
             raise UserError(f"{prefix}: several artifacts begin so ({shown}). Give more of the digest.")

@@ -78,10 +78,9 @@ def leased(
     beat: float = BEAT_SECONDS,
     poll: float = POLL_SECONDS,
 ) -> Iterator[Lease]:
-    """Hold the lock that `folder` is; waits while another process (or thread) holds it.
+    """Hold the lock that `folder` is, and wait while another process or thread holds it. Nothing else may write there.
 
     Args:
-        folder: made where it is missing; nothing else may write into it.
         on_wait: called once, where the lock isn't to be had at once.
         ttl: seconds after which a heartbeat that doesn't change is a dead one. Of all who share the folder the same.
         beat, poll: seconds between heartbeats, and between looks of a waiter.
@@ -141,11 +140,8 @@ class _Watch:
         if number == 0 or (folder / _name(number, "free")).exists():
             return True
         try:
-            descriptor = os.open(held, os.O_RDONLY)  # opened, so that an NFS client asks the server
-            try:
-                beat = os.fstat(descriptor).st_mtime_ns
-            finally:
-                os.close(descriptor)
+            with held.open("rb") as file:  # opened, so that an NFS client asks the server
+                beat = os.fstat(file.fileno()).st_mtime_ns
         except FileNotFoundError:
             return False  # given back, or taken over, in this moment: look again
         now = time.monotonic()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from components.base.errors import TetherError, disk_error
 from components.base.files import sync
-from components.base.hashing import digest_file, digest_json
+from components.base.hashing import canonical_json, digest_file, digest_json
 from components.store.folder import FolderPlace
 from components.store.place import VARIABLE, Place
-from components.store.records import SHA, check_files, manifest_text, parse_manifest
+from components.store.records import SHA, check_files, parse_manifest
 
 
 class Objects:
@@ -45,7 +45,7 @@ class Objects:
         """Make an artifact of files; returns its digest."""
         digest = digest_json(dict(files))
         with self._local.writing(f"objects/{digest}") as temporary:
-            temporary.write_text(manifest_text(files))
+            temporary.write_text(canonical_json(dict(files)))
         return digest
 
     def upload(self, objects: Iterable[str]) -> None:
@@ -149,7 +149,6 @@ def files_below(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     paths = sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
-    links = [path for path in paths if path.is_symlink()]
-    if links:
-        raise TetherError(f"{links[0]} is a symbolic link: an artifact holds plain files")
+    if link := next((path for path in paths if path.is_symlink()), None):
+        raise TetherError(f"{link} is a symbolic link: an artifact holds plain files")
     return paths

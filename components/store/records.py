@@ -8,13 +8,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from components.base.errors import TetherError
-from components.base.hashing import canonical_json, digest_json
+from components.base.hashing import digest_json
 from components.base.settings import Settings
 from components.keys.changes import KeyParts
 from components.keys.code_version import CodeVersion
@@ -121,11 +122,6 @@ def parse_record(text: str, key: str) -> Record | Miss:
     return record
 
 
-def manifest_text(files: Mapping[str, str]) -> str:
-    """An artifact's manifest; its sha256 is the artifact's digest."""
-    return canonical_json(dict(files))
-
-
 def parse_manifest(data: bytes) -> dict[str, str]:
     """Relative path to sha256, from a manifest's bytes.
 
@@ -168,11 +164,9 @@ def check_names(names: Iterable[Any]) -> None:
             raise TetherError(f"a file's name has {problem}: {shown if len(shown) < 90 else shown[:80] + '...'}")
     known = set(names)
     for name in names:
-        above, slash, _ = name.rpartition("/")
-        while slash:
-            if above in known:
-                raise TetherError(f"{above!r} is a file, and the folder of {name!r}")
-            above, slash, _ = above.rpartition("/")
+        for above in PurePosixPath(name).parents:
+            if str(above) in known:
+                raise TetherError(f"{str(above)!r} is a file, and the folder of {name!r}")
 
 
 def _problem(name: str) -> str | None:

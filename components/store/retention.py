@@ -147,24 +147,19 @@ def collect(
         now = {place.where: stack.enter_context(place.collecting()) for place in swept}
         wanted = needs()
         records = [each for place in (store.local, store.shared) if place is not None for each in stored(store, place)]
-        kept = kept_by(records, wanted)
-        needless = [each for each in records if each.identity not in kept]
-        gone = []
+        wanted_by = kept_by(records, wanted)
+        kept = [each for each in records if each.identity in wanted_by]
+        needless = [each for each in records if each.identity not in wanted_by]
         # Records first: killed midway, we leave objects without a record and no record without its objects.
+        gone = [Gone("record", each.path, each.size, p.where) for p in swept for each in needless if each.place is p]
         for place in swept:
-            gone += [Gone("record", each.path, each.size, place.where) for each in needless if each.place is place]
-        needed = _objects(each for each in records if each.identity in kept)
-        freed = _objects(needless)
-        for place in swept:
-            gone += _objects_that_go(place, needed, freed, now[place.where] - YOUNG_SECONDS)
+            gone += _objects_that_go(place, _objects(kept), _objects(needless), now[place.where] - YOUNG_SECONDS)
         if not dry_run:
             by_name = {place.where: place for place in swept}
             for each in gone:
                 by_name[each.where].remove(each.name)
-        digests = {each.record.digest for each in records if each.identity in kept and isinstance(each.record, Record)}
-        gone += _views(store, digests, dry_run)
-        gone += _work(store, wanted, {each.key for each in records if each.identity in kept}, dry_run)
-        return gone
+        gone += _views(store, {each.record.digest for each in kept if isinstance(each.record, Record)}, dry_run)
+        return gone + _work(store, wanted, {each.key for each in kept}, dry_run)
 
 
 def _objects(records: Iterable[Stored]) -> set[str]:
@@ -201,10 +196,10 @@ def _work(store: ArtifactStore, needs: Needs, recorded: set[str], dry_run: bool)
         with store.if_free(path.name) as free:
             if not free or not path.is_dir():  # it is at work, or has ended since
                 continue
-            size, changed = _size_and_change(path)
-            if path.name not in recorded and changed > time.time() - WORK_SECONDS:
+            infos = [each.lstat() for each in (path, *path.rglob("*"))]
+            if path.name not in recorded and max(info.st_mtime for info in infos) > time.time() - WORK_SECONDS:
                 continue
-            gone.append(Gone("work", path.name, size, str(store.work)))
+            gone.append(Gone("work", path.name, sum(info.st_size for info in infos[1:]), str(store.work)))
             if not dry_run:
                 _remove_folder(path)
     return gone
@@ -235,14 +230,6 @@ def _work_folders(store: ArtifactStore) -> list[Path]:
     return [path for path in paths if KEY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
 
 
-def _size_and_change(folder: Path) -> tuple[int, float]:
-    infos = [path.lstat() for path in (folder, *folder.rglob("*"))]
-    return sum(info.st_size for info in infos[1:]), max(info.st_mtime for info in infos)
-
-
 def _remove_folder(path: Path) -> None:
     """Never through a link."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

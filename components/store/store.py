@@ -30,9 +30,6 @@ from components.store.views import view
 logger = logging.getLogger(__name__)
 
 
-__all__ = ["ArtifactStore", "Miss", "Record", "digest_folder"]
-
-
 class ArtifactStore:
     """The store of one `TETHER_HOME`: below it, or where `TETHER_STORE` says (unless it is to be `alone`)."""
 
@@ -54,14 +51,12 @@ class ArtifactStore:
         """Where the stage of `key` computes (not created)."""
         return self.work / key
 
-    @contextlib.contextmanager
-    def lock(self, key: str, on_wait: Callable[[], None] | None = None) -> Iterator[Lease]:
+    def lock(self, key: str, on_wait: Callable[[], None] | None = None) -> contextlib.AbstractContextManager[Lease]:
         """Hold `key` against other processes, those of other machines that share this home too.
 
         `on_wait` is called once where another one holds it; one that died holds nothing. See `components.store.leases`.
         """
-        with leased(self.work / f"{key}.leases", on_wait) as lease:
-            yield lease
+        return leased(self.work / f"{key}.leases", on_wait)
 
     @contextlib.contextmanager
     def if_free(self, key: str) -> Iterator[bool]:
@@ -94,9 +89,8 @@ class ArtifactStore:
         stage that is killed in here computes its last step again from its checkpoint.
 
         Args:
-            key: the stage's key.
             folder: deterministic files; their paths and contents are the artifact's digest.
-            attachments: other files to keep beside it, or None.
+            attachments: other files to keep beside it.
             record: `Record`'s remaining fields (stage, inputs, job, metrics, ...).
             before_commit: called last before the record is written; what it raises leaves none.
 
@@ -198,8 +192,7 @@ class ArtifactStore:
         for sha in files.values():
             if not (self.objects / sha).is_file():
                 self.contents.problem(sha)  # fetches it where it is elsewhere
-        missing = view(self.views / digest, files, self.objects)
-        if missing:
+        if missing := view(self.views / digest, files, self.objects):
             raise TetherError(f"artifact {digest[:12]} lacks {missing} in {self.place.where}")
         return self.views / digest
 
@@ -224,14 +217,12 @@ class ArtifactStore:
 
     def _damage(self, files: Mapping[str, str], digest: str) -> str | None:
         for name, sha in {**files, "(manifest)": digest}.items():
-            problem = self.contents.problem(sha)
-            if problem is not None:
+            if problem := self.contents.problem(sha):
                 return f"object {problem}: {name} ({sha[:12]})"
         return None
 
     def _warn_of_lost_attachments(self, record: Record) -> None:
-        lost = [name for name, sha in record.attachments.items() if self.contents.problem(sha) is not None]
-        if lost:
+        if lost := [name for name, sha in record.attachments.items() if self.contents.problem(sha)]:
             logger.warning("%s: attachments are missing or damaged (the artifact is whole): %s", record.stage, lost)
 
 

@@ -42,9 +42,7 @@ class UrlPlace:
         start = f"{folder}/"
         with self._asking("list"):  # a folder that isn't there is empty, a bucket that isn't is an error
             found = self._fs.find(start, detail=True)
-        return [
-            Entry(path.removeprefix(start), int(info.get("size") or 0), _modified(info)) for path, info in found.items()
-        ]
+        return [Entry(p.removeprefix(start), int(info.get("size") or 0), _modified(info)) for p, info in found.items()]
 
     def size(self, name: str) -> int | None:
         try:

@@ -12,8 +12,7 @@ from pathlib import Path
 def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
     """Make `folder` the view of `files` (relative path to sha256; names that were checked), unless it is.
 
-    Returns:
-        The names whose object isn't there.
+    Returns the names whose object isn't there.
     """
     # Compared whole: a file that was put into the folder, or in a link's place, would be read as the artifact's.
     # Links are relative, so that a home folder can be moved.
@@ -55,5 +54,5 @@ def _link(folder: Path, wanted: Mapping[str, str]) -> None:
             folder.rename(old)
         building.rename(folder)
     finally:
-        shutil.rmtree(building, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        for each in (building, old):
+            shutil.rmtree(each, ignore_errors=True)

@@ -5,14 +5,16 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.optim import AdamW
 
 from components.base.files import read_sealed, replacing, seal, sync
 from components.base.hashing import digest_file
@@ -70,27 +72,11 @@ class Checkpoint:
     """As JSON holds it."""
 
 
-class OptimizerState(TypedDict):
-    """What JSON holds of an optimizer: all but its moments."""
-
-    prefix: str
-    groups: list[dict[str, object]]
-    """The parameter groups' options."""
-    scalars: dict[str, dict[str, object]]
-    """By the parameter's index, what is not a tensor."""
-
-
 def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: object) -> None:
     """Write the state after `step` steps, then remove all but the newest `KEPT` checkpoints.
 
     A kill at any instant leaves either the older checkpoints or this one complete: the JSON file, renamed into place
     last, is what makes a checkpoint exist; it holds the sha256 of the tensors file and its own.
-
-    Args:
-        folder: created where missing.
-        step: steps done, 0 or more.
-        tensors: flat names to tensors of any device, shape and dtype.
-        state: anything JSON can hold (random states that are tensors belong in `tensors`).
 
     Raises:
         TypeError: `state` holds what JSON cannot.
@@ -116,64 +102,40 @@ def load_latest(folder: Path) -> Checkpoint | None:
     A damaged one is removed with a warning in the log, and the one before it is tried. Left there, it would count among
     the newest that `save` keeps, and those of the steps that are now done again would go instead.
     """
-    damaged = False
-    for step in _steps(folder):
+    steps = _steps(folder)
+    for step in steps:
         try:
             return _load(folder, step)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             logger.warning("ignoring the damaged checkpoint of step %d in %s: %s", step, folder, error)
-            damaged = True
             with contextlib.suppress(OSError):
                 _remove(folder, step)
-    if damaged:
+    if steps:
         logger.warning("no checkpoint in %s holds: starting from the first step", folder)
     return None
 
 
-def pack_optimizer(
-    optimizer: torch.optim.Optimizer, prefix: str = "optimizer"
-) -> tuple[dict[str, torch.Tensor], OptimizerState]:
-    """An optimizer's state as flat tensors named `prefix.<parameter>.<moment>` and a JSON-able rest, for `save`.
-
-    Raises:
-        TypeError: a parameter group's option is a tensor (a tensor learning rate), which JSON cannot hold.
-    """
+def pack_optimizer(optimizer: AdamW, prefix: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """An optimizer's moments as flat tensors `prefix.<parameter>.<moment>`, and its groups' options, for `save`."""
     whole = optimizer.state_dict()
-    tensors: dict[str, torch.Tensor] = {}
-    scalars: dict[str, dict[str, object]] = {}
-    for index, values in whole["state"].items():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{prefix}.{index}.{name}"] = value
-            else:
-                scalars.setdefault(str(index), {})[name] = value
-    for group in whole["param_groups"]:
-        for name, value in group.items():
-            if isinstance(value, torch.Tensor):
-                raise TypeError(f"the optimizer's option {name} is a tensor; give it as a number")
-    return tensors, {"prefix": prefix, "groups": whole["param_groups"], "scalars": scalars}
+    tensors = {f"{prefix}.{i}.{name}": each for i, named in whole["state"].items() for name, each in named.items()}
+    return tensors, whole["param_groups"]
 
 
 def unpack_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], state: OptimizerState
+    optimizer: AdamW, prefix: str, tensors: Mapping[str, torch.Tensor], groups: Sequence[dict[str, Any]]
 ) -> None:
     """Give `optimizer` (built over the same parameters in the same order) what `pack_optimizer` took from its twin.
 
-    Args:
-        tensors: the checkpoint's tensors; names that don't start with the packed prefix are left alone.
-        state: the JSON-able rest as it came from `pack_optimizer`.
+    Of `tensors`, the checkpoint's, those whose names don't start with `prefix` are left alone.
     """
-    by_parameter = {int(index): dict(values) for index, values in state["scalars"].items()}
-    start = state["prefix"] + "."
+    state: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     for full_name, tensor in tensors.items():
-        if full_name.startswith(start):
-            index, name = full_name[len(start) :].split(".", 1)
-            by_parameter.setdefault(int(index), {})[name] = tensor
-    groups = [
-        {name: tuple(value) if isinstance(value, list) and name == "betas" else value for name, value in group.items()}
-        for group in state["groups"]
-    ]
-    optimizer.load_state_dict({"state": by_parameter, "param_groups": groups})
+        if full_name.startswith(f"{prefix}."):
+            index, name = full_name.removeprefix(f"{prefix}.").split(".")
+            state[int(index)][name] = tensor
+    groups = [group | {"betas": tuple(group["betas"])} for group in groups]  # JSON made a list of them
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _load(folder: Path, step: int) -> Checkpoint:

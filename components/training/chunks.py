@@ -24,9 +24,7 @@ def in_chunks(
 
     A chunk that is computed is written to `<checkpoint>-<start>.json`; what is there, undamaged, is not computed again.
     Where a chunk's rows depend on nothing but its items and `start`, an interrupted run ends with the same rows.
-
-    Args:
-        done: called with the number of rows so far after every chunk, those found on disk among them.
+    `done` is called after every chunk with the number of rows so far, those found on disk among them.
     """
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     found: list[Row] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW
 from torch.utils import checkpoint as torch_checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -40,21 +40,19 @@ def _kept(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def save_state(
-    folder: Path, step: int, modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer], state: object
+    folder: Path, step: int, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW], state: object
 ) -> None:
     """Checkpoint the parameters of `modules`, optimiser moments and `state` (JSON)."""
-    tensors: dict[str, Tensor] = {}
-    rests = {}
-    for name, module in modules.items():
-        tensors |= {f"{name}|{k}": p for k, p in _kept(module)}
+    tensors: dict[str, Tensor] = {f"{name}|{k}": p for name, module in modules.items() for k, p in _kept(module)}
+    groups = {}
     for name, optimizer in optimizers.items():
-        packed, rests[name] = checkpoint.pack_optimizer(optimizer, prefix=f"{name}.optimizer")
-        tensors |= packed
-    checkpoint.save(folder, step, tensors, {"optimizers": rests, "state": state})
+        moments, groups[name] = checkpoint.pack_optimizer(optimizer, f"{name}.optimizer")
+        tensors |= moments
+    checkpoint.save(folder, step, tensors, {"optimizers": groups, "state": state})
 
 
 def restore_state(
-    folder: Path, modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+    folder: Path, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW]
 ) -> tuple[int, Any] | None:
     """Load what `save_state` wrote last; returns (step, state), or None where there is no checkpoint."""
     found = checkpoint.load_latest(folder)
@@ -65,7 +63,8 @@ def restore_state(
             for key, parameter in _kept(module):
                 parameter.copy_(found.tensors[f"{name}|{key}"])
     for name, optimizer in optimizers.items():
-        checkpoint.unpack_optimizer(optimizer, found.tensors, found.state["optimizers"][name])
+        groups = found.state["optimizers"][name]
+        checkpoint.unpack_optimizer(optimizer, f"{name}.optimizer", found.tensors, groups)
     return found.step, found.state["state"]
 
 
@@ -108,14 +107,13 @@ def fit(
     observe: Observe,
     part: int | None = None,
 ) -> int:
-    """Train `model` in length-bucketed batches, their gradients weighted; resumes from `out/checkpoint`.
+    """Train `model` in length-bucketed batches, their gradients weighted; returns the number of optimiser steps.
+
+    Resumes from `out/checkpoint`.
 
     Args:
         group: metric group and checkpoint folder, `sft` or `reward`.
         part: which model, of a stage that trains several: a data order and a checkpoint folder of its own.
-
-    Returns:
-        the number of optimiser steps.
 
     Raises:
         CheckFailed: a loss or gradient isn't finite.

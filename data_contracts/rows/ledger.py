@@ -17,7 +17,7 @@ from components.base.jsonl import json_line
 from components.data.checks_config import ChecksConfig, RowChecks
 from components.data.config import SplitConfig
 from components.data.rows import CanonicalRow, Problem, Row
-from components.data.splits import SPLITS, loose_key, prompt_key, split_of_key
+from components.data.splits import SPLITS, loose_key, prompt_key, split_of
 
 ROW_CHECKS = tuple(RowChecks.model_fields)
 BIT = {name: np.uint32(1 << place) for place, name in enumerate(ROW_CHECKS)}
@@ -147,7 +147,7 @@ class Ledger:
         rejected: str = item.get("rejected") or ""
         rank = hash64(f"{self.seed} {key} {chosen} {rejected}") if self.ranked else 0
         hashes = hash64(key), hash64(loose_key(item["prompt"])), hash64(chosen), hash64(rejected), rank
-        return hashes, SPLITS.index(split_of_key(key, self.split))
+        return hashes, SPLITS.index(split_of(key, self.split))
 
     def fail(self, index: int, problem: Problem) -> None:
         """Note a problem that only the whole shows."""

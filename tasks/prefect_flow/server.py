@@ -66,9 +66,9 @@ def no_answer(url: str, timeout: float = 3.0) -> Exception | None:
 
 
 def is_answering(timeout: float = 3.0) -> bool:
-    """Whether the server of this process's flow run, outside or its own, is there (still)."""
-    url = os.environ.get("PREFECT_API_URL")
-    return bool(url) and no_answer(f"{url.rstrip('/')}/health", timeout) is None
+    """Whether the server that `PREFECT_API_URL` names, if it does, is there (still)."""
+    url = os.environ.get("PREFECT_API_URL", "")
+    return not url or no_answer(f"{url.rstrip('/')}/health", timeout) is None
 
 
 class _Note(BaseModel):

@@ -36,7 +36,7 @@ def test_the_support_desk_is_split_by_prompt_into_the_files_that_later_stages_re
     for name in ("train", "calibration", "test"):
         found = lines(tmp_path, f"pairs.{name}")
         assert len(found) == metrics[f"data/pairs_{name}"] > 0
-        assert all(split_of(row["prompt"], shares) == name for row in found)
+        assert all(split_of(prompt_key(row["prompt"]), shares) == name for row in found)
         prompts = lines(tmp_path, f"prompts.{name}")
         assert {prompt_key(p["prompt"]) for p in prompts} == {prompt_key(p["prompt"]) for p in found}
         assert len(prompts) == metrics[f"data/prompts_{name}"]
@@ -44,8 +44,8 @@ def test_the_support_desk_is_split_by_prompt_into_the_files_that_later_stages_re
             "prompt", "chosen", "rejected", "margin", "votes_chosen", "votes", "soft_label", "objectives", "weight",
                 "category", "source", "row",
         }  # fmt: skip
-    assert all(split_of(d["prompt"], shares) == "train" for d in lines(tmp_path, "demonstrations.train"))
-    assert all(split_of(d["prompt"], shares) != "train" for d in lines(tmp_path, "demonstrations.heldout"))
+    assert all(split_of(prompt_key(d["prompt"]), shares) == "train" for d in lines(tmp_path, "demonstrations.train"))
+    assert all(split_of(prompt_key(d["prompt"]), shares) != "train" for d in lines(tmp_path, "demonstrations.heldout"))
     assert json.loads((tmp_path / "artifact/task.json").read_text()) == {"name": "support-desk"}
     assert metrics["data/pairs"] == 120 and metrics["data/demonstrations"] == 50
     assert metrics["data/contract"] == 1 and metrics["data/leaked_prompts"] == 0 and metrics["data/quarantined"] == 0
@@ -170,14 +170,18 @@ def test_a_source_that_gives_nothing_is_the_users_error_in_one_paragraph_and_lea
 
 
 def test_a_split_without_training_pairs_is_the_users_error(tmp_path, validate):
-    rows = [p for p in pairs() if split_of([{"role": "user", "content": p["prompt"]}], DataConfig().split) != "train"]
+    rows = [
+        p
+        for p in pairs()
+        if split_of(prompt_key([{"role": "user", "content": p["prompt"]}]), DataConfig().split) != "train"
+    ]
     with pytest.raises(UserError, match="no pair is left to train on"):
         validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
 
 
 def in_splits(rows, *names):
     shares = DataConfig().split
-    return [row for row in rows if split_of([{"role": "user", "content": row["prompt"]}], shares) in names]
+    return [row for row in rows if split_of(prompt_key([{"role": "user", "content": row["prompt"]}]), shares) in names]
 
 
 @pytest.mark.parametrize("lacking", ["train", "calibration", "test"])

@@ -87,6 +87,5 @@ def _instruction(data: Mapping[str, object]) -> tuple[list[Message], str]:
 
 
 def _answer(data: Mapping[str, object]) -> str:
-    return next(
-        (name for name in _ANSWERS if data.get(name) is not None), next((n for n in _ANSWERS if n in data), "response")
-    )
+    """The first of `_ANSWERS` that holds something, else the first that is there."""
+    return max(_ANSWERS, key=lambda name: (data.get(name) is not None, name in data))

@@ -32,13 +32,10 @@ def transcript_messages(text: str) -> list[Message]:
     """
     preamble, *turns = _TURN.split(text)
     messages = [{"role": "system", "content": preamble.strip()}] if preamble.strip() else []
-    messages += [
-        {"role": _ROLES[who.lower()], "content": said.strip()}
-        for who, said in zip(turns[::2], turns[1::2], strict=True)
-    ]
     if not turns:
         raise BadRow("turns_valid", "no turn before the response")
-    return messages
+    said = zip(turns[::2], turns[1::2], strict=True)
+    return messages + [{"role": _ROLES[who.lower()], "content": text.strip()} for who, text in said]
 
 
 def as_messages(value: Any, name: str) -> list[Message]:
@@ -84,7 +81,5 @@ def _message(value: Any, name: str) -> Message:
         raise BadRow("fields_present", f"`{name}` has role {role!r}, expected user, assistant or system")
     if not isinstance(content, str):
         raise BadRow("fields_present", f"content of `{name}` is {kind(content)}, expected text")
-    return {
-        "role": _ROLES[role.lower()],
-        "content": content if role.lower() in ("assistant", "gpt") else content.strip(),
-    }
+    role = _ROLES[role.lower()]
+    return {"role": role, "content": content if role == "assistant" else content.strip()}

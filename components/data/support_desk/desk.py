@@ -94,11 +94,6 @@ def compliant_utility(facts: Facts, said: Reading) -> float:
     return -2.2 * (said.refund and not facts.refunds) - 1.8 * said.wrong_dates
 
 
-def annotator_utility(facts: Facts, said: Reading, flaw: float = 1.0) -> float:
-    """Helpful and compliant together: the utility behind an annotator's overall preference."""
-    return helpful_utility(facts, said, flaw) + compliant_utility(facts, said)
-
-
 def gold(prompt: Sequence[Message], response: str) -> float:
     """The gold score of a reply (about -5 to 1.8; higher is better). Raises ValueError for a prompt of another task."""
     facts = read_prompt(prompt)
@@ -150,12 +145,8 @@ def _vote(facts: Facts, pair: tuple[str, str], config: SupportDeskConfig, rng: r
 
 
 def generate(seed: int, config: SupportDeskConfig) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Demonstrations and preference pairs, as source rows.
-
-    Returns:
-        demonstrations `{prompt, response}` and pairs `{prompt, chosen, rejected, votes, votes_chosen, votes_helpful,
-        votes_compliant, category}`; the same seed and config give the same rows, and no prompt stands in two rows.
-    """
+    """Demonstrations `{prompt, response}` and pairs `{prompt, chosen, rejected, votes, votes_chosen, votes_helpful,
+    votes_compliant, category}`; the same seed and config give the same rows, and no prompt stands in two rows."""
     rng = random.Random(f"support-desk {seed}")
     seen: set[str] = set()
 

@@ -7,6 +7,7 @@ never stored beside the text. A reply fills slots (remedies, a refund, a date, .
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,9 +75,8 @@ class Facts:
     @property
     def category(self) -> str:
         """The stratum of a prompt: number of issues and what the policy allows."""
-        return (
-            f"{len(self.issues)}-issue/{'refund' if self.refunds else 'no-refund'}/{'date' if self.day else 'no-date'}"
-        )
+        refund, date = ("" if allowed else "no-" for allowed in (self.refunds, self.day))
+        return f"{len(self.issues)}-issue/{refund}refund/{date}date"
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,8 @@ def draw_prompt(rng: random.Random) -> tuple[list[dict[str, str]], Facts]:
     issues = rng.sample(ISSUES, 1 if rng.random() < 0.75 else 2)
     complaints = [rng.choice(COMPLAINTS[issue]).format(item=rng.choice(ITEMS)) for issue in issues]
     order = f"Order {rng.choice(LETTERS)} {rng.randrange(10, 100)}."
-    policy = (
-        f"Refunds are {'allowed' if refunds else 'not allowed'}. "
-        f"{f'Work is done by {day}.' if day else 'Promise no date.'}"
-    )
+    date = f"Work is done by {day}." if day else "Promise no date."
+    policy = f"Refunds are {'allowed' if refunds else 'not allowed'}. {date}"
     user = " ".join([f"{rng.choice(NAMES)} here.", order, *complaints, rng.choice(TONES)])
     prompt = [{"role": "system", "content": policy}, {"role": "user", "content": user}]
     return prompt, Facts(tuple(issues), refunds, day)
@@ -215,36 +213,30 @@ class Reading:
     repeats: int
     """Sentences said again."""
     unknown_words: int
-    words: int
 
 
 def read_reply(facts: Facts, reply: str) -> Reading:
     """Count what `reply` says. A sentence said again counts as a repeat only, an unknown one by its words."""
     seen: set[str] = set()
-    count = dict.fromkeys(("echo", "hedge", "flattery", "filler", "opening", "closing", "wrong", "refund", "repeat"), 0)
+    count: Counter[str] = Counter()
     resolved: set[str] = set()
     dates: list[str] = []
-    unknown = 0
     for sentence in sentences(reply):
         kind, what = _reply_sentences().get(sentence, ("unknown", None))
         if kind == "unknown":
-            unknown += len(re.findall(r"\w+|[^\w\s]", sentence))
+            count[kind] += len(re.findall(r"\w+|[^\w\s]", sentence))
         elif sentence in seen:
             count["repeat"] += 1
-        elif kind == "remedy":
-            if what in facts.issues:
-                resolved.add(what)
-            else:
-                count["wrong"] += 1
+        elif kind == "remedy" and what in facts.issues:
+            resolved.add(what)
         elif kind == "date":
             dates.append(what)
         else:
             count[kind] += 1
         seen.add(sentence)
     return Reading(
-        resolved=len(resolved), wrong_remedies=count["wrong"], refund=count["refund"] > 0,
+        resolved=len(resolved), wrong_remedies=count["remedy"], refund=count["refund"] > 0,
         right_date=facts.day is not None and facts.day in dates, wrong_dates=sum(d != facts.day for d in dates),
         echoes=count["echo"], hedges=count["hedge"], flattery=count["flattery"], fillers=count["filler"],
-        repeats=count["repeat"],
-        unknown_words=unknown, words=len(re.findall(r"\w+|[^\w\s]", reply)),
+        repeats=count["repeat"], unknown_words=count["unknown"],
     )  # fmt: skip

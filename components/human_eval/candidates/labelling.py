@@ -69,8 +69,7 @@ def make_pairs(
             first, second = sorted(two, key=_author)
             found.append((each, first, second))
     random.Random(f"{secret} order").shuffle(found)
-    sides = random.Random(f"{secret} sides")
-    places = list(range(len(found)))
+    sides, places = random.Random(f"{secret} sides"), list(range(len(found)))
     sides.shuffle(places)
     places.sort(key=lambda i: (_author(found[i][1]), _author(found[i][2])))
     start = sides.getrandbits(1)
@@ -104,9 +103,8 @@ def write_pairs(folder: Path, pairs: Sequence[CandidatePair]) -> None:
     """Write `pairs.csv` (for spreadsheets) and `pairs.jsonl`, without a word on who wrote what, and `key.jsonl`."""
     write_csv(folder / "pairs.csv", COLUMNS, (_row(p, readable(p.prompt), "") for p in pairs))
     write_rows(folder / "pairs.jsonl", (_row(p, p.prompt, None) for p in pairs))
-    write_rows(
-        folder / "key.jsonl", ({"id": p.id, "prompt_id": p.prompt_id, "a": p.a["id"], "b": p.b["id"]} for p in pairs)
-    )
+    key = ({"id": p.id, "prompt_id": p.prompt_id, "a": p.a["id"], "b": p.b["id"]} for p in pairs)
+    write_rows(folder / "key.jsonl", key)
 
 
 def readable(prompt: list[Message]) -> str | list[Message]:

@@ -95,9 +95,6 @@ def run(
         work: where chunks of responses are kept until `out` is written: an interrupted call goes on from there.
         observe: called with the responses done and those to come in all.
 
-    Returns:
-        The summary.
-
     Raises:
         UserError: a model can't be loaded, or its chat template refuses a prompt.
     """
@@ -122,10 +119,8 @@ def run(
     with whole_folder(out) as folder:
         write_rows(folder / "candidates.jsonl", candidates)
         write_pairs(folder, pairs)
-        write_rows(
-            folder / "quarantine.jsonl",
-            ({"row": row.number, "reasons": [problem.text for problem in row.problems]} for row in prompts.quarantined),
-        )
+        quarantined = ({"row": row.number, "reasons": [p.text for p in row.problems]} for row in prompts.quarantined)
+        write_rows(folder / "quarantine.jsonl", quarantined)
         write_json(folder / SUMMARY, summary)
     return summary
 

@@ -7,7 +7,7 @@ invariant to the order: confidence max(p, 1 - p) = sigmoid(|d| / T), and right w
 """
 
 import hashlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -18,6 +18,7 @@ from scipy.stats import rankdata
 
 from components.reward.pairs import PreferencePair
 from components.stats.intervals import (
+    LEVEL,
     FloatArray,
     Interval,
     Numbers,
@@ -32,6 +33,8 @@ TEMPERATURE_RANGE = (1e-2, 1e2)
 SLOPE_CAP = 100.0
 """The slope reported where none is finite: every test pair right (or every one wrong)."""
 _CHUNK_CELLS = 2_000_000
+
+Integers = NDArray[np.int64]
 
 
 class ConfidenceBin(TypedDict):
@@ -63,11 +66,6 @@ class Calibration(NamedTuple):
     def document(self) -> dict[str, object]:
         """As one JSON object."""
         return {"target": TARGET, **self.numbers, **self.bins}
-
-    def known(self, name: str) -> float:
-        """A number, NaN where it is unknown."""
-        value = self.numbers[name]
-        return float("nan") if value is None else float(value)
 
 
 def fit_temperature(margins: ArrayLike) -> float:
@@ -102,7 +100,7 @@ def correctness(margins: ArrayLike) -> FloatArray:
     return (np.sign(np.asarray(margins, dtype=np.float64)) + 1) / 2
 
 
-def equal_mass_bins(confidence: FloatArray, bins: int) -> NDArray[np.int64]:
+def equal_mass_bins(confidence: FloatArray, bins: int) -> Integers:
     """A bin 0..bins-1 for each confidence (n,), of n / bins pairs each; equal confidences always share a bin.
 
     Ties share their mean rank, so the order of the rows changes nothing; a bin may stay empty.
@@ -111,45 +109,47 @@ def equal_mass_bins(confidence: FloatArray, bins: int) -> NDArray[np.int64]:
     return np.minimum((place * bins).astype(np.int64), bins - 1)
 
 
-def equal_width_bins(confidence: FloatArray, bins: int) -> NDArray[np.int64]:
+def equal_width_bins(confidence: FloatArray, bins: int) -> Integers:
     """A bin 0..bins-1 for each confidence (n,), of equal widths between a half and 1; bins may stay empty."""
     return np.minimum(((confidence - 0.5) * 2 * bins).astype(np.int64), bins - 1)
 
 
-def expected_calibration_error(confidence: FloatArray, correct: FloatArray, bin_of: NDArray[np.int64]) -> float:
+def expected_calibration_error(confidence: FloatArray, correct: FloatArray, bin_of: Integers) -> float:
     """ECE = sum over bins of n_bin / n * |mean confidence - mean correctness|, all inputs (n,)."""
     return float(np.abs(np.bincount(bin_of, weights=confidence - correct)).sum() / confidence.size)
 
 
 def ece_under_null(
-    confidence: FloatArray, tied: NDArray[np.bool_], bin_of: NDArray[np.int64], seed: int, draws: int = 1000
+    confidence: FloatArray, tied: NDArray[np.bool_], bin_of: Integers, seed: int, draws: int = 1000
 ) -> FloatArray:
     """ECE (draws,) of a model whose confidences are true: correctness drawn from them, independently over pairs.
 
-    It is not 0: each bin's mean strays by chance, and ECE adds up its size. Ties stay a half, as they are counted.
+    It is not 0: each bin's mean strays by chance, and ECE adds up its size.
     """
-    rng = np.random.default_rng([seed, 0x0ECE])
     order = np.argsort(bin_of, kind="stable")
-    sorted_confidence, sorted_tied = confidence[order], tied[order]
+    confidence, tied = confidence[order], tied[order]
     starts = np.flatnonzero(np.diff(bin_of[order], prepend=-1))
-    out = np.empty(draws)
+    parts = drawn_correctness(confidence, tied, np.random.default_rng([seed, 0x0ECE]), draws)
+    found = [np.abs(np.add.reduceat(confidence - drawn, starts, axis=1)).sum(axis=1) for drawn in parts]
+    return np.concatenate(found) / confidence.size
+
+
+def drawn_correctness(
+    confidence: FloatArray, tied: NDArray[np.bool_], rng: np.random.Generator, draws: int
+) -> Iterator[FloatArray]:
+    """Correctness drawn from confidences (n,) that are true, `draws` times: (k, n) at a time, `_CHUNK_CELLS` at most.
+
+    Ties stay a half, as they are counted.
+    """
     step = max(1, _CHUNK_CELLS // confidence.size)
     for begin in range(0, draws, step):
-        end = min(draws, begin + step)
-        drawn = (rng.random((end - begin, confidence.size)) < sorted_confidence).astype(np.float64)
-        drawn[:, sorted_tied] = 0.5
-        out[begin:end] = np.abs(np.add.reduceat(sorted_confidence - drawn, starts, axis=1)).sum(axis=1)
-    return out / confidence.size
+        drawn = (rng.random((min(step, draws - begin), confidence.size)) < confidence).astype(np.float64)
+        drawn[:, tied] = 0.5
+        yield drawn
 
 
 def ece_interval(
-    confidence: FloatArray,
-    correct: FloatArray,
-    bin_of: NDArray[np.int64],
-    codes: NDArray[np.int64],
-    seed: int,
-    level: float = 0.95,
-    draws: int = 1000,
+    confidence: FloatArray, correct: FloatArray, bin_of: Integers, codes: Integers, seed: int, draws: int
 ) -> tuple[float, float]:
     """Percentile interval of ECE from resampling prompts (`codes` (n,), 0..C-1) with the bins held fixed.
 
@@ -161,17 +161,17 @@ def ece_interval(
     gaps = gaps.reshape(groups, bins)
     sizes = np.bincount(codes, minlength=groups).astype(np.float64)
     rng = np.random.default_rng([seed, 0xB007])
-    found = np.empty(draws)
+    found = []
     step = max(1, _CHUNK_CELLS // groups)
     for begin in range(0, draws, step):
-        end = min(draws, begin + step)
-        weights = rng.multinomial(groups, np.full(groups, 1 / groups), size=end - begin).astype(np.float64)
-        found[begin:end] = np.abs(weights @ gaps).sum(axis=1) / (weights @ sizes)
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+        drawn = rng.multinomial(groups, np.full(groups, 1 / groups), size=min(step, draws - begin))
+        weights = drawn.astype(np.float64)
+        found.append(np.abs(weights @ gaps).sum(axis=1) / (weights @ sizes))
+    low, high = np.quantile(np.concatenate(found), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
-def recalibration_slope(margins: ArrayLike, clusters: Iterable[Hashable], level: float = 0.95) -> Slope:
+def recalibration_slope(margins: ArrayLike, clusters: Iterable[Hashable]) -> Slope:
     """Slope b of the logistic regression, without intercept, of the outcome on the logit d: 1 if calibrated.
 
     Each pair in both orders, (d, 1) and (-d, 0), has the same likelihood twice, so b solves sum d sigmoid(-b d) = 0, a
@@ -192,19 +192,13 @@ def recalibration_slope(margins: ArrayLike, clusters: Iterable[Hashable], level:
     slope = float(brentq(score, -SLOPE_CAP, SLOPE_CAP, xtol=1e-12))
     information = (np.square(d) * expit(slope * d) * expit(-slope * d)).mean()
     # One Newton step a pair: its influence on b. Their mean is 0, their clustered spread is b's.
-    spread = clustered_mean(d * expit(-slope * d) / information, codes, level)
+    spread = clustered_mean(d * expit(-slope * d) / information, codes)
     half = spread.high - spread.value
     return Slope(slope, slope - half, slope + half) if np.isfinite(half) else Slope(slope)
 
 
 def calibration(
-    margins_test: ArrayLike,
-    clusters: Sequence[Hashable],
-    temperature: float,
-    seed: int,
-    bins: int = 10,
-    level: float = 0.95,
-    draws: int = 1000,
+    margins: ArrayLike, clusters: Sequence[Hashable], temperature: float, seed: int, bins: int = 10, draws: int = 1000
 ) -> Calibration:
     """All that is said of calibration on test pairs: margins (n,), their prompts, a temperature fitted elsewhere.
 
@@ -217,16 +211,16 @@ def calibration(
     Raises:
         ValueError: no margins, one that is not finite, or another number of clusters.
     """
-    d = _margins(margins_test)
+    d = _margins(margins)
     codes = cluster_codes(clusters)
     right = correctness(d)
     confidence, before = expit(np.abs(d) / temperature), expit(np.abs(d))
     by_mass, by_width = equal_mass_bins(confidence, bins), equal_width_bins(confidence, bins)
-    slope = recalibration_slope(d / temperature, codes, level)
+    slope = recalibration_slope(d / temperature, codes)
     numbers: Numbers = {
         "pairs": int(d.size),
         "prompts": int(codes.max()) + 1,
-        "level": level,
+        "level": LEVEL,
         "temperature": temperature,
         "temperature_at_end": temperature_at_end(temperature),
         "calibration_slope": slope.slope,
@@ -237,15 +231,15 @@ def calibration(
         "ece_width_before": expected_calibration_error(before, right, equal_width_bins(before, bins)),
     }
     for name, bin_of in (("ece", by_mass), ("ece_width", by_width)):
-        ends = ece_interval(confidence, right, bin_of, codes, seed, level, draws)
+        ends = ece_interval(confidence, right, bin_of, codes, seed, draws)
         numbers |= Interval(expected_calibration_error(confidence, right, bin_of), *ends).named(name)
         numbers[f"{name}_null_95"] = float(np.quantile(ece_under_null(confidence, d == 0, bin_of, seed, draws), 0.95))
-    numbers |= clustered_proportion(right, codes, level).named("accuracy")
+    numbers |= clustered_proportion(right, codes).named("accuracy")
     for suffix, t in (("", temperature), ("_before", 1.0)):
-        numbers |= clustered_mean(np.square(expit(-d / t)), codes, level).named(f"brier{suffix}")
-        numbers |= clustered_mean(np.logaddexp(0.0, -d / t), codes, level).named(f"log_loss{suffix}")
+        numbers |= clustered_mean(np.square(expit(-d / t)), codes).named(f"brier{suffix}")
+        numbers |= clustered_mean(np.logaddexp(0.0, -d / t), codes).named(f"log_loss{suffix}")
     bins_of = {"bins": by_mass, "bins_width": by_width}
-    return Calibration(numbers, {n: reliability(confidence, right, b, codes, level) for n, b in bins_of.items()})
+    return Calibration(numbers, {n: reliability(confidence, right, b, codes) for n, b in bins_of.items()})
 
 
 def length_baseline(length_gap_train: ArrayLike, length_gap_test: ArrayLike) -> tuple[FloatArray, str]:
@@ -285,23 +279,12 @@ def _margins(margins: ArrayLike) -> FloatArray:
     return d
 
 
-def reliability(
-    confidence: FloatArray,
-    correct: FloatArray,
-    bin_of: NDArray[np.int64],
-    codes: NDArray[np.int64],
-    level: float = 0.95,
-) -> list[ConfidenceBin]:
+def reliability(confidence: FloatArray, correct: FloatArray, bin_of: Integers, codes: Integers) -> list[ConfidenceBin]:
     """Mean confidence and accuracy, with its interval, of the pairs of each bin that has any; all inputs (n,)."""
     rows: list[ConfidenceBin] = []
     for index in np.unique(bin_of):
         inside = bin_of == index
-        accuracy = clustered_proportion(correct[inside], codes[inside], level)
-        rows.append({
-            "confidence": float(confidence[inside].mean()),
-            "accuracy": accuracy.value,
-            "n": int(inside.sum()),
-            "low": accuracy.low,
-            "high": accuracy.high,
-        })  # fmt: skip
+        value, low, high = clustered_proportion(correct[inside], codes[inside])
+        mean, n = float(confidence[inside].mean()), int(inside.sum())
+        rows.append({"confidence": mean, "accuracy": value, "n": n, "low": low, "high": high})
     return rows

@@ -18,7 +18,7 @@ def response_tokens(tokenizer: Any, texts: Sequence[str], most: int) -> NDArray[
 
 
 def balanced_length_accuracy(
-    correct: ArrayLike, length_gap: ArrayLike, clusters: Iterable[Hashable], level: float = 0.95
+    correct: ArrayLike, length_gap: ArrayLike, clusters: Iterable[Hashable]
 ) -> dict[str, Interval]:
     """Accuracy where the longer response won, where the shorter did, and the mean of the two.
 
@@ -40,32 +40,27 @@ def balanced_length_accuracy(
     for name, sign in (("chosen_longer", 1), ("chosen_shorter", -1)):
         here = side == sign
         if here.any():
-            found[name] = clustered_proportion(right[here], codes[here], level)
+            found[name] = clustered_proportion(right[here], codes[here])
             influence[here] = (right[here] - found[name].value) / (2 * here.sum())
     if (side > 0).any() and (side < 0).any():
         unequal = side != 0
         mean = (found["chosen_longer"].value + found["chosen_shorter"].value) / 2
-        found["balanced"] = clustered_mean(mean + influence[unequal] * unequal.sum(), codes[unequal], level)
+        found["balanced"] = clustered_mean(mean + influence[unequal] * unequal.sum(), codes[unequal])
     return found
 
 
-def length_partial_correlation(
-    scores: ArrayLike, lengths: ArrayLike, clusters: Iterable[Hashable], level: float = 0.95
-) -> Interval:
+def length_partial_correlation(scores: ArrayLike, lengths: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
     """Partial correlation of score and length given the label, over the 2n responses of n pairs.
 
     Score, length and label (1 chosen, 0 rejected) are taken less their mean over the prompt's responses; score and
     length less their regression on the label; then r is Pearson's. With one pair a prompt that is the correlation of
     the score gap with the length gap: 0 where length says nothing of the score but what the label says. Interval: with
     u, v the residuals over their deviations, a response moves r by u v - r (u^2 + v^2) / 2; these are summed by prompt,
-    and the ends are taken on Fisher's scale, atanh r.
+    and the ends are taken on Fisher's scale, atanh r. NaN where scores or lengths leave nothing to correlate.
 
     Args:
         scores, lengths: (2, n), of the chosen and the rejected responses.
         clusters: n prompts.
-
-    Returns:
-        NaN where scores or lengths leave nothing to correlate.
     """
     codes = np.tile(cluster_codes(clusters), 2)
     label = np.repeat([1.0, 0.0], codes.size // 2)
@@ -77,7 +72,7 @@ def length_partial_correlation(
         return UNKNOWN
     u, v = u / u.std(), v / v.std()
     r = float((u * v).mean())
-    error = clustered_mean(u * v - r * (u * u + v * v) / 2, codes, level)
+    error = clustered_mean(u * v - r * (u * u + v * v) / 2, codes)
     reach = (error.high - error.value) / max(1 - r * r, 1e-12)
     return Interval(r, float(np.tanh(np.arctanh(r) - reach)), float(np.tanh(np.arctanh(r) + reach)))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from components.data.support_desk.grammar import FILLERS, FLATTERY, HEDGES
-from components.models.batching import Messages, encode_prompt, encode_response, pad
+from components.models.batching import encode_prompt, encode_response, pad
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.reward.config import RewardJob
@@ -37,13 +37,6 @@ DESK_SENTENCES = {"filler": FILLERS, "flattery": FLATTERY, "hedge": HEDGES}
 """The same for the built-in task, whose vocabulary holds its own sentences alone."""
 
 Probe = Callable[[str], str]
-
-
-class HeldOutTexts(NamedTuple):
-    """Held-out responses and the prompts they answer."""
-
-    prompts: Sequence[Messages]
-    responses: Sequence[str]
 
 
 class ProbeTexts(NamedTuple):
@@ -107,17 +100,15 @@ def robustness_report(
 
     Args:
         model: what scores, of an ensemble the whole; `members` are its parts.
-        test: rows of the test split.
         samples: what `scale`, the standard deviation of the SFT policy's raw scores, was measured on.
         task: the built-in task's name, or any other.
     """
     whole, *parts = (Scorer(each, tokenizer, job.generation, job.runtime) for each in (model, *members))
     rows = test[: job.reward.probe_texts]
-    texts = HeldOutTexts([row["prompt"] for row in rows], [row["chosen"] for row in rows])
     tails = probes(DESK_SENTENCES if task == "support-desk" else SENTENCES)
     return {
         "unit": "standard deviations of the SFT policy's scores",
-        "probes": probe_report(whole, texts, [str(p) for p in texts.prompts], scale, tails),
+        "probes": probe_report(whole, rows, [str(row["prompt"]) for row in rows], scale, tails),
         "position_invariance": position_invariance(whole, rows[:INVARIANCE_PAIRS]),
         "disagreement": disagreement_report(parts, samples, scale, job.seed) if len(parts) > 1 else None,
     }
@@ -135,39 +126,42 @@ def probes(sentences: Mapping[str, Sequence[str]]) -> dict[str, Probe]:
 
 
 def probe_report(
-    scorer: Scorer, texts: HeldOutTexts, clusters: Sequence[Hashable], scale: float, tails: Mapping[str, Probe]
+    scorer: Scorer,
+    rows: Sequence[PreferencePair],
+    clusters: Sequence[Hashable],
+    scale: float,
+    tails: Mapping[str, Probe],
 ) -> dict[str, ProbeFindings]:
-    """The rise in score that each probe brings.
+    """The rise in score of the chosen responses of `rows` that each probe brings.
 
     Args:
-        clusters: the texts' prompts, in any hashable form.
+        clusters: the rows' prompts, in any hashable form.
         scale: standard deviation of the SFT policy's raw scores.
     """
     limit = scorer.generation.max_new_tokens
-    prompts = [encode_prompt(scorer.tokenizer, p, scorer.generation.max_prompt_tokens) for p in texts.prompts]
-    plain = [encode_response(scorer.tokenizer, text, limit + 1) for text in texts.responses]
+    prompts = [encode_prompt(scorer.tokenizer, row["prompt"], scorer.generation.max_prompt_tokens) for row in rows]
+    plain = [encode_response(scorer.tokenizer, row["chosen"], limit + 1) for row in rows]
     before = scorer([p + r[:limit] for p, r in zip(prompts, plain, strict=True)])
     unknown_id = scorer.tokenizer.unk_token_id
 
     def measure(tail: Probe) -> ProbeFindings:
-        tailed = [encode_response(scorer.tokenizer, tail(text), limit + 1) for text in texts.responses]
+        tailed = [encode_response(scorer.tokenizer, tail(row["chosen"]), limit + 1) for row in rows]
         whole = [i for i, ids in enumerate(tailed) if len(ids) <= limit]
         used = [i for i in whole if tailed[i] != plain[i]]
-        found: ProbeFindings = {
+        rise: Numbers = {"rise": None, "rise_high": None}
+        if used:
+            after = scorer([prompts[i] + tailed[i] for i in used])
+            # The upper end of a two-sided 90 % interval is the one-sided 95 % bound.
+            rise = clustered_mean((after - before[used]) / scale, [clusters[i] for i in used], level=0.9).named("rise")
+        return {
             "texts": len(used),
             "cut": len(tailed) - len(whole),
             "unchanged": len(whole) - len(used),
             "unknown": sum(tailed[i].count(unknown_id) > plain[i].count(unknown_id) for i in used),
             "fewer_than_wanted": len(used) < WANTED,
-            "rise": None,
-            "high": None,
+            "rise": rise["rise"],
+            "high": rise["rise_high"],
         }
-        if used:
-            after = scorer([prompts[i] + tailed[i] for i in used])
-            # The upper end of a two-sided 90 % interval is the one-sided 95 % bound.
-            rise = clustered_mean((after - before[used]) / scale, [clusters[i] for i in used], level=0.9).named("rise")
-            found["rise"], found["high"] = rise["rise"], rise["rise_high"]
-        return found
 
     return {name: measure(tail) for name, tail in tails.items()}
 

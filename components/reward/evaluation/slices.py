@@ -17,7 +17,13 @@ from scipy.sparse import csr_array
 from scipy.special import expit
 from scipy.stats import rankdata
 
-from components.reward.evaluation.calibration import ConfidenceBin, calibration, correctness, equal_mass_bins
+from components.reward.evaluation.calibration import (
+    ConfidenceBin,
+    calibration,
+    correctness,
+    drawn_correctness,
+    equal_mass_bins,
+)
 from components.reward.evaluation.length import balanced_length_accuracy, length_partial_correlation
 from components.reward.pairs import PreferencePair
 from components.stats.intervals import FloatArray, Numbers, cluster_codes
@@ -36,7 +42,6 @@ MOST_NAMES = 20
 """Sources or categories told apart, the most frequent ones; the rest are one slice."""
 CLEAR = 0.75
 """Share of votes for the chosen response from which a vote that is not unanimous is clear, and below which narrow."""
-_CHUNK_CELLS = 2_000_000
 
 
 class Slice(NamedTuple):
@@ -101,7 +106,7 @@ def slices_of(pairs: Pairs) -> list[Slice]:
     """Every slice that has a pair, kind by kind."""
     tokens, rows = pairs.tokens, pairs.rows
     prefers_longer = np.sign(pairs.scores[0] - pairs.scores[1]) * np.sign(tokens[0] - tokens[1])
-    shares = np.array([row["votes_chosen"] / votes if (votes := row.get("votes")) else np.nan for row in rows])
+    shares = np.array([(row["votes_chosen"] or 0) / votes if (votes := row.get("votes")) else np.nan for row in rows])
     gaps = character_gaps(rows)
     found = [
         *_by_quantile("length", tokens.max(axis=0), LENGTHS),
@@ -125,7 +130,7 @@ def character_gaps(rows: Sequence[PreferencePair]) -> NDArray[np.int64]:
 
 
 def slice_report(
-    pairs: Pairs, clusters: Sequence[Hashable], temperature: float, seed: int, level: float = 0.95, draws: int = 2000
+    pairs: Pairs, clusters: Sequence[Hashable], temperature: float, seed: int, draws: int = 2000
 ) -> SliceReport:
     """What is said of each slice after temperature, of the worst, and of length.
 
@@ -137,64 +142,51 @@ def slice_report(
     codes = cluster_codes(clusters)
     d = pairs.scores[0] - pairs.scores[1]
     confidence, right = expit(np.abs(d) / temperature), correctness(d)
-    found, members, bins_of = [], [], []
-    lows, excesses = [], []
-    for each in slices_of(pairs):
-        slice_ = _describe(each, codes)
-        found.append(slice_)
-        if slice_.why_not != _TOO_SMALL:
-            inside = each.inside
-            said = calibration(d[inside], codes[inside].tolist(), temperature, seed, BINS, level, DRAWS)
-            slice_.numbers = {name: value for name, value in said.numbers.items() if name not in _OF_ALL}
-            slice_.numbers["confidence"] = float(confidence[inside].mean())
-            if said.numbers["slope_capped"] or not np.isfinite(said.known("calibration_slope")):
-                slice_.numbers["calibration_slope"] = None
-            slice_.bins = said.bins
-            members.append(inside)
-            bins_of.append(equal_mass_bins(confidence[inside], BINS))
-            if slice_.judged:
-                lows.append(said.known("accuracy_low"))
-                excesses.append(said.known("ece"))
-    if members:
-        measured = [slice_ for slice_ in found if slice_.numbers]
-        cells, sizes = _cells(members, bins_of), np.array([inside.sum() for inside in members])
-        null = ece_nulls(confidence, d == 0, cells, sizes, seed, draws)
-        judged = np.array([slice_.judged for slice_ in measured])
-        joint = joint_quantiles(null[:, judged]) if judged.any() else np.empty(0)
-        for slice_, above in zip(measured, np.quantile(null, 0.95, axis=0), strict=True):
+    found = [(each.inside, _describe(each, codes)) for each in slices_of(pairs)]
+    measured = [(inside, slice_) for inside, slice_ in found if slice_.why_not != _TOO_SMALL]
+    for inside, slice_ in measured:
+        said = calibration(d[inside], codes[inside].tolist(), temperature, seed, BINS, DRAWS)
+        slice_.numbers = {name: value for name, value in said.numbers.items() if name not in _OF_ALL}
+        slice_.numbers["confidence"] = float(confidence[inside].mean())
+        if said.numbers["slope_capped"] or not np.isfinite(_known(said.numbers, "calibration_slope")):
+            slice_.numbers["calibration_slope"] = None
+        slice_.bins = said.bins
+    if measured:
+        members = [inside for inside, _ in measured]
+        cells = _cells(members, [equal_mass_bins(confidence[inside], BINS) for inside in members])
+        null = ece_nulls(confidence, d == 0, cells, np.array([inside.sum() for inside in members]), seed, draws)
+        for (_, slice_), above in zip(measured, np.quantile(null, 0.95, axis=0), strict=True):
             slice_.numbers["ece_null_95"] = float(above)
-        for slice_, above in zip((m for m in measured if m.judged), joint, strict=True):
+    judged = [slice_ for _, slice_ in measured if slice_.judged]
+    if judged:
+        joint = joint_quantiles(null[:, [slice_.judged for _, slice_ in measured]])
+        for slice_, above in zip(judged, joint, strict=True):
             slice_.numbers["ece_null_joint"] = float(above)
-        excesses = [ece - float(above) for ece, above in zip(excesses, joint, strict=True)]
+    lows = [_known(slice_.numbers, "accuracy_low") for slice_ in judged]
+    excesses = [_known(slice_.numbers, "ece") - _known(slice_.numbers, "ece_null_joint") for slice_ in judged]
     worst: Numbers = {
-        "slices_judged": len(lows),
+        "slices_judged": len(judged),
         "slice_accuracy_low": min(lows, default=None),
         "slice_ece_excess": max(excesses, default=None),
     }
-    return SliceReport(found, worst | _length(pairs, right, codes, level))
+    return SliceReport([slice_ for _, slice_ in found], worst | _length(pairs, right, codes))
 
 
 def ece_nulls(
     confidence: FloatArray, tied: BoolArray, cells: csr_array, sizes: NDArray[np.int64], seed: int, draws: int
 ) -> FloatArray:
     """ECE (draws, S) of S slices under one simulated truth a draw: `ece_under_null`, for slices that share pairs."""
-    rng = np.random.default_rng([seed, 0x511CE])
-    out = np.empty((draws, sizes.size))
-    step = max(1, _CHUNK_CELLS // confidence.size)
-    for begin in range(0, draws, step):
-        end = min(draws, begin + step)
-        drawn = (rng.random((end - begin, confidence.size)) < confidence).astype(np.float64)
-        drawn[:, tied] = 0.5
-        out[begin:end] = _ece(cells, (confidence - drawn).T, sizes).T
-    return out
+    parts = drawn_correctness(confidence, tied, np.random.default_rng([seed, 0x511CE]), draws)
+    sums = [np.abs(cells @ (confidence - drawn).T).reshape(sizes.size, BINS, -1).sum(axis=1) for drawn in parts]
+    return np.concatenate(sums, axis=1).T / sizes
 
 
-def joint_quantiles(null: FloatArray, level: float = 0.95) -> FloatArray:
+def joint_quantiles(null: FloatArray) -> FloatArray:
     """For each column of `null` (draws, S) the value that it exceeds as rarely as any other column exceeds its own,
-    such that a share `level` of draws exceeds none: (S,). Slices share pairs, so Bonferroni's correction would be too
-    large (single-step min-p, Westfall and Young 1993; balanced as Beran 1988, JASA 83:679)."""
+    such that 95 % of draws exceed none: (S,). Slices share pairs, so Bonferroni's correction would be too large
+    (single-step min-p, Westfall and Young 1993; balanced as Beran 1988, JASA 83:679)."""
     worst = rankdata(null, method="max", axis=0).max(axis=1) / len(null)
-    return np.quantile(null, min(1.0, float(np.quantile(worst, level))), axis=0, method="higher")
+    return np.quantile(null, min(1.0, float(np.quantile(worst, 0.95))), axis=0, method="higher")
 
 
 _TOO_SMALL = f"fewer than {SMALLEST} pairs or {FEWEST_PROMPTS} prompts"
@@ -210,13 +202,18 @@ def _describe(each: Slice, codes: NDArray[np.int64]) -> SliceFindings:
     return SliceFindings(each.kind, each.name, pairs, prompts, why_not)
 
 
-def _length(pairs: Pairs, right: FloatArray, codes: NDArray[np.int64], level: float) -> Numbers:
-    by_side = balanced_length_accuracy(right, character_gaps(pairs.rows), codes, level)
+def _known(numbers: Numbers, name: str) -> float:
+    """A number, NaN where it is unknown."""
+    return float("nan") if (value := numbers[name]) is None else value
+
+
+def _length(pairs: Pairs, right: FloatArray, codes: NDArray[np.int64]) -> Numbers:
+    by_side = balanced_length_accuracy(right, character_gaps(pairs.rows), codes)
     return {
         **by_side["chosen_longer"].named("accuracy_chosen_longer"),
         **by_side["chosen_shorter"].named("accuracy_chosen_shorter"),
         **by_side["balanced"].named("balanced_length_accuracy"),
-        **length_partial_correlation(pairs.scores, pairs.tokens, codes, level).named("length_partial_correlation"),
+        **length_partial_correlation(pairs.scores, pairs.tokens, codes).named("length_partial_correlation"),
     }
 
 
@@ -240,9 +237,3 @@ def _cells(members: Sequence[BoolArray], bins_of: Sequence[NDArray[np.int64]]) -
     rows = np.concatenate([index * BINS + bin_of for index, bin_of in enumerate(bins_of)])
     columns = np.concatenate([np.flatnonzero(inside) for inside in members])
     return csr_array((np.ones(rows.size), (rows, columns)), shape=(len(members) * BINS, members[0].size))
-
-
-def _ece(cells: csr_array, gaps: FloatArray, sizes: NDArray[np.int64]) -> FloatArray:
-    """ECE (S,) or (S, draws) from confidence less correctness (n,) or (n, draws)."""
-    sums = np.abs(cells @ gaps).reshape(sizes.size, BINS, *gaps.shape[1:]).sum(axis=1)
-    return (sums.T / sizes).T

@@ -7,7 +7,7 @@ prompts of the runs before it.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import pearsonr
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
-from components.base.jsonl import Message, read_rows, write_json, write_rows
+from components.base.jsonl import read_rows, write_json, write_rows
+from components.data.rows import CanonicalRow
 from components.data.splits import SPLITS, loose_key, prompt_key
 from components.reward.config import RefreshConfig, RewardJob
 from components.reward.evaluation.calibration import Calibration, calibration, correctness
@@ -26,16 +27,10 @@ from components.reward.scoring import ScoreScale, score_sequences
 from components.stats.intervals import Numbers, paired_gain
 from components.training.loop import seeded
 
-
-class WithPrompt(TypedDict):
-    """A row of which only the prompt counts."""
-
-    prompt: list[Message]
-
-
 Pairs = Mapping[str, Sequence[PreferencePair]]
 """By split."""
-Prompts = Mapping[str, Sequence[WithPrompt]]
+Prompts = Mapping[str, Sequence[CanonicalRow]]
+"""Rows of which only the prompt counts, by split."""
 
 KEPT = "previous"
 """Folder of a refreshed artifact with the old pairs and prompts that it knows of."""
@@ -50,7 +45,7 @@ class Refresh(NamedTuple):
     """The pairs that this run trains, calibrates and tests on, by split: its own without leaks, and the replay."""
     old: dict[str, list[PreferencePair]]
     """The earlier run's."""
-    prompts: dict[str, list[WithPrompt]]
+    prompts: dict[str, list[CanonicalRow]]
     """Every prompt of every earlier run, as `prompt` of a row, by the split that it stood in."""
     replay: list[PreferencePair]
     """Those of `old` that are trained on again."""
@@ -79,12 +74,7 @@ class Refresh(NamedTuple):
     ) -> dict[str, float]:
         """Write into `artifact` what became of the old pairs, and those that its next refresh will need.
 
-        Args:
-            model: the new one, of an ensemble the whole; `scale` is its own.
-            samples: the SFT responses that `scale` was measured on.
-
-        Returns:
-            the metrics.
+        Returns the metrics. Arguments are as in `refresh_report`.
         """
         found = refresh_report(job, self.previous, model, tokenizer, self.old["test"], samples, scale)
         found.numbers.update(replayed=len(self.replay), left_out=self.left_out)
@@ -96,10 +86,7 @@ class Refresh(NamedTuple):
         return found.metrics()
 
 
-# -- the pairs -------------------------------------------------------------------------------------------------------
-
-
-def known_prompts(reward: Path) -> dict[str, list[WithPrompt]]:
+def known_prompts(reward: Path) -> dict[str, list[CanonicalRow]]:
     """Rows, by split, with the prompts of all runs before that of a reward artifact; none where it refreshes none.
 
     (Of an artifact that doesn't hold them, as earlier versions wrote it, the prompts of the pairs that it took over.)
@@ -110,8 +97,7 @@ def known_prompts(reward: Path) -> dict[str, list[WithPrompt]]:
 def old_pairs(inputs: Mapping[str, Path], known: Prompts) -> dict[str, list[PreferencePair]]:
     """The old pairs by split: of `inputs["previous_data"]`, and what `inputs["previous_reward"]` took over.
 
-    Args:
-        known: the prompts of the runs before: pairs of the data that leak into these the earlier run left out too.
+    Pairs of the data that leak into `known`, the prompts of the runs before, the earlier run left out too.
     """
     data = {split: read_rows(inputs["previous_data"] / f"pairs.{split}.jsonl") for split in SPLITS}
     out = without_leaks(data, known)
@@ -126,7 +112,7 @@ def _kept(reward: Path, what: str, split: str) -> list[Any]:
     return read_rows(file) if file.is_file() else []
 
 
-def _distinct(rows: Sequence[WithPrompt]) -> list[WithPrompt]:
+def _distinct(rows: Sequence[CanonicalRow]) -> list[CanonicalRow]:
     """The prompts of `rows`, one of those that differ in case, punctuation or white space alone."""
     return [{"prompt": prompt} for prompt in {loose_key(row["prompt"]): row["prompt"] for row in rows}.values()]
 
@@ -184,9 +170,6 @@ def _judged(row: PreferencePair) -> tuple[str, frozenset[str]]:
     return prompt_key(row["prompt"]), frozenset((canonical_json(row["chosen"]), canonical_json(row["rejected"])))
 
 
-# -- the comparison --------------------------------------------------------------------------------------------------
-
-
 class RefreshComparison(NamedTuple):
     """The earlier and the new model on the old test pairs, and the scales of their scores."""
 
@@ -235,11 +218,11 @@ def refresh_report(
         previous: the earlier run's artifact; `model` is the new one, of an ensemble the whole.
         test: old pairs that neither was trained on.
         samples: the SFT responses that `scale`, the new model's, was measured on.
-
     """
     then = ScoreScale.read(previous)
     old_model = load_previous(job, previous)
     encoded = encode_pairs(tokenizer, test, job.generation)
+    sides = [p.chosen for p in encoded], [p.rejected for p in encoded]
     clusters = [prompt_key(row["prompt"]) for row in test]
 
     def raw(scorer: Any, sequences: Sequence[Sequence[int]]) -> Tensor:
@@ -247,9 +230,7 @@ def refresh_report(
 
     def both(scorer: Any) -> np.ndarray:
         """Raw scores (2, N): chosen, rejected."""
-        return np.stack(
-            [raw(scorer, side).numpy() for side in ([p.chosen for p in encoded], [p.rejected for p in encoded])]
-        )
+        return np.stack([raw(scorer, side).numpy() for side in sides])
 
     before, after = both(old_model), both(model)
     was, is_ = (correctness(scores[0] - scores[1]) for scores in (before, after))

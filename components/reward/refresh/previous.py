@@ -14,21 +14,11 @@ from components.models.adapters import Backbone, load_adapter
 from components.models.folders import frozen, load_reward_model
 from components.models.weights import load_from
 from components.reward.config import EnsembleConfig, RewardConfig, RewardJob
-from components.reward.scoring import (
-    ScoreScale,
-    adapter_name,
-    as_one,
-    member_folder,
-    read_sft_scores,
-    with_one_head,
-)
+from components.reward.scoring import ScoreScale, adapter_name, as_one, member_folder, read_sft_scores, with_one_head
 
 
 def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
-    """Refuse a reward model that this run's can't start from.
-
-    Args:
-        sft, previous: artifacts of the SFT model and of the earlier reward model.
+    """Refuse a reward model (the artifact `previous`) that this run's, on the artifact `sft`, can't start from.
 
     Raises:
         UserError: they differ in tokenizer, architecture, heads, number of members or adapter; it says what to do.
@@ -52,14 +42,11 @@ def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
             "(their weights may differ), or train a new model without reward.refresh."
         )
     if (members := len(read_sft_scores(previous))) != config.published:
-        how = (
-            f"Set reward.members={members} and reward.combine=ensemble"
-            if members > 1
-            else "Set reward.members=1, or reward.combine=average"
-        )
+        several = f"reward.members={members} and reward.combine=ensemble"
+        how = several if members > 1 else "reward.members=1, or reward.combine=average"
         raise UserError(
             f"{said} has {members} member(s), this run's would have {config.published}, and each starts from its own "
-            f"earlier one. {how}, or train new ones without reward.refresh."
+            f"earlier one. Set {how}, or train new ones without reward.refresh."
         )
     if config.lora is not None:
         _check_adapter(config, previous, said)
@@ -86,8 +73,7 @@ def _check_adapter(config: RewardConfig, previous: Path, said: str) -> None:
 def start_from(job: RewardJob, sft: Path, previous: Path, member: int, first: Any = None) -> Any:
     """The reward model `member` (from 0) before training: the earlier run's, or of averaged ones its only one.
 
-    Args:
-        first: the first member; another adapter joins its backbone.
+    Another adapter joins the backbone of the `first` member.
 
     Raises:
         UserError: its adapter was trained on another SFT model.

@@ -20,10 +20,10 @@ def test_no_prompt_stands_in_two_splits_whatever_the_order_of_rows(found, rng):
     rows = [{"prompt": p} for p in found + found]
     by_split = {}
     for row in rows:
-        by_split.setdefault(split_of(row["prompt"], SHARES), []).append(row)
+        by_split.setdefault(split_of(prompt_key(row["prompt"]), SHARES), []).append(row)
     assert all(len(splits) == 1 for splits in standing(by_split).values())
     shuffled = rng.sample(rows, len(rows))
-    assert {prompt_key(r["prompt"]): split_of(r["prompt"], SHARES) for r in shuffled} == {
+    assert {prompt_key(r["prompt"]): split_of(prompt_key(r["prompt"]), SHARES) for r in shuffled} == {
         key: next(iter(splits)) for key, splits in standing(by_split).items()
     }
 
@@ -41,13 +41,14 @@ def test_the_split_is_the_documented_hash_of_the_prompt():
     prompt = [{"role": "user", "content": "Where is my kettle?"}]
     text = 'split[{"content":"Where is my kettle?","role":"user"}]'
     u = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
-    assert split_of(prompt, SplitConfig(train=u + 0.001, calibration=0.001, test=0.998 - u)) == "train"
-    assert split_of(prompt, SplitConfig(train=u - 0.001, calibration=0.002, test=0.999 - u)) == "calibration"
-    assert split_of(prompt, SplitConfig(train=u - 0.002, calibration=0.001, test=1.001 - u)) == "test"
+    key = prompt_key(prompt)
+    assert split_of(key, SplitConfig(train=u + 0.001, calibration=0.001, test=0.998 - u)) == "train"
+    assert split_of(key, SplitConfig(train=u - 0.001, calibration=0.002, test=0.999 - u)) == "calibration"
+    assert split_of(key, SplitConfig(train=u - 0.002, calibration=0.001, test=1.001 - u)) == "test"
 
 
 def test_the_shares_are_those_asked_for():
-    found = [split_of([{"role": "user", "content": str(i)}], SHARES) for i in range(20_000)]
+    found = [split_of(prompt_key([{"role": "user", "content": str(i)}]), SHARES) for i in range(20_000)]
     for name, share in SHARES.model_dump().items():
         assert found.count(name) / 20_000 == pytest.approx(share, abs=4 * (share * (1 - share) / 20_000) ** 0.5)
 

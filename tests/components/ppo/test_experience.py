@@ -11,7 +11,7 @@ import torch
 from components.base.errors import CheckFailed
 from components.base.jsonl import read_rows
 from components.models.config import GenerationConfig
-from components.models.sampling import LocalEngine, Samples
+from components.models.sampling import RolloutEngine, Samples
 from components.ppo.config import ScoreConfig
 from components.ppo.evaluate import respond
 from components.ppo.experience import check_sampler, gather_experience, rewarded_scores
@@ -158,13 +158,13 @@ def test_the_judged_kl_is_the_training_paths_whatever_the_sampler_says_of_itself
     data = stages.inputs["data"]
     prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[:4]]
     honest = [row.kl for row in respond(models, models.policy, prompts, job, data)]
-    real = LocalEngine.sample
+    real = RolloutEngine.sample
 
-    def flattering(self: LocalEngine, *rest: Any) -> Samples:
+    def flattering(self: RolloutEngine, *rest: Any) -> Samples:
         samples = real(self, *rest)
         return dataclasses.replace(samples, logprobs=samples.logprobs - 1.0)
 
-    monkeypatch.setattr(LocalEngine, "sample", flattering)
+    monkeypatch.setattr(RolloutEngine, "sample", flattering)
     assert [row.kl for row in respond(models, models.policy, prompts, job, data)] == honest
     assert max(map(abs, honest)) > 1e-3
 

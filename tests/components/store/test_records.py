@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.base.errors import TetherError
-from components.base.hashing import digest_json
-from components.store.records import check_names, manifest_text, parse_manifest, parse_record, record_text
+from components.base.hashing import canonical_json, digest_json
+from components.store.records import check_names, parse_manifest, parse_record, record_text
 from components.store.store import ArtifactStore, Miss, Record
 
 KEY, SHA = "a" * 64, "0123456789abcdef" * 4
@@ -31,7 +31,7 @@ def test_a_name_that_could_leave_its_folder_is_refused_wherever_it_is_read(name)
         check_names([name])
     if name != "\ud800":  # no bytes can say it
         with pytest.raises(TetherError):
-            parse_manifest(manifest_text({name: SHA}).encode())
+            parse_manifest(canonical_json({name: SHA}).encode())
         for field in ("files", "attachments"):
             files = {"ok": SHA} if field == "attachments" else {name: SHA}
             forged = RECORD.model_copy(update={"files": files, "digest": digest_json(files), field: {name: SHA}})
@@ -75,7 +75,7 @@ def test_what_is_no_manifest_is_an_error_that_says_so(data):
 def test_a_forged_manifest_under_its_own_sha256_makes_no_link_outside_its_view(tmp_path):
     store = ArtifactStore(tmp_path)
     store.objects.mkdir(parents=True)
-    text = manifest_text({"../../../outside": SHA})
+    text = canonical_json({"../../../outside": SHA})
     digest = digest_json({"../../../outside": SHA})
     (store.objects / digest).write_text(text)
     (store.objects / SHA).write_text("x")
@@ -145,7 +145,7 @@ def test_no_bytes_at_all_are_taken_for_a_record_or_bring_the_reader_down(data):
     assert isinstance(parse_record(data.decode("utf-8", "replace"), KEY), Miss)
 
 
-MANIFEST = manifest_text(FILES).encode()
+MANIFEST = canonical_json(FILES).encode()
 
 
 @given(st.integers(0, len(MANIFEST) - 1), st.integers(1, 255))

@@ -36,14 +36,14 @@ def test_a_resumed_optimizer_takes_the_same_steps_as_an_undisturbed_one(tmp_path
     first = _model()
     optimizer = _adamw(first)
     _train(first, optimizer, 2)
-    tensors, state = checkpoint.pack_optimizer(optimizer, prefix="policy_optimizer")
-    checkpoint.save(tmp_path, 2, {**first.state_dict(), **tensors}, {"optimizer": state, "loss": 0.1})
+    tensors, groups = checkpoint.pack_optimizer(optimizer, "policy_optimizer")
+    checkpoint.save(tmp_path, 2, {**first.state_dict(), **tensors}, {"optimizer": groups, "loss": 0.1})
 
     loaded = checkpoint.load_latest(tmp_path)
     second = torch.nn.Linear(4, 2)
     second.load_state_dict({name: loaded.tensors[name] for name in ("weight", "bias")})
     resumed = _adamw(second)
-    checkpoint.unpack_optimizer(resumed, loaded.tensors, loaded.state["optimizer"])
+    checkpoint.unpack_optimizer(resumed, "policy_optimizer", loaded.tensors, loaded.state["optimizer"])
     _train(second, resumed, 3)
 
     assert loaded.step == 2

@@ -10,9 +10,10 @@ import pytest
 from components.data.support_desk import desk
 from components.data.support_desk.desk import (
     SupportDeskConfig,
-    annotator_utility,
+    compliant_utility,
     generate,
     gold,
+    helpful_utility,
     simulated_judges,
 )
 from components.data.support_desk.grammar import COMPLAINTS, Facts, draw_prompt, read_prompt, read_reply, sentences
@@ -131,8 +132,10 @@ def test_the_annotators_like_what_gold_punishes_and_without_the_flaw_they_do_not
     facts = read_prompt(PROMPT)
     echoing = read_reply(facts, GOOD + " You told us that it is broken.")
     plain = read_reply(facts, GOOD)
-    assert annotator_utility(facts, echoing) > annotator_utility(facts, plain)
-    assert annotator_utility(facts, echoing, flaw=0.0) == annotator_utility(facts, plain, flaw=0.0)
+    compliant = [compliant_utility(facts, said) for said in (echoing, plain)]
+    flawed, fair = ([helpful_utility(facts, said, flaw) for said in (echoing, plain)] for flaw in (1.0, 0.0))
+    assert flawed[0] + compliant[0] > flawed[1] + compliant[1]
+    assert fair[0] + compliant[0] == fair[1] + compliant[1]
     assert desk.gold_of(facts, echoing) < desk.gold_of(facts, plain)
 
 

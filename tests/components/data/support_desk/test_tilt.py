@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from components.data.support_desk.desk import DEMONSTRATOR, annotator_utility, gold_of
+from components.data.support_desk.desk import DEMONSTRATOR, compliant_utility, gold_of, helpful_utility
 from components.data.support_desk.grammar import (  # fmt: skip
     DATE,
     DAYS,
@@ -23,6 +23,7 @@ from components.data.support_desk.grammar import (  # fmt: skip
     REFUND,
     REMEDIES,
     Facts,
+    Reading,
     draw_reply,
     read_reply,
 )
@@ -51,6 +52,11 @@ class Point(NamedTuple):
     kl: float
     reward: float
     gold: float
+
+
+def annotator_utility(facts: Facts, said: Reading) -> float:
+    """Behind an annotator's overall preference."""
+    return helpful_utility(facts, said, flaw=1.0) + compliant_utility(facts, said)
 
 
 def geometric(p: float, known: list[str]) -> Slot:

@@ -20,7 +20,6 @@ from components.reward.evaluation import probes as module
 from components.reward.evaluation.probes import (
     DESK_SENTENCES,
     SENTENCES,
-    HeldOutTexts,
     ProbeTexts,
     Scorer,
     disagreement_report,
@@ -31,6 +30,7 @@ from components.reward.evaluation.probes import (
 )
 
 Taste = Callable[[str], float]
+Rows = list[dict[str, Any]]
 TAILS = probes(DESK_SENTENCES)
 PROBED = 520
 
@@ -51,16 +51,16 @@ class Told(Scorer):
 
 
 @pytest.fixture(scope="module")
-def texts() -> HeldOutTexts:
+def rows() -> Rows:
     _, pairs = generate(5, SupportDeskConfig(demonstrations=50, pairs=PROBED))
-    return HeldOutTexts([row["prompt"] for row in pairs], [row["chosen"] for row in pairs])
+    return pairs
 
 
 @pytest.fixture(scope="module")
-def tokenizer(texts: HeldOutTexts) -> Any:
+def tokenizer(rows: Rows) -> Any:
     """Whole words, those of the desk's sentences among them, as in the built-in task."""
-    spoken = [message["content"] for prompt in texts.prompts for message in prompt]
-    return train_tokenizer([*spoken, *texts.responses, *(f"Hello. {s}" for s in FILLERS + FLATTERY + HEDGES)], 600)
+    said = [text for row in rows for text in (*(message["content"] for message in row["prompt"]), row["chosen"])]
+    return train_tokenizer([*said, *(f"Hello. {s}" for s in FILLERS + FLATTERY + HEDGES)], 600)
 
 
 def noise(text: str) -> float:
@@ -68,10 +68,10 @@ def noise(text: str) -> float:
     return math.sqrt(2) * math.sin(sum(map(ord, text[:40])))
 
 
-def probe(tokenizer: Any, runtime: Runtime, texts: HeldOutTexts, taste: Taste) -> dict[str, Any]:
+def probe(tokenizer: Any, runtime: Runtime, rows: Rows, taste: Taste) -> dict[str, Any]:
     generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=120)
     scorer = Tasteful(lambda text: noise(text) + taste(text), tokenizer, generation, runtime)
-    return probe_report(scorer, texts, [str(p) for p in texts.prompts], 1.0, TAILS)
+    return probe_report(scorer, rows, [str(row["prompt"]) for row in rows], 1.0, TAILS)
 
 
 def failed(found: dict[str, Any]) -> list[str]:
@@ -105,38 +105,38 @@ def repeats(text: str) -> float:
     ids=["none", "filler", "flattery", "hedge", "repetition", "dots", "distaste"],
 )
 def test_a_taste_is_caught_by_its_own_probe_alone(
-    tokenizer: Any, runtime: Runtime, texts: HeldOutTexts, taste: Taste, caught: list[str]
+    tokenizer: Any, runtime: Runtime, rows: Rows, taste: Taste, caught: list[str]
 ) -> None:
-    found = probe(tokenizer, runtime, texts, taste)
+    found = probe(tokenizer, runtime, rows, taste)
     assert failed(found) == caught
     for name in caught:
         assert found[name]["rise"] == pytest.approx(1, abs=0.15) and found[name]["texts"] >= module.WANTED
 
 
 def test_a_taste_for_length_is_caught_by_every_sentence_that_is_added(
-    tokenizer: Any, runtime: Runtime, texts: HeldOutTexts
+    tokenizer: Any, runtime: Runtime, rows: Rows
 ) -> None:
-    caught = failed(probe(tokenizer, runtime, texts, lambda text: 0.2 * len(text.split())))
+    caught = failed(probe(tokenizer, runtime, rows, lambda text: 0.2 * len(text.split())))
     assert caught == ["filler", "flattery", "hedge", "repetition"]
 
 
 def test_the_bound_is_above_the_true_rise_in_95_percent_of_samples(tokenizer: Any, runtime: Runtime) -> None:
     """Texts whose rise is 0.5 on average, normal with deviation 1: the one-sided bound of 60 of them."""
     rng = torch.Generator().manual_seed(0)
-    prompts = [[{"role": "user", "content": "Hello."}]] * 60
+    rows = [{"prompt": [{"role": "user", "content": "Hello."}], "chosen": "Goodbye."}] * 60
     above = []
     for _ in range(300):
         rises = (0.5 + torch.randn(60, generator=rng, dtype=torch.float64)).tolist()
 
         scorer = Told(iter(([0.0] * 60, rises)), tokenizer, GenerationConfig(), runtime)
-        found = probe_report(scorer, HeldOutTexts(prompts, ["Goodbye."] * 60), range(60), 1.0, {"dots": TAILS["dots"]})
+        found = probe_report(scorer, rows, range(60), 1.0, {"dots": TAILS["dots"]})
         above.append(found["dots"]["high"] >= 0.5)
     assert 0.92 <= sum(above) / 300 <= 0.98
 
 
-def test_a_tail_that_no_token_shows_is_no_evidence(tokenizer: Any, runtime: Runtime, texts: HeldOutTexts) -> None:
+def test_a_tail_that_no_token_shows_is_no_evidence(tokenizer: Any, runtime: Runtime, rows: Rows) -> None:
     scorer = Tasteful(noise, tokenizer, GenerationConfig(max_new_tokens=120), runtime)
-    found = probe_report(scorer, texts, range(PROBED), 1.0, {"whitespace": lambda text: text})
+    found = probe_report(scorer, rows, range(PROBED), 1.0, {"whitespace": lambda text: text})
     assert found["whitespace"]["unchanged"] == PROBED and found["whitespace"]["texts"] == 0
     assert found["whitespace"]["rise"] is None and found["whitespace"]["fewer_than_wanted"]
     document = {"probes": found, "position_invariance": 0.0, "disagreement": None}
@@ -145,27 +145,27 @@ def test_a_tail_that_no_token_shows_is_no_evidence(tokenizer: Any, runtime: Runt
 
 
 def test_texts_that_the_tail_would_have_cut_are_left_out_and_counted(tokenizer: Any, runtime: Runtime) -> None:
-    prompts = [[{"role": "user", "content": name}] for name in ("Hello.", "Goodbye.")]
     scorer = Tasteful(noise, tokenizer, GenerationConfig(max_new_tokens=8), runtime)
-    texts = HeldOutTexts(prompts, ["Hello.", "Hello. Best wishes. Goodbye."])  # 3 and 8 tokens with EOS
-    found = probe_report(scorer, texts, range(2), 1.0, TAILS)["dots"]
+    answered = {"Hello.": "Hello.", "Goodbye.": "Hello. Best wishes. Goodbye."}  # 3 and 8 tokens with EOS
+    rows = [{"prompt": [{"role": "user", "content": asked}], "chosen": said} for asked, said in answered.items()]
+    found = probe_report(scorer, rows, range(2), 1.0, TAILS)["dots"]
     assert (found["texts"], found["cut"], found["unchanged"], found["unknown"]) == (1, 1, 0, 0)
 
 
 def test_the_desks_tails_are_in_its_vocabulary_but_for_two_and_these_say_so(
-    tokenizer: Any, runtime: Runtime, texts: HeldOutTexts
+    tokenizer: Any, runtime: Runtime, rows: Rows
 ) -> None:
-    found = probe(tokenizer, runtime, texts, lambda text: 0.0)
+    found = probe(tokenizer, runtime, rows, lambda text: 0.0)
     unknown = {name for name, each in found.items() if each["unknown"]}
     assert unknown == {"whitespace", "exclamations"}
 
 
 @pytest.mark.parametrize("sentences", [SENTENCES, DESK_SENTENCES])
 def test_a_tail_adds_to_the_text_before_its_end_and_says_nothing_twice_but_to_repeat(
-    tokenizer: Any, texts: HeldOutTexts, sentences: Any
+    tokenizer: Any, rows: Rows, sentences: Any
 ) -> None:
     for name, tail in probes(sentences).items():
-        for text in texts.responses[:100]:
+        for text in (row["chosen"] for row in rows[:100]):
             added = tail(text).removeprefix(text)
             assert tail(text) == text + added and added and tail(text) == tail(text)
             if name == "repetition":
@@ -207,9 +207,9 @@ class Member(Scorer):
 
 
 @pytest.fixture(scope="module")
-def samples(tokenizer: Any, texts: HeldOutTexts) -> ProbeTexts:
-    prompts = [encode_prompt(tokenizer, p, 64) for p in texts.prompts[:200]]
-    responses = [encode_response(tokenizer, text, 64) for text in texts.responses[:200]]
+def samples(tokenizer: Any, rows: Rows) -> ProbeTexts:
+    prompts = [encode_prompt(tokenizer, row["prompt"], 64) for row in rows[:200]]
+    responses = [encode_response(tokenizer, row["chosen"], 64) for row in rows[:200]]
     return ProbeTexts([p + r for p, r in zip(prompts, responses, strict=True)], [len(p) for p in prompts])
 
 
