@@ -121,11 +121,9 @@ def rerun(
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
     sources = find_sources(config, home, taken=base.records)
     origin = {"stage": stage, "from": base.run, **({"flow_run": flow_run} if flow_run else {})}
-    notes += unnamed_gates(config)
     options = {"refresh": refreshed([stage, *refresh]), "pinned": base.records}
-    return Launch(
-        _begin(home, profile or base.profile, config, origin, label, waivers, **options), config, sources, notes
-    )
+    ctx = _begin(home, profile or base.profile, config, origin, label, waivers, **options)
+    return Launch(ctx, config, sources, notes + unnamed_gates(config))
 
 
 def _begin(
@@ -221,8 +219,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
     with launch.ctx as ctx:
         for note in launch.notes:
             ctx.say(note)
-        result = work()
-        if result is None:
+        if (result := work()) is None:
             ctx.await_labels()
             sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
             (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())

@@ -83,11 +83,9 @@ def candidates(
     from flows.data.candidates import make_candidates
     from tasks.execution.progress import StageProgress
 
-    job = _candidates_job(
-        seed,
-        {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens},
-        {"temperatures": temperature, "per_prompt": per_prompt, "max_prompts": max_prompts, "pairs": pairs},
-    )
+    generation = {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens}
+    options = {"temperatures": temperature, "per_prompt": per_prompt, "max_prompts": max_prompts, "pairs": pairs}
+    job = _candidates_job(seed, generation, options)
     console = Console(stderr=True)
     with StageProgress(console, "candidates") as progress:
         summary, read = make_candidates(

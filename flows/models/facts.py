@@ -31,6 +31,8 @@ class ModelFacts(NamedTuple):
     record: Record
     upstream: tuple[Node, ...]
     """All that it was made of, in the order of making; itself last."""
+    made: Sequence[Record]
+    """The newest record of each artifact that it was made of; its own last, the one it was found by."""
     paths: Mapping[str, Path]
     """Maps the digest of an external input to where it was read."""
     config: Mapping[str, JsonValue]
@@ -52,11 +54,6 @@ class ModelFacts(NamedTuple):
     def kind(self) -> str:
         """sft, reward or policy."""
         return MODELS[self.record.stage]
-
-    @property
-    def made(self) -> list[Record]:
-        """The newest record of each artifact that it was made of, itself last; its own is the one it was found by."""
-        return [*(node.records[0] for node in self.upstream[:-1] if node.records), self.record]
 
     @property
     def stages_of(self) -> dict[str, Record]:
@@ -156,9 +153,8 @@ def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Versio
 
 def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str | None:
     """The run that made a model champion, else the newest whose gates let it through, else the newest that has it."""
-    promoted = [each.promoted["run"] for each in registered if each.promoted and "run" in each.promoted]
-    for run in promoted:
-        if has_run(home, run):
+    for each in registered:
+        if each.promoted and has_run(home, run := each.promoted.get("run", "")):
             return run
     newest = None
     for run in list_runs(home):
@@ -182,8 +178,9 @@ def _gather(
     promoted = next((each.promoted for each in own if each.promoted), None)
     if promoted is None and run is not None and MODELS[record.stage] == "policy":
         promoted = _promoted(stages, read_done(home / "runs" / run))
+    made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
-    for each in (*(node.records[0] for node in upstream[:-1] if node.records), record):
+    for each in made:
         options |= changed_options(each, load_status(home, each.run).profile if has_run(home, each.run) else None)
     computed_by = {each.run for node in upstream for each in node.records}
     sources = {node.digest for node in upstream if not node.records}
@@ -192,6 +189,7 @@ def _gather(
         name=name or model_name(str(config.get("project", "tether")), MODELS[record.stage]),
         record=record,
         upstream=upstream,
+        made=made,
         paths={source: paths[source] for source in sources if source in paths},
         config=config,
         options=dict(sorted(options.items())),
