@@ -45,8 +45,6 @@ class Chart(NamedTuple):
     title: str
     svg: Path | None
     """None where the stage has not ended or had nothing to draw, or where an earlier version computed it."""
-    ended: bool
-    """Whether the stage has."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,8 @@ class StageFacts:
     @property
     def charts(self) -> dict[str, Chart]:
         """Its charts by name, as they were drawn when it was computed."""
-        ended = self.status.digest is not None
         drawn = CHARTS.get(self.name, {})
-        return {name: Chart(title, self._attached(f"{name}.svg"), ended) for name, (title, _) in drawn.items()}
+        return {name: Chart(title, self._attached(f"{name}.svg")) for name, (title, _) in drawn.items()}
 
     @cached_property
     def curves(self) -> dict[str, Curve]:

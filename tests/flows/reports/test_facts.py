@@ -7,7 +7,8 @@ import pytest
 from components.store.store import ArtifactStore
 from flows.reports.facts import run_facts
 from flows.reports.page import ending
-from tests.stored_run import BINS, CURVES, METRICS, forget, stored_run
+from tests import stored_run as stored
+from tests.stored_run import BINS, CURVES, METRICS, evaluation, forget, stored_run
 
 OTHER = "20260102-000000-bbbb"
 
@@ -56,6 +57,18 @@ def test_the_worst_kl_and_the_highest_reward_are_picked_out_and_others_come_in_o
         (4, ["the worst KL"]), (8, ["the highest reward"]), (1, []),
     ]  # fmt: skip
     assert [each.number for each in ppo.samples[2:]] == [1, 2, 3, 5, 6, 7]
+
+
+def test_a_response_with_a_line_separator_of_unicode_is_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = evaluation()
+    rows[0]["policy"]["response"] = "one\u2028two\x85three"
+    monkeypatch.setattr(stored, "evaluation", lambda: rows)
+    stored_run(tmp_path)
+    policy = run_facts(tmp_path).policy
+    assert policy.evaluated == 9
+    assert policy.samples[2].row["policy"]["response"] == "one\u2028two\x85three"
 
 
 def test_a_stopped_run_says_which_gate_and_nothing_of_what_did_not_run(tmp_path: Path) -> None:
