@@ -8,6 +8,7 @@ params and outputs that are there already are left alone.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,8 @@ class _Stage:
         for name in TABLES:
             path = self._done.path / name
             if path.is_file():
-                rows = [json.loads(line) for line in path.read_text().splitlines()[:TABLE_ROWS]]
+                with path.open("rb") as file:  # whose lines end at \n alone
+                    rows = [json.loads(line) for line in islice(file, TABLE_ROWS)]
                 columns = list(dict.fromkeys(key for row in rows for key in row))
                 table = {"columns": columns, "data": [[_cell(row.get(column)) for column in columns] for row in rows]}
                 shown.append({"path": f"{path.stem}.json", "type": "table"})
