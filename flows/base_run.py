@@ -80,9 +80,7 @@ def standing(store: ArtifactStore, status: RunStatus, stages: Sequence[str]) -> 
     """The records that a run took for `stages`, by sub-stage, and what is lacking for the first that has none."""
     found: dict[str, Record] = {}
     lacking: str | None = None
-    for stage in status.stages:
-        if stage.name not in stages:
-            continue
+    for stage in (stage for stage in status.stages if stage.name in stages):
         record = _record(store, stage.key, stage.digest, stage.state)
         if isinstance(record, Record):
             found[record.stage] = record

@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from components.base.errors import TetherError
 from components.models.runtime import Runtime, has_cuda
 from components.store.store import ArtifactStore
 from flows.data.pretrained import MODELS, model_folder
-from flows.environment import package_folders
+from flows.environment import check_packages
 from tasks.prefect_flow.server import no_answer
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 def diagnose(home: Path) -> list[Finding]:
     """Everything `tether doctor` looks at."""
     return [
-        *_python(),
+        _python(),
         *_torch(),
         _runtime(),
         *_disk(home),
@@ -50,31 +50,28 @@ def diagnose(home: Path) -> list[Finding]:
         *_versions(),
         *breaking(),
         *_servers(),
-        *_packages(),
+        _packages(),
         *_models(home),
     ]
 
 
-def print_findings(findings: Iterable[Finding]) -> bool:
+def print_findings(findings: Sequence[Finding]) -> bool:
     """Print them; returns whether none failed."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
-    fine = True
     for level, what, text in findings:
-        fine = fine and level != "fail"
-        style = {"ok": "green", "note": "yellow", "fail": "red"}[level]
-        table.add_row(Text(level, style), what, Text(text))
+        table.add_row(Text(level, {"ok": "green", "note": "yellow", "fail": "red"}[level]), what, Text(text))
     Console().print(table)
-    return fine
+    return all(each.level != "fail" for each in findings)
 
 
-def _python() -> list[Finding]:
+def _python() -> Finding:
     version = platform.python_version()
     fine = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return [Finding("ok" if fine else "fail", "Python", version if fine else f"{version}; Tether needs 3.11 or 3.12")]
+    return Finding("ok" if fine else "fail", "Python", version if fine else f"{version}; Tether needs 3.11 or 3.12")
 
 
 def _torch() -> list[Finding]:
@@ -87,9 +84,8 @@ def _torch() -> list[Finding]:
         names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         found.append(Finding("ok", "GPU", names))
     elif has_cuda():
-        found.append(
-            Finding("fail", "GPU", "the NVIDIA driver is loaded, but this torch can't use it: runtime.device=cpu")
-        )
+        told = "the NVIDIA driver is loaded, but this torch can't use it: runtime.device=cpu"
+        found.append(Finding("fail", "GPU", told))
     else:
         found.append(Finding("note", "GPU", "none; everything runs on the CPU"))
     return found
@@ -102,9 +98,7 @@ def _runtime() -> Finding:
 
 
 def _disk(home: Path) -> list[Finding]:
-    folder = home
-    while not folder.exists():
-        folder = folder.parent
+    folder = next(each for each in (home, *home.parents) if each.exists())
     free = shutil.disk_usage(folder).free / 1e9
     writable = os.access(folder, os.W_OK)
     return [
@@ -130,11 +124,8 @@ def _store(home: Path) -> Finding:
 def _versions() -> list[Finding]:
     if not CONSTRAINTS.is_file():
         return [Finding("note", "versions", f"no {CONSTRAINTS} to compare with")]
-    wanted = dict(
-        line.split("==", 1)
-        for line in CONSTRAINTS.read_text().splitlines()
-        if "==" in line and not line.startswith("#")
-    )
+    lines = CONSTRAINTS.read_text().splitlines()
+    wanted = dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
     different, absent = [], []
     for name, version in wanted.items():
         try:
@@ -179,15 +170,12 @@ def _servers() -> list[Finding]:
     return found
 
 
-def _packages() -> list[Finding]:
-    ours = Path(__file__).resolve().parent.parent
-    strangers = [f"{name} comes from {folder}" for name, folder in package_folders().items() if folder != ours / name]
-    text = (
-        "; ".join(strangers) + ": run from another directory, without PYTHONPATH"
-        if strangers
-        else f"all four from {ours}"
-    )
-    return [Finding("fail" if strangers else "ok", "packages", text)]
+def _packages() -> Finding:
+    try:
+        check_packages()
+    except TetherError as error:
+        return Finding("fail", "packages", str(error))
+    return Finding("ok", "packages", f"all four from {Path(__file__).resolve().parent.parent}")
 
 
 def _models(home: Path) -> list[Finding]:

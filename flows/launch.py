@@ -121,11 +121,9 @@ def rerun(
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
     sources = find_sources(config, home, taken=base.records)
     origin = {"stage": stage, "from": base.run, **({"flow_run": flow_run} if flow_run else {})}
-    notes += unnamed_gates(config)
     options = {"refresh": refreshed([stage, *refresh]), "pinned": base.records}
-    return Launch(
-        _begin(home, profile or base.profile, config, origin, label, waivers, **options), config, sources, notes
-    )
+    ctx = _begin(home, profile or base.profile, config, origin, label, waivers, **options)
+    return Launch(ctx, config, sources, notes + unnamed_gates(config))
 
 
 def _begin(
@@ -145,11 +143,9 @@ def _begin(
 def unnamed_gates(config: RunConfig) -> list[str]:
     """A line that says which gates are off because the config does not name them; none where it names all."""
     off = config.gates.unnamed
-    if not off:
-        return []
     named = f"{', '.join(off[:MOST])}{f' and {len(off) - MOST} more' if len(off) > MOST else ''}"
-    one = "1 gate is off because the profile does not name it"
-    return [f"{f'{len(off)} gates are off because the profile does not name them' if len(off) > 1 else one}: {named}"]
+    gates, them = ("1 gate is", "it") if len(off) == 1 else (f"{len(off)} gates are", "them")
+    return [f"{gates} off because the profile does not name {them}: {named}"] if off else []
 
 
 def check_stages(what: str, stages: Iterable[str]) -> None:
@@ -199,21 +195,17 @@ def compute(launch: Launch) -> StageResult | None:
         UserError: a stage's runner is a pool, and there is no server or deployment for it. And what a stage raises.
     """
     ctx, config, sources, _ = launch
-    stored = everything_is_stored(config, sources, ctx)
-    if not stored:
+    if not everything_is_stored(config, sources, ctx):
         from tasks.prefect_flow.server import check_server, end_orphans
 
         end_orphans(ctx.home / "prefect" / "embedded")
         try:
-            computed = {stage: pool for stage, pool in config.pools.items() if stage not in ctx.pinned}
-            check_server(needed_for=computed)
+            check_server(needed_for={stage: pool for stage, pool in config.pools.items() if stage not in ctx.pinned})
         except UserError:
             ctx.discard()
             raise
-    if stored:
-        run = partial(run_stage, ctx=ctx)
-        return _go(launch, lambda: pipeline(config, sources, run))
-    return _go(launch, lambda: rlhf(config, sources, ctx))
+        return _go(launch, lambda: rlhf(config, sources, ctx))
+    return _go(launch, lambda: pipeline(config, sources, partial(run_stage, ctx=ctx)))
 
 
 def compute_in_flow(launch: Launch) -> StageResult | None:
@@ -227,8 +219,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
     with launch.ctx as ctx:
         for note in launch.notes:
             ctx.say(note)
-        result = work()
-        if result is None:
+        if (result := work()) is None:
             ctx.await_labels()
             sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
             (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
@@ -239,9 +230,10 @@ def write_reports(ctx: RunContext) -> None:
     """Write what a run leaves for people, however it ended: `report.md`, `report.html`, and its models' cards."""
     from flows.models.card import write_cards
     from flows.reports.page import write_page
-    from flows.reports.terminal import write_report
+    from flows.reports.terminal import markdown
 
-    write_report(ctx.folder, load_status(ctx.home, ctx.run), is_simulated(ctx.home, ctx.run))
+    text = markdown(load_status(ctx.home, ctx.run), is_simulated(ctx.home, ctx.run))
+    (ctx.folder / "report.md").write_text(text, encoding="utf-8")
     for name, write, again in (
         ("cards", lambda: write_cards(ctx), f"`tether card {ctx.run}` makes one again"),
         (REPORT, lambda: write_page(ctx.home, ctx.run), f"`tether report {ctx.run}` tries again"),

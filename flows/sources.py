@@ -61,8 +61,7 @@ def find_sources(
 def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
     data = {}
     for name in DATA:
-        value = getattr(config.data, name)
-        if value is not None:
+        if (value := getattr(config.data, name)) is not None:
             path = resolve_source(value, config.data.hub, home / "datasets", f"data.{name}")
             if path.is_file():
                 look_at(name, path, config.data)
@@ -71,9 +70,10 @@ def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
 
 
 def _data_of(validated: Record, config: RunConfig) -> dict[str, Input]:
-    digests = {name: validated.inputs[name] for name in DATA if name in validated.inputs}
     return {
-        name: Input(digest=digest, path=Path(getattr(config.data, name) or name)) for name, digest in digests.items()
+        name: Input(digest=validated.inputs[name], path=Path(getattr(config.data, name) or name))
+        for name in DATA
+        if name in validated.inputs
     }
 
 
@@ -81,8 +81,7 @@ def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[st
     if config.sft.base is None:
         return {}
     read = {stage: taken[stage].inputs.get("base") for stage in ("validate", "sft") if stage in taken}
-    digest = read.get("sft")
-    if digest is not None and read.get("validate") == digest:
+    if (digest := read.get("sft")) and read.get("validate") == digest:
         return {"base": Input(digest=digest, path=Path(config.sft.base))}
     found = Input.of(find_base(config.sft.base, home))
     for stage, digest in read.items():

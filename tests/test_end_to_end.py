@@ -90,9 +90,9 @@ def test_a_whole_runs_report_has_all_that_was_computed_and_mlflow_has_it_too(hom
     facts = run_facts(home, first["run"])
     steps = {metric: [step for step, _ in curve] for metric, curve in facts.stage("ppo").curves.items()}
     assert steps["ppo/kl"] == steps["ppo/beta"] == [1, 2, 3] and facts.stage("sft").curves["sft/train_loss"]
-    assert len(facts.reward.bins) == 10 and facts.reward.slices and facts.reward.probes
+    assert len(facts.reward["bins"]) == 10 and facts.reward["slices"] and facts.reward["probes"]
     assert {why for each in facts.policy.samples for why in each.picked} == {"the worst KL", "the highest reward"}
-    assert facts.comparison.result is not None and facts.comparison.result.items == 32
+    assert facts.comparison is not None and facts.comparison["items"] == 32
     assert [each.stage for each in facts.environment] == STAGES
     assert not [each for each in facts.options if each.changed]
     assert "There are none" not in path.read_text() and "no chart is stored" not in path.read_text()

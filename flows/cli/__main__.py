@@ -5,24 +5,24 @@ import importlib.metadata
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from components.base.errors import GateFailed, TetherError, UserError
 from flows.cli import completion
-from flows.cli.command import command
+from flows.cli.command import Json, command
 from flows.cli.data import data
 from flows.cli.models import model_commands
 from flows.cli.store import store
 from flows.environment import tether_home
 
-app = typer.Typer(
-    name="tether",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+if TYPE_CHECKING:
+    from components.gates.judging import Waiver
+    from flows.config.run_config import RunConfig
+    from flows.launch import Launch
+
+app = typer.Typer(name="tether", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
 app.add_typer(human_eval, name="human-eval")
 app.add_typer(data, name="data")
@@ -61,8 +61,7 @@ Tag = Annotated[
     typer.Option("--tag", metavar="KEY[=VALUE]", help="A tag of the run; `tether runs --tag` finds it."),
 ]
 Profile = Annotated[
-    str,
-    typer.Argument(help="tiny, demo, hh-smollm2, gpu, or a .yaml file.", autocompletion=completion.profiles),
+    str, typer.Argument(help="tiny, demo, hh-smollm2, gpu, or a .yaml file.", autocompletion=completion.profiles)
 ]
 Run = Annotated[str | None, typer.Argument(help="A run's id (default: the newest).", autocompletion=completion.runs)]
 
@@ -93,13 +92,12 @@ def run(
     tag: Tag = None,
 ) -> None:
     """Run the pipeline, reusing every result that is stored."""
-    from flows.config.profiles import parse_override, profile_name
-    from flows.config.run_config import load_config
+    from flows.config.profiles import profile_name
     from flows.launch import new_run
     from tasks.runs.label import Label
 
     label = Label.of(name, tag or [])
-    config = load_config(profile, [parse_override(text) for text in set_ or []]).resolved()
+    config = _config(profile, set_).resolved()
     waivers = _waivers(waive, because)
     _go(new_run(tether_home(), profile_name(profile), config, waivers, refresh or [], label=label))
 
@@ -107,8 +105,7 @@ def run(
 @command(app, "rerun")
 def rerun(
     stage: Annotated[
-        str,
-        typer.Argument(help="validate, sft, reward, ppo or human_eval.", autocompletion=completion.stages),
+        str, typer.Argument(help="validate, sft, reward, ppo or human_eval.", autocompletion=completion.stages)
     ],
     from_run: FromRun = None,
     set_: Set = None,
@@ -152,7 +149,7 @@ def score(
 @command(app, "status")
 def status(
     run: Run = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show a run: its stages, metrics and gates."""
     from tasks.runs.status import load_status
@@ -212,14 +209,13 @@ def sync() -> None:
     from tasks.runs.journal import left_by_earlier
     from tasks.tracking.carrier import sync as carry
 
+    for folder in filter(left_by_earlier, sorted((tether_home() / "runs").glob("*/"))):
+        typer.echo(
+            f"{folder.name}: an earlier version of Tether did not send all of this run, and this version cannot. "
+            f"Run `tether sync` with that version.",
+            err=True,
+        )
     refused = []
-    for folder in sorted((tether_home() / "runs").glob("*/")):
-        if left_by_earlier(folder):
-            typer.echo(
-                f"{folder.name}: an earlier version of Tether did not send all of this run, and this version cannot. "
-                f"Run `tether sync` with that version.",
-                err=True,
-            )
     try:
         for run, error in carry(tether_home()):
             typer.echo(f"{run}: {'is in MLflow' if error is None else error}")
@@ -234,7 +230,7 @@ def sync() -> None:
 def explain(
     run: Run = None,
     stage: Annotated[str | None, typer.Argument(help="One stage alone.", autocompletion=completion.stages)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Explain why each stage of a run was computed or reused."""
     from flows.launch import check_stages
@@ -257,7 +253,7 @@ def lineage(
         ),
     ],
     downstream: Annotated[bool, typer.Option("--downstream", help="What was made of it instead.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
     as_html: Annotated[bool, typer.Option("--html", help="One page on stdout that needs no network.")] = False,
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="The graph for Mermaid, on stdout.")] = False,
 ) -> None:
@@ -280,7 +276,7 @@ def lineage(
 def diff(
     one: Annotated[str, typer.Argument(metavar="RUN", autocompletion=completion.runs)],
     other: Annotated[str, typer.Argument(metavar="RUN", autocompletion=completion.runs)],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare two runs: data, options, code, metrics, gates."""
     from flows.reports import diff as run_diff
@@ -294,11 +290,10 @@ def show_config(profile: Profile, set_: Set = None) -> None:
     """Print a profile as YAML, every default spelled out.
 
     The output is itself a profile."""
-    from flows.config.profiles import parse_override
-    from flows.config.run_config import load_config, to_values
+    from flows.config.run_config import to_values
     from flows.config.yaml import dump
 
-    typer.echo(dump(to_values(load_config(profile, [parse_override(text) for text in set_ or []]))), nl=False)
+    typer.echo(dump(to_values(_config(profile, set_))), nl=False)
 
 
 @command(app, "fetch")
@@ -330,15 +325,13 @@ def deploy(
     ] = None,
 ) -> None:
     """Register pipeline, stages and scoring with a Prefect server."""
-    from flows.config.profiles import parse_override, profile_name
-    from flows.config.run_config import load_config
-
-    config = load_config(profile, [parse_override(text) for text in set_ or []])
+    config = _config(profile, set_)
     if active and cron is None:
         raise UserError("--active: there is no schedule to start. Give one with --cron, as --cron '0 3 * * 1'.")
     if server is not None:
         os.environ["PREFECT_API_URL"] = server
     _need_server("with --server, or PREFECT_API_URL")
+    from flows.config.profiles import profile_name
     from flows.deployment.register import Schedule, describe
     from flows.deployment.register import deploy as register
 
@@ -378,6 +371,13 @@ def serve(
     serve_pools(tether_home(), pool or [CPU_POOL, GPU_POOL], typer.echo)
 
 
+def _config(profile: str, set_: list[str] | None) -> "RunConfig":
+    from flows.config.profiles import parse_override
+    from flows.config.run_config import load_config
+
+    return load_config(profile, [parse_override(text) for text in set_ or []])
+
+
 def _need_server(how: str) -> None:
     from tasks.prefect_flow.server import check_server
 
@@ -386,7 +386,7 @@ def _need_server(how: str) -> None:
     check_server()
 
 
-def _waivers(gates: list[str] | None, because: str) -> list[Any]:
+def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
     from components.gates.judging import Waiver
     from tasks.runs.journal import current_user
 
@@ -397,19 +397,18 @@ def _waivers(gates: list[str] | None, because: str) -> list[Any]:
     return [Waiver(gate=gate, user=current_user(), reason=because.strip()) for gate in gates or []]
 
 
-def _go(launch: Any) -> None:
+def _go(launch: "Launch") -> None:
     """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
     from flows.launch import compute, is_simulated
     from flows.reports.terminal import print_run
     from tasks.runs.journal import REPORT
     from tasks.runs.status import load_status
 
-    failed: GateFailed | None = None
+    ctx, failed = launch.ctx, None
     try:
         result = compute(launch)
     except GateFailed as error:
         failed = error
-    ctx = launch.ctx
     document = load_status(ctx.home, ctx.run)
     print_run(ctx.console, document, is_simulated(ctx.home, ctx.run))
     typer.echo(f"report: {ctx.folder / REPORT}")

@@ -3,7 +3,7 @@
 import functools
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -11,6 +11,7 @@ from components.base.errors import TetherError, disk_error
 from components.training.stopping import Interrupted, graceful
 from flows.environment import check_packages, prepare_environment, tether_home
 
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 INTERRUPTED = 130
 """By Ctrl-C; and by SIGTERM: as a shell says that a signal ended a command, 128 and its number."""
 TERMINATED = 143

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli import completion
-from flows.cli.command import command
+from flows.cli.command import Json, command
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 data = typer.Typer(help="Data files: the contract on them, candidates to label.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 NAMED = 5
 """Quarantined rows that are named on the terminal; the rest are counted."""
 
@@ -84,11 +83,9 @@ def candidates(
     from flows.data.candidates import make_candidates
     from tasks.execution.progress import StageProgress
 
-    job = _candidates_job(
-        seed,
-        {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens},
-        {"temperatures": temperature, "per_prompt": per_prompt, "max_prompts": max_prompts, "pairs": pairs},
-    )
+    generation = {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens}
+    options = {"temperatures": temperature, "per_prompt": per_prompt, "max_prompts": max_prompts, "pairs": pairs}
+    job = _candidates_job(seed, generation, options)
     console = Console(stderr=True)
     with StageProgress(console, "candidates") as progress:
         summary, read = make_candidates(

@@ -11,7 +11,7 @@ import typer
 
 from components.base.errors import UserError
 from flows.cli import completion
-from flows.cli.command import command
+from flows.cli.command import Json, command
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 store = typer.Typer(help="The artifact store: list, verify, collect garbage, export.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id.", autocompletion=completion.runs)]
 DAMAGED = 1
 NAMED = 20

@@ -7,6 +7,8 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, RootModel, ValidationError
 
 _MOST = 5  # problems named in one paragraph
+_OURS = ("value_error", "assertion_error")
+"""Kinds of error that our own validators raise."""
 
 
 def explain(
@@ -48,8 +50,9 @@ def nearest(key: str, keys: list[str]) -> str | None:
     return near[0] if near else None
 
 
-def unknown(key: str, value: Any, near: str | None) -> str:
-    """That `key` is none, and which one it may have been meant for."""
+def unknown(key: str, value: Any, keys: list[str]) -> str:
+    """That `key` is none, and which of `keys` it may have been meant for."""
+    near = nearest(key, keys)
     return f"{key} = {_show(value)}: no such key" + (f"; did you mean {near}?" if near else "")
 
 
@@ -59,22 +62,17 @@ def _problem(item: Any, values: object, keys: list[str]) -> str:
     kind = item["type"]
     if kind == "extra_forbidden":
         path, value = _only_leaf(path, value)
-        key = ".".join(path)
-        near = nearest(key, keys)
-        return unknown(key, value, near)
+        return unknown(".".join(path), value, keys)
     if kind == "missing":
         return f"{'.'.join(map(str, item['loc']))}: is required"
     rule = _rule(kind, item["msg"])
-    if isinstance(value, dict) and kind in (
-        "value_error",
-        "assertion_error",
-    ):  # a rule over several keys: the message says which
+    if isinstance(value, dict) and kind in _OURS:  # a rule over several keys: the message says which
         return rule if not path or rule.startswith(f"{key}.") else f"{key}: {rule}"
     return f"{key} = {_show(value)}: {rule}"
 
 
 def _rule(kind: str, message: str) -> str:
-    if kind in ("value_error", "assertion_error"):
+    if kind in _OURS:
         message = message.split(", ", 1)[-1]
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return "must be a group of keys"
@@ -89,9 +87,7 @@ def _locate(loc: tuple[Any, ...], values: Any) -> tuple[list[str], Any]:
             isinstance(values, list) and isinstance(part, int) and part < len(values)
         ):
             values = values[part]
-        else:
-            continue
-        path.append(str(part))
+            path.append(str(part))
     return path, values
 
 

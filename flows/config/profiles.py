@@ -33,16 +33,15 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
-def read_profile(profile: str | Path, base: Path | None = None) -> dict[str, JsonValue]:
+def read_profile(profile: str | Path) -> dict[str, JsonValue]:
     """The values of a built-in profile or a YAML file, laid over those of the profile that it `extends:`.
 
-    A name means a built-in profile; something with a slash or a .yaml ending is a file, relative to `base`
-    (default: the current directory).
+    A name means a built-in profile; something with a slash or a .yaml ending is a file.
 
     Raises:
         UserError: no such profile, not readable, or extending itself.
     """
-    return _read(_find(str(profile), base or Path.cwd()), ())
+    return _read(_find(str(profile), Path.cwd()), ())
 
 
 def profile_name(profile: str | Path) -> str:
@@ -85,13 +84,10 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     Where `above` brings preferences to a layer that generated them, the judges become people and the gates that ask
     for simulated votes or the simulated policy are off, unless `above` says otherwise.
     """
-    if _preferences(above) is not None and _preferences(below) is None and below:
+    new, old = (group(values, "data").get("preferences") for values in (above, below))
+    if new is not None and old is None and below:
         below = merge(below, _WITHOUT_BUILT_IN_TASK)
     return merge(below, above)
-
-
-def _preferences(values: dict[str, JsonValue]) -> JsonValue:
-    return group(values, "data").get("preferences")
 
 
 def merge(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:

@@ -18,7 +18,7 @@ from components.models.runtime import Runtime
 from components.ppo.config import PpoConfig
 from components.reward.config import RewardConfig
 from components.sft.config import SftConfig
-from flows.config.errors import explain, nearest, unknown
+from flows.config.errors import explain, unknown
 from flows.config.profiles import Override, apply_overrides, profile_names, read_profile
 from tasks.stages import PIPELINE, STAGES, Stage, StageName
 
@@ -157,7 +157,7 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
     for stage, thresholds in _groups(values.get("gates")):
         for short, threshold in _groups(thresholds):
             if stage != "extra" and (key := f"gates.{stage}.{short}") not in gates:
-                raise UserError(f"{source}: {unknown(key, threshold, nearest(key, gates))}")
+                raise UserError(f"{source}: {unknown(key, threshold, gates)}")
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

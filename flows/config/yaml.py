@@ -44,12 +44,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """Decimal, with or without leading zeros (PyYAML reads 010 as octal eight)."""
-    return int(node.value, 10)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+# Decimal, with or without leading zeros (PyYAML reads 010 as octal eight).
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value, 10))
 
 
 def parse(text: str, where: str) -> Any:

@@ -49,8 +49,7 @@ def make_candidates(
     found = find_models(models, home)
     inputs = {"prompts": Input.of(path).digest, **{f"model {model.name}": model.digest for model in found}}
     key, _ = stage_key("candidates", job, inputs, "components.human_eval.candidates.sample", TORCH)
-    done = finished(out, key)
-    if done is not None:
+    if (done := finished(out, key)) is not None:
         return done, prompts
     _check_writable(out)
     store = ArtifactStore(home)
@@ -87,7 +86,8 @@ def find_models(names: Sequence[str], home: Path) -> list[CandidateModel]:
 def _find_model(name: str, home: Path) -> CandidateModel:
     path = Path(name).expanduser()
     if path.is_dir():
-        return CandidateModel(name, digest_folder(_checked(path, name)), _checked(path, name))
+        folder = _checked(path, name)
+        return CandidateModel(name, digest_folder(folder), folder)
     run, _, stage = name.rpartition(":")
     if not run:
         raise UserError(
@@ -98,9 +98,7 @@ def _find_model(name: str, home: Path) -> CandidateModel:
         raise UserError(
             f"--model {name}: {stage or 'nothing'} is no stage with a language model; name {' or '.join(STAGES)}."
         )
-    status = load_status(home, run)
-    digest = status.stage(stage).digest
-    if digest is None:
+    if (digest := load_status(home, run).stage(stage).digest) is None:
         raise UserError(f"--model {name}: run {run} has no {stage} model: that stage has no result.")
     return CandidateModel(name, digest, _checked(ArtifactStore(home).path(digest), name))
 

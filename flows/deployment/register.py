@@ -51,11 +51,6 @@ class Deployed(NamedTuple):
     url: str | None
 
 
-def dispatched(config: RunConfig) -> RunConfig:
-    """`config` with PPO on the GPU pool, unless it says who computes it."""
-    return config.model_copy(update={"runners": {"ppo": Runner(pool=GPU_POOL), **config.runners}})
-
-
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """`config` with paths that hold from a worker's folder too."""
 
@@ -81,7 +76,8 @@ def deploy(
     Args:
         home: the `TETHER_HOME` that workers use; they must see it.
         profile: what the pipeline's deployment and its runs are called after.
-        config: the pipeline's defaults, not resolved: the machine that runs it resolves them.
+        config: the pipeline's defaults, not resolved: the machine that runs it resolves them. PPO goes to the GPU pool
+            unless they say who computes it.
         schedule: of the pipeline, or None.
         pools: further pools that are to compute stages, beside cpu and gpu.
 
@@ -90,7 +86,8 @@ def deploy(
     """
     crons = [] if schedule is None else [_cron(schedule)]
     home.mkdir(parents=True, exist_ok=True)
-    config = dispatched(with_absolute_paths(config))
+    runners = {"ppo": Runner(pool=GPU_POOL), **config.runners}
+    config = with_absolute_paths(config.model_copy(update={"runners": runners}))
     computing = list(dict.fromkeys([CPU_POOL, GPU_POOL, *pools]))
     for pool in computing:
         _make_pool(pool, limit=None if pool == CPU_POOL else 1)

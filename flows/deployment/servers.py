@@ -6,9 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +14,7 @@ from typing import Any, NamedTuple
 
 from components.base.errors import TetherError
 from components.training.stopping import graceful
+from tasks.prefect_flow.server import no_answer
 from tasks.tracking.client import tracking_uri
 
 START_SECONDS = 120.0
@@ -106,34 +105,32 @@ def _serve(services: list[Service], home: Path, say: Say) -> None:
     home.mkdir(parents=True, exist_ok=True)
     # SIGTERM raises a KeyboardInterrupt too (`graceful`); here neither is a mistake.
     with graceful(), suppress(KeyboardInterrupt), _running(services, home) as processes:
-        for service, process in zip(services, processes, strict=True):
-            if process is not None and service.health is not None:
-                _wait_for(service, service.health, process, home)
+        for service in services:
+            if service.health is not None and service.name in processes:
+                _wait_for(service.name, service.health, processes[service.name], home)
             say(f"{service.name}: {service.address}")
-        say("Ctrl-C ends them." if any(processes) else "They are servers of yours; nothing was started.")
-        while any(processes):
-            for service, process in zip(services, processes, strict=True):
-                if process is not None and process.poll() is not None:
-                    raise TetherError(f"{service.name} ended with code {process.returncode}; see {_log(service, home)}")
+        say("Ctrl-C ends them." if processes else "They are servers of yours; nothing was started.")
+        while processes:
+            for name, process in processes.items():
+                if process.poll() is not None:
+                    raise TetherError(f"{name} ended with code {process.returncode}; see {_log(name, home)}")
             time.sleep(0.5)
 
 
-def _log(service: Service, home: Path) -> Path:
-    return home / f"{service.name.lower()}.log"
+def _log(service: str, home: Path) -> Path:
+    return home / f"{service.lower()}.log"
 
 
 @contextmanager
-def _running(services: list[Service], home: Path) -> Iterator[list[subprocess.Popen[bytes] | None]]:
-    processes: list[subprocess.Popen[bytes] | None] = []
+def _running(services: list[Service], home: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Start the services that have a command; gives the processes by the services' names."""
+    processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for service in services:
-            if service.command is None:
-                processes.append(None)
-                continue
-            with _log(service, home).open("wb") as log:
-                # A session of its own: they have children, and Ctrl-C is ours to pass on.
-                processes.append(
-                    subprocess.Popen(
+            if service.command is not None:
+                with _log(service.name, home).open("wb") as log:
+                    # A session of its own: they have children, and Ctrl-C is ours to pass on.
+                    processes[service.name] = subprocess.Popen(
                         service.command,
                         stdout=log,
                         stderr=log,
@@ -141,13 +138,12 @@ def _running(services: list[Service], home: Path) -> Iterator[list[subprocess.Po
                         env={**os.environ, **service.environment},
                         start_new_session=True,
                     )
-                )
         yield processes
     finally:
-        _end([process for process in processes if process is not None])
+        _end(processes.values())
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
     """End processes, all at once, and their children, which are in process groups of ours."""
     for sign, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5.0)):
         for process in processes:
@@ -161,14 +157,9 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def _wait_for(service: Service, health: str, process: subprocess.Popen[bytes], home: Path) -> None:
+def _wait_for(service: str, health: str, process: subprocess.Popen[bytes], home: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(health, timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-    raise TetherError(f"{service.name} did not come up; see {_log(service, home)}")
+    while no_answer(health, timeout=2) is not None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise TetherError(f"{service} did not come up; see {_log(service, home)}")
+        time.sleep(0.3)

@@ -18,7 +18,7 @@ class CardMetric(NamedTuple):
     metric: str
     what: str
     value: float
-    interval: tuple[float | None, float | None] | None
+    interval: tuple[float | None, float | None]
     """Ends of the 95 % interval, clustered by prompt; None for an end that isn't recorded."""
     n: str
     """What it was measured on."""
@@ -33,8 +33,7 @@ def measured(facts: ModelFacts) -> list[CardMetric]:
         for metric, what in ((each.name, each.text) for each in shown if each.card):
             if (value := metrics.get(metric)) is not None and math.isfinite(value):
                 ends = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
-                interval = None if ends == (None, None) else ends
-                found.append(CardMetric(stage, metric, what, value, interval, _count(stage, metrics, records)))
+                found.append(CardMetric(stage, metric, what, value, ends, _count(stage, metrics, records)))
     return found
 
 
@@ -62,14 +61,13 @@ def _count(stage: str, metrics: Mapping[str, float | None], records: Mapping[str
 
 def arguments(each: CardMetric) -> dict[str, str | float]:
     """The interval and what it was measured on, for a machine."""
-    low, high = each.interval or (None, None)
-    ends = {"low": low, "high": high} if each.interval else {}
-    return {"measured_on": each.n, **{f"{name}_95": end for name, end in ends.items() if end is not None}}
+    ends = zip(("low_95", "high_95"), each.interval, strict=True)
+    return {"measured_on": each.n, **{name: end for name, end in ends if end is not None}}
 
 
 def interval(each: CardMetric) -> str:
     """The 95 % interval in words; empty where none is recorded."""
-    low, high = each.interval or (None, None)
+    low, high = each.interval
     if low is not None and high is not None:
         return f"{number(low)} to {number(high)}"
     return f"from {number(low)}" if low is not None else f"up to {number(high)}" if high is not None else ""

@@ -15,8 +15,9 @@ from components.base.nested import group
 from components.gates.text import outcome
 from components.models.weights import check_weights
 from components.store.store import ArtifactStore, Miss
-from flows.models.card import card, code
+from flows.models.card import card
 from flows.models.facts import ModelFacts, model_facts
+from flows.reports.facts import code_name
 from tasks.runs.status import gates_json
 
 SCALE = "reward.json"
@@ -39,7 +40,10 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
         UserError: no such model; `folder` is there and not empty; the model failed; or the store's copy is damaged.
     """
     facts = model_facts(home, asked)
-    _check_target(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder}: this folder is not empty. Name a new one, or empty it first.")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: this is a file. Name a new folder.")
     if facts.failures and not allow_failed:
         raise UserError(
             f"{asked}: this model failed ({'; '.join(facts.failures)}). Choose another (`tether lineage {asked}` shows "
@@ -62,13 +66,6 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
         (out / "README.md").write_text(card(facts), encoding="utf-8")
         write_json(out / "lineage.json", lineage_json(facts))
     return facts
-
-
-def _check_target(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UserError(f"{folder}: this folder is not empty. Name a new one, or empty it first.")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: this is a file. Name a new folder.")
 
 
 def _copy(artifact: Path, files: Mapping[str, str], out: Path) -> None:
@@ -130,14 +127,9 @@ def lineage_json(facts: ModelFacts) -> dict[str, object]:
         "failures": facts.failures,
         "made": [
             {
-                "stage": record.stage,
-                "digest": record.digest,
-                "key": record.key,
-                "inputs": record.inputs,
-                "run": record.run,
-                "started": record.started,
+                **record.model_dump(include={"stage", "digest", "key", "inputs", "run", "started"}),
                 "seed": record.job.get("seed"),
-                "code": record.environment.get("code") or code(record),
+                "code": record.environment.get("code") or code_name({}),
                 "libraries": record.parts.get("libraries", {}),
             }
             for record in facts.made

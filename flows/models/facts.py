@@ -12,7 +12,7 @@ from components.gates.judging import Verdict, Waiver
 from components.gates.text import number, outcome, rule
 from components.store.graph import Graph, Node
 from components.store.store import ArtifactStore, Record
-from flows.models.lineage import ChangedOption, changed_options, find_subject, keys_of
+from flows.models.lineage import ChangedOption, changed_options, find_subject
 from tasks.runs.config import run_values
 from tasks.runs.journal import Done, read_done, recorded_paths
 from tasks.runs.status import StageStatus, has_run, list_runs, load_status
@@ -31,6 +31,8 @@ class ModelFacts(NamedTuple):
     record: Record
     upstream: tuple[Node, ...]
     """All that it was made of, in the order of making; itself last."""
+    made: Sequence[Record]
+    """The newest record of each artifact that it was made of; its own last, the one it was found by."""
     paths: Mapping[str, Path]
     """Maps the digest of an external input to where it was read."""
     config: Mapping[str, JsonValue]
@@ -52,11 +54,6 @@ class ModelFacts(NamedTuple):
     def kind(self) -> str:
         """sft, reward or policy."""
         return MODELS[self.record.stage]
-
-    @property
-    def made(self) -> list[Record]:
-        """The newest record of each artifact that it was made of, itself last; its own is the one it was found by."""
-        return [*(node.records[0] for node in self.upstream[:-1] if node.records), self.record]
 
     @property
     def stages_of(self) -> dict[str, Record]:
@@ -107,8 +104,8 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
     if run is None:
         run = _judging_run(home, digest, [each for each in registered if each.digest == digest])
     if run is not None:
-        graph = graph.of_keys(keys_of(home, run))
-    return _gather(home, digest, graph, registered, run, model.name if model is not None else None, _Runs(home))
+        graph = graph.of_keys(load_status(home, run).needs)
+    return _gather(home, digest, graph, registered, run, model.name if model is not None else None)
 
 
 def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[ModelFacts]:
@@ -119,11 +116,11 @@ def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[Mo
         run: the run.
         records: what it has, by this run or from the store.
     """
-    graph, runs = Graph(records), _Runs(home)
+    graph = Graph(records)
     for stage in load_status(home, run).stages:
         passed = stage.name in MODELS and stage.state in (*PASSED, "waived")
         if passed and stage.digest and graph.node(stage.digest).records:
-            yield _gather(home, stage.digest, graph, (), run, None, runs)
+            yield _gather(home, stage.digest, graph, (), run)
 
 
 def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> tuple[str, str | None]:
@@ -156,9 +153,8 @@ def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Versio
 
 def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str | None:
     """The run that made a model champion, else the newest whose gates let it through, else the newest that has it."""
-    promoted = [each.promoted["run"] for each in registered if each.promoted and "run" in each.promoted]
-    for run in promoted:
-        if has_run(home, run):
+    for each in registered:
+        if each.promoted and has_run(home, run := each.promoted.get("run", "")):
             return run
     newest = None
     for run in list_runs(home):
@@ -171,27 +167,21 @@ def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str 
 
 
 def _gather(
-    home: Path,
-    digest: str,
-    graph: Graph,
-    registered: Iterable[Version],
-    run: str | None,
-    name: str | None,
-    runs: "_Runs",
+    home: Path, digest: str, graph: Graph, registered: Iterable[Version], run: str | None, name: str | None = None
 ) -> ModelFacts:
     upstream = tuple(graph.upstream([digest]))
     record = next((each for each in upstream[-1].records if each.run == run), upstream[-1].records[0])
-    config = runs.config(record.run)
+    config = run_values(home, record.run) if has_run(home, record.run) else {}
     status = None if run is None else load_status(home, run)
     stages = {} if status is None else {stage.name: stage for stage in status.stages}
-    done = [] if run is None else read_done(home / "runs" / run)
     own = tuple(each for each in registered if each.digest == digest)
     promoted = next((each.promoted for each in own if each.promoted), None)
-    if promoted is None and MODELS[record.stage] == "policy":
-        promoted = _promoted(stages, done)
+    if promoted is None and run is not None and MODELS[record.stage] == "policy":
+        promoted = _promoted(stages, read_done(home / "runs" / run))
+    made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
-    for each in (*(node.records[0] for node in upstream[:-1] if node.records), record):
-        options |= changed_options(each, runs.profile(each.run))
+    for each in made:
+        options |= changed_options(each, load_status(home, each.run).profile if has_run(home, each.run) else None)
     computed_by = {each.run for node in upstream for each in node.records}
     sources = {node.digest for node in upstream if not node.records}
     paths = recorded_paths(home, computed_by) if sources else {}
@@ -199,6 +189,7 @@ def _gather(
         name=name or model_name(str(config.get("project", "tether")), MODELS[record.stage]),
         record=record,
         upstream=upstream,
+        made=made,
         paths={source: paths[source] for source in sources if source in paths},
         config=config,
         options=dict(sorted(options.items())),
@@ -208,24 +199,6 @@ def _gather(
         versions=own,
         promoted=promoted,
     )
-
-
-class _Runs:
-    """Configs and profiles of runs, each read once: YAML is slow. None of a run that is not here."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self._configs: dict[str, dict[str, JsonValue]] = {}
-
-    def config(self, run: str) -> dict[str, JsonValue]:
-        """As it was kept: one of an older version need not be a config of this one."""
-        if run not in self._configs:
-            self._configs[run] = run_values(self._home, run) if has_run(self._home, run) else {}
-        return self._configs[run]
-
-    def profile(self, run: str) -> str | None:
-        """What it is called after."""
-        return load_status(self._home, run).profile if has_run(self._home, run) else None
 
 
 def _promoted(stages: Mapping[str, StageStatus], done: Iterable[Done]) -> dict[str, str] | None:

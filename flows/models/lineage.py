@@ -2,9 +2,10 @@
 
 import functools
 import gc
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,51 +51,35 @@ class Judging(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SourceNode:
-    """What no stage made, as far as is known."""
+class LineageNode:
+    """What a stage made, or an external input."""
 
     digest: str
     names: tuple[str, ...]
     """What those that were made of it call it."""
-
-    def as_json(self) -> dict[str, object]:
-        """Return the node as `tether lineage --json` prints it."""
-        return {"digest": self.digest, "names": list(self.names), "stage": None}
-
-
-@dataclass(frozen=True)
-class LostNode(SourceNode):
-    """What runs took from a stage, whose record can't be read any more."""
-
-    lost: str
-    """Why not, and what would give it one."""
-
-    def as_json(self) -> dict[str, object]:
-        """Return the same, and why it is lost."""
-        return {**super().as_json(), "lost": self.lost}
-
-
-@dataclass(frozen=True)
-class ArtifactNode(SourceNode):
-    """What a stage made."""
-
-    record: Record
-    options: dict[str, ChangedOption]
+    lost: str | None = None
+    """Where runs took it from a stage whose record can't be read any more: why not, and what would give it one."""
+    record: Record | None = None
+    """None where no stage made it, as far as is known."""
+    options: Mapping[str, ChangedOption] = field(default_factory=dict)
     """By dotted name, those that differ from the profile's."""
-    judged: list[Judging]
+    judged: Sequence[Judging] = ()
     """The runs that took it, the newest first."""
-    models: Sequence[Version]
+    models: Sequence[Version] = ()
 
     @property
     def source(self) -> str:
         """One sha256 of all the code that the stage runs."""
-        return digest_json(self.record.parts.get("source", {}))
+        return digest_json(self.record.parts.get("source", {}) if self.record else {})
 
     def as_json(self) -> dict[str, object]:
-        """Return the same, and all that is known of how it was made and judged."""
+        """Return the node as `tether lineage --json` prints it."""
+        known: dict[str, object] = {"digest": self.digest, "names": list(self.names), "stage": None}
         record = self.record
+        if record is None:
+            return known | ({"lost": self.lost} if self.lost else {})
         return {
-            **super().as_json(),
+            **known,
             **record.model_dump(include={"stage", "key", "run", "started", "seconds", "inputs"}),
             "seed": record.job.get("seed"),
             "options": {name: option._asdict() for name, option in self.options.items()},
@@ -114,11 +99,8 @@ class ArtifactNode(SourceNode):
             ],
             "models": [
                 {
-                    "name": each.name,
-                    "version": each.version,
+                    **{name: getattr(each, name) for name in ("name", "version", "promoted", "life")},
                     "aliases": list(each.aliases),
-                    "promoted": each.promoted,
-                    "life": each.life,
                 }
                 for each in self.models
             ],
@@ -138,7 +120,7 @@ class LineageGraph(NamedTuple):
 
     subject: Subject
     downstream: bool
-    nodes: list[SourceNode]
+    nodes: list[LineageNode]
     """In the order in which they were made."""
     edges: list[LineageEdge]
     unreadable: dict[str, str]
@@ -155,22 +137,6 @@ class LineageGraph(NamedTuple):
         }
 
 
-def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
-    """The graph upstream (or downstream) of what is asked for.
-
-    Args:
-        home: the `TETHER_HOME`.
-        asked: a run's id, a model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), the beginning of an
-            artifact's digest or key, or a file or folder that runs have read.
-        downstream: what was made of it instead of what it was made of.
-
-    Raises:
-        UserError: nothing of that name is known.
-    """
-    with uncollected():
-        return _lineage(home, asked, downstream)
-
-
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Without the collector, which goes through the same thousands of records again and again, half of the time."""
@@ -183,23 +149,50 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _lineage(home: Path, asked: str, downstream: bool) -> LineageGraph:
-    store = ArtifactStore(home)
-    graph = Graph.of(store)
+@uncollected()
+def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
+    """The graph upstream (or downstream) of what is asked for.
+
+    Args:
+        home: the `TETHER_HOME`.
+        asked: a run's id, a model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), the beginning of an
+            artifact's digest or key, or a file or folder that runs have read.
+        downstream: what was made of it instead of what it was made of.
+
+    Raises:
+        UserError: nothing of that name is known.
+    """
+    graph = Graph.of(ArtifactStore(home))
     named = find_version(home, asked)
     subject = find_subject(home, asked, graph, [named] if named else [])
     if subject.run and not downstream:
-        graph = graph.of_keys(keys_of(home, subject.run))
+        graph = graph.of_keys(load_status(home, subject.run).needs)
     nodes = graph.downstream(subject.digests) if downstream else graph.upstream(subject.digests)
     shown = {node.digest for node in nodes}
-    runs = _runs(home)
-    by_digest: dict[str, list[Version]] = {}
+    statuses = load_readable(home)[0]
+    profiles = {status.run: status.profile for status in statuses}
+    judging: dict[str | None, list[Judging]] = defaultdict(list)
+    registered: dict[str, list[Version]] = defaultdict(list)
+    for status in statuses:
+        for stage in status.stages:
+            judging[stage.digest].append(Judging(status.run, stage))
     for version in versions_of(home, shown):
-        by_digest.setdefault(version.digest, []).append(version)
+        registered[version.digest].append(version)
+
+    def described(node: Node) -> LineageNode:
+        took = judging[node.digest]
+        if node.records:
+            record = next((each for each in node.records if each.run == subject.run), node.records[0])
+            options = changed_options(record, profiles.get(record.run))
+            of, named = took[:JUDGED_BY], registered[node.digest]
+            return LineageNode(node.digest, node.names, None, record, options, of, named)
+        taken = next((each for each in took if each.run == subject.run), took[-1] if took else None)
+        return LineageNode(node.digest, node.names, _lost(taken, graph) if taken else None)
+
     return LineageGraph(
         subject=subject,
         downstream=downstream,
-        nodes=[_node(node, runs, by_digest, subject.run, graph) for node in nodes],
+        nodes=[described(node) for node in nodes],
         edges=[
             LineageEdge(digest, node.digest, name)
             for node in nodes
@@ -210,17 +203,13 @@ def _lineage(home: Path, asked: str, downstream: bool) -> LineageGraph:
     )
 
 
-def keys_of(home: Path, run: str) -> set[str]:
-    """The keys of the stages of a run."""
-    return set(load_status(home, run).needs)
-
-
 def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> Subject:
     """What `asked` names. Raises `UserError` if it names nothing that is known."""
     if has_run(home, asked):
         digests = tuple(stage.digest for stage in load_status(home, asked).stages if stage.digest)
         return Subject("run", asked, digests, asked)
-    model = next((each for each in _newest_first(registered) if asked in each.spellings), None)
+    newest_first = sorted(registered, key=lambda each: (each.name, -int(each.version)))
+    model = next((each for each in newest_first if asked in each.spellings), None)
     if model is not None:
         return Subject("model", f"{model.name}/{model.version}", (model.digest,))
     if digest := graph.find(asked):
@@ -236,43 +225,6 @@ def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Vers
         f"{asked}: there is no such run, model, artifact or file. Give a run's id (`tether status`), a registered "
         f"model (as tether-policy@champion), six or more digits of a digest (`tether store ls`), or a data file."
     )
-
-
-def _newest_first(registered: Iterable[Version]) -> list[Version]:
-    return sorted(registered, key=lambda each: (each.name, -int(each.version)))
-
-
-class _Runs(NamedTuple):
-    """What the runs of a home say."""
-
-    judging: dict[str, list[Judging]]
-    """Artifact's digest to the runs that took it, the newest first."""
-    profiles: dict[str, str]
-    """Run to the profile that it is called after."""
-
-
-def _runs(home: Path) -> _Runs:
-    found = _Runs({}, {})
-    for status in load_readable(home)[0]:
-        found.profiles[status.run] = status.profile
-        for stage in status.stages:
-            if stage.digest:
-                found.judging.setdefault(stage.digest, []).append(Judging(status.run, stage))
-    return found
-
-
-def _node(
-    node: Node, runs: _Runs, registered: Mapping[str, Sequence[Version]], run: str | None, graph: Graph
-) -> SourceNode:
-    """What is known of an artifact or a source."""
-    took = runs.judging.get(node.digest, [])
-    if not node.records:
-        if not took:
-            return SourceNode(node.digest, node.names)
-        return LostNode(node.digest, node.names, _lost(next((t for t in took if t.run == run), took[-1]), graph))
-    record = next((each for each in node.records if each.run == run), node.records[0])
-    options = changed_options(record, runs.profiles.get(record.run))
-    return ArtifactNode(node.digest, node.names, record, options, took[:JUDGED_BY], registered.get(node.digest, ()))
 
 
 def _lost(taken: Judging, graph: Graph) -> str:

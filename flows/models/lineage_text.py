@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator
 
 from components.gates.text import number
-from components.keys.code_version import CodeVersion
-from flows.models.lineage import ArtifactNode, LineageGraph, LostNode, SourceNode
+from flows.models.lineage import LineageGraph, LineageNode
+from flows.reports.facts import code_name
 
 
 def text(found: LineageGraph) -> str:
@@ -27,22 +27,22 @@ def incomplete(found: LineageGraph) -> str:
     return f"This may not be all: records of the store can't be read ({named}). See `tether store verify`."
 
 
-def title(node: SourceNode) -> str:
+def title(node: LineageNode) -> str:
     """One line for an artifact."""
-    what = node.record.stage if isinstance(node, ArtifactNode) else ", ".join(node.names) or "source"
+    what = node.record.stage if node.record else ", ".join(node.names) or "source"
     return f"{what}  {node.digest[:16]}"
 
 
-def facts(node: SourceNode) -> Iterator[str]:
+def facts(node: LineageNode) -> Iterator[str]:
     """What there is to say of an artifact, a line each."""
-    if not isinstance(node, ArtifactNode):
-        yield node.lost if isinstance(node, LostNode) else "no stage made it"
+    if (record := node.record) is None:
+        yield node.lost or "no stage made it"
         return
-    record, libraries = node.record, node.record.parts.get("libraries", {})
     if record.inputs:
         yield "made of " + ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(record.inputs.items()))
     yield f"computed by run {record.run}, {record.started}, in {record.seconds:.1f} s; seed {record.job.get('seed')}"
-    yield f"code {_code(node)}; {', '.join(f'{name} {version}' for name, version in libraries.items())}"
+    libraries = ", ".join(f"{name} {version}" for name, version in record.parts.get("libraries", {}).items())
+    yield f"code {code_name(record.environment.get('code', {}))} (source {node.source[:12]}); {libraries}"
     for name, option in node.options.items():
         yield f"option {name} = {json.dumps(option.value)} (the profile has {json.dumps(option.default)})"
     for run, stage in node.judged:
@@ -64,7 +64,7 @@ def mermaid(found: LineageGraph) -> str:
     """The graph as Mermaid draws it (https://mermaid.js.org/syntax/flowchart.html)."""
     lines = ["flowchart LR"]
     for node in found.nodes:
-        open_, close = ("[", "]") if isinstance(node, ArtifactNode) else ("[(", ")]")
+        open_, close = ("[", "]") if node.record else ("[(", ")]")
         shown = title(node).replace('"', "#quot;").replace("  ", "<br/>")
         lines.append(f'    {_id(node.digest)}{open_}"{shown}"{close}')
     for edge in found.edges:
@@ -105,20 +105,14 @@ th, td { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid
 """
 
 
-def _link(node: SourceNode, text: str = "") -> str:
+def _link(node: LineageNode, text: str = "") -> str:
     return f'<a href="#{node.digest}">{html.escape(text or title(node))}</a>'
 
 
-def _made_of(node: SourceNode, found: LineageGraph) -> str:
+def _made_of(node: LineageNode, found: LineageGraph) -> str:
     """Links to what an artifact was made of, by the names that it calls them; empty where none is in the graph."""
     nodes = {each.digest: each for each in found.nodes}
     return ", ".join(_link(nodes[edge.made_of], edge.name) for edge in found.edges if edge.to == node.digest)
-
-
-def _code(node: ArtifactNode) -> str:
-    code = node.record.environment.get("code", CodeVersion())
-    commit = (code.get("commit") or "")[:12] or "of unknown commit"
-    return f"{commit}{' with changes' if code.get('dirty') else ''} (source {node.source[:12]})"
 
 
 def _id(digest: str) -> str:

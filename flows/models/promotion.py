@@ -3,12 +3,11 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.base.errors import UserError
-
-if TYPE_CHECKING:
-    from tasks.tracking.registry import Version
+from tasks.tracking.client import connect
+from tasks.tracking.promotion import CHAMPION, Versions, human_eval
+from tasks.tracking.registry import Version, versions
 
 
 def promoted(home: Path, asked: str, by: str, because: str) -> str:
@@ -17,9 +16,7 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
     Raises:
         UserError: no such version, none of a policy, or its human-eval gate has not passed.
     """
-    from tasks.tracking.promotion import CHAMPION, Versions, human_eval
-
-    registered = _versions(home)
+    registered = versions(home)
     found = _find(registered, asked)
     shown = f"{found.name}/{found.version}"
     if not found.name.endswith("-policy"):
@@ -34,7 +31,7 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
     if CHAMPION in found.aliases:
         return f"{shown} is {CHAMPION} already."
     before = next((each for each in registered if each.name == found.name and CHAMPION in each.aliases), None)
-    Versions(_client(home)).promote(found.name, found.version, by, because, _now(), run=judged["run"])
+    Versions(connect(home)).promote(found.name, found.version, by, because, _now(), run=judged["run"])
     instead = f", in place of version {before.version}" if before else ""
     return f"{shown} is {CHAMPION} now{instead}."
 
@@ -45,15 +42,13 @@ def demoted(home: Path, asked: str, by: str, because: str) -> str:
     Raises:
         UserError: no such version.
     """
-    from tasks.tracking.promotion import Versions
-
-    found = _find(_versions(home), asked)
-    Versions(_client(home)).demote(found.name, found.version, by, because, _now())
+    found = _find(versions(home), asked)
+    Versions(connect(home)).demote(found.name, found.version, by, because, _now())
     lost = f" It was {' and '.join(found.aliases)}; nothing is now." if found.aliases else ""
     return f"{found.name}/{found.version} is demoted: {because}.{lost}"
 
 
-def _find(registered: "Sequence[Version]", asked: str) -> "Version":
+def _find(registered: Sequence[Version], asked: str) -> Version:
     """The version that `asked` names. Raises `UserError` for none, and for a name that has several versions."""
     found = [each for each in registered if asked in each.spellings]
     if len(found) == 1:
@@ -62,18 +57,6 @@ def _find(registered: "Sequence[Version]", asked: str) -> "Version":
         raise UserError(f"{asked} has {len(found)} versions: say which, as {asked}/{found[0].version}.")
     there = ", ".join(sorted(f"{each.name}/{each.version}" for each in registered)[:10]) or "none"
     raise UserError(f"{asked}: there is no such registered version; there are {there}.")
-
-
-def _versions(home: Path) -> "list[Version]":
-    from tasks.tracking.registry import versions
-
-    return versions(home)
-
-
-def _client(home: Path) -> object:
-    from tasks.tracking.client import connect
-
-    return connect(home)
 
 
 def _now() -> int:

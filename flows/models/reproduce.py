@@ -24,13 +24,14 @@ from components.models.runtime import Runtime
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from flows.models.facts import find_model
-from flows.models.lineage import find_subject, keys_of
+from flows.models.lineage import find_subject
 from tasks.execution.computing import Work, compute_once
 from tasks.execution.context import new_run_id
 from tasks.execution.keying import key_of
 from tasks.execution.progress import StageProgress, say
 from tasks.result import Input
 from tasks.runs.journal import recorded_paths
+from tasks.runs.status import has_run, load_status
 from tasks.stages import STAGES
 from tasks.tracking.registry import versions
 
@@ -99,7 +100,7 @@ def reproduce(
     graph = Graph.of(ArtifactStore(home))
     subject, digests, keys = _subject(home, asked, graph)
     plan = _plan(graph, digests, keys, root)
-    if other := _other_code(plan, root):
+    if other := _other_code(plan.values(), root):
         if not allow_other_code:
             raise UserError(f"{other} To go on with the code here: --allow-other-code.")
         say(console, other)
@@ -107,19 +108,23 @@ def reproduce(
     scratch = home / "reproduce" / digest_json(sorted(digests))[:16]
     store = ArtifactStore(scratch, alone=True)
     made: dict[str, Record] = {}
-    by_digest = {record.digest: record for record in plan}
-    for record in plan:
-        inputs = {name: _input(record, name, by_digest, made, sources, store) for name in record.inputs}
-        made[record.digest] = _compute(record, inputs, store, console, root)
-    pairs = [Comparison(record, made[record.digest]) for record in plan]
-    return Reproduction(subject, pairs, _settle(scratch, all(pair.same for pair in pairs)))
+    for digest, record in plan.items():
+        inputs = {name: _input(record, name, plan, made, sources, store) for name in record.inputs}
+        made[digest] = _compute(record, inputs, store, console, root)
+    pairs = [Comparison(record, made[digest]) for digest, record in plan.items()]
+    if all(pair.same for pair in pairs):
+        shutil.rmtree(scratch)
+        return Reproduction(subject, pairs, None)
+    kept = scratch.with_name(f"{scratch.name}-{new_run_id()}")  # which the next attempt does not take up
+    os.rename(scratch, kept)
+    return Reproduction(subject, pairs, kept)
 
 
 def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], Collection[str]]:
     """What is asked for in words, its artifacts' digests, and the keys under which a run has them."""
     registered = versions(home)
     run, _, stage = asked.partition("/")
-    if stage and (home / "runs" / run / "run.json").is_file():
+    if stage and has_run(home, run):
         digests: Sequence[str] = [find_model(home, asked, graph, registered)[0]]
         words = f"model {asked}"
     else:
@@ -130,11 +135,11 @@ def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], 
             f"{asked}: the store has no record of how it was made. Name a run, a model or an artifact that a stage "
             f"made (`tether store ls` lists them)."
         )
-    return words, digests, keys_of(home, run) if run else ()
+    return words, digests, load_status(home, run).needs if run else ()
 
 
-def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Path) -> list[Record]:
-    """The records to compute again, what goes in before what comes out.
+def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Path) -> dict[str, Record]:
+    """The records to compute again by what they gave, what goes in before what comes out.
 
     Of several that gave the same artifact, that of the run asked for, else one of this very code, else the newest.
     """
@@ -151,13 +156,13 @@ def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Pat
 
     for digest in digests:
         visit(digest)
-    return list(order.values())
+    return order
 
 
 # -- code, inputs, options ---------------------------------------------------------------------------------------------
 
 
-def _other_code(plan: Sequence[Record], root: Path) -> str:
+def _other_code(plan: Collection[Record], root: Path) -> str:
     """Says that the code here is another one, of which stages, and what to check out; empty where it is the same."""
     changed = {record.stage: found for record in plan if (found := _changed_source(record, root))}
     if not changed:
@@ -185,19 +190,18 @@ def _changed_source(record: Record, root: Path) -> list[str]:
     return [change.name for change in changes(then, here)]
 
 
-def _sources(home: Path, plan: Sequence[Record], data: Mapping[str, Path], graph: Graph) -> dict[str, Path]:
+def _sources(home: Path, plan: Mapping[str, Record], data: Mapping[str, Path], graph: Graph) -> dict[str, Path]:
     """Maps the digest of an external input to its path; each is checked to hold what was read then."""
-    by_digest = {record.digest: record for record in plan}
     wanted = {
         (name, digest)
-        for record in plan
+        for record in plan.values()
         for name, digest in record.inputs.items()
-        if digest not in by_digest and _file_of(record, digest, by_digest) is None
+        if digest not in plan and _file_of(record, digest, plan) is None
     }
     if unknown := sorted(set(data) - {name for name, _ in wanted}):
         there = ", ".join(sorted({name for name, _ in wanted})) or "none: all its data are generated"
         raise UserError(f"--data {unknown[0]}: it has no such input; there is {there}.")
-    recorded = recorded_paths(home, {record.run for record in plan})
+    recorded = recorded_paths(home, {record.run for record in plan.values()})
     found: dict[str, Path] = {}
     for name, digest in sorted(wanted):
         path = data.get(name) or recorded.get(digest)
@@ -214,21 +218,21 @@ def _sources(home: Path, plan: Sequence[Record], data: Mapping[str, Path], graph
     return found
 
 
-def _file_of(record: Record, digest: str, by_digest: Mapping[str, Record]) -> tuple[str, str] | None:
+def _file_of(record: Record, digest: str, plan: Mapping[str, Record]) -> tuple[str, str] | None:
     """Artifact and name of an input that is a file of another input, as the simulated judges' sheet is the sample's."""
-    beside = [by_digest[each] for each in record.inputs.values() if each in by_digest]
+    beside = [plan[each] for each in record.inputs.values() if each in plan]
     return next(((each.digest, name) for each in beside for name, sha in each.files.items() if sha == digest), None)
 
 
 def _input(
-    record: Record, name: str, by_digest: Mapping[str, Record], made: Mapping[str, Record], sources: Mapping[str, Path],
+    record: Record, name: str, plan: Mapping[str, Record], made: Mapping[str, Record], sources: Mapping[str, Path],
     store: ArtifactStore,
 ) -> Input:  # fmt: skip
     """An input of a record as it is now: computed again, a file of what was, or an external input."""
     digest = record.inputs[name]
     if digest in made:
         return Input(digest=made[digest].digest, path=store.path(made[digest]), stored=True)
-    if (found := _file_of(record, digest, by_digest)) is not None:
+    if found := _file_of(record, digest, plan):
         artifact, file = found
         return Input.of(store.path(made[artifact]) / file)
     return Input(digest=digest, path=sources[digest])
@@ -258,21 +262,9 @@ def _fitting(runtime: Runtime) -> Runtime:
 
 def _compute(record: Record, inputs: Mapping[str, Input], store: ArtifactStore, console: Console, root: Path) -> Record:
     stage, job = STAGES[record.stage], _job(record)
-    key, parts = key_of(stage, job, inputs, root)
-    work = Work(stage, job, inputs, key, parts, "reproduce", f"as run {record.run} did")
+    work = Work(stage, job, inputs, *key_of(stage, job, inputs, root), "reproduce", f"as run {record.run} did")
     with StageProgress(console, stage.name) as progress:
-        found, _ = compute_once(work, store, progress.show, lambda text: say(console, text))
-    return found
-
-
-def _settle(scratch: Path, same: bool) -> Path | None:
-    """Remove what came out the same; keep the rest, under a name that the next attempt doesn't take up."""
-    if same:
-        shutil.rmtree(scratch)
-        return None
-    kept = scratch.with_name(f"{scratch.name}-{new_run_id()}")
-    os.rename(scratch, kept)
-    return kept
+        return compute_once(work, store, progress.show, lambda text: say(console, text))[0]
 
 
 def differences(pair: Comparison) -> list[str]:

@@ -1,9 +1,9 @@
 """Two runs side by side: data, options, code, libraries, metrics, gates."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from components.base.nested import flatten
 from components.gates.text import number, outcome
@@ -18,8 +18,7 @@ Differing = dict[str, tuple[V | None, V | None]]
 """Name to both values where they differ; None where a run has no such thing."""
 
 
-@dataclass(frozen=True)
-class StageDiff:
+class StageDiff(NamedTuple):
     """How a stage of two runs differs."""
 
     name: str
@@ -36,8 +35,7 @@ class StageDiff:
         return self.digests[0] is not None and self.digests[0] == self.digests[1]
 
 
-@dataclass(frozen=True)
-class RunDiff:
+class RunDiff(NamedTuple):
     """How two runs differ."""
 
     runs: tuple[RunStatus, RunStatus]
@@ -51,12 +49,8 @@ class RunDiff:
             "runs": [run.model_dump(include={"run", "profile", "state", "seconds"}) for run in self.runs],
             "options": self.options,
             "stages": [
-                {
-                    **{name: getattr(each, name) for name in ("name", "states", "digests", "same")},
-                    "changes": [{**asdict(change), "text": str(change)} for change in each.changes],
-                    "metrics": each.metrics,
-                    "gates": each.gates,
-                }
+                each._asdict()
+                | {"same": each.same, "changes": [{**asdict(change), "text": str(change)} for change in each.changes]}
                 for each in self.stages
             ],
         }
@@ -72,7 +66,7 @@ def diff(home: Path, one: str, other: str) -> RunDiff:
     first, second = load_status(home, one), load_status(home, other)
     return RunDiff(
         runs=(first, second),
-        options=_differing(flatten(run_values(home, first.run)), flatten(run_values(home, second.run))),
+        options=_differing(*(flatten(run_values(home, each.run)) for each in (first, second))),
         stages=[_stage(store, *pair) for pair in zip(first.stages, second.stages, strict=True)],
     )
 
@@ -85,12 +79,8 @@ def _stage(store: ArtifactStore, one: StageStatus, other: StageStatus) -> StageD
         digests=(one.digest, other.digest),
         changes=changes(first.parts, second.parts) if first and second else [],
         metrics=_differing(one.metrics, other.metrics),
-        gates=_differing(_outcomes(one), _outcomes(other)),
+        gates=_differing(*({verdict.name: outcome(verdict) for verdict in stage.gates} for stage in (one, other))),
     )
-
-
-def _outcomes(stage: StageStatus) -> dict[str, str]:
-    return {verdict.name: outcome(verdict) for verdict in stage.gates}
 
 
 def _differing(one: Mapping[str, V | None], other: Mapping[str, V | None]) -> Differing[V]:

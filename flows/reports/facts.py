@@ -5,13 +5,13 @@ Nothing here computes a number anew: a fact that no status, record or artifact h
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, JsonValue
+from pydantic import JsonValue
 
 from components.base.hashing import digest_json
 from components.base.nested import flatten, group
@@ -21,15 +21,6 @@ from components.gates.text import outcome, rule
 from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
 from flows.config.run_config import default_values
-from flows.reports.documents import (
-    CheckResult,
-    ComparisonResult,
-    Evaluated,
-    KeptOut,
-    RewardResult,
-    SheetAbout,
-    Tether,
-)
 from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
 from tasks.runs.config import run_values
@@ -39,7 +30,8 @@ from tasks.runs.status import RunStatus, StageStatus, load_status
 Curve = Sequence[tuple[float, float]]
 Metrics = Mapping[str, float | None]
 """Final metrics; None for one that is not finite."""
-M = TypeVar("M", bound=BaseModel)
+Document = Mapping[str, Any]
+"""A JSON document of an artifact, or a row of one, as its stage wrote it."""
 
 SAMPLES = 6
 """Pairs of responses that are shown as they come, beside those that are picked out."""
@@ -53,8 +45,6 @@ class Chart(NamedTuple):
     title: str
     svg: Path | None
     """None where the stage has not ended or had nothing to draw, or where an earlier version computed it."""
-    ended: bool
-    """Whether the stage has."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +87,8 @@ class StageFacts:
     @property
     def charts(self) -> dict[str, Chart]:
         """Its charts by name, as they were drawn when it was computed."""
-        ended = self.status.digest is not None
         drawn = CHARTS.get(self.name, {})
-        return {name: Chart(title, self._attached(f"{name}.svg"), ended) for name, (title, _) in drawn.items()}
+        return {name: Chart(title, self._attached(f"{name}.svg")) for name, (title, _) in drawn.items()}
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
@@ -119,21 +108,23 @@ class StageFacts:
         path = self.store.file(self.record, name) if self.record is not None else None
         return path.read_text(encoding="utf-8") if path is not None else None
 
-    def document(self, name: str, kind: type[M]) -> M | None:
+    def document(self, name: str) -> Any:
         """A JSON file of the artifact; None as `text`."""
-        text = self.text(name)
-        return None if text is None else kind.model_validate(json.loads(text))
+        return json.loads(self.text(name) or "null")
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a JSONL file of the artifact; none as `text`."""
+        return [line for line in (self.text(name) or "").split("\n") if line]  # a string may hold what splitlines takes
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a JSONL file of the artifact; none as `text`."""
-        return [json.loads(line) for line in (self.text(name) or "").splitlines()]
+        """The same as rows."""
+        return [json.loads(line) for line in self.lines(name)]
 
     def _attached(self, name: str) -> Path | None:
         return self.store.attachment(self.record, name) if self.record is not None else None
 
 
-@dataclass(frozen=True)
-class GateFacts:
+class GateFacts(NamedTuple):
     """A gate as it was judged."""
 
     verdict: Verdict
@@ -145,8 +136,7 @@ class GateFacts:
     description: str
 
 
-@dataclass(frozen=True)
-class SourceFacts:
+class SourceFacts(NamedTuple):
     """A source of the data."""
 
     name: str
@@ -154,51 +144,40 @@ class SourceFacts:
     digest: str | None
 
 
-@dataclass(frozen=True)
-class DataFacts:
+class DataFacts(NamedTuple):
     """What was read, what was kept out and why, and how it was split."""
 
     sources: list[SourceFacts]
     generated: Mapping[str, float] | None
     """Options of the generator of the built-in task, where that is the source."""
     metrics: Metrics
-    checks: list[CheckResult]
+    checks: list[Document]
+    """The entries of `report.json` (`data_contracts.expectations.suites.JudgedCheck`)."""
     quarantined: int | None
-    examples: list[KeptOut]
+    examples: list[Document]
+    """Rows of `quarantine.jsonl`."""
 
 
-@dataclass(frozen=True)
-class ShownSample:
+class ShownSample(NamedTuple):
     """A row of PPO's evaluation that is shown."""
 
-    row: Evaluated
+    row: Document
     number: int
     """From 1."""
     picked: list[str]
     """Why it is shown; empty for one that is shown as it comes."""
 
 
-@dataclass(frozen=True)
-class PolicyFacts:
+class PolicyFacts(NamedTuple):
     """What held the policy, and responses beside those of SFT."""
 
-    tether: Tether
-    bound: float | tuple[float, float] | None
+    tether: Document
+    """`ppo.kl` of the config."""
     evaluated: int
     samples: list[ShownSample]
 
 
-@dataclass(frozen=True)
-class ComparisonFacts:
-    """The result of the human evaluation; where labels are awaited, of how many items."""
-
-    result: ComparisonResult | None
-    sheet: SheetAbout | None
-    bound: float | tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """An option of the run's config."""
 
     name: str
@@ -209,8 +188,7 @@ class Option:
     changed: bool
 
 
-@dataclass(frozen=True)
-class Computation:
+class Computation(NamedTuple):
     """Where, when and by which code a stage was computed."""
 
     stage: str
@@ -222,8 +200,7 @@ class Computation:
     libraries: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class RunFacts:
+class RunFacts(NamedTuple):
     """All that the report of a run says, in the order in which it says it."""
 
     status: RunStatus
@@ -234,9 +211,13 @@ class RunFacts:
     stages: list[StageFacts]
     gates: list[GateFacts]
     data: DataFacts
-    reward: RewardResult
+    reward: Document
+    """`calibration.json` and `robustness.json` of the reward model."""
     policy: PolicyFacts
-    comparison: ComparisonFacts
+    comparison: Document | None
+    """`result.json` of the human evaluation."""
+    sheet: Document | None
+    """`sheet.json`, what people were asked to judge, where labels are awaited."""
     against: str
     """What the options are compared with."""
     options: list[Option]
@@ -256,6 +237,8 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
     status = load_status(home, run)
     store, values = ArtifactStore(home), run_values(home, status.run)
     stages = {each.name: StageFacts(home, status.run, each, store, taken_record(store, each)) for each in status.stages}
+    reward, human_eval = stages["reward"], stages["human_eval"]
+    documents = [reward.document(f"{name}.json") or {} for name in ("calibration", "robustness")]
     against, options = _options(values, status.profile)
     return RunFacts(
         status=status,
@@ -263,11 +246,12 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         seed=values.get("seed"),
         simulated=group(values, "data")["preferences"] is None,
         stages=list(stages.values()),
-        gates=list(_gates(stages.values())),
+        gates=[_gate(stage, verdict) for stage in stages.values() for verdict in stage.status.gates],
         data=_data(stages["validate"], group(values, "data")),
-        reward=_reward(stages["reward"]),
+        reward={"bins": [], "slices": [], "probes": {}, **documents[0], **documents[1]},
         policy=_policy(stages["ppo"], group(values, "ppo")),
-        comparison=_comparison(stages["human_eval"]),
+        comparison=human_eval.document("result.json"),
+        sheet=human_eval.document("sheet.json"),
         against=against,
         options=options,
         environment=[_computation(each.name, each.record) for each in stages.values() if each.record is not None],
@@ -280,67 +264,57 @@ def taken_record(store: ArtifactStore, stage: StageStatus) -> Record | None:
     return next((record for record in found if record.digest == stage.digest), None)
 
 
-def _gates(stages: Iterable[StageFacts]) -> Iterable[GateFacts]:
-    for stage in stages:
-        for verdict in stage.status.gates:
-            known = GATES.get(verdict.name)
-            within = known.or_within if known is not None and verdict.threshold is not None else None
-            yield GateFacts(
-                verdict=verdict,
-                outcome=outcome(verdict),
-                rule=rule(verdict),
-                within=within,
-                within_value=stage.metrics.get(within) if within else None,
-                description=verdict.description or (known.description if known is not None else ""),
-            )
+def code_name(code: CodeVersion) -> str:
+    """Version and commit of the code, for people."""
+    commit = (code.get("commit") or "unknown")[:12] + (" with changes" if code.get("dirty") else "")
+    return f"Tether {code['version']}, commit {commit}" if code.get("version") else f"commit {commit}"
+
+
+def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
+    known = GATES.get(verdict.name)
+    within = known.or_within if known is not None and verdict.threshold is not None else None
+    value = stage.metrics.get(within) if within else None
+    description = verdict.description or (known.description if known is not None else "")
+    return GateFacts(verdict, outcome(verdict), rule(verdict), within, value, description)
 
 
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     digests = stage.record.inputs if stage.record is not None else {}
     named = {name: config.get(name) for name in ("preferences", "demonstrations", "prompts")}
-    lines = (stage.text("quarantine.jsonl") or "").splitlines()
+    lines = stage.lines("quarantine.jsonl")
     return DataFacts(
-        sources=[
-            SourceFacts(name, path, digests.get(name))
-            for name, path in named.items()
-            if path is not None or name in digests
-        ],
+        sources=[SourceFacts(name, path, digests.get(name)) for name, path in named.items() if path or name in digests],
         generated=config.get("generator") if config["preferences"] is None else None,
         metrics=stage.metrics,
-        checks=[CheckResult.model_validate(each) for each in json.loads(stage.text("report.json") or "[]")],
+        checks=[_check(each) for each in stage.document("report.json") or []],
         quarantined=len(lines) if stage.record is not None else None,
-        examples=[KeptOut.model_validate(json.loads(line)) for line in lines[:EXAMPLES]],
+        examples=[json.loads(line) for line in lines[:EXAMPLES]],
     )
 
 
-def _reward(stage: StageFacts) -> RewardResult:
-    calibration, robustness = (json.loads(stage.text(f"{name}.json") or "{}") for name in ("calibration", "robustness"))
-    return RewardResult.model_validate(calibration | robustness)
+def _check(row: Document) -> Document:
+    """An entry of `report.json`; an earlier version gave some of it other names, and left some out."""
+    earlier = {"name": row.get("check"), "row_numbers": row.get("first_rows", [])}
+    left_out = dict.fromkeys(("description", "value", "threshold", "rows"))
+    return {**left_out, **earlier, "source": row.get("suite"), **row}
 
 
-def _policy(stage: StageFacts, config: Mapping[str, JsonValue]) -> PolicyFacts:
-    computed = group(stage.record.job if stage.record is not None else {}, "ppo") or config
-    rows = [Evaluated.model_validate(row) for row in stage.rows("evaluation.jsonl")]
-    return PolicyFacts(Tether.model_validate(computed["kl"]), stage.bound("ppo.kl"), len(rows), _samples(rows))
+def _policy(stage: StageFacts, config: Mapping[str, Any]) -> PolicyFacts:
+    computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
+    tether = {"target": None, "unit": "response", "stop_above": None, **computed["kl"]}
+    rows = stage.rows("evaluation.jsonl")
+    return PolicyFacts(tether, len(rows), _samples(rows))
 
 
-def _samples(rows: Sequence[Evaluated]) -> list[ShownSample]:
+def _samples(rows: Sequence[Document]) -> list[ShownSample]:
     """Pick the row farthest from SFT, the one that the reward model scores highest, and the first few others."""
     picked: dict[int, list[str]] = {}
-    for why, values in (
-        ("the worst KL", [row.policy.kl for row in rows]),
-        ("the highest reward", [row.policy.score for row in rows]),
-    ):
-        finite = [index for index, value in enumerate(values) if math.isfinite(value)]
+    for why, name in (("the worst KL", "kl"), ("the highest reward", "score")):
+        finite = {index: value for index, row in enumerate(rows) if math.isfinite(value := row["policy"][name])}
         if finite:
-            picked.setdefault(max(finite, key=values.__getitem__), []).append(why)
+            picked.setdefault(max(finite, key=finite.__getitem__), []).append(why)
     first = [index for index in range(len(rows)) if index not in picked][:SAMPLES]
     return [ShownSample(rows[i], i + 1, picked.get(i, [])) for i in (*picked, *first)]
-
-
-def _comparison(stage: StageFacts) -> ComparisonFacts:
-    result, sheet = stage.document("result.json", ComparisonResult), stage.document("sheet.json", SheetAbout)
-    return ComparisonFacts(result, sheet, stage.bound("human_eval.win_rate_low"))
 
 
 def _options(values: Mapping[str, JsonValue], profile: str) -> tuple[str, list[Option]]:

@@ -10,27 +10,26 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from components.base.files import replacing
 from components.data.support_desk.task import SIMULATED
 from components.gates.table import brief_metrics
 from components.gates.text import number
-from components.keys.code_version import CodeVersion, code_version
-from flows.reports.facts import Curve, RunFacts, StageFacts, run_facts
+from components.keys.code_version import code_version
+from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, run_facts
 from tasks.execution.plots import thin
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 1500
 """Characters of a text that are shown."""
 ROWS = 100
-"""Rows of a table of curves."""
+"""Rows of a table of curves that are shown, evenly spaced."""
 
 
 def write_page(home: Path, run: str) -> Path:
@@ -63,36 +62,21 @@ class Table(NamedTuple):
         return "; ".join(told)
 
 
-@dataclass(frozen=True)
-class Page:
-    """What the template gets beside the fields of `RunFacts`."""
-
-    of: Mapping[str, StageFacts]
-    """The stages by name."""
-    tables: Mapping[str, Table]
-    """Stage to its curves."""
-    style: str
-    allowed: str
-    """The page's content policy."""
-    ending: list[str]
-    written_by: CodeVersion
-    simulated_note: str = SIMULATED
-
-
 def page(facts: RunFacts) -> str:
     """The page of `run_facts`."""
     style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     stages = {stage.name: stage for stage in facts.stages}
-    beside = Page(
+    return _template().render(
+        facts._asdict(),
         of=stages,
         tables={stage: table(x, named, stages[stage].curves) for stage, (x, named) in SHOWN.items()},
         style=style,
         allowed=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         ending=ending(facts),
         written_by=code_version(),
+        simulated_note=SIMULATED,
     )
-    return _environment().get_template("run.html").render(vars(facts) | vars(beside))
 
 
 def ending(facts: RunFacts) -> list[str]:
@@ -134,28 +118,21 @@ def table(x: str, named: Mapping[str, str], curves: Mapping[str, Curve]) -> Tabl
     )
 
 
-def code_name(code: CodeVersion) -> str:
-    """Version and commit, as `components.keys.code_version` has them."""
-    commit = str(code.get("commit") or "")[:12]
-    changes = ", with changes of its own" if code.get("dirty") else ""
-    return f"{code.get('version') or 'version not recorded'}{f', commit {commit}' if commit else ''}{changes}"
-
-
 @functools.cache
-def _environment() -> Environment:
-    found = Environment(
+def _template() -> Template:
+    made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
-        "number": number, "duration": duration, "moment": moment, "value": shown, "cut": cut, "rows": rows,
-        "bound": bound, "breakable": breakable, "picture": picture,
-        "code": code_name, "brief": brief,
+    made.filters |= {
+        "number": number, "duration": duration, "moment": moment, "value": shown, "cut": cut, "bound": bound,
+        "rows": lambda table: thin(table.rows, ROWS), "breakable": breakable, "picture": picture, "code": code_name,
+        "brief": brief,
     }  # fmt: skip
-    return found
+    return made.get_template("run.html")
 
 
 def brief(stage: StageFacts) -> list[tuple[str, str]]:
@@ -199,11 +176,6 @@ def cut(text: object) -> str:
     text = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
     more = len(text) - LONGEST
     return text if more <= 0 else f"{text[:LONGEST]} … ({more:,} more characters)"
-
-
-def rows(found: Table) -> list[list[float | None]]:
-    """At most `ROWS` of a table's rows, evenly spaced."""
-    return thin(found.rows, ROWS)
 
 
 def picture(svg: Path) -> str:

@@ -65,12 +65,12 @@ def selected(
     states = (*WORST_FIRST, DAMAGED)
     if state is not None and state not in states:
         raise UserError(f"--state {state}: no such state. A run's state is one of {', '.join(states)}.")
-    asked = Label.of(None, tags).tags
-    with_value = {key for key in asked if any(tag.partition("=")[:2] == (key, "=") for tag in tags)}
+    Label.of(None, tags)
+    asked = {"=".join(part.strip() for part in tag.split("=", 1)) for tag in tags}
 
     def fits(run: ListedRun) -> bool:
-        has = all(key in run.tags and (key not in with_value or run.tags[key] == asked[key]) for key in asked)
-        return has and state in (None, run.state) and profile in (None, run.profile)
+        own = {*run.tags, *(f"{key}={value}" for key, value in run.tags.items())}
+        return asked <= own and state in (None, run.state) and profile in (None, run.profile)
 
     return [run for run in runs if fits(run)]
 

