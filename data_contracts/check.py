@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,45 +22,6 @@ from data_contracts.sheets import is_sheet
 from data_contracts.validate import write_quarantine
 
 
-class Contract(Examination):
-    """The contract on the sources that are given, and no others."""
-
-    given_alone = True
-
-    def __init__(
-        self, job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress, tokenized: bool
-    ) -> None:
-        """`tokenized`: whether `job` is a run's, so that its tokenizer and lengths mean something."""
-        self.tokenized = tokenized
-        super().__init__(job, inputs, folder, progress)
-
-    def _tokenizer(self) -> Any:
-        return super()._tokenizer() if self.tokenized else None
-
-    def report(self, checks: Sequence[JudgedCheck], quarantined: int) -> FileReport:
-        """What `--json` prints: `rows` and `row_numbers` (1-based, of the source file) by check, and the votes."""
-        found: FileReport = {
-            "rows": sum(examined.ledger.count() for examined in self.sources.values()),
-            "pairs": 0 if self.pairs is None else int(self.pairs.kept.sum()),
-            "quarantined": quarantined,
-            "checks": checks,
-            **self.agreement.as_json(),
-            "longer_wins": self.longer_of_all(),
-            "passed": all(check["passed"] for check in checks if check["severity"] == "error"),
-        }
-        if self.annotators:
-            found["annotators"] = self.annotators
-        return found
-
-    def longer_of_all(self) -> float | None:
-        """Share of all decided rows in which the longer response (in words) wins, rows that repeat others too."""
-        if self.pairs is None:
-            return None
-        facts = self.pairs.ledger.facts
-        readable = (facts["words"] > 0).all(1) & self.pairs.ledger.passes("decided")
-        return length_preference(facts["words"][readable])
-
-
 def check(
     job: ValidateJob,
     inputs: Mapping[str, Path],
@@ -75,20 +35,39 @@ def check(
     Args:
         scratch: a folder for what is too large for memory.
         out: gets what `write_quarantine` writes and `data_docs/`; None writes nothing.
-        tokenized: as for `Contract`.
+        tokenized: whether `job` is a run's, so that its tokenizer and lengths mean something.
 
     Raises:
         UserError: a file can't be read, or holds not one valid row.
     """
-    found = Contract(job, inputs, scratch, progress, tokenized)
+    found = Examination(job, inputs, scratch, progress, alone=True, tokenized=tokenized)
     checks, context = found.judge()
     folder = scratch if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     quarantined = write_quarantine(found, folder)
-    report = found.report(checks, quarantined)
+    report = _report(found, checks, quarantined)
     if out is not None:
         counts = {"pairs kept": str(report["pairs"]), "rows quarantined": str(quarantined)}
         write_data_docs(context, out / "data_docs", checks, {name: str(path) for name, path in inputs.items()} | counts)
+    return report
+
+
+def _report(found: Examination, checks: Sequence[JudgedCheck], quarantined: int) -> FileReport:
+    report: FileReport = {
+        "rows": sum(examined.ledger.count() for examined in found.sources.values()),
+        "pairs": 0 if found.pairs is None else int(found.pairs.kept.sum()),
+        "quarantined": quarantined,
+        "checks": checks,
+        **found.agreement.as_json(),
+        "longer_wins": None,
+        "passed": all(check["passed"] for check in checks if check["severity"] == "error"),
+    }
+    if found.pairs is not None:
+        words = found.pairs.ledger.facts["words"]
+        readable = (words > 0).all(1) & found.pairs.ledger.passes("decided")
+        report["longer_wins"] = length_preference(words[readable])
+    if found.annotators:
+        report["annotators"] = found.annotators
     return report
 
 

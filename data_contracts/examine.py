@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -35,7 +36,7 @@ from data_contracts.findings.whole import (
 )
 from data_contracts.rows import frames
 from data_contracts.rows.gather import RowSource, judged_rows, not_one_valid
-from data_contracts.rows.ledger import FACTS, Ledger, combined
+from data_contracts.rows.ledger import FACTS, Ledger, combined, first_of_each
 
 logger = logging.getLogger(__name__)
 
@@ -62,31 +63,29 @@ class Examined:
 
     source: RowSource
     ledger: Ledger
-    kept: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+    kept: NDArray[np.bool_] = field(init=False)
     """Rows that neither quarantine nor `max_pairs` keeps out (n,)."""
-    texts: RowTexts | None = None
+    texts: RowTexts = field(init=False)
 
     @property
     def facts(self) -> NDArray[Any]:
         """Of the kept rows."""
         return self.ledger.facts[self.kept]
 
-    def texts_there(self) -> RowTexts:
-        """The texts' numbers; they are read before anything asks."""
-        assert self.texts is not None
-        return self.texts
-
     def token_lengths(self, split: int, others: bool = False) -> NDArray[np.int32]:
         """Tokens of the longer response of the kept rows of a split (`others`: of all other splits)."""
-        texts = self.texts_there()
-        here = self.kept[texts.index] & ((self.ledger.facts["split"][texts.index] == split) != others)
-        return texts.tokens[here, 1:].max(1, initial=-1)
+        index = self.texts.index
+        here = self.kept[index] & ((self.ledger.facts["split"][index] == split) != others)
+        return self.texts.tokens[here, 1:].max(1, initial=-1)
 
 
 class Examination:
     """The sources of a job in ledgers, and what was found in them."""
 
-    def __init__(self, job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress) -> None:
+    def __init__(
+        self, job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress,
+        alone: bool = False, tokenized: bool = True,
+    ) -> None:  # fmt: skip
         """Read and judge everything.
 
         Args:
@@ -94,6 +93,8 @@ class Examination:
                 folder), where the job names them.
             folder: for what is too large for memory; it may be removed when this is.
             progress: told now and then of how many rows the fields, and then the texts, are read.
+            alone: judge what is given alone; else what is lacking is generated.
+            tokenized: ask of tokens too.
 
         Raises:
             UserError: a source can't be read, or holds not one valid row.
@@ -103,33 +104,29 @@ class Examination:
         self.read = 0
         """Rows read so far, those whose texts are read counted again."""
         self._progress = progress
-        sources = self._sources()
-        self.sources = {name: self._read(source) for name, source in sources.items()}
+        self.competence: DawidSkene | None = None
+        """The annotators' model, where the labels are its."""
+        self.sources = {name: self._read(source) for name, source in self._sources(alone).items()}
         self.pairs = self.sources.get("preferences")
-        self.tokenizer = self._tokenizer()
+        self.tokenizer = self._tokenizer() if tokenized else None
         for name, examined in self.sources.items():
             self._examine_texts(examined)
             _refuse_none(examined.source, examined.ledger)
             most = job.data.max_pairs if name == "preferences" else None
             examined.kept = chosen_by_rank(examined.ledger, most)
 
-    def _sources(self) -> dict[str, RowSource]:
+    def _sources(self, alone: bool) -> dict[str, RowSource]:
         data = self.job.data
         for name in KINDS:
             if getattr(data, name) is not None and name not in self.inputs:
                 what = f"data.{name} is {getattr(data, name)!r}"
                 raise CheckFailed(f"{what}, but the stage was given no input of that name")
         given = {name: RowSource.named(name, self.inputs[name], data) for name in KINDS if name in self.inputs}
-        if "preferences" not in given and not self.given_alone:
+        if "preferences" not in given and not alone:
             taught, labelled = generate(self.job.seed, data.generator)
             made = {"demonstrations": _generated("demonstrations", taught)}
             given = made | {"preferences": _generated("preferences", labelled)} | given
         return {name: given[name] for name in KINDS if name in given}
-
-    competence: DawidSkene | None = None
-    """The annotators' model, where the labels are its."""
-    given_alone = False
-    """Whether sources are judged without a run: nothing is generated for what isn't given."""
 
     def _read(self, source: RowSource) -> Examined:
         data = self.job.data
@@ -139,9 +136,8 @@ class Examination:
         rows: Iterable[Row] = judged_rows(source, data.max_characters)
         if source.name == "preferences" and data.labels == "dawid_skene":
             self.competence = competence(rows, source.shown)
-            again = (
-                RowSource.named(source.name, self.inputs[source.name], data) if source.name in self.inputs else source
-            )
+            path = self.inputs.get(source.name)
+            again = source if path is None else RowSource.named(source.name, path, data)
             rows = relabelled(judged_rows(again, data.max_characters), self.competence.posterior)
         before = self.read
         ledger.fill(rows, lambda seen: self._progress(before + seen))
@@ -160,14 +156,10 @@ class Examination:
         taught = self.sources.get("demonstrations") or self.pairs
         if taught is None:
             return None
-        ledger, limit = taught.ledger, self.job.sft.max_demonstrations
-        train = ledger.good() & (ledger.facts["split"] == TRAIN)
-        places = np.flatnonzero(train)
-        said = ledger.facts[places]
-        _, first = np.unique(combined(said["prompt"], said["chosen"]), return_index=True)
-        once = np.zeros_like(train)
-        once[places[np.sort(first)][:limit]] = True
-        rows = (item for _, item in ledger.items(once))
+        ledger, facts = taught.ledger, taught.ledger.facts
+        train = ledger.good() & (facts["split"] == TRAIN)
+        once = first_of_each(train, combined(facts["prompt"], facts["chosen"]))
+        rows = (item for _, item in islice(ledger.items(once), self.job.sft.max_demonstrations))
         texts = texts_of(
             {"prompt": row["prompt"], "response": row["response" if "response" in row else "chosen"]} for row in rows
         )
@@ -188,6 +180,11 @@ class Examination:
     def taught(self) -> Examined:
         """The rows that SFT learns from: demonstrations, or the pairs, whose chosen responses it is then taught."""
         return self.sources.get("demonstrations") or self.only_pairs
+
+    @cached_property
+    def asked(self) -> Examined:
+        """The rows whose prompts SFT, reward model and PPO are asked: `data.prompts`, or the pairs."""
+        return self.sources.get("prompts") or self.only_pairs
 
     @property
     def only_pairs(self) -> Examined:
@@ -215,12 +212,8 @@ class Examination:
         return clustered_proportion(wins[counted], facts["prompt"][counted].tolist()) if counted.any() else None
 
     @cached_property
-    def leaks(self) -> NDArray[np.int64]:
-        """How many splits each distinct prompt of the kept rows stands in."""
-        return self._standing[1]
-
-    @cached_property
-    def _standing(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    def standing(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """The distinct prompts (hashes, sorted) of the kept rows, and how many splits each stands in."""
         return frames.splits_of([(found.ledger, found.kept) for found in self.sources.values()])
 
     def judge(self) -> tuple[list[suites.JudgedCheck], Any]:
@@ -231,7 +224,10 @@ class Examination:
             frame = frames.row_frame(examined.ledger, [check.name for check in asked])
             contract.append(suites.Suite(f"{name}_rows", frame, asked))
         if self.pairs is not None:
-            frame = self._pair_frame(self.pairs)
+            prompts, splits = self.standing
+            facts, near = self.pairs.facts, self.job.data.near_duplicate
+            nearly = near_training(self.pairs.ledger, self.pairs.kept, self.pairs.texts, near)
+            frame = frames.pair_frame(facts, splits[np.searchsorted(prompts, facts["prompt"])], nearly)
             contract.append(suites.Suite("kept_pairs", frame, suites.pair_checks(checks, frame)))
         measures = self._measures()
         if measures:
@@ -245,12 +241,6 @@ class Examination:
             if outcome["name"] == "length_preference" and self.longer_wins is not None:
                 outcome |= {"interval": ends} if (ends := self.longer_wins.ends) else {}
         return outcomes, context
-
-    def _pair_frame(self, pairs: Examined) -> Any:
-        prompts, splits = self._standing
-        facts = pairs.facts
-        near = near_training(pairs.ledger, pairs.kept, pairs.texts_there(), self.job.data.near_duplicate)
-        return frames.pair_frame(facts, splits[np.searchsorted(prompts, facts["prompt"])], near)
 
     def _measures(self) -> dict[str, drift.DriftMeasure]:
         """Measures of the whole that make sense here, each with what chance alone would reach."""
@@ -268,12 +258,11 @@ class Examination:
                 one, other = (_prompts(self._sample(examined, every)) for examined in (pairs, prompts))
                 found["prompts_alike"] = drift.told_apart(one, other, self.job.seed)
         if self.tokenizer is not None:
-            texts = (self.pairs or self.taught).texts_there()
-            found["known_tokens"] = drift.DriftMeasure(texts.unknown, 0)
+            found["known_tokens"] = drift.DriftMeasure((self.pairs or self.taught).texts.unknown, 0)
         return {name: measured for name, measured in found.items() if measured is not None}
 
     def _sample(self, examined: Examined, splits: Iterable[int]) -> list[CanonicalRow]:
-        rows = [item for split in splits for item in examined.texts_there().samples.get(split, [])]
+        rows = [item for split in splits for item in examined.texts.samples.get(split, [])]
         return random.Random(f"rows {self.job.seed}").sample(rows, min(SAMPLE, len(rows)))
 
     def _said(self, pairs: Examined, splits: Iterable[int]) -> list[str]:

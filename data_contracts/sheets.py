@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from components.base.errors import UserError
 from components.data.checks_config import ChecksConfig
@@ -15,7 +16,7 @@ from components.data.spreadsheet import unprotect
 from data_contracts.examine import FileReport
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import write_data_docs
-from data_contracts.findings.agreement import Agreement, agreement_of_counts
+from data_contracts.findings.agreement import agreement_of_counts
 from data_contracts.rows.frames import length_preference
 from data_contracts.rows.ledger import quarantine_line
 
@@ -37,16 +38,13 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
     Raises:
         UserError: it can't be read, or has no rating column.
     """
-    import pandas as pd
-
     records = list(_records(path))
     columns = [name for name in records[0][1] if _RATING.fullmatch(name)]
     if not columns:
         raise UserError(f"{path} has no column rating_1. Give the sheet that a run wrote, with its rating columns.")
     items = Counter(record.get("item", "") for _, record in records)
     ratings = [[record.get(name, "").strip().casefold() for name in columns] for _, record in records]
-    sides = [[given.count(side) for side in (*_SIDES, "tie")] for given in ratings]
-    counts = np.array(sides)
+    counts = np.array([[given.count(side) for side in (*_SIDES, "tie")] for given in ratings])
     for_a_side = counts[:, :2].sum(1)
     frame = pd.DataFrame(
         {
@@ -62,7 +60,6 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
     asked = [check for check in suites.sheet_checks(checks) if frame[check.column].notna().any()]
     context = suites.context()
     outcomes = suites.judge(context, suites.Suite("rating_sheet", frame, asked))
-    agreement = agreement_of_counts(counts, np.arange(len(counts)))
     reasons: dict[int, list[Problem]] = {}
     for check in outcomes:
         check["source"] = "sheet"
@@ -73,7 +70,16 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
         lines = (quarantine_line("sheet", n, reasons[n], dict(record)) for n, record in records if n in reasons)
         (out / "quarantine.jsonl").write_bytes(b"".join(lines))
         write_data_docs(context, out / "data_docs", outcomes, {"sheet": str(path)})
-    return _report(records, outcomes, agreement, counts, len(reasons))
+    words = np.array([[len(r.get(f"response_{side}", "").split()) for side in _SIDES] for _, r in records])
+    wins = counts[:, 0] - counts[:, 1]
+    preferred_first = np.where((wins < 0)[:, None], words[:, ::-1], words)[wins != 0]
+    return {
+        "rows": len(records), "pairs": len(records) - len(reasons), "quarantined": len(reasons),
+        "checks": outcomes,
+        **agreement_of_counts(counts, np.arange(len(counts))).as_json(),
+        "longer_wins": length_preference(preferred_first),
+        "passed": all(check["passed"] for check in outcomes if check["severity"] == "error"),
+    }  # fmt: skip
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -81,22 +87,3 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         if row.problem:
             raise UserError(f"{path}, row {row.number}: {row.problem.text}. Correct the row.")
         yield row.number, {name: unprotect(str(value or "")) for name, value in row.data.items()}
-
-
-def _report(
-    records: Sequence[tuple[int, dict[str, str]]],
-    outcomes: Sequence[suites.JudgedCheck],
-    agreement: Agreement,
-    counts: np.ndarray,
-    failed: int,
-) -> FileReport:
-    words = np.array([[len(r.get(f"response_{side}", "").split()) for side in _SIDES] for _, r in records])
-    wins = counts[:, 0] - counts[:, 1]
-    preferred_first = np.where((wins < 0)[:, None], words[:, ::-1], words)[wins != 0]
-    return {
-        "rows": len(records), "pairs": len(records) - failed, "quarantined": failed,
-        "checks": outcomes,
-        **agreement.as_json(),
-        "longer_wins": length_preference(preferred_first) if len(preferred_first) else None,
-        "passed": all(check["passed"] for check in outcomes if check["severity"] == "error"),
-    }  # fmt: skip

@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from components.base.errors import UserError
 from components.base.jsonl import json_line, write_json
 from components.base.observe import Observe
 from components.data.splits import SPLITS
-from components.stats.intervals import Interval
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck
 from data_contracts.findings.whole import TRAIN
-from data_contracts.rows.ledger import BIT, ROW_CHECKS, combined
+from data_contracts.rows.ledger import BIT, ROW_CHECKS, combined, first_of_each
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
 
 
 def _refuse_nothing(found: Examination) -> None:
-    pairs, taught, asked = found.only_pairs, found.taught, asked_of(found)
+    pairs, taught, asked = found.only_pairs, found.taught, found.asked
     heldout = [split for split in range(len(SPLITS)) if split != TRAIN]
     needed = [
         (pairs, "pair", "to train on", [TRAIN], "train"),
@@ -95,39 +93,33 @@ def _refuse_nothing(found: Examination) -> None:
             )
 
 
-def asked_of(found: Examination) -> Examined:
-    """The rows whose prompts SFT, reward model and PPO are asked: `data.prompts`, or the pairs."""
-    return found.sources.get("prompts") or found.only_pairs
-
-
 def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int) -> dict[str, float]:
     """What the gates and MLflow see of the whole."""
     pairs, agreement = found.only_pairs.facts, found.agreement
     values: dict[str, float | None] = {
         "data/pairs": len(pairs),
         "data/quarantined": quarantined,
-        "data/leaked_prompts": (found.leaks > 1).sum(),
+        "data/leaked_prompts": (found.standing[1] > 1).sum(),
         "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
-        **_named("data/length_preference", found.longer_wins),
-        **_named("data/annotator_agreement", agreement.kappa),
-        **_named("data/krippendorff_alpha", agreement.alpha),
     }
+    for name, interval in (
+        ("data/length_preference", found.longer_wins),
+        ("data/annotator_agreement", agreement.kappa),
+        ("data/krippendorff_alpha", agreement.alpha),
+    ):
+        values |= interval.named(name) if interval is not None else {}
     values |= {f"data/check_{check['name']}": check["value"] for check in checks if check["suite"] == "whole"}
     return {name: float(value) for name, value in values.items() if value is not None}
-
-
-def _named(name: str, found: Interval | None) -> dict[str, float | None]:
-    return {} if found is None else found.named(name)
 
 
 def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     """Pairs, demonstrations and prompts of each split, and how many there are, as metrics."""
     artifact.mkdir(parents=True)
-    pairs, taught, asked = found.only_pairs, found.taught, asked_of(found)
+    pairs, taught, asked = found.only_pairs, found.taught, found.asked
     said = taught.ledger.facts
     weights = weights_of_rankings(pairs)
-    demonstrations = _first_of(taught, combined(said["prompt"], said["chosen"]))
-    prompts = _first_of(asked, asked.ledger.facts["prompt"])
+    demonstrations = first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))
+    prompts = first_of_each(asked.kept, asked.ledger.facts["prompt"])
     sizes: dict[str, float] = {}
     with ExitStack() as files:
 
@@ -166,37 +158,22 @@ def weights_of_rankings(examined: Examined) -> dict[int, float]:
     """By index, the weight of each kept pair of a ranking that lost some: those that are left count once together."""
     rows, kept = examined.ledger.facts["row"], np.flatnonzero(examined.kept)
     numbers, made = np.unique(rows, return_counts=True)
-    left = np.zeros_like(made)
     of_row = np.searchsorted(numbers, rows[kept])
-    np.add.at(left, of_row, 1)
+    left = np.bincount(of_row, minlength=len(made))
     fewer = left[of_row] < made[of_row]
     return {int(index): 1 / int(n) for index, n in zip(kept[fewer], left[of_row[fewer]], strict=True)}
 
 
-def _first_of(examined: Examined, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """The kept rows (n,) that are the first with their hash."""
-    places = np.flatnonzero(examined.kept)
-    _, first = np.unique(hashes[places], return_index=True)
-    out = np.zeros_like(examined.kept)
-    out[places[first]] = True
-    return out
-
-
 def write_quarantine(found: Examination, artifact: Path) -> int:
-    """The rows that were kept out, with number and reasons; those without a majority also in `review.jsonl`. Beside
-    them `annotators.json`, where the votes name them.
-
-    Returns:
-        how many rows were kept out; a ranking of which pairs were is one.
-    """
-    undecided = BIT["decided"]
+    """Write the rows that were kept out, with number and reasons, those without a majority also to `review.jsonl`; and
+    `annotators.json`, where the votes name them. Returns how many; a ranking of which pairs were kept out is one."""
     if found.annotators:
         write_json(artifact / ANNOTATORS, found.annotators)
     with (artifact / "quarantine.jsonl").open("wb") as out, (artifact / "review.jsonl").open("wb") as review:
         for examined in found.sources.values():
             for index, line in examined.ledger.quarantined(examined.source.name):
                 out.write(line)
-                if examined.ledger.facts["failed"][index] & undecided:
+                if examined.ledger.facts["failed"][index] & BIT["decided"]:
                     review.write(line)
     return sum(len(examined.ledger.rows(~examined.ledger.good())) for examined in found.sources.values())
 

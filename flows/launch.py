@@ -220,7 +220,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
         for note in launch.notes:
             ctx.say(note)
         if (result := work()) is None:
-            ctx.await_labels()
+            ctx.end_stage("human_eval", "awaiting_labels")
             sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
             (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
         return result

@@ -1,6 +1,6 @@
 """What goes into a stage and what comes out, between the runner, the tracking and the flows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,15 +15,7 @@ from components.store.store import Record, digest_folder
 from tasks.stages import Stage
 
 State = Literal[
-    "failed",
-    "gate_failed",
-    "interrupted",
-    "running",
-    "awaiting_labels",
-    "waived",
-    "passed",
-    "cached",
-    "not_run",
+    "failed", "gate_failed", "interrupted", "running", "awaiting_labels", "waived", "passed", "cached", "not_run"
 ]
 """A stage's states by how bad they are; a run's state is the worst of its stages'."""
 
@@ -45,11 +37,7 @@ class Input(Settings):
 
     @classmethod
     def of(cls, path: Path) -> "Input":
-        """Read and digest the external file or folder `path`.
-
-        Raises:
-            UserError: it isn't there, or can't be read.
-        """
+        """Read and digest the external file or folder `path`. Raises UserError if it isn't there, or can't be read."""
         try:
             digest = digest_folder(path) if path.is_dir() else digest_file(path)
         except OSError as error:
@@ -74,13 +62,11 @@ class StageResult:
     """A stage that is done: computed now, or found in the store."""
 
     stage: Stage
-    key: str
     digest: str
     path: Path
     """The artifact as a folder (links into the store; don't write there)."""
     state: State
     """`passed`, `cached`, `waived` or `gate_failed`; `running` for a sub-stage that isn't the last of its stage."""
-    metrics: Mapping[str, float]
     verdicts: Sequence[Verdict]
     cached: bool
     seconds: float
@@ -92,18 +78,16 @@ class StageResult:
         """The stage as the pipeline shows it."""
         return self.stage.shown
 
-    @property
-    def lineage(self) -> dict[str, str]:
-        """Digest of everything this was made from, by input name, however far back."""
-        found: dict[str, str] = {}
-        for given in self.inputs.values():
-            found.update(given.lineage)
-        found.update({name: given.digest for name, given in self.inputs.items()})
-        return found
-
     def as_input(self, name: str) -> Input:
         """This artifact as what a later stage calls `name`."""
-        return Input(name=name, digest=self.digest, path=self.path, stage=self.name, stored=True, lineage=self.lineage)
+        lineage = lineage_of(self.inputs.values())
+        return Input(name=name, digest=self.digest, path=self.path, stage=self.name, stored=True, lineage=lineage)
+
+
+def lineage_of(inputs: Collection[Input]) -> dict[str, str]:
+    """Digest of `inputs` and of everything that they were made from, by input name, however far back."""
+    further = {name: digest for given in inputs for name, digest in given.lineage.items()}
+    return further | {given.name: given.digest for given in inputs}
 
 
 Given = Mapping[str, StageResult | Input]

@@ -13,7 +13,7 @@ from flows.config.run_config import RunConfig, load_config, to_values
 from tasks.execution import plots
 from tasks.execution.context import RunContext
 from tasks.runs.journal import Done, write_done
-from tasks.runs.points import Spool
+from tasks.runs.points import Spool, points_file
 from tasks.stages import PIPELINE, STAGES
 
 HOSTILE = "<script>document.title = 'run'</script><img src=http://127.0.0.1:9/x onerror=alert(1)>"
@@ -154,12 +154,12 @@ def _end(
     key = f"{stage:x<64}".replace("_", "x")
     record = next(iter(ctx.store.published(key)), None)
     if record is None:
-        _points(ctx.metrics_file(stage), stage)
+        _points(points_file(ctx.folder, stage), stage)
         out = ctx.home / "out"
         _files(stage, out / "artifact")
         if stage in CURVES:
             _points(out / "attachments" / "points.jsonl", stage)
-        _charts(stage, config, ctx.metrics_file(stage), out, draw)
+        _charts(stage, config, points_file(ctx.folder, stage), out, draw)
         job = to_values(config) | {"seed": config.seed}
         about = {
             "stage": stage, "run": ctx.run, "metrics": METRICS[stage],

@@ -7,7 +7,7 @@ analytics are switched off before the import.
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
@@ -70,36 +70,23 @@ def row_checks(checks: ChecksConfig, source: str, tokenized: bool = True) -> lis
         left_out |= _PAIRS_ONLY
     if source == "prompts":
         left_out |= _RESPONSES_ONLY
-    return [
-        _check(checks, name, name, "ExpectColumnValuesToBeInSet", value_set=[True], mostly=1 - asked.threshold)
-        for name, asked in checks
-        if name in RowChecks.model_fields and name not in left_out
-    ]
+    return [_check(checks, name) for name in RowChecks.model_fields if name not in left_out]
 
 
 def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
     """The checks of the pairs that are kept and split; those of a mean only where `frame` has values for it."""
-    in_set, mean = "ExpectColumnValuesToBeInSet", "ExpectColumnMeanToBeBetween"
-    apart = 1 - checks.no_near_duplicate.threshold
     found = [
-        _check(checks, "no_leak", "splits_of_prompt", in_set, value_set=[1], mostly=1 - checks.no_leak.threshold),
-        _check(checks, "no_near_duplicate", "near_training", in_set, value_set=[0.0], mostly=apart),
-        _check(checks, "length_preference", "longer_wins", mean, **_ends(checks.length_preference)),
-        _check(checks, "label_position", "first_wins", mean, **_ends(checks.label_position)),
+        _check(checks, "no_leak", "splits_of_prompt", passing=1),
+        _check(checks, "no_near_duplicate", "near_training", passing=0.0),
+        _check(checks, "length_preference", "longer_wins"),
+        _check(checks, "label_position", "first_wins"),
     ]
     return [check for check in found if frame[check.column].notna().any()]
 
 
 def sheet_checks(checks: ChecksConfig) -> list[Check]:
     """The checks of a rating sheet: of its rows, and of the side that the ratings are for."""
-    in_set, mean = "ExpectColumnValuesToBeInSet", "ExpectColumnMeanToBeBetween"
-    return [
-        _check(checks, name, name, in_set, value_set=[True], mostly=1 - asked.threshold)
-        if isinstance(asked, CheckConfig)
-        else _check(checks, name, name, mean, **_ends(asked))
-        for name, asked in checks
-        if name in SheetChecks.model_fields
-    ]
+    return [_check(checks, name) for name in SheetChecks.model_fields]
 
 
 _AT_LEAST = ("every_split", "enough_pairs", "enough_test_pairs")
@@ -111,18 +98,22 @@ def measure_checks(checks: ChecksConfig, chance: Mapping[str, float]) -> list[Ch
     for name, by_chance in chance.items():
         limit = getattr(checks, name).threshold
         ends = {"min_value": limit} if name in _AT_LEAST else {"max_value": max(limit, by_chance)}
-        out.append(_check(checks, name, name, "ExpectColumnMaxToBeBetween", **ends))
+        out.append(replace(_check(checks, name), kind="ExpectColumnMaxToBeBetween", options=ends))
     return out
 
 
-def _check(checks: ChecksConfig, name: str, column: str, kind: str, **options: object) -> Check:
+def _check(checks: ChecksConfig, name: str, column: str = "", passing: object = True) -> Check:
+    """The check `name` of a column (of its own name where none is given): of its mean, or of rows, which should hold
+    `passing`."""
     asked: CheckConfig | RangeConfig = getattr(checks, name)
     description = (ChecksConfig.model_fields[name].description or "").replace("\n", " ")
-    return Check(name, column, description, asked.severity, asked.threshold, kind, options)
-
-
-def _ends(asked: RangeConfig) -> dict[str, float]:
-    return dict(zip(("min_value", "max_value"), asked.threshold, strict=True))
+    options: dict[str, object]
+    if isinstance(asked, RangeConfig):
+        kind, (low, high) = "ExpectColumnMeanToBeBetween", asked.threshold
+        options = {"min_value": low, "max_value": high}
+    else:
+        kind, options = "ExpectColumnValuesToBeInSet", {"value_set": [passing], "mostly": 1 - asked.threshold}
+    return Check(name, column or name, description, asked.severity, asked.threshold, kind, options)
 
 
 @dataclass(frozen=True)
@@ -174,11 +165,8 @@ def judge(made: Any, suite: Suite) -> list[JudgedCheck]:
     shown = {
         "result_format": "COMPLETE", "unexpected_index_column_names": ["row_id"], "exclude_unexpected_values": True,
     }  # fmt: skip
-    checkpoint = made.checkpoints.add(
-        gx.Checkpoint(name=suite.name, validation_definitions=[definition], result_format=shown)
-    )
-    result = checkpoint.run(batch_parameters={"dataframe": suite.frame})
-    by_name = {r.expectation_config.meta["check"]: r for run in result.run_results.values() for r in run.results}
+    found = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=shown)
+    by_name = {result.expectation_config.meta["check"]: result for result in found.results}
     return [_outcome(suite.name, check, by_name[check.name]) for check in suite.checks]
 
 

@@ -34,10 +34,12 @@ def length_drift(train: NDArray[Any], heldout: NDArray[Any]) -> DriftMeasure | N
 
 def language_drift(train: Sequence[str], heldout: Sequence[str], seed: int, draws: int = 500) -> DriftMeasure | None:
     """Total variation distance of the languages of texts, chance by permuting them; None where a side is empty."""
+    from py3langid import classify
+
     if not train or not heldout:
         return None
     sides = [texts[:LANGUAGE_SAMPLE] for texts in (train, heldout)]
-    found = [_language(text) for side in sides for text in side]
+    found = [classify(text[:LANGUAGE_CHARACTERS])[0] for side in sides for text in side]
     names = {name: place for place, name in enumerate(dict.fromkeys(found))}
     codes = np.array([names[name] for name in found])
     first = np.arange(len(codes)) < len(sides[0])
@@ -49,12 +51,6 @@ def language_drift(train: Sequence[str], heldout: Sequence[str], seed: int, draw
     rng = np.random.default_rng(seed)
     chance = np.quantile([distance(rng.permutation(first)) for _ in range(draws)], CHANCE)
     return DriftMeasure(distance(first), float(chance))
-
-
-def _language(text: str) -> str:
-    from py3langid import classify
-
-    return classify(text[:LANGUAGE_CHARACTERS])[0]
 
 
 def told_apart(one: Sequence[str], other: Sequence[str], seed: int) -> DriftMeasure | None:
@@ -77,9 +73,8 @@ def told_apart(one: Sequence[str], other: Sequence[str], seed: int) -> DriftMeas
     features = HashingVectorizer(n_features=2**16, ngram_range=(1, 2)).transform([*sides[0], *sides[1]])
     labels = np.repeat([0, 1], [len(sides[0]), len(sides[1])])
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
-    score = cross_val_predict(
-        LogisticRegression(C=10.0, max_iter=500), features, labels, cv=folds, method="decision_function"
-    )
+    model = LogisticRegression(C=10.0, max_iter=500)
+    score = cross_val_predict(model, features, labels, cv=folds, method="decision_function")
     n, m = map(len, sides)
     # Texts common to both are ties. The null deviation is that of the Mann-Whitney statistic.
     value = (1 - alike) * float(roc_auc_score(labels, score)) + alike * 0.5

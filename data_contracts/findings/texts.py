@@ -6,7 +6,7 @@ One pass over the good rows, in chunks. Texts are dropped as they are read; what
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ class RowTexts:
     """Of the prompt."""
     unknown: float
     """Share of tokens that are the tokenizer's unknown token; NaN without tokenizer."""
-    samples: dict[int, list[CanonicalRow]] = field(default_factory=dict)
+    samples: dict[int, list[CanonicalRow]]
     """A few rows of each split (by its place in SPLITS)."""
 
 
@@ -58,9 +58,9 @@ def read_texts(
     wanted = ledger.good()
     chosen_for_sample = _sampled(ledger, wanted)
     markers = None if tokenizer is None else re.compile("|".join(map(re.escape, _special_texts(tokenizer))))
-    parts: list[tuple[NDArray[np.int32], Signatures, Signatures]] = []
+    parts = [(np.empty((0, 3), np.int32), signatures([]), signatures([]))]
     counts = np.zeros(2)  # unknown tokens, tokens
-    texts = RowTexts(np.flatnonzero(wanted), np.empty((0, 3), np.int32), signatures([]), signatures([]), 0)
+    samples: dict[int, list[CanonicalRow]] = {}
     seen = 0
     rows = ledger.items(wanted)
     while chunk := list(islice(rows, _CHUNK)):
@@ -76,14 +76,12 @@ def read_texts(
         parts.append((tokens, signatures(whole), signatures(prompts)))
         for index, item in chunk:
             if index in chosen_for_sample:
-                texts.samples.setdefault(int(ledger.facts["split"][index]), []).append(item)
+                samples.setdefault(int(ledger.facts["split"][index]), []).append(item)
         seen += len(items)
         progress(seen)
-    if parts:
-        texts.tokens, texts.sketch, texts.prompt_sketch = (np.concatenate(p) for p in zip(*parts, strict=True))
-    unknown, total = counts
-    texts.unknown = unknown / total if total else float("nan")
-    return texts
+    tokens, sketch, prompt_sketch = (np.concatenate(part) for part in zip(*parts, strict=True))
+    unknown = counts[0] / counts[1] if counts[1] else float("nan")
+    return RowTexts(np.flatnonzero(wanted), tokens, sketch, prompt_sketch, unknown, samples)
 
 
 def _responses(item: CanonicalRow) -> list[str]:
@@ -140,10 +138,9 @@ def _tokenised(
             ledger.fail(index, Problem("prompt_fits", f"the prompt has {tokens[place, 0]} tokens"))
         if tokens[place].max(where=[False, True, True], initial=0) > cap:
             ledger.fail(index, Problem("response_fits", f"a response has {tokens[place, 1:].max()} tokens"))
-    unknown_id = tokenizer.unk_token_id
-    unknown = sum(row.count(unknown_id) for ids in (prompts, *answers) for row in ids) if unknown_id is not None else 0
-    total = sum(len(row) for ids in (prompts, *answers) for row in ids)
-    return tokens, np.array([unknown, total], np.float64)
+    texts = [row for ids in (prompts, *answers) for row in ids]
+    unknown = sum(row.count(tokenizer.unk_token_id) for row in texts)
+    return tokens, np.array([unknown, sum(map(len, texts))], np.float64)
 
 
 def rendered_and_judged(

@@ -20,11 +20,7 @@ TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
 
 
 def competence(rows: Iterable[Row], shown: str) -> DawidSkene:
-    """Dawid and Skene's model of the annotators of all `rows`; its items are the rows in order.
-
-    Raises:
-        UserError: no row names who voted.
-    """
+    """Dawid and Skene's model of the annotators of `rows`, its items. Raises UserError if no row says who voted."""
     annotators: dict[str, int] = {}
     votes, index = [], -1
     for index, row in enumerate(rows):

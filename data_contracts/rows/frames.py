@@ -1,23 +1,19 @@
 """The narrow frames that the contract judges: row numbers, booleans and measures, never a text."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from components.data.splits import SPLITS
 from data_contracts.rows.ledger import Ledger
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-
-def row_frame(ledger: Ledger, checks: Sequence[str]) -> "pd.DataFrame":
+def row_frame(ledger: Ledger, checks: Sequence[str]) -> pd.DataFrame:
     """A line a row of the source: `row_id` and, for each of `checks`, whether what was made of the row passes it (of a
     ranking all its pairs)."""
-    import pandas as pd
-
     numbers = ledger.rows()
     failed = {name: ledger.rows(~ledger.passes(name)) for name in checks}
     return pd.DataFrame(
@@ -25,7 +21,7 @@ def row_frame(ledger: Ledger, checks: Sequence[str]) -> "pd.DataFrame":
     )
 
 
-def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]) -> "pd.DataFrame":
+def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]) -> pd.DataFrame:
     """A line a kept pair.
 
     Args:
@@ -33,8 +29,6 @@ def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_trainin
         splits_of_prompt: how many splits each pair's prompt stands in, demonstrations counted too (n,).
         near_training: of held-out pairs, 1 where the prompt is nearly one of training, else 0; else NaN (n,).
     """
-    import pandas as pd
-
     first_wins = np.where(facts["first_wins"] < 0, np.nan, facts["first_wins"])
     return pd.DataFrame(
         {
@@ -48,10 +42,8 @@ def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_trainin
     )
 
 
-def measure_frame(measures: Mapping[str, float]) -> "pd.DataFrame":
+def measure_frame(measures: Mapping[str, float]) -> pd.DataFrame:
     """One line: a column a measure of the whole."""
-    import pandas as pd
-
     return pd.DataFrame({"row_id": [0], **{name: [float(value)] for name, value in measures.items()}})
 
 

@@ -113,11 +113,7 @@ def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> l
 
 
 def renamed(source: RowSource) -> Iterator[RawRow]:
-    """The rows of `source` under the standard names.
-
-    Raises:
-        UserError: the first row lacks a column that is named.
-    """
+    """The rows of `source` under the standard names. Raises UserError if the first lacks a column that is named."""
     for position, raw in enumerate(source.rows):
         if source.columns and not raw.problem:
             missing = sorted(set(source.columns.values()) - raw.data.keys())

@@ -1,7 +1,7 @@
 """Rows on their way through the contract: their texts on disk, of each a few numbers in memory.
 
 What has to look at all rows (duplicates, leaks, agreement) looks at the numbers: 64-bit hashes of texts, of which two
-differing ones agree by chance in 1 of 10 million sets of 1.6 million rows, counts and flags; about 120 bytes a row.
+differing ones agree by chance in 1 of 10 million sets of 1.6 million rows, counts and flags; about 110 bytes a row.
 """
 
 import hashlib
@@ -18,7 +18,6 @@ from components.data.checks_config import ChecksConfig, RowChecks
 from components.data.config import SplitConfig
 from components.data.rows import CanonicalRow, Problem, Row
 from components.data.splits import SPLITS, loose_key, prompt_key, split_of
-from data_contracts.rows.schemas import QuarantinedRow
 
 ROW_CHECKS = tuple(RowChecks.model_fields)
 BIT = {name: np.uint32(1 << place) for place, name in enumerate(ROW_CHECKS)}
@@ -26,7 +25,6 @@ BIT = {name: np.uint32(1 << place) for place, name in enumerate(ROW_CHECKS)}
 FACTS = np.dtype(
     [
         ("row", "i8"),
-        ("offset", "i8"),
         ("failed", "u4"),  # bits of ROW_CHECKS
         ("out", "?"),  # kept out when it was read
         ("split", "i1"),  # place in SPLITS
@@ -54,6 +52,15 @@ def combined(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     odd = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
     parts = [part * np.uint64(factor) for part, factor in zip(hashes, odd, strict=False)]
     return np.add.reduce(parts)
+
+
+def first_of_each(wanted: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """The rows (n,) of `wanted` (n,) that are the first with their hash (n,)."""
+    places = np.flatnonzero(wanted)
+    _, first = np.unique(hashes[places], return_index=True)
+    out = np.zeros_like(wanted)
+    out[places[first]] = True
+    return out
 
 
 class Reason(NamedTuple):
@@ -93,15 +100,13 @@ class Ledger:
 
     def fill(self, rows: Iterable[Row], progress: Callable[[int], None]) -> None:
         """Read all rows, writing each as a line: a good row's canonical JSON, a bad row's quarantine record."""
-        parts, lines, votes, named, gathered, offset = [], [], [self.votes], [], [], 0
+        parts, lines, votes, named, gathered = [], [], [self.votes], [], []
         with self.path.open("wb") as out:
             for index, row in enumerate(rows):
-                line = self._line(row)
-                lines.append(self._facts(row, offset))
+                lines.append(self._facts(row))
                 named += [(index, self.annotators.setdefault(a, len(self.annotators)), side) for a, side in row.votes]
                 gathered += [(index, number) for number in row.others]
-                out.write(line)
-                offset += len(line)
+                out.write(self._line(row))
                 if len(lines) == _CHUNK:
                     parts.append(np.array(lines, FACTS))
                     votes.append(_votes(named))
@@ -121,7 +126,7 @@ class Ledger:
     def _is_out(self, row: Row) -> bool:
         return row.item is None or any(problem.check not in self.stay for problem in row.problems)
 
-    def _facts(self, row: Row, offset: int) -> tuple[Any, ...]:
+    def _facts(self, row: Row) -> tuple[Any, ...]:
         failed = 0
         for problem in row.problems:
             failed |= int(BIT[problem.check])
@@ -134,7 +139,7 @@ class Ledger:
             words = len(item["chosen"].split()), len(item["rejected"].split())
         first_wins = -1 if row.first_wins is None else int(row.first_wins)
         ballot, voted = tuple(row.ballot or (0, 0, 0)), row.ballot is not None
-        return (row.number, offset, failed, out, split, *hashes, words, first_wins, ballot, voted)
+        return (row.number, failed, out, split, *hashes, words, first_wins, ballot, voted)
 
     def _hashes(self, item: CanonicalRow) -> tuple[tuple[int, ...], int]:
         key = prompt_key(item["prompt"])
@@ -189,12 +194,6 @@ class Ledger:
             if wanted[index]:
                 yield index, json.loads(line)
 
-    def item(self, index: int) -> CanonicalRow:
-        """The canonical form of one good row."""
-        with self.path.open("rb") as lines:
-            lines.seek(int(self.facts["offset"][index]))
-            return json.loads(lines.readline())
-
     def quarantined(self, source: str) -> Iterator[tuple[int, bytes]]:
         """Index and quarantine record, a line each, of the rows that are kept out."""
         good = self.good()
@@ -210,8 +209,8 @@ def _votes(named: list[tuple[int, int, int]]) -> NDArray[np.int32]:
 
 
 def quarantine_line(source: str, number: int, problems: Iterable[Problem], data: Mapping[str, object]) -> bytes:
-    """A row that was kept out, as a line of JSON in ASCII: it may hold what UTF-8 can't."""
+    """A row that was kept out, and why, as a line of JSON in ASCII: it may hold what UTF-8 can't."""
     reasons = [problem.text.encode("ascii", "backslashreplace").decode() for problem in problems]
-    row: QuarantinedRow = {"file": source, "row": number, "reasons": reasons, "data": data}
+    row = {"file": source, "row": number, "reasons": reasons, "data": data}
     # What JSON doesn't know (dates and bytes of a Parquet file) becomes text.
     return (json.dumps(row, sort_keys=True, default=str) + "\n").encode()

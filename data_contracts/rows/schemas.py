@@ -1,21 +1,10 @@
 """The rows that leave validation hold their schema: what every later stage may rely on."""
 
-from collections.abc import Mapping
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from components.data.rows import CanonicalRow, Problem
-
-
-class QuarantinedRow(TypedDict):
-    """A row that was kept out, and why."""
-
-    file: str
-    row: int
-    reasons: list[str]
-    data: Mapping[str, object]
-
 
 _DEMONSTRATION = {"prompt", "response", "source", "row"}
 _PROMPT = {"prompt", "category", "source", "row"}

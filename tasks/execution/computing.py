@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from components.models.runtime import activate, cpu_instruction_set
 from components.store.leases import Lease
 from components.store.records import Environment
 from components.store.store import ArtifactStore, Miss, Record
+from tasks.execution import plots
 from tasks.result import Input, InputChanged
 from tasks.runs.points import Point, Spool, read_points
 from tasks.stages import Stage
@@ -62,8 +64,7 @@ class Work:
 
 
 def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Record | None = None) -> Record | Miss:
-    """What the store has of `key`, or of `pinned` alone; where it is to be computed again, only what `run` itself has
-    computed."""
+    """What the store has of `key`, or of `pinned` alone; with `refresh` only what `run` itself has computed."""
     found = store.lookup(key, pinned.digest if pinned is not None else None)
     return Miss(ASKED) if refresh and isinstance(found, Record) and found.run != run else found
 
@@ -71,13 +72,9 @@ def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Rec
 def compute_once(
     work: Work, store: ArtifactStore, show: Show, say: Callable[[str], None], refresh: bool = False
 ) -> tuple[Record, bool]:
-    """Compute under the key's lock, unless the store has it by then.
+    """Compute under the key's lock, unless the store has it by then; raises as `compute`.
 
-    Returns:
-        The record, and whether it was computed here.
-
-    Raises:
-        As `compute`.
+    Returns the record, and whether it was computed here.
     """
     name = work.stage.name
     with store.lock(work.key, lambda: say(f"{name}: another process computes the same; waiting for it")) as lease:
@@ -142,21 +139,18 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
     if runtime is not None and "torch" in work.stage.libraries:
         activate(runtime)
     run = work.stage.load_run()
-    kept = Spool(points)
-    for point in read_points(kept.path):
-        show(point)
+    with closing(Spool(points)) as kept:
+        for point in read_points(points):
+            show(point)
 
-    def observe(
-        step: int, metrics: Mapping[str, float], total: int | None = None, *,
-        tokens: float | None = None, resumed: bool = False,
-    ) -> None:  # fmt: skip
-        lease.check()
-        show(kept.append(step, metrics, total=total, tokens=tokens, resumed=resumed or None))
+        def observe(
+            step: int, metrics: Mapping[str, float], total: int | None = None, *,
+            tokens: float | None = None, resumed: bool = False,
+        ) -> None:  # fmt: skip
+            lease.check()
+            show(kept.append(step, metrics, total=total, tokens=tokens, resumed=resumed or None))
 
-    try:
         return run(work.job, {name: given.path for name, given in work.inputs.items()}, out, observe)
-    finally:
-        kept.close()
 
 
 def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> None:
@@ -164,8 +158,6 @@ def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> 
     if read_points(points):
         (out / "attachments").mkdir(exist_ok=True)
         shutil.copyfile(points, out / "attachments" / POINTS)
-    from tasks.execution import plots
-
     plots.render(work.stage.name, work.job, metrics, points, out)
 
 

@@ -6,28 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import JsonValue
 from rich.console import Console
 
-from components.base.errors import UserError
 from components.base.files import sweep
 from components.gates.judging import GatesConfig, Waiver, check_waivers
 from components.keys.fingerprint import ROOT
 from components.store.retention import remove_finished_work
 from components.store.store import ArtifactStore, Record
 from tasks.execution import progress
-from tasks.result import State
+from tasks.result import StageResult, State
 from tasks.runs.config import run_values, write_values
 from tasks.runs.label import UNNAMED, Label
-from tasks.runs.points import points_file
-from tasks.runs.status import StatusFile, has_run
-from tasks.stages import PIPELINE
-
-if TYPE_CHECKING:
-    from tasks.result import StageResult
-    from tasks.tracking.carrier import Tracker
+from tasks.runs.status import StatusFile, run_folder
+from tasks.stages import PIPELINE, STAGES
+from tasks.tracking.carrier import Tracker
 
 
 @dataclass
@@ -54,15 +49,13 @@ class RunContext:
     """Where our packages are."""
     track: bool = True
     console: Console = field(default_factory=Console)
-    parts_cached: dict[str, bool] = field(default_factory=dict)
-    """Shown stage to whether its sub-stages so far were all hits."""
-    results: dict[str, "StageResult"] = field(default_factory=dict)
+    results: dict[str, StageResult] = field(default_factory=dict)
     """What each (sub-)stage gave so far, those that a gate stopped included."""
     at_end: "Callable[[RunContext], None] | None" = None
     """Called once, when the run's end is written down and before MLflow is told of it."""
     log: Callable[[str], None] | None = None
     """Takes what is said, beside the console."""
-    _tracker: "Tracker | None" = None
+    _tracker: Tracker | None = None
 
     @classmethod
     def start(
@@ -108,17 +101,9 @@ class RunContext:
     def resume(
         cls, home: Path, run: str, gates: GatesConfig, *, waivers: Sequence[Waiver] = (), **options: Any
     ) -> "RunContext":
-        """Take up a run that ended, under its id: to score people's labels.
-
-        Raises:
-            UserError: there is no such run, or a waiver names no gate.
-        """
+        """Take up a run that ended, under its id. Raises UserError if there is none, or a waiver names no gate."""
         check_waivers(waivers, gates)
-        folder = home / "runs" / run
-        if not has_run(home, run):
-            raise UserError(f"there is no run {run} in {home / 'runs'}.")
-        status = StatusFile.resume(folder)
-        config = run_values(home, run)
+        status, config = StatusFile.resume(run_folder(home, run)), run_values(home, run)
         return cls(home, run, gates, status, ArtifactStore(home), config=config, waivers=waivers, **options)
 
     def __enter__(self) -> "RunContext":
@@ -132,23 +117,15 @@ class RunContext:
         """`runs/<run>/`."""
         return self.home / "runs" / self.run
 
-    def metrics_file(self, stage: str) -> Path:
-        """Where a stage's points are spooled."""
-        return points_file(self.folder, stage)
-
     def say(self, text: str) -> None:
         """Print one line for the user."""
         progress.say(self.console, text)
         if self.log is not None:
             self.log(text)
 
-    def tracker(self) -> "Tracker | None":
+    def tracker(self) -> Tracker | None:
         """What carries this run to MLflow, begun at the first call; None where tracking is off."""
-        if not self.track:
-            return None
-        if self._tracker is None:
-            from tasks.tracking.carrier import Tracker
-
+        if self.track and self._tracker is None:
             self._tracker = Tracker(self.home, self.run)
             self._tracker.open(self.project)
         return self._tracker
@@ -156,48 +133,31 @@ class RunContext:
     def begin_stage(self, stage: str) -> None:
         """Write into the status that a stage begins; MLflow gets it from there."""
         self.status.begin(stage)
-        tracker = self.tracker()
-        if tracker is not None:
+        if tracker := self.tracker():
             tracker.nudge()
 
     def end_stage(self, stage: str, state: State, **fields: Any) -> None:
         """Write into the status how a stage ended; MLflow gets it from there."""
         self.status.update(stage, state=state, **fields)
-        if self._tracker is not None:
+        if self._tracker:
             self._tracker.nudge()
 
     def discard(self) -> None:
         """Leave nothing of a run that has not begun; one taken up again stays as it was."""
-        if all(stage.state == "not_run" for stage in self.status.stages()):
+        if self.status.state == "not_run":
             shutil.rmtree(self.folder)
 
-    def await_labels(self, stage: str = "human_eval") -> None:
-        """The run ends here until people's labels come."""
-        self.end_stage(stage, "awaiting_labels")
-
-    def finish(self) -> State:
-        """End the run. Returns its state; called twice it does nothing more."""
-        for each in self.status.stages():
-            if each.state == "running":
-                self.end_stage(each.name, "interrupted")
-        state = self.status.finish()
+    def finish(self) -> None:
+        """End the run, and let MLflow have the rest of it; called twice it does nothing more."""
+        self.status.finish()
         at_end, self.at_end = self.at_end, None
         try:
             if at_end is not None:
                 at_end(self)
         finally:
-            self._close()
-        return state
-
-    def _close(self) -> None:
-        """Let MLflow have the run's end, and what it has not got yet."""
-        if self._tracker is None:
-            return
-        whole = self._tracker.close()
-        self._tracker = None
-        self.track = False
-        if not whole:
-            self.say("MLflow does not have all of this run yet. The next run or `tether sync` sends the rest.")
+            tracker, self._tracker, self.track = self._tracker, None, False
+            if tracker is not None and not tracker.close():
+                self.say("MLflow does not have all of this run yet. The next run or `tether sync` sends the rest.")
 
 
 def new_run_id() -> str:
@@ -207,7 +167,5 @@ def new_run_id() -> str:
 
 def refreshed(stages: Iterable[str]) -> frozenset[str]:
     """Stages to compute again, sub-stages included (`human_eval` means its sample too)."""
-    from tasks.stages import STAGES
-
     wanted = set(stages)
     return frozenset(stage.name for stage in STAGES.values() if stage.shown in wanted or stage.name in wanted)

@@ -57,11 +57,7 @@ class Order(Settings):
 
 
 def check_pools(pools: Iterable[str]) -> None:
-    """See that each pool's deployment is there.
-
-    Raises:
-        UserError: one isn't.
-    """
+    """Raise UserError if a pool's deployment is not there."""
     with get_client(sync_client=True) as client:
         for pool in sorted(set(pools)):
             try:
@@ -80,15 +76,23 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
         TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
     """
     with get_client(sync_client=True) as client:
-        runs = _runs(client, work.key)
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)])))
         live = next((run for run in runs if run.state is not None and run.state.type in LIVE), None)
         if live is None:
             live = _start(work, pool, refresh, attempt=len(runs) + 1)
             say(f"{work.stage.name}: given to pool {pool}, {_url(live)}")
         else:
             say(f"{work.stage.name}: attached to {_url(live)}, which computes it already")
-        points = _Points(store.work_folder(work.key) / POINTS, show)
-        run = _follow(client, live, points, work.stage.name, pool, say)
+        offset = 0
+
+        def show_points(path: Path) -> None:
+            nonlocal offset
+            points, offset = points_after(path, offset)
+            for point in points:
+                show(point)
+
+        at_work = store.work_folder(work.key) / POINTS
+        run = _follow(client, live, lambda: show_points(at_work), work.stage.name, pool, say)
     _raise_unless_completed(run, work)
     found = store.lookup(work.key)
     if isinstance(found, Miss):
@@ -96,25 +100,9 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
             f"{work.stage.name}: {_url(run)} completed, but the store here has nothing of it ({found.reason}). Give "
             f"the workers of pool {pool} this TETHER_HOME: {store.home}."
         )
-    kept = store.attachment(found, POINTS)
-    if kept is not None:
-        points.path = kept
-        points.read()
+    if kept := store.attachment(found, POINTS):
+        show_points(kept)
     return found
-
-
-class _Points:
-    """The points of a stage at work elsewhere, read as they come."""
-
-    def __init__(self, path: Path, show: Show) -> None:
-        self.path = path
-        self._show = show
-        self._offset = 0
-
-    def read(self) -> None:
-        points, self._offset = points_after(self.path, self._offset)
-        for point in points:
-            self._show(point)
 
 
 def _start(work: Work, pool: str, refresh: bool, attempt: int) -> FlowRun:
@@ -146,15 +134,13 @@ def _tag(key: str) -> str:
     return f"key:{key}"
 
 
-def _runs(client: SyncPrefectClient, key: str) -> list[FlowRun]:
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(key)])))
-
-
 def _url(run: FlowRun) -> str:
     return url_for(run) or f"flow run {run.id}"
 
 
-def _follow(client: SyncPrefectClient, run: FlowRun, points: _Points, stage: str, pool: str, say: Say) -> FlowRun:
+def _follow(
+    client: SyncPrefectClient, run: FlowRun, show_points: Callable[[], None], stage: str, pool: str, say: Say
+) -> FlowRun:
     """Wait for the end, saying what state the run is in; an unreachable server is waited for."""
     seen, reachable, taken_by = "", True, time.monotonic() + UNTAKEN_SECONDS
     while True:
@@ -165,11 +151,10 @@ def _follow(client: SyncPrefectClient, run: FlowRun, points: _Points, stage: str
             reachable = True
         except httpx.TransportError as error:
             if reachable:
-                say(
-                    f"{stage}: the Prefect server does not answer ({type(error).__name__}); the worker goes on, waiting"
-                )
+                kind = type(error).__name__
+                say(f"{stage}: the Prefect server does not answer ({kind}); the worker goes on, waiting")
             reachable = False
-        points.read()
+        show_points()
         state = run.state
         if state is not None and state.is_final():
             return run
@@ -178,9 +163,8 @@ def _follow(client: SyncPrefectClient, run: FlowRun, points: _Points, stage: str
             say(f"{stage}: {seen.lower()} on pool {pool}")
         if state is not None and state.is_scheduled() and time.monotonic() > taken_by:
             taken_by = float("inf")
-            say(
-                f"{stage}: no worker has taken it yet; is one running (`prefect worker start --pool {pool}`), and free?"
-            )
+            worker = f"`prefect worker start --pool {pool}`"
+            say(f"{stage}: no worker has taken it yet; is one running ({worker}), and free?")
         time.sleep(POLL_SECONDS)
 
 
@@ -235,10 +219,7 @@ def _found(given: Input, store: ArtifactStore) -> Input:
 
 
 def _check_machine(wanted: Runtime | None) -> None:
-    if wanted is None:
-        return
-    problems = wanted.misfits()
-    if problems:
+    if wanted is not None and (problems := wanted.misfits()):
         here = Runtime().resolve()
         raise MachineMismatch(
             f"this worker is not the machine that the run was resolved for: {'; '.join(problems)}. Set the stage's "

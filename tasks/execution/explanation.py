@@ -2,30 +2,14 @@
 
 from components.keys import changes as key_changes
 from components.keys.changes import KeyParts
-from components.store.store import ArtifactStore, Miss, Record
+from components.store.store import ArtifactStore, Miss
 from tasks.execution.computing import ASKED
 from tasks.runs.explained import Changed, Explanation, Hit, Missed, RecordName
 from tasks.runs.status import RunStatus
 
-FIRST = "no earlier record"
-
-
-def hit(record: Record, pinned: bool = False) -> Hit:
-    """The explanation of a result that was found; `pinned` if a rerun took it as the artifact of its run."""
-    return Hit(run=record.run, pinned=pinned)
-
 
 def miss(store: ArtifactStore, stage: str, key: str, parts: KeyParts, found: Miss, run: str) -> Missed:
-    """The explanation of a stage that is to be computed.
-
-    Args:
-        store: where earlier records are looked for.
-        stage: its (sub-)stage's name.
-        key: its key.
-        parts: what the key is made of.
-        found: what the look-up of the key gave.
-        run: the run that computes it.
-    """
+    """Explain why `run` computes the (sub-)stage `stage`, of whose `key` (made of `parts`) the look-up gave `found`."""
     if found.reason == ASKED:
         return Missed(run=run, reason=found.reason, because="asked")
     if store.attempts(key):
@@ -47,7 +31,7 @@ def in_a_line(told: Explanation) -> str:
             return key_changes.in_a_line(told.changes)
         case Missed(because="damaged"):
             return f"the record is damaged: {told.reason}"
-    return told.reason if told.because == "asked" else FIRST
+    return told.reason if told.because == "asked" else "no earlier record"
 
 
 def lines(status: RunStatus) -> list[str]:

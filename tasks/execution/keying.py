@@ -28,8 +28,6 @@ def built_in_task(stage: Stage, inputs: Inputs) -> str | None:
     """
     if stage.name == "validate":
         return None if "preferences" in inputs else SUPPORT_DESK
-    if "data" not in inputs:
-        return None
-    data = inputs["data"].path
-    name = task_name(data) if (data / "task.json").is_file() else None
-    return name if name == SUPPORT_DESK else None
+    data = inputs["data"].path if "data" in inputs else None
+    made_there = data is not None and (data / "task.json").is_file() and task_name(data) == SUPPORT_DESK
+    return SUPPORT_DESK if made_there else None

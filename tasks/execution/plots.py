@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,12 +51,12 @@ class Computed:
     metrics: Mapping[str, float]
     """Final metrics."""
     curves: Mapping[str, Curve]
-    """Metric name to (step, value) pairs, all finite."""
+    """Metric name to (step, value) pairs."""
     artifact: Path
 
     def curve(self, name: str) -> Curve:
-        """One curve, thinned; empty where the stage has none of that name."""
-        return thin(self.curves.get(name, ()))
+        """The finite points of a curve, thinned; empty where the stage has none of that name."""
+        return thin([point for point in self.curves.get(name, ()) if math.isfinite(point[1])])
 
     def document(self, name: str) -> dict[str, Any]:
         """A JSON file of the artifact; empty where there is none."""
@@ -71,41 +72,28 @@ def load() -> None:
 def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path, out: Path) -> list[Path]:
     """Draw what a stage has to show, from its config, final metrics, the file of its points, and `out`/artifact.
 
-    Returns:
-        The files written below `out`/attachments, often none.
+    Returns the files, often none, below `out`/attachments.
     """
-    if stage not in CHARTS:
-        return []
-    found = {
-        name: [point for point in curve if math.isfinite(point[1])]
-        for name, curve in curves(read_points(points)).items()
-    }
-    computed = Computed(job, metrics, found, out / "artifact")
-    written = []
-    for name, (title, draw) in CHARTS[stage].items():
-        figure = draw(computed)
-        if figure is not None:
-            written.append(_save(figure, title, out / "attachments" / f"{name}.svg"))
-    return written
+    computed = Computed(job, metrics, curves(read_points(points)), out / "artifact")
+    return [
+        _save(figure, title, out / "attachments" / f"{name}.svg")
+        for name, (title, draw) in CHARTS.get(stage, {}).items()
+        if (figure := draw(computed)) is not None
+    ]
 
 
-def training_loss(metric: str, heldout: str, unit: str) -> Callable[[Computed], Any]:
-    """A chart of the training loss `metric` by optimiser step, and the final `heldout` loss as a level."""
-
-    def draw(computed: Computed) -> Any:
-        curve = computed.curve(metric)
-        if not curve:
-            return None
-        figure = _figure(2.8)
-        axis = _panel(figure.add_subplot(), f"loss, {unit}", zero=True)
-        _line(axis, curve, BLUE, "training loss")
-        if heldout in computed.metrics:
-            _level(axis, computed.metrics[heldout], RED, f"held-out loss at the end, {computed.metrics[heldout]:.4g}")
-        _steps(axis, "optimiser step")
-        _legend(axis)
-        return figure
-
-    return draw
+def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> Any:
+    """The training loss `metric` by optimiser step, and the final `heldout` loss as a level."""
+    if not (curve := computed.curve(metric)):
+        return None
+    figure = _figure(2.8)
+    axis = _panel(figure.add_subplot(), f"loss, {unit}", zero=True)
+    _line(axis, curve, BLUE, "training loss")
+    if heldout in computed.metrics:
+        _level(axis, computed.metrics[heldout], RED, f"held-out loss at the end, {computed.metrics[heldout]:.4g}")
+    _steps(axis, "optimiser step")
+    _legend(axis)
+    return figure
 
 
 def reward_and_kl(computed: Computed) -> Any:
@@ -126,7 +114,11 @@ def reward_and_kl(computed: Computed) -> Any:
         kl_axis.errorbar(
             [kl[-1][0]], [end], yerr=[[0.0], [above]], color=GREY, fmt="D", markersize=4, capsize=3, label=label
         )
-    _hold(kl_axis, config)
+    if config.control == "adaptive":  # inside this band β hardly moves
+        kl_axis.axhspan(0.8 * config.target, 1.2 * config.target, color=PURPLE, alpha=0.25, linewidth=0,
+                        label=f"target {config.target:g} ± 20 %")  # fmt: skip
+    if config.stop_above is not None:
+        _level(kl_axis, config.stop_above, ORANGE, f"hard ceiling {config.stop_above:g}")
     _line(_panel(beta_axis, "β", zero=True), beta, PURPLE, "β")
     _steps(beta_axis, "PPO update")
     _legend(reward_axis)
@@ -135,29 +127,19 @@ def reward_and_kl(computed: Computed) -> Any:
     return figure
 
 
-def _hold(axis: Any, config: KLConfig) -> None:
-    """The levels that hold KL: the target's band, inside which β hardly moves, and the hard ceiling."""
-    if config.control == "adaptive":
-        axis.axhspan(0.8 * config.target, 1.2 * config.target, color=PURPLE, alpha=0.25, linewidth=0,
-                     label=f"target {config.target:g} ± 20 %")  # fmt: skip
-    if config.stop_above is not None:
-        _level(axis, config.stop_above, ORANGE, f"hard ceiling {config.stop_above:g}")
-
-
 def frontier(computed: Computed) -> Any:
     """Reward against √KL, as Gao et al. 2023 (arXiv 2210.10760) draw overoptimisation."""
     root = {step: math.sqrt(max(kl, 0.0)) for step, kl in computed.curve("ppo/kl")}
-    rewards = {
-        "proxy reward": (computed.curve("ppo/proxy_reward"), BLUE, "o"),
-        "gold score (simulated truth)": (computed.curve("ppo/gold"), ORANGE, "^"),
-    }
-    if not root or not rewards["proxy reward"][0]:
+    proxy, gold = (
+        [(root[step], value) for step, value in computed.curve(name) if step in root]
+        for name in ("ppo/proxy_reward", "ppo/gold")
+    )
+    if not proxy:
         return None
     figure = _figure(3.2)
     axis = _panel(figure.add_subplot(), "reward, score units")
-    for label, (curve, colour, marker) in rewards.items():
-        at = [(root[step], value) for step, value in curve if step in root]
-        _line(axis, at, colour, label, linewidth=0.6, marker=marker, markersize=3.5)
+    _line(axis, proxy, BLUE, "proxy reward", linewidth=0.6, marker="o", markersize=3.5)
+    _line(axis, gold, ORANGE, "gold score (simulated truth)", linewidth=0.6, marker="^", markersize=3.5)
     kl, reward = (computed.metrics.get(name, math.nan) for name in ("ppo/kl", "ppo/proxy_reward"))
     if math.isfinite(kl) and math.isfinite(reward):
         _line(axis, [(math.sqrt(max(kl, 0.0)), reward)], GREY, "proxy, held-out prompts", style="", marker="D")
@@ -168,12 +150,9 @@ def frontier(computed: Computed) -> Any:
 
 def entropy_and_length(computed: Computed) -> Any:
     """The policy's entropy and the length of its responses, by PPO update."""
-    shown = [
-        (computed.curve("ppo/entropy"), "entropy, nats per token", BLUE),
-        (computed.curve("ppo/response_tokens"), "response, tokens", ORANGE),
-    ]
-    shown = [each for each in shown if each[0]]
-    if not shown:
+    entropy, length = computed.curve("ppo/entropy"), computed.curve("ppo/response_tokens")
+    found = [(entropy, "entropy, nats per token", BLUE), (length, "response, tokens", ORANGE)]
+    if not (shown := [each for each in found if each[0]]):
         return None
     figure = _figure(0.4 + 1.6 * len(shown))
     axes = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False).flat)
@@ -186,8 +165,7 @@ def entropy_and_length(computed: Computed) -> Any:
 
 def reliability(computed: Computed) -> Any:
     """Confidence against accuracy in equal-mass bins of held-out pairs, after temperature."""
-    bins = computed.document("calibration.json").get("bins")
-    if not bins:
+    if not (bins := computed.document("calibration.json").get("bins")):
         return None
     figure = _figure(3.4)
     axis = _panel(figure.add_subplot(), "share of pairs ranked right")
@@ -199,8 +177,7 @@ def reliability(computed: Computed) -> Any:
 
 def reliability_by_slice(computed: Computed) -> Any:
     """`reliability`, a panel a slice; red where the calibration error is above what chance gives any slice."""
-    shown = [each for each in computed.document("calibration.json").get("slices", ()) if "bins" in each]
-    if not shown:
+    if not (shown := [each for each in computed.document("calibration.json").get("slices", ()) if "bins" in each]):
         return None
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
@@ -222,8 +199,7 @@ def reliability_by_slice(computed: Computed) -> Any:
 def probes(computed: Computed) -> Any:
     """How far each tail raises the score, with the upper end that gates judge."""
     found = computed.document("robustness.json").get("probes", {})
-    shown = {name: each for name, each in found.items() if each["rise"] is not None}
-    if not shown:
+    if not (shown := {name: each for name, each in found.items() if each["rise"] is not None}):
         return None
     rises = [each["rise"] for each in shown.values()]
     above = [max(0.0, (each["high"] or each["rise"]) - each["rise"]) for each in shown.values()]
@@ -259,13 +235,13 @@ CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
     "sft": {
         "training_loss": (
             "Training loss of the supervised model by optimiser step",
-            training_loss("sft/train_loss", "sft/loss", "nats per response token"),
+            partial(training_loss, metric="sft/train_loss", heldout="sft/loss", unit="nats per response token"),
         )
     },
     "reward": {
         "training_loss": (
             "Training loss of the reward model by optimiser step",
-            training_loss("reward/train_loss", "reward/loss", "nats per pair"),
+            partial(training_loss, metric="reward/train_loss", heldout="reward/loss", unit="nats per pair"),
         ),
         "reliability": ("Reliability diagram: confidence against accuracy", reliability),
         "reliability_by_slice": ("Reliability diagrams of slices of the held-out pairs", reliability_by_slice),

@@ -37,13 +37,11 @@ class StageProgress:
         self._tokens = self._bar.add_task("tokens", total=None, visible=False, pace="", metrics="")
 
     def __enter__(self) -> "StageProgress":
-        if not self._bar.disable:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if not self._bar.disable:
-            self._bar.stop()
+        self._bar.stop()
 
     def show(self, point: Point) -> None:
         """Show that the point's steps are done, of its total where known."""

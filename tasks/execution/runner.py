@@ -5,7 +5,7 @@ Nothing here imports torch or MLflow before a stage needs them: a hit must cost 
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
@@ -21,19 +21,13 @@ from tasks.execution.progress import StageProgress
 from tasks.result import Given, StageResult, State, as_inputs
 from tasks.runs.explained import Explanation, Hit
 from tasks.runs.journal import Done, write_done
-from tasks.runs.points import Point, Spool
+from tasks.runs.points import Point, Spool, points_file
 from tasks.runs.status import Part, finite
 from tasks.stages import Stage
 
 
 def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult:
-    """Run a stage's whole life in this process, or take its result from the store.
-
-    Args:
-        stage: from the registry.
-        job: the stage's config, its runtime resolved.
-        given: input name to an earlier stage's result or an external input.
-        ctx: the run.
+    """Run a stage's whole life in this process, or take its result from the store. The runtime of `job` is resolved.
 
     Returns:
         The result; its state is `passed`, `cached` or `waived` (`running` for a sub-stage that isn't the last).
@@ -90,7 +84,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
     refresh = stage.name in ctx.refresh
     found = look_up(ctx.store, key, refresh, ctx.run, pinned)
     if isinstance(found, Record):
-        _explain(stage, ctx, explanation.hit(found, pinned=pinned is not None))
+        _explain(stage, ctx, Hit(run=found.run, pinned=pinned is not None))
         return _result(stage, found, inputs, ctx, True, started)
     if pinned is not None:  # what today's code makes would stand under the key of another's
         raise UserError(
@@ -105,7 +99,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
         if pool is None:
             record, here = compute_once(work, ctx.store, show, ctx.say, refresh)
             if not here:
-                _explain(stage, ctx, explanation.hit(record))
+                _explain(stage, ctx, Hit(run=record.run))
                 return _result(stage, record, inputs, ctx, True, started)
         else:
             # The worker holds the key's lock, never the caller.
@@ -133,17 +127,14 @@ def _explain(stage: Stage, ctx: RunContext, why: Explanation) -> None:
 @contextmanager
 def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
     """Write down and show points as they come; MLflow gets them from the file."""
-    spool = Spool(ctx.metrics_file(stage.shown))
-    try:
-        with StageProgress(ctx.console, stage.name) as progress:
+    path = points_file(ctx.folder, stage.shown)
+    with closing(Spool(path)) as spool, StageProgress(ctx.console, stage.name) as progress:
 
-            def show(point: Point) -> None:
-                spool.add(point)
-                progress.show(point)
+        def show(point: Point) -> None:
+            spool.add(point)
+            progress.show(point)
 
-            yield show
-    finally:
-        spool.close()
+        yield show
 
 
 def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cached: bool, started: float) -> StageResult:
@@ -157,50 +148,40 @@ def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cache
     elif any(verdict.waived for verdict in verdicts):
         state = "waived"
     else:
-        state = "cached" if cached and ctx.parts_cached.get(stage.shown, True) else "passed"
-    return StageResult(
-        stage=stage,
-        key=record.key,
-        digest=record.digest,
-        path=ctx.store.path(record),
-        state=state,
-        metrics=record.metrics,
-        verdicts=verdicts,
-        cached=cached,
-        seconds=time.monotonic() - started,
-        record=record,
-        inputs=inputs,
-    )
+        state = "cached" if cached and _all_hits(stage.shown, ctx) else "passed"
+    seconds, path = time.monotonic() - started, ctx.store.path(record)
+    return StageResult(stage, record.digest, path, state, verdicts, cached, seconds, record, inputs)
+
+
+def _all_hits(shown: str, ctx: RunContext) -> bool:
+    """Whether every sub-stage of `shown` so far was found in the store."""
+    return all(result.cached for result in ctx.results.values() if result.name == shown)
 
 
 def _record(result: StageResult, ctx: RunContext) -> None:
-    files = {}
-    if result.record.run == ctx.run:
-        found = {name: ctx.store.attachment(result.record, name) for name in result.record.attachments}
-        files = {name: path for name, path in found.items() if path is not None}
+    own = result.record.attachments if result.record.run == ctx.run else ()
+    files = {name: path for name in own if (path := ctx.store.attachment(result.record, name)) is not None}
     write_done(ctx.folder, Done.of(result, ctx.folder, files))
 
 
 def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
     """Write the stage's state down and say it."""
-    shown = result.name
-    cached = result.cached and ctx.parts_cached.get(shown, True)
-    ctx.parts_cached[shown] = cached
+    shown, record = result.name, result.record
     fields = {
         "seconds": seconds,
-        "cached": cached,
-        "key": result.key,
-        "digest": result.digest,
-        "metrics": {**ctx.status.stage(shown).metrics, **finite(result.metrics)},
+        "cached": _all_hits(shown, ctx),
+        "key": record.key,
+        "digest": record.digest,
+        "metrics": {**ctx.status.stage(shown).metrics, **finite(record.metrics)},
         "gates": result.verdicts,
-        "parts": _parts(result.stage, ctx, result.key, result.digest),
+        "parts": _parts(result.stage, ctx, record.key, record.digest),
     }
     if not result.stage.final:
         ctx.status.update(shown, **fields)
     else:
         ctx.end_stage(shown, result.state, **fields)
-    how = f"cached, computed by {result.record.run}" if result.cached else f"computed in {result.seconds:.1f} s"
-    ctx.say(f"{result.stage.name}: {how}; artifact {result.digest[:12]}")
+    how = f"cached, computed by {record.run}" if result.cached else f"computed in {result.seconds:.1f} s"
+    ctx.say(f"{record.stage}: {how}; artifact {record.digest[:12]}")
     for verdict in result.verdicts:
         word = gate_text.outcome(verdict)
         if word not in ("PASS", "OFF"):
@@ -209,7 +190,6 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
 
 
 def _say_if_different(record: Record, ctx: RunContext) -> None:
-    others = {each.digest for each in ctx.store.published(record.key)} - {record.digest}
-    if others:
+    if others := {each.digest for each in ctx.store.published(record.key)} - {record.digest}:
         before = ", ".join(sorted(digest[:12] for digest in others))
         ctx.say(f"{record.stage}: the same key gave other bytes before ({before}); something here is not determined")

@@ -15,11 +15,9 @@ from components.base.process import describe_process, is_alive, this_process
 
 
 def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = None) -> None:
-    """Where `PREFECT_API_URL` names a server, see that it answers, and that it can reach these stages' pools.
+    """See that the server of `PREFECT_API_URL`, if set, answers within `timeout` seconds and can reach stages' pools.
 
-    Args:
-        timeout: seconds.
-        needed_for: stage to the work pool that is to compute it.
+    `needed_for` maps a stage to the work pool that is to compute it.
 
     Raises:
         UserError: it doesn't answer, or a pool has no deployment; or there are pools and no server.

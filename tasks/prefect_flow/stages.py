@@ -115,23 +115,19 @@ def flow_run_log(flow_run_id: str) -> Callable[[str], None]:
             flow_run_id=UUID(flow_run_id),
             task_run_id=UUID(task_run) if task_run else None,
         )
+
+        def send() -> None:
+            with get_client(sync_client=True) as client:
+                client.create_logs([entry])
+
         if is_answering():
-            unless_gone(lambda: _send(entry))
+            unless_gone(send)
 
     return log
 
 
-def _send(entry: LogCreate) -> None:
-    with get_client(sync_client=True) as client:
-        client.create_logs([entry])
-
-
 def unless_gone(call: Callable[[], T]) -> T | None:
-    """A call to Prefect; None where its server has gone away meanwhile, so that what was computed is not lost with it.
-
-    Raises:
-        Exception: anything else that the call raises.
-    """
+    """Call Prefect; None where its server has gone away meanwhile, so that what was computed is not lost with it."""
     try:
         return call()
     except Exception:  # Prefect lets its transport's errors through, some of them wrapped
@@ -156,14 +152,13 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
     )
 
 
-def wait_until_told(flow_run_id: str, seconds: float = 5.0) -> bool:
+def wait_until_told(flow_run_id: str, seconds: float = 5.0) -> None:
     """Wait until the server knows every task of the flow run as ended: what a process doesn't wait for can be lost."""
     deadline = time.monotonic() + seconds
+    of_flow_run = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)]))
     with get_client(sync_client=True) as client:
-        while True:
-            runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)])))
+        while time.monotonic() < deadline:
+            runs = client.read_task_runs(flow_run_filter=of_flow_run)
             if all(run.state is not None and run.state.is_final() for run in runs):
-                return True
-            if time.monotonic() > deadline:
-                return False
+                return
             time.sleep(0.1)

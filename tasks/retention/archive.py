@@ -68,10 +68,9 @@ def import_run(store: ArtifactStore, path: Path) -> Imported:
 
 def run_files(folder: Path) -> dict[str, bytes]:
     """A run's own files as another home needs them: without what only this one's MLflow and processes know."""
-    files = {RUN_FILE: finished_file(folder).model_dump_json(indent=1).encode()}
-    files[CONFIG] = (folder / CONFIG).read_bytes()
-    files |= {f"metrics/{path.name}": path.read_bytes() for path in sorted((folder / "metrics").glob("*.jsonl"))}
-    return files
+    points = {f"metrics/{path.name}": path.read_bytes() for path in sorted((folder / "metrics").glob("*.jsonl"))}
+    status = finished_file(folder).model_dump_json(indent=1).encode()
+    return {RUN_FILE: status, CONFIG: (folder / CONFIG).read_bytes(), **points}
 
 
 def run_records(store: ArtifactStore, status: RunStatus) -> list[Record]:

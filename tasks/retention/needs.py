@@ -1,14 +1,15 @@
 """What the store has to keep: what runs, pins and registered models need. Asks MLflow; imports it when called."""
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.store.retention import kept_by, read_pins, stored
 from components.store.store import ArtifactStore, Record
-from tasks.runs.status import RUN_FILE, RunStatus, load_readable
+from tasks.runs.status import RUN_FILE, load_readable
 from tasks.tracking.registry import versions
 
 KEPT_RUNS = 10
@@ -29,7 +30,13 @@ def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str
 
     held = store.held_keys()
     pins = {**read_pins(store.local), **read_pins(store.place)}
-    for place, status in enumerate(_statuses(store.home)):
+    statuses, damaged = load_readable(store.home)
+    if damaged:
+        raise UserError(
+            f"{store.home / 'runs' / min(damaged) / RUN_FILE} is damaged, so Tether cannot tell what that run needs. "
+            f"Restore it, or remove the run's folder."
+        )
+    for place, status in enumerate(statuses):
         run, wanted = status.run, status.needs
         # A worker computes on when the run that ordered it has died.
         at_work = status.state in ("running", "awaiting_labels") or held & set(wanted)
@@ -44,28 +51,12 @@ def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str
 
 
 def registered(home: Path) -> dict[str, list[str]]:
-    """Every registered model's versions, and the keys and digests that each was made from.
-
-    Raises:
-        UserError: there is a registry, and it can't be asked.
-    """
-    return {f"{each.name} version {each.version}": _made_from(each.tags) for each in versions(home)}
-
-
-def _made_from(tags: Mapping[str, str]) -> list[str]:
-    """Digests and key in a version's tags, as tasks/tracking/links.py writes them."""
-    lineage = [tag for tag in tags if tag.startswith("lineage.") and tag.endswith("digest")]
-    return [tags[tag] for tag in [*lineage, "tether.key"] if tag in tags]
-
-
-def _statuses(home: Path) -> list[RunStatus]:
-    found, damaged = load_readable(home)
-    if damaged:
-        raise UserError(
-            f"{home / 'runs' / min(damaged) / RUN_FILE} is damaged, so Tether cannot tell what that run needs. "
-            f"Restore it, or remove the run's folder."
-        )
-    return found
+    """Every registered model's versions, and the keys and digests that each was made from. Raises as `versions`."""
+    made_from = re.compile(r"lineage\.(.*_)?digest|tether\.key")  # tags, as tasks/runs/journal.py names them
+    return {
+        f"{each.name} version {each.version}": [each.tags[tag] for tag in each.tags if made_from.fullmatch(tag)]
+        for each in versions(home)
+    }
 
 
 class StoredArtifact(NamedTuple):
@@ -85,11 +76,7 @@ class StoredArtifact(NamedTuple):
 
 
 def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
-    """List every record, the newest first.
-
-    Raises:
-        UserError: what keeps them isn't known, as `tasks.retention.needs.needs` says.
-    """
+    """List every record, the newest first. Raises UserError if what keeps them isn't known, as `needs` says."""
     sizes = {entry.name: entry.size for entry in store.place.entries("objects")}
     records = stored(store, store.place)
     kept = kept_by(records, needs(store))

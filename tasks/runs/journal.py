@@ -22,7 +22,7 @@ from components.base.nested import group
 from components.gates.judging import Verdict
 from components.keys.code_version import CodeVersion
 from components.store.store import Record
-from tasks.result import Input, StageResult
+from tasks.result import Input, StageResult, lineage_of
 from tasks.runs.points import points_file, read_points
 
 REPORT = "report.html"
@@ -79,8 +79,7 @@ class Done(BaseModel):
     @property
     def lineage(self) -> dict[str, str]:
         """Digest of everything that it was made from, by input name, however far back."""
-        further = {name: digest for given in self.inputs for name, digest in given.lineage.items()}
-        return further | {given.name: given.digest for given in self.inputs}
+        return lineage_of(self.inputs)
 
     @property
     def judges(self) -> str:
@@ -93,11 +92,15 @@ class Done(BaseModel):
         return {v.name: {"user": str(v.user), "reason": str(v.reason)} for v in self.verdicts if v.waived}
 
     @property
-    def code_tags(self) -> dict[str, str]:
-        """Which code computed it, as tags of MLflow."""
-        return code_tags(self.record.environment.get("code", CodeVersion())) | {
-            "tether.source": digest_json(self.record.parts.get("source", {}))
-        }
+    def tags(self) -> dict[str, str]:
+        """What it was made from and which code computed it, as tags of MLflow."""
+        source = {"tether.source": digest_json(self.record.parts.get("source", {}))}
+        return lineage_tags(self.lineage) | code_tags(self.record.environment.get("code", CodeVersion())) | source
+
+
+def lineage_tags(lineage: Mapping[str, str]) -> dict[str, str]:
+    """Digests by input name as tags of MLflow."""
+    return {f"lineage.{name}_digest": digest for name, digest in lineage.items()}
 
 
 def code_tags(code: CodeVersion) -> dict[str, str]:

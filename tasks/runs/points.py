@@ -19,7 +19,8 @@ class Spool:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        drop_torn_tail(path)
+        if path.is_file():  # without a last line whose writer was killed, the next point starts a line of its own
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self._seen = {(name, point["step"]) for point in read_points(path) for name in point["metrics"]}
         self._file: TextIO = path.open("a")
 
@@ -77,10 +78,3 @@ def curves(points: Iterable[Point]) -> dict[str, list[tuple[int, float]]]:
         for name, value in point["metrics"].items():
             by_name.setdefault(name, []).append((point["step"], value))
     return {name: sorted(pairs, key=lambda pair: pair[0]) for name, pairs in by_name.items()}
-
-
-def drop_torn_tail(path: Path) -> None:
-    """Cut off a last line whose writer was killed, so that the next point starts a line of its own."""
-    if path.is_file():
-        data = path.read_bytes()
-        os.truncate(path, data.rfind(b"\n") + 1)

@@ -109,11 +109,7 @@ class _Run(BaseModel):
         return Label(self.name, self.tags)
 
     def stage(self, name: str) -> StageStatus:
-        """Return the stage `name`.
-
-        Raises:
-            TetherError: the run has no such stage.
-        """
+        """Return the stage `name`. Raises TetherError if the run has no such stage."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
@@ -181,6 +177,8 @@ class StatusFile:
         self.folder = folder
         self._document = document
         self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write()
 
     @classmethod
     def start(
@@ -200,17 +198,12 @@ class StatusFile:
             origin=dict(origin or {}),
             stages=[StageStatus(name=name) for name in stages],
         )
-        status = cls(folder, document)
-        folder.mkdir(parents=True, exist_ok=True)
-        status._write()
-        return status
+        return cls(folder, document)
 
     @classmethod
     def resume(cls, folder: Path) -> "StatusFile":
         """Take up a run that ended (to score people's labels), under this process."""
-        status = cls(folder, read_file(folder).model_copy(update={"finished": None, "process": this_process()}))
-        status._write()
-        return status
+        return cls(folder, read_file(folder).model_copy(update={"finished": None, "process": this_process()}))
 
     @property
     def state(self) -> State:
@@ -225,10 +218,6 @@ class StatusFile:
     def stage(self, name: str) -> StageStatus:
         """Return a copy of one stage's entry."""
         return self._document.stage(name).model_copy()
-
-    def stages(self) -> list[StageStatus]:
-        """Return copies of every stage's entry, in order."""
-        return [stage.model_copy() for stage in self._document.stages]
 
     def update(self, name: str, **fields: Any) -> None:
         """Change fields of one stage's entry; the file is replaced."""
@@ -257,13 +246,21 @@ class StatusFile:
 
 
 def load_status(home: Path, run_id: str | None = None) -> RunStatus:
-    """Return one run's status; None is the newest run.
-
-    Raises:
-        UserError: there is no such run.
-    """
-    folder = _folder(home, run_id)
+    """Return one run's status; None is the newest run. Raises UserError if there is no such run."""
+    if run_id is None:
+        runs = list_runs(home)
+        if not runs:
+            raise UserError(f"there is no run in {home / 'runs'} yet; start one with `tether run demo`.")
+        run_id = runs[0]
+    folder = run_folder(home, run_id)
     return _status(read_file(folder), Sent.load(folder).stages)
+
+
+def run_folder(home: Path, run: str) -> Path:
+    """Return the folder of a run. Raises UserError if there is no such run."""
+    if not has_run(home, run):
+        raise UserError(f"there is no run {run} in {home / 'runs'}.")
+    return home / "runs" / run
 
 
 def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
@@ -294,11 +291,7 @@ def run_of_flow(home: Path, flow_run: str) -> str | None:
 
 
 def read_file(folder: Path) -> RunFile:
-    """Return the run.json in `folder`.
-
-    Raises:
-        UserError: it does not hold what Tether writes.
-    """
+    """Return the run.json in `folder`. Raises UserError if it does not hold what Tether writes."""
     try:
         return RunFile.model_validate_json((folder / RUN_FILE).read_text())
     except ValueError as error:
@@ -348,17 +341,6 @@ def _files(home: Path) -> list[RunFile]:
     """Return every run's file, newest first."""
     found = [read_file(path.parent) for path in (home / "runs").glob(f"*/{RUN_FILE}")]
     return sorted(found, key=lambda each: each.started, reverse=True)
-
-
-def _folder(home: Path, run_id: str | None) -> Path:
-    if run_id is None:
-        runs = list_runs(home)
-        if not runs:
-            raise UserError(f"there is no run in {home / 'runs'} yet; start one with `tether run demo`.")
-        run_id = runs[0]
-    if not has_run(home, run_id):
-        raise UserError(f"there is no run {run_id} in {home / 'runs'}.")
-    return home / "runs" / run_id
 
 
 def _now() -> str:

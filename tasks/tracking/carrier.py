@@ -81,11 +81,8 @@ class Tracker:
                 except Exception as error:  # whatever MLflow raises: all of it is on disk, and this is said
                     logger.debug("MLflow", exc_info=True)
                     if answered:
-                        logger.warning(
-                            "MLflow did not answer (%s). What it does not have yet stays in %s.",
-                            in_short(error),
-                            self._folder,
-                        )
+                        left_in = f"What it does not have yet stays in {self._folder}."
+                        logger.warning("MLflow did not answer (%s). %s", in_short(error), left_in)
                     answered = False
                 if last:
                     return

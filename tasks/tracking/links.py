@@ -1,7 +1,6 @@
 """What MLflow shows of where a model came from: external models, datasets, and a table of links."""
 
 import json
-import logging
 import re
 import shutil
 import tempfile
@@ -9,11 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.result import Input
-from tasks.runs.journal import Done, Sent
+from tasks.runs.journal import Done, Sent, lineage_tags
 from tasks.tracking.pages import NoteRow
-
-logger = logging.getLogger(__name__)
 
 MODELS = {"sft": "sft", "reward": "reward", "ppo": "policy"}
 """Stage to the kind of model it makes (`model_name`)."""
@@ -49,13 +45,12 @@ class Lineage:
         return model_name(self._project, MODELS[stage])
 
     def output_model(self, done: Done, run: str) -> str | None:
-        """The LoggedModel of what a stage made (found by digest, else made), or None for a stage that makes none."""
+        """The LoggedModel of what a stage made, or None for a stage that makes none."""
         if done.shown not in MODELS:
             return None
-        tags = {f"lineage.{name}_digest": digest for name, digest in done.lineage.items()}
         record = done.record
-        tags |= {"tether.key": record.key, "tether.stage": done.shown, "tether.run": record.run, **done.code_tags}
-        return self._model(self.model_name(done.shown), MODELS[done.shown], done.path, record.digest, run, tags)
+        tags = {**done.tags, "tether.key": record.key, "tether.stage": done.shown, "tether.run": record.run}
+        return self._model(MODELS[done.shown], done.path, record.digest, run, tags)
 
     def link_inputs(self, done: Done, run: str, parent: str) -> None:
         """Write a run's inputs, models as models, the rest as datasets; external inputs are the parent run's too."""
@@ -63,8 +58,10 @@ class Lineage:
 
         models, datasets, sources = [], [], []
         for given in done.inputs:
-            if self._is_model(given):
-                models.append(LoggedModelInput(model_id=self._input_model(given)))
+            if given.stage in MODELS or (not given.stage and given.name in MODEL_SOURCES):
+                kind = MODELS.get(given.stage, given.name)
+                model = self._model(kind, given.path, given.digest, None, lineage_tags(given.lineage))
+                models.append(LoggedModelInput(model_id=model))
             else:
                 datasets.append(_dataset(given.name, given.digest, given.path, given.name))
                 sources += [] if given.stage else [datasets[-1]]
@@ -119,18 +116,8 @@ class Lineage:
         """Where MLflow's page of a model is, from its root."""
         return f"#/experiments/{self._experiment}/models/{model}?workflowType=machine_learning"
 
-    def _is_model(self, given: Input) -> bool:
-        return given.stage in MODELS if given.stage else given.name in MODEL_SOURCES
-
-    def _input_model(self, given: Input) -> str:
-        tags = {f"lineage.{key}_digest": digest for key, digest in given.lineage.items()}
-        if given.stage:
-            name, kind = self.model_name(given.stage), MODELS[given.stage]
-        else:
-            name, kind = model_name(self._project, given.name), given.name
-        return self._model(name, kind, given.path, given.digest, None, tags)
-
-    def _model(self, name: str, kind: str, path: Path, digest: str, run: str | None, tags: Mapping[str, str]) -> str:
+    def _model(self, kind: str, path: Path, digest: str, run: str | None, tags: Mapping[str, str]) -> str:
+        """The LoggedModel of an artifact: found by its digest, else made."""
         for model in self._models(digest):
             if str(model.status) == "READY":
                 return model.model_id
@@ -139,7 +126,7 @@ class Lineage:
         import mlflow
 
         made = mlflow.create_external_model(
-            name=name,
+            name=model_name(self._project, kind),
             source_run_id=run,
             model_type=kind,
             params={"artifact_uri": path.resolve().as_uri(), "artifact_digest": digest},
@@ -170,11 +157,7 @@ def log_attachments(client: Any, run: str, files: Mapping[str, Path]) -> None:
 def _dataset(name: str, digest: str, path: Path, context: str) -> Any:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    dataset = Dataset(
-        name=name,
-        digest=digest[:DIGEST_SHOWN],
-        source_type="local",
-        source=json.dumps({"uri": path.resolve().as_uri()}),
-    )
+    source = json.dumps({"uri": path.resolve().as_uri()})
+    dataset = Dataset(name=name, digest=digest[:DIGEST_SHOWN], source_type="local", source=source)
     tags = [InputTag("mlflow.data.context", context), InputTag("lineage.digest", digest)]
     return DatasetInput(dataset=dataset, tags=tags)

@@ -33,7 +33,10 @@ def stage_note(done: Done, computed_in: str, rows: Sequence[NoteRow]) -> str:
     lines = [f"{cached}Stage **{done.shown}**, computed in run {run}. {code(done.record.environment)}", ""]
     lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
     if done.shown == "validate":
-        lines += ["", *quarantine_lines(done)]
+        kept_out = f"Kept out: {done.record.metrics.get('data/quarantined', 0):.0f} rows"
+        lines += ["", f"{kept_out} (`attachments/quarantine.jsonl` names them; one may fail several checks)."]
+        for check in _keeping_out(done):
+            lines += [f"- {check['rows']} of {check['source']}: `{check['name']}`, else: {check['description']}"]
     if judged := [verdict for verdict in done.verdicts if verdict.threshold is not None]:
         lines += ["", "**Gates**", "", gate_text.markdown(judged)]
     return "\n".join(lines)
@@ -48,21 +51,13 @@ def code(environment: Environment) -> str:
 
 
 def quarantined(done: Done) -> dict[str, int]:
-    """Rows that each check of the contract kept out, as `source.check`; empty for a stage that isn't validate."""
+    """Rows that each check of the contract kept out, as `source.check`, for validate."""
     return {f"{check['source']}.{check['name']}": check["rows"] for check in _keeping_out(done)}
-
-
-def quarantine_lines(done: Done) -> Iterable[str]:
-    """The same for people."""
-    kept_out = done.record.metrics.get("data/quarantined", 0)
-    yield f"Kept out: {kept_out:.0f} rows (`attachments/quarantine.jsonl` names them; one may fail several checks)."
-    for check in _keeping_out(done):
-        yield f"- {check['rows']} of {check['source']}: `{check['name']}`, else: {check['description']}"
 
 
 def _keeping_out(done: Done) -> list[dict[str, Any]]:
     report = done.path / "report.json"
-    if done.shown != "validate" or not report.is_file():
+    if not report.is_file():
         return []
     checks = json.loads(report.read_text(encoding="utf-8"))
     return [check for check in checks if check["rows"] and check["severity"] in ("error", "quarantine")]

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tasks.runs.journal import Done
+from tasks.runs.status import finite
 from tasks.tracking.links import MODELS
 
 CANDIDATE, CHAMPION = "candidate", "champion"
@@ -37,8 +38,8 @@ class Versions:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def register(self, done: Done, name: str, model: str, run: str, waivers: Mapping[str, Any]) -> str:
-        """The version of `name` that holds `done` (made where new), with `candidate` at it unless that was set later.
+    def register(self, done: Done, name: str, model: str, run: str, waivers: Mapping[str, Any]) -> None:
+        """Make the version of `name` that holds `done` (if new), and point `candidate` at it unless that was set later.
 
         Args:
             model, run: the ids of the LoggedModel and of the run that computed it.
@@ -47,9 +48,7 @@ class Versions:
         record = done.record
         found = self._find(name, record.digest)
         if found is None:
-            tags = {f"lineage.{key}_digest": digest for key, digest in done.lineage.items()}
-            tags |= {"lineage.digest": record.digest, "tether.key": record.key, "tether.run": record.run}
-            tags |= done.code_tags
+            tags = {"lineage.digest": record.digest, "tether.key": record.key, "tether.run": record.run, **done.tags}
             if not self._client.search_registered_models(f"name='{name}'"):
                 self._client.create_registered_model(name, description=_KINDS[MODELS[done.shown]])
             found = self._client.create_model_version(name, f"models:/{model}", run, tags=tags, model_id=model)
@@ -61,7 +60,6 @@ class Versions:
         if "tether.demoted" not in found.tags:
             self._point(name, CANDIDATE, version, done.time)
         self.describe(name, version)
-        return version
 
     def judge(self, done: Done, name: str, waivers: Mapping[str, Any]) -> None:
         """Write a human evaluation onto the policy that it judged, and promote that if every gate passed unwaived."""
@@ -72,7 +70,7 @@ class Versions:
         version = str(found.version)
         stops = any(verdict.stops for verdict in done.verdicts)
         state = "gate_failed" if stops else "waived" if done.waived else "passed"
-        measured = {short: _finite(done.record.metrics.get(f"human_eval/{short}")) for short in _MEASURED}
+        measured = finite({short: done.record.metrics.get(f"human_eval/{short}", math.nan) for short in _MEASURED})
         judged = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
         self._set(name, version, "tether.human_eval", judged)
         self._waive(name, version, found.tags, done.run, waivers)
@@ -204,10 +202,6 @@ def evaluation(judged: Mapping[str, Any]) -> str:
 
 def _loaded(tags: Mapping[str, str], tag: str, otherwise: Any) -> Any:
     return json.loads(tags[tag]) if tag in tags else otherwise
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _utc(time: int) -> str:

@@ -21,7 +21,7 @@ from tasks.runs.points import points_after, points_file
 from tasks.runs.status import RunFile, RunStatus, StageStatus, load_status, read_file
 from tasks.tracking import pages
 from tasks.tracking.client import connect, experiment
-from tasks.tracking.links import MODELS, Lineage, log_attachments, model_name, run_link
+from tasks.tracking.links import DIGEST_SHOWN, MODELS, Lineage, log_attachments, model_name, run_link
 from tasks.tracking.promotion import Versions
 
 TABLE_ROWS = 200
@@ -100,9 +100,8 @@ class Recorder:
         ended = _milliseconds(file.finished or file.updated)
         for each in (each for each in done if each.shown == stage.name):
             if sent.done.get(each.record.stage) != each.time:
-                waivers = {
-                    gate: by for earlier in done if earlier.time <= each.time for gate, by in earlier.waived.items()
-                }
+                earlier = (one.waived for one in done if one.time <= each.time)
+                waivers = {gate: by for waived in earlier for gate, by in waived.items()}
                 _Stage(self._client, sent, each, waivers).record()
                 sent.done[each.record.stage] = each.time
                 sent.save(folder)
@@ -164,14 +163,9 @@ class _Stage:
 
     def __init__(self, client: Any, sent: Sent, done: Done, waivers: Mapping[str, Any]) -> None:
         assert sent.experiment is not None and sent.parent is not None
-        self._client = client
-        self._experiment = sent.experiment
-        self._parent = sent.parent
-        self._run = sent.stages[done.shown]
-        self._done = done
-        self._waivers = waivers
+        self._client, self._done, self._waivers = client, done, waivers
+        self._experiment, self._parent, self._run = sent.experiment, sent.parent, sent.stages[done.shown]
         self._lineage = Lineage(client, sent)
-        self._versions = Versions(client)
 
     def record(self) -> None:
         done = self._done
@@ -215,21 +209,18 @@ class _Stage:
         if done.shown == "human_eval":
             model = self._lineage.find_model(done.lineage["ppo"]) if "ppo" in done.lineage else None
         dataset = "sheet" if "sheet" in done.lineage else "data"
-        digest = done.lineage.get(dataset)
-        about = {"model_id": model, "dataset_name": dataset, "dataset_digest": digest[:32]} if model and digest else {}
-        finals = [Metric(name, value, done.time, done.step, **about) for name, value in done.record.metrics.items()]
-        self._client.log_batch(self._run, metrics=finals)
+        digest = done.lineage.get(dataset, "")[:DIGEST_SHOWN]
+        about = {"model_id": model, "dataset_name": dataset, "dataset_digest": digest} if model and digest else {}
         # On the parent too, so that pipeline runs can be compared in one table.
-        finals = [Metric(name, value, done.time, 0) for name, value in done.record.metrics.items()]
-        self._client.log_batch(self._parent, metrics=finals)
+        for run, step, of in ((self._run, done.step, about), (self._parent, 0, {})):
+            finals = [Metric(name, value, done.time, step, **of) for name, value in done.record.metrics.items()]
+            self._client.log_batch(run, metrics=finals)
 
     def _gates(self) -> None:
-        verdicts = self._done.verdicts
-        if not verdicts:
-            return
-        document = [verdict.model_dump(mode="json") for verdict in verdicts]
-        self._client.log_text(self._run, json.dumps(document, indent=1), "gates.json")
-        self._client.log_text(self._run, gate_text.markdown(verdicts), "gates.md")
+        if verdicts := self._done.verdicts:
+            document = [verdict.model_dump(mode="json") for verdict in verdicts]
+            self._client.log_text(self._run, json.dumps(document, indent=1), "gates.json")
+            self._client.log_text(self._run, gate_text.markdown(verdicts), "gates.md")
 
     def _tables(self) -> None:
         """What `log_table` writes, without the pandas it goes through."""
@@ -254,8 +245,7 @@ class _Stage:
             f"tether.digest.{record.stage}": record.digest,
             "cache_hit": str(done.hit).lower(),
             "mlflow.note.content": note,
-            **{f"lineage.{name}_digest": digest for name, digest in done.lineage.items()},
-            **done.code_tags,
+            **done.tags,
             "tether.libraries": json.dumps(record.parts.get("libraries", {})),
             "tether.machine": json.dumps(record.machine),
         }
@@ -270,12 +260,11 @@ class _Stage:
 
     def _register(self, model: str | None, run: str) -> None:
         """Versions only of what its gates let through; the policy is promoted by human_eval's alone."""
-        done, lineage = self._done, self._lineage
+        done, lineage, versions = self._done, self._lineage, Versions(self._client)
         if done.shown == "human_eval":
-            self._versions.judge(done, lineage.model_name("ppo"), self._waivers)
+            versions.judge(done, lineage.model_name("ppo"), self._waivers)
         elif model is not None and not any(verdict.stops for verdict in done.verdicts):
-            name = lineage.model_name(done.shown)
-            self._versions.register(done, name, model, run, self._waivers)
+            versions.register(done, lineage.model_name(done.shown), model, run, self._waivers)
 
 
 def log_params(client: Any, run: str, config: Mapping[str, JsonValue]) -> None:

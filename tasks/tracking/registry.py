@@ -65,11 +65,7 @@ def versions_of(home: Path, digests: Iterable[str]) -> list[Version]:
 
 
 def find_version(home: Path, asked: str) -> Version | None:
-    """The version that a person means by `tether-policy` (the newest), `tether-policy@champion` or `tether-policy/3`.
-
-    Raises:
-        UserError: as `versions`.
-    """
+    """What `tether-policy` (newest), `tether-policy@champion` or `tether-policy/3` means; raises as `versions`."""
     found = _SPELLING.fullmatch(asked)
     if found is None:
         return None
@@ -95,11 +91,7 @@ def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
         return []
     try:
         client = connect(home)
-        pointing = [
-            (model.name, str(version), alias)
-            for model in load_mlflow().search_registered_models()
-            for alias, version in model.aliases.items()
-        ]
+        aliases = {model.name: model.aliases for model in load_mlflow().search_registered_models()}
         found = ask(client)
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests': whichever, the answer isn't known
         raise UserError(
@@ -110,7 +102,9 @@ def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
         Version(
             name=each.name,
             version=str(each.version),
-            aliases=tuple(sorted(alias for *whom, alias in pointing if whom == [each.name, str(each.version)])),
+            aliases=tuple(
+                sorted(name for name, at in aliases.get(each.name, {}).items() if str(at) == str(each.version))
+            ),
             tags=dict(each.tags),
         )
         for each in found

@@ -50,8 +50,8 @@ def finish(launch: launching.Launch, upto: str = "human_eval") -> str:
         out.rmdir()
         found = peek(stage, job, inputs, ctx)
         assert found is not None
-        parts = _parts(stage, ctx, found.key, found.digest)
-        ctx.status.update(stage.shown, state="passed", key=found.key, digest=found.digest, parts=parts)
+        parts = _parts(stage, ctx, found.record.key, found.digest)
+        ctx.status.update(stage.shown, state="passed", key=found.record.key, digest=found.digest, parts=parts)
         return found
 
     with ctx, suppress(KeyboardInterrupt):

@@ -34,7 +34,7 @@ def test_a_pinned_record_is_taken_though_the_config_has_another_seed_or_machine(
     with start(pinned={"sft": record}) as ctx:
         result = run_stage(kit.toy("sft"), kit.ToyJob(value=7), {}, ctx)
     assert calls() == ["toy"]
-    assert (result.key, result.digest) == (record.key, record.digest)
+    assert (result.record.key, result.digest) == (record.key, record.digest)
     assert ctx.status.stage("sft").explained["sft"] == Hit(run=record.run, pinned=True)
 
 

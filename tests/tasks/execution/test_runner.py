@@ -20,7 +20,7 @@ from components.store.store import ArtifactStore, Record
 from tasks.execution import computing
 from tasks.execution.runner import peek, run_stage
 from tasks.result import Input
-from tasks.runs.points import read_points
+from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 
 
@@ -45,7 +45,7 @@ def test_a_stage_is_computed_once_and_then_taken_from_the_store(start, kit, call
     assert calls() == ["toy"]
     assert (first.state, first.cached, second.state, second.cached) == ("passed", False, "cached", True)
     assert second.digest == first.digest
-    assert second.metrics == {"toy/loss": 0.5}
+    assert second.record.metrics == {"toy/loss": 0.5}
     assert (second.path / "value.txt").read_text() == "1"
     assert "computing (no earlier record)" in said(ctx)
     assert f"computed by {ctx.run}" in said(again)
@@ -103,7 +103,7 @@ def test_other_bytes_under_the_same_key_are_said(start, kit, said, home):
         result = run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     (home / "other").mkdir()
     (home / "other" / "value.txt").write_text("7")
-    ctx.store.publish(result.key, home / "other", None, {"stage": "sft"})
+    ctx.store.publish(result.record.key, home / "other", None, {"stage": "sft"})
     with start(refresh=frozenset({"sft"})) as again:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
     assert "other bytes before" in said(again)
@@ -191,7 +191,7 @@ def test_the_content_of_a_source_is_in_the_key_and_its_path_is_not(start, kit, t
         for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
             path = tmp_path / name
             path.write_text(text)
-            keys.append(run_stage(kit.toy("sft"), kit.ToyJob(), {"preferences": Input.of(path)}, ctx).key)
+            keys.append(run_stage(kit.toy("sft"), kit.ToyJob(), {"preferences": Input.of(path)}, ctx).record.key)
     assert keys[0] == keys[1] != keys[2]
     assert len(calls()) == 2
 
@@ -210,7 +210,7 @@ def test_an_interrupted_stage_is_resumable_and_a_resume_ends_with_the_same_bytes
         whole = run_stage(kit.toy("ppo"), undisturbed, {}, again)
     assert result.digest == whole.digest
     assert work_folders(home) == []
-    points = read_points(again.metrics_file("sft"))
+    points = read_points(points_file(again.folder, "sft"))
     # The curve is whole in the run that resumed, and no step is there twice.
     assert [point["step"] for point in points] == [1, 2, 3, 4]
 
@@ -226,7 +226,7 @@ def test_damaged_points_beside_a_checkpoint_cost_a_gap_in_the_curve_and_no_more(
     file.write_bytes(damage + file.read_bytes().splitlines(keepends=True)[1])
     with start() as again:
         run_stage(kit.toy("sft"), job, {}, again)
-    assert [point["step"] for point in read_points(again.metrics_file("sft"))] in ([2, 3, 4], [3, 4])
+    assert [point["step"] for point in read_points(points_file(again.folder, "sft"))] in ([2, 3, 4], [3, 4])
     assert "damaged points" in caplog.text
 
 
@@ -256,7 +256,7 @@ def test_a_killed_run_reads_as_interrupted_and_the_next_one_finishes(start, kit,
     with start() as ctx:
         result = run_stage(kit.toy("sft"), job, {}, ctx)
     assert (result.path / "value.txt").read_text() == "1"
-    assert [point["step"] for point in read_points(ctx.metrics_file("sft"))] == [1, 2, 3, 4]
+    assert [point["step"] for point in read_points(points_file(ctx.folder, "sft"))] == [1, 2, 3, 4]
 
 
 def test_a_half_written_artifact_of_a_killed_attempt_is_not_published(start, kit, home):
@@ -264,7 +264,7 @@ def test_a_half_written_artifact_of_a_killed_attempt_is_not_published(start, kit
     with start() as ctx:
         expected = run_stage(kit.toy("ppo"), job, {}, ctx).digest
         # The key of the same job under another stage name, with leftovers as a kill would leave them.
-        key = run_stage(kit.toy("sft"), job, {}, ctx).key
+        key = run_stage(kit.toy("sft"), job, {}, ctx).record.key
         out = home / "work" / key / "000000001"
         for folder in ("artifact", "checkpoint"):
             (out / folder).mkdir(parents=True)
@@ -325,7 +325,7 @@ def test_a_holder_that_stood_still_too_long_publishes_nothing_and_disturbs_nobod
     assert (first.exitcode, second.exitcode) == (1, 0)
     with start() as ctx:
         result = run_stage(kit.toy("sft"), job, {}, ctx)
-    assert result.cached and ctx.store.attempts(result.key) == ["1.sft.json"]
+    assert result.cached and ctx.store.attempts(result.record.key) == ["1.sft.json"]
     assert result.record.run not in runs, "the successor's"
     points = [point["step"] for point in read_points(ctx.store.attachment(result.record, "points.jsonl"))]
     assert points == list(range(1, 9))
@@ -376,7 +376,7 @@ def test_a_run_awaits_labels_and_is_finished_later_under_its_id(start, kit, home
     sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
     with start() as ctx:
         run_stage(sample, kit.ToyJob(), {}, ctx)
-        ctx.await_labels()
+        ctx.end_stage("human_eval", "awaiting_labels")
     assert load_status(home).state == "awaiting_labels"
     later = type(ctx).resume(home, ctx.run, kit.thresholds(), track=False, root=toy_source.parent, console=ctx.console)
     with later:
@@ -401,7 +401,7 @@ def test_the_record_holds_what_explains_the_result(start, kit, tmp_path):
     source = Input.of(data)
     with start() as ctx:
         result = run_stage(kit.toy("sft"), kit.ToyJob(value=4), {"preferences": source}, ctx)
-    record = ArtifactStore(ctx.home).lookup(result.key)
+    record = ArtifactStore(ctx.home).lookup(result.record.key)
     assert record.inputs == {"preferences": source.digest}
     assert record.job["value"] == 4
     assert "stop_at" not in record.job

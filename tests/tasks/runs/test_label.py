@@ -60,7 +60,7 @@ def test_run_json_keeps_name_tags_and_who_started_it_and_a_key_none_of_them(star
     assert {name: document[name] for name in ("name", "tags", "user")} == {
         "name": "night one", "tags": {"seed": "1"}, "user": current_user(),
     }  # fmt: skip
-    assert second.cached and first.key == second.key
+    assert second.cached and first.record.key == second.record.key
     assert load_status(home, plain.run).name == "" and load_status(home, named.run).tags == {"seed": "1"}
 
 

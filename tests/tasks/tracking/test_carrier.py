@@ -12,7 +12,7 @@ from components.keys.code_version import code_version
 from tasks.execution.runner import run_stage
 from tasks.runs.journal import REPORT, Sent, current_user
 from tasks.runs.label import Label
-from tasks.runs.points import read_points
+from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 
 
@@ -192,7 +192,7 @@ def test_a_broken_mlflow_is_said_and_fails_no_stage_and_keeps_the_points(pipelin
     assert results["human_eval"].state == "passed"
     assert load_status(home).state == "passed"
     assert "the tracking store is away" in caplog.text
-    assert [point["step"] for point in read_points(ctx.metrics_file("ppo"))] == [1, 2, 3, 4, 5]
+    assert [point["step"] for point in read_points(points_file(ctx.folder, "ppo"))] == [1, 2, 3, 4, 5]
 
 
 def _raise(*args, **kwargs):
@@ -250,7 +250,7 @@ def test_a_scored_sheet_takes_up_the_same_mlflow_runs(start, kit, client, home, 
     sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
     with start(track=True) as ctx:
         sampled = run_stage(sample, kit.ToyJob(), {}, ctx)
-        ctx.await_labels()
+        ctx.end_stage("human_eval", "awaiting_labels")
     child = children(home, ctx.run)["human_eval"]
     mlflow = client()
     assert mlflow.get_run(child).data.tags["tether.state"] == "awaiting_labels"
