@@ -147,7 +147,7 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
     process.send_signal(sign)
     said = process.communicate(timeout=120)[0]
     assert process.returncode == code, said
-    assert "finishing this step" in said and "The same command goes on from the last checkpoint" in said
+    assert "finishing this step" in said and "Run the same command again to continue" in said
     assert "Traceback" not in said
     shown = status(tether, home)
     at = STAGES.index(stage)

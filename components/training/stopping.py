@@ -5,7 +5,9 @@ Nothing here happens to a program that doesn't ask for it (`graceful`): the hand
 
 import contextlib
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -13,32 +15,43 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _graceful = threading.Event()
 
 
 class Interrupted(KeyboardInterrupt):
-    """Told to stop by SIGTERM: whatever Ctrl-C ends in order, this does."""
+    """Told to stop by another signal than Ctrl-C's: whatever Ctrl-C ends in order, this does."""
+
+    def __init__(self, number: int = signal.SIGTERM, why: str = "") -> None:
+        super().__init__(why)
+        self.number = number
 
 
 @contextlib.contextmanager
 def graceful() -> Iterator[None]:
-    """Inside, SIGTERM raises `Interrupted`, and where a loop has `Held` signals, they wait for the end of its step."""
+    """Inside, SIGTERM and SIGHUP raise `Interrupted`; where a loop has `Held` signals, they wait for its step's end.
+
+    What is ignored stays so: SIGHUP under nohup.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, _interrupt)
     _graceful.set()
     try:
         yield
     finally:
         _graceful.clear()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise Interrupted
+    raise Interrupted(number)
 
 
 class Held:
@@ -85,3 +98,9 @@ class Held:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+
+def drop_output() -> None:
+    """Send the rest of standard output nowhere, so that the interpreter does not stumble over it at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,7 @@
 """A command whose errors become an exit code and one paragraph."""
 
 import functools
+import signal
 import traceback
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -9,13 +10,12 @@ import typer
 
 from components.base.errors import TetherError, disk_error
 from components.base.redaction import redacted
-from components.training.stopping import Interrupted, graceful
+from components.training.stopping import Interrupted, drop_output, graceful
 from flows.environment import check_packages, prepare_environment, tether_home
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-INTERRUPTED = 130
-"""By Ctrl-C; and by SIGTERM: as a shell says that a signal ended a command, 128 and its number."""
-TERMINATED = 143
+SIGNALLED = 128
+"""As a shell says that a signal ended a command: this and the signal's number, 130 of Ctrl-C."""
 
 
 def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -41,9 +41,14 @@ def _fail(error: BaseException) -> NoReturn:
     """Say what went wrong and exit with its code; only what nobody foresaw shows a stack trace."""
     if isinstance(error, typer.Exit):
         raise error
+    if isinstance(error, BrokenPipeError) and error.filename is None:
+        drop_output()
+        raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None  # as `head` ends whatever writes to it
     if isinstance(error, KeyboardInterrupt):
-        typer.echo("tether: interrupted. The same command goes on from the last checkpoint.", err=True)
-        raise typer.Exit(TERMINATED if isinstance(error, Interrupted) else INTERRUPTED) from None
+        why = f": {error}" if str(error) else ""
+        typer.echo(f"tether: interrupted{why}. Run the same command again to continue.", err=True)
+        number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+        raise typer.Exit(SIGNALLED + number) from None
     error = disk_error(error) or error
     if isinstance(error, TetherError):
         typer.echo(f"tether: {' '.join(str(error).split())}", err=True)

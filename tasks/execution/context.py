@@ -2,6 +2,7 @@
 
 import secrets
 import shutil
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from components.gates.judging import GatesConfig, Waiver, check_waivers
 from components.keys.fingerprint import ROOT
 from components.store.retention import remove_finished_work
 from components.store.store import ArtifactStore, Record
+from components.training.stopping import Interrupted
 from tasks.execution import progress
 from tasks.result import StageResult, State
 from tasks.runs.config import run_values, write_values
@@ -48,7 +50,7 @@ class RunContext:
     root: Path = ROOT
     """Where our packages are."""
     track: bool = True
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=progress.Output)
     results: dict[str, StageResult] = field(default_factory=dict)
     """What each (sub-)stage gave so far, those that a gate stopped included."""
     at_end: "Callable[[RunContext], None] | None" = None
@@ -109,8 +111,8 @@ class RunContext:
     def __enter__(self) -> "RunContext":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.finish()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.finish("failed" if kind is not None and issubclass(kind, Exception) else "interrupted")
 
     @property
     def folder(self) -> Path:
@@ -131,7 +133,13 @@ class RunContext:
         return self._tracker
 
     def begin_stage(self, stage: str) -> None:
-        """Write into the status that a stage begins; MLflow gets it from there."""
+        """Write into the status that a stage begins; MLflow gets it from there.
+
+        Raises:
+            Interrupted: nobody reads what the run prints any more.
+        """
+        if lost := getattr(self.console, "lost", ""):
+            raise Interrupted(signal.SIGPIPE, f"what it prints can't be written ({lost})")
         self.status.begin(stage)
         if tracker := self.tracker():
             tracker.nudge()
@@ -147,9 +155,12 @@ class RunContext:
         if self.status.state == "not_run":
             shutil.rmtree(self.folder)
 
-    def finish(self) -> None:
-        """End the run, and let MLflow have the rest of it; called twice it does nothing more."""
-        self.status.finish()
+    def finish(self, stopped: State = "interrupted") -> None:
+        """End the run, and let MLflow have the rest of it; called twice it does nothing more.
+
+        `stopped` is the state of the stage before which the run was cut off, if it was cut off between two.
+        """
+        self.status.finish(stopped)
         at_end, self.at_end = self.at_end, None
         try:
             if at_end is not None:

@@ -1,15 +1,18 @@
 """Progress of a stage: a bar on a terminal, a plain line every few seconds elsewhere."""
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from components.training.stopping import drop_output
 from tasks.runs.points import Point
 
 EVERY_SECONDS = 10.0
@@ -17,6 +20,47 @@ EVERY_SECONDS = 10.0
 
 SHOWN = 4
 """Metrics beside a bar or on a line: the first ones the stage reports."""
+
+
+class Output(Console):
+    """Standard output, which goes on in silence once nobody reads it: training does not end for its progress."""
+
+    def __init__(self) -> None:
+        self._to = _Silenced()
+        super().__init__(file=self._to)  # type: ignore[arg-type]
+
+    @property
+    def lost(self) -> str:
+        """Why it can't be written any more; empty while it can."""
+        return self._to.lost
+
+
+class _Silenced:
+    """`sys.stdout`, whose errors are kept and not raised."""
+
+    def __init__(self) -> None:
+        self.lost = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    @property
+    def _file(self) -> Any:
+        return getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # a live display puts a proxy there
+
+    def write(self, text: str) -> int:
+        self._unless_lost(lambda: self._file.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._unless_lost(lambda: self._file.flush())
+
+    def _unless_lost(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except OSError as error:
+            self.lost = self.lost or error.strerror or type(error).__name__
+            drop_output()
 
 
 class StageProgress:

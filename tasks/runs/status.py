@@ -232,10 +232,10 @@ class StatusFile:
         now = time.time()
         self.update(name, state="running", began=now, started=self.stage(name).started or now)
 
-    def finish(self) -> State:
-        """End the run; a stage still `running` was interrupted. Returns the run's state."""
+    def finish(self, stopped: State = "interrupted") -> State:
+        """End the run and return its state; `stopped` is that of the stage before which it was cut off, if it was."""
         with self._lock:
-            _interrupt(self._document.stages)
+            _interrupt(self._document.stages, stopped)
             self._document.finished = _now()
             self._write()
         return self.state
@@ -331,10 +331,18 @@ def _status(document: RunFile, in_mlflow: Mapping[str, str]) -> RunStatus:
     return RunStatus.model_validate(dict(document) | {"state": state, "seconds": seconds, "stages": stages})
 
 
-def _interrupt(stages: Iterable[StageStatus]) -> None:
+def _interrupt(stages: Sequence[StageStatus], stopped: State = "interrupted") -> None:
+    """Say where a run that is over was cut off: in the stage that ran, else before the first that did not begin."""
     for stage in stages:
         if stage.state == "running":
             stage.state = "interrupted"
+    if all(stage.state in _FINE for stage in stages):
+        for stage in [stage for stage in stages if stage.state == "not_run"][:1]:
+            stage.state = stopped
+
+
+_FINE = {"passed", "cached", "waived", "not_run"}
+"""States that do not say why a run is over before its last stage."""
 
 
 def _files(home: Path) -> list[RunFile]:

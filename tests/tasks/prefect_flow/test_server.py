@@ -1,0 +1,54 @@
+"""A run's own Prefect server: started, ended, and done without where it can't start."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.prefect_flow.server import NoServer, end_orphans, no_answer, own_server
+
+pytest.importorskip("prefect")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return tmp_path
+
+
+def test_it_answers_in_a_session_of_its_own_and_is_gone_afterwards(home: Path) -> None:
+    with own_server(home) as url:
+        assert os.environ["PREFECT_API_URL"] == url and no_answer(f"{url}/health") is None
+        [note, _] = sorted((home / "prefect" / "embedded").iterdir())
+        assert note.name == f"{os.getpid()}.json"
+        [pid] = [each["pid"] for each in json.loads(note.read_text())["servers"]]
+        assert os.getsid(pid) == pid != os.getsid(0)
+        assert end_orphans(home / "prefect" / "embedded") == [], "its owner is alive"
+    assert no_answer(f"{url}/health") and "PREFECT_API_URL" not in os.environ
+    assert list((home / "prefect" / "embedded").iterdir()) == [] and not Path(f"/proc/{pid}").exists()
+
+
+def test_one_that_cannot_start_is_said_with_its_reason_and_leaves_nothing(home: Path) -> None:
+    (home / "prefect").mkdir()
+    (home / "prefect" / "prefect.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(NoServer, match=r"\S"), own_server(home):
+        pytest.fail("it started")
+    assert list((home / "prefect" / "embedded").iterdir()) == []
+
+
+def test_one_that_is_slow_is_waited_for_no_longer_than_asked(home: Path) -> None:
+    with pytest.raises(NoServer, match=r"no answer within 0 s"), own_server(home, seconds=0.2):
+        pytest.fail("it started")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"owner": 5, "servers": 5}', b"\xff"])
+def test_a_damaged_note_stops_no_run_and_is_removed(
+    home: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = home / "prefect" / "embedded"
+    folder.mkdir(parents=True)
+    (folder / "77.json").write_bytes(damage)
+    assert end_orphans(folder) == []
+    assert not (folder / "77.json").exists() and "77.json is damaged" in caplog.text

@@ -1,0 +1,146 @@
+"""However a run is stopped, it says so, reads as interrupted, and the same command goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Run:
+    """`tether run tiny` in a terminal's session of its own, as a shell starts it."""
+
+    def __init__(self, home: Path, environment: dict[str, str], ignored: tuple[signal.Signals, ...] = ()) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+
+        def prepare() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number in ignored:
+                signal.signal(number, signal.SIG_IGN)
+
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", "run", "tiny"], cwd=home.parent, text=True, start_new_session=True,
+            env={**kept, "TETHER_HOME": str(home), "PYTHONPATH": str(ROOT), **environment}, preexec_fn=prepare,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.out = self.process.stdout
+
+    def until(self, text: str) -> None:
+        """Read its output up to a line with `text`."""
+        for line in self.out:
+            if text in line:
+                return
+        raise AssertionError(f"it never said {text!r}: {self.process.communicate()}")
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and what it said on standard error."""
+        said = self.process.communicate(timeout=200)[1]
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
+
+    def begin(home: Path, environment: dict[str, str], ignored: tuple[signal.Signals, ...] = ()) -> Run:
+        started.append(Run(home, environment, ignored))
+        return started[-1]
+
+    yield begin
+    for run in started:
+        run.process.kill()
+        run.process.communicate()
+
+
+def states(tether: Callable[..., subprocess.CompletedProcess[str]], home: Path) -> list[str]:
+    """The newest run's state, then its stages'."""
+    document = json.loads(tether("status", "--json", home=home).stdout)
+    return [document["state"], *(stage["state"] for stage in document["stages"])]
+
+
+def servers(home: Path) -> list[int]:
+    """Processes whose environment names the home's Prefect folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"PREFECT_HOME={home}/prefect".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_run_and_not_its_server_and_leaves_none(
+    start: Callable[..., Run], tether: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    run = start(home, {})
+    run.until("sft: computing")
+    assert len(servers(home)) == 1, "the run got its variables later"
+    os.killpg(run.process.pid, signal.SIGINT)
+    code, said = run.end()
+    assert code == 130 and "tether: interrupted. Run the same command again" in said and "Traceback" not in said, said
+    assert states(tether, home)[:3] == ["interrupted", "passed", "interrupted"]
+    assert servers(home) == [] and list((home / "prefect" / "embedded").iterdir()) == []
+
+
+def test_a_closed_pipe_a_full_disk_and_a_closed_terminal_interrupt_a_run_that_then_goes_on(
+    start: Callable[..., Run],
+    tether: Callable[..., subprocess.CompletedProcess[str]],
+    prefect: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    run = start(home, prefect)
+    run.until("validate: computing")
+    run.out.close()  # as `| head -1` does
+    assert run.process.stderr is not None
+    said, code = run.process.stderr.read(), run.process.wait(200)
+    assert code == 141 and "interrupted: what it prints can't be written (Broken pipe)" in said, said
+    assert states(tether, home) == ["interrupted", "passed", "interrupted", "not_run", "not_run", "not_run"]
+
+    run = start(home, prefect)
+    run.until("sft: computing")
+    run.process.send_signal(signal.SIGHUP)
+    code, said = run.end()
+    assert code == 129 and "tether: interrupted" in said, said
+    assert states(tether, home)[:3] == ["interrupted", "cached", "interrupted"]
+
+    run = start(home, prefect, (signal.SIGHUP,))  # as under nohup
+    run.until("sft: computing")
+    for _ in range(3):
+        run.process.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+    assert run.end() == (0, "") and states(tether, home)[0] == "passed"
+
+
+def test_a_second_ctrl_c_ends_at_once(start: Callable[..., Run], prefect: dict[str, str], tmp_path: Path) -> None:
+    run = start(tmp_path / "home", prefect)
+    run.until("ppo: computing")
+    run.until("ppo 1")
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    run.process.send_signal(signal.SIGINT)
+    code, said = run.end()
+    assert code == 130 and time.monotonic() - began < 30, said
+    assert "Traceback" not in said, said
+
+
+def test_a_prefect_server_that_cannot_start_costs_its_pages_and_not_the_run(
+    tether: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    (home / "prefect").mkdir(parents=True)
+    (home / "prefect" / "prefect.db").write_bytes(b"no database" * 1000)
+    done = tether("run", "tiny", home=home, embedded=True, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
+    assert done.returncode == 0 and "Prefect's server did not start" in done.stdout, done
+    assert states(tether, home)[0] == "passed"
