@@ -3,9 +3,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint infra/constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+LOCK := infra/requirements.lock
+TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-browser faults faults-sample test-slow check bench serve install clean
+.PHONY: demo test test-servers test-browser faults faults-sample test-slow check bench serve install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -68,12 +70,30 @@ serve: $(INSTALLED)
 
 install: $(INSTALLED)
 
-# torch first and alone: the slowest download, and everything else is resolved against the one chosen.
-$(INSTALLED): infra/constraints.txt pyproject.toml
+# torch first, alone and without a hash: an index has a build of it for each kind of GPU. All else must have the lock's.
+$(INSTALLED): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Tether needs Python 3.11 or 3.12, found {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
-	$(PIP) --editable '.[dev]'
+	$(PIP) --constraint infra/constraints.txt torch==2.13.0
+	$(PIP) --no-deps --require-hashes --requirement $(LOCK)
+	$(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
+
+# The hashes of every file that the index has of the versions in infra/constraints.txt, without torch and what it draws in.
+lock: $(TOOLS)/.installed
+	$(TOOLS)/bin/uv pip compile pyproject.toml --extra dev --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --custom-compile-command "make lock" --constraint infra/constraints.txt \
+	    | awk '/^[a-z]/ { skip = /^(torch|triton|nvidia-|cuda-)/ } !skip' > $(LOCK).new
+	mv $(LOCK).new $(LOCK)
+
+# Known vulnerabilities of what is locked, and a bill of materials (CycloneDX) of what is installed.
+audit: $(INSTALLED) $(TOOLS)/.installed
+	$(TOOLS)/bin/cyclonedx-py environment $(BIN)/python --output-reproducible --output-file $(VENV)/sbom.json
+	$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes --requirement $(LOCK)
+
+$(TOOLS)/.installed:
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet uv==0.13.9 pip-audit==2.10.1 cyclonedx-bom==7.5.0
 	touch $@
 
 # What can be built again; runs and models under .tether/ stay.
