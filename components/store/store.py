@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,16 @@ from components.store.folder import FolderPlace
 from components.store.leases import Lease, holder, leased
 from components.store.objects import Objects
 from components.store.place import VARIABLE, Place
-from components.store.records import ATTEMPT, STAGE, Miss, Record, parse_record, record_text
+from components.store.records import (
+    ATTEMPT,
+    STAGE,
+    Miss,
+    Record,
+    attempt_number,
+    attempts_of,
+    parse_record,
+    record_text,
+)
 from components.store.views import view
 
 logger = logging.getLogger(__name__)
@@ -131,7 +141,7 @@ class ArtifactStore:
         """
         self.contents.upload(record.objects.values())
         before()
-        attempt = max((_number(name) for name in self.attempts(record.key)), default=0) + 1
+        attempt = max((attempt_number(name) for name in self.attempts(record.key)), default=0) + 1
         while True:
             written = record.model_copy(update={"attempt": attempt})
             suffix = "" if self.place.exclusive else f"-{uuid.uuid4().hex[:8]}"
@@ -159,13 +169,12 @@ class ArtifactStore:
                         self._warn_of_lost_attachments(found)
                         return found
                     found = Miss(damage)
-                reasons.append(f"attempt {_number(name)}: {found.reason}")
+                reasons.append(f"attempt {attempt_number(name)}: {found.reason}")
         return Miss("; ".join(reasons) or "no record")
 
     def attempts(self, key: str) -> list[str]:
         """Names of the record files of `key`, newest first."""
-        names = [entry.name for entry in self.place.entries(f"records/{key}")]
-        return sorted((name for name in names if ATTEMPT.fullmatch(name)), key=lambda n: (_number(n), n), reverse=True)
+        return attempts_of(entry.name for entry in self.place.entries(f"records/{key}"))
 
     def published(self, key: str) -> list[Record]:
         """Every record of `key` that parses, newest first; their files are not looked at."""
@@ -177,11 +186,17 @@ class ArtifactStore:
 
         Lists the records once, and reads only those whose file names the stage, or none.
         """
-        found = []
-        for entry in sorted(self.place.entries("records"), key=lambda entry: entry.modified, reverse=True):
+        by_key: dict[str, dict[str, float]] = defaultdict(dict)
+        for entry in self.place.entries("records"):
             key, _, name = entry.name.partition("/")
-            if (match := ATTEMPT.fullmatch(name)) and match[3] in (None, stage):
-                found.append((key, name))
+            by_key[key][name] = entry.modified
+        named = [
+            (files[name], key, name)
+            for key, files in by_key.items()
+            for name in attempts_of(files)
+            if (match := ATTEMPT.fullmatch(name)) and match[3] in (None, stage)
+        ]
+        found = [(key, name) for _, key, name in sorted(named, reverse=True)]
         with ThreadPoolExecutor(8) as pool:  # behind a URL each read is a request
             read = list(pool.map(lambda each: self.read(*each), found[:newest]))
         records = [record for record in read if isinstance(record, Record) and record.stage == stage]
@@ -191,13 +206,16 @@ class ArtifactStore:
         """A readable folder of an artifact, given its record or digest.
 
         Raises:
-            TetherError: the store has no such artifact, or its manifest is damaged.
+            TetherError: the store has no such artifact, its manifest or a file is damaged, or a link leads elsewhere.
         """
         digest = artifact if isinstance(artifact, str) else artifact.digest
         files = self.contents.manifest(digest)
-        for sha in files.values():
-            if not (self.objects / sha).is_file():
-                self.contents.problem(sha)  # fetches it where it is elsewhere
+        for name, sha in files.items():
+            # Who has a record looked it up, which reads every file through.
+            if isinstance(artifact, str) or not (self.objects / sha).is_file():
+                problem = self.contents.problem(sha)  # fetches it where it is elsewhere
+                if problem is not None:
+                    raise TetherError(f"{name} of artifact {digest[:12]} is {problem} in {self.place.where}")
         missing = view(self.views / digest, files, self.objects)
         if missing:
             raise TetherError(f"artifact {digest[:12]} lacks {missing} in {self.place.where}")
@@ -217,7 +235,10 @@ class ArtifactStore:
             text = (place or self.place).read(f"records/{key}/{name}").decode()
         except (OSError, UnicodeDecodeError) as error:
             return Miss(f"the record does not parse ({type(error).__name__})")
-        return parse_record(text, key)
+        record = parse_record(text, key)
+        if isinstance(record, Record) and record.attempt != attempt_number(name):
+            return Miss(f"the record says that it is attempt {record.attempt}, its file's name {attempt_number(name)}")
+        return record
 
     def _object(self, sha: str | None) -> Path | None:
         return self.objects / sha if sha and self.contents.problem(sha) is None else None
@@ -251,11 +272,6 @@ def digest_folder(folder: Path) -> str:
     if linked := next((path for path in paths if path.is_symlink() and path.is_dir()), None):
         raise UserError(f"{linked} is a link to a folder. Give a copy without such links (`cp -rL`).")
     return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in paths if path.is_file()})
-
-
-def _number(name: str) -> int:
-    """The attempt in a record file's name."""
-    return int(name.partition(".")[0].partition("-")[0])
 
 
 def shared_place(home: Path) -> Place | None:
