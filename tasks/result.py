@@ -42,6 +42,8 @@ class Input(Settings):
     """An artifact of this home's store."""
     lineage: dict[str, str] = Field(default_factory=dict)
     """Digest of everything that it was made from, by input name."""
+    imported: bool = False
+    """Whether an imported record stands for it, or for anything that it was made from in this run."""
 
     @classmethod
     def of(cls, path: Path) -> "Input":
@@ -101,9 +103,22 @@ class StageResult:
         found.update({name: given.digest for name, given in self.inputs.items()})
         return found
 
+    @property
+    def imported(self) -> bool:
+        """Whether another home's word stands for this, or for anything that it was made from in this run."""
+        return bool(self.record.imported) or any(given.imported for given in self.inputs.values())
+
     def as_input(self, name: str) -> Input:
         """This artifact as what a later stage calls `name`."""
-        return Input(name=name, digest=self.digest, path=self.path, stage=self.name, stored=True, lineage=self.lineage)
+        return Input(
+            name=name,
+            digest=self.digest,
+            path=self.path,
+            stage=self.name,
+            stored=True,
+            lineage=self.lineage,
+            imported=self.imported,
+        )
 
 
 Given = Mapping[str, StageResult | Input]

@@ -77,6 +77,8 @@ class Record(Settings):
     """Computing time of the process that finished it (a resumed stage: since the resume)."""
     attempt: int = 0
     """1 for the first record of a key."""
+    imported: str = ""
+    """When it was imported (UTC, ISO 8601): another home says that it computed it. Empty where this home did."""
 
     @property
     def machine(self) -> dict[str, object]:

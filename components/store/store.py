@@ -154,10 +154,13 @@ class ArtifactStore:
     def lookup(self, key: str, digest: str | None = None) -> Record | Miss:
         """The newest record of `key` (and of that artifact) whose files all hold, else why there is none.
 
+        One that was computed here comes before an imported one, whichever is newer.
+
         Raises:
             UserError: the store that `TETHER_STORE` names can't be asked.
         """
         reasons = []
+        imported: Record | None = None
         with self.local.using():
             for name in self.attempts(key):
                 found = self.read(key, name)
@@ -166,10 +169,16 @@ class ArtifactStore:
                         continue
                     damage = self._damage(found.files, found.digest)
                     if damage is None:
-                        self._warn_of_lost_attachments(found)
-                        return found
+                        if not found.imported:
+                            self._warn_of_lost_attachments(found)
+                            return found
+                        imported = imported or found
+                        continue
                     found = Miss(damage)
                 reasons.append(f"attempt {attempt_number(name)}: {found.reason}")
+        if imported is not None:
+            self._warn_of_lost_attachments(imported)
+            return imported
         return Miss("; ".join(reasons) or "no record")
 
     def attempts(self, key: str) -> list[str]:
@@ -177,9 +186,9 @@ class ArtifactStore:
         return attempts_of(entry.name for entry in self.place.entries(f"records/{key}"))
 
     def published(self, key: str) -> list[Record]:
-        """Every record of `key` that parses, newest first; their files are not looked at."""
+        """Every record of `key` that parses, newest first, imported ones last; their files are not looked at."""
         found = (self.read(key, name) for name in self.attempts(key))
-        return [record for record in found if isinstance(record, Record)]
+        return sorted((each for each in found if isinstance(each, Record)), key=lambda each: bool(each.imported))
 
     def published_by(self, stage: str, newest: int = 20) -> list[Record]:
         """The `newest` records of `stage`, newest first; their files are not looked at.

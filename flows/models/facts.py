@@ -15,7 +15,7 @@ from components.store.store import ArtifactStore, Record
 from flows.models.lineage import ChangedOption, changed_options, find_subject, keys_of
 from tasks.runs.config import run_values
 from tasks.runs.journal import Done, read_done, recorded_paths
-from tasks.runs.status import StageStatus, has_run, list_runs, load_status
+from tasks.runs.status import StageStatus, has_run, list_runs, load_status, own_runs
 from tasks.tracking.links import MODELS, model_name
 from tasks.tracking.registry import Version, versions
 
@@ -161,7 +161,10 @@ def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str 
         if has_run(home, run):
             return run
     newest = None
-    for run in list_runs(home):
+    ours = own_runs(home)
+    for run in [*ours, *(each for each in list_runs(home) if each not in ours)]:  # what was judged here comes first
+        if newest in ours and run not in ours:
+            return newest
         for stage in load_status(home, run).stages:
             if stage.digest == digest:
                 newest = newest or run
@@ -187,7 +190,8 @@ def _gather(
     done = [] if run is None else read_done(home / "runs" / run)
     own = tuple(each for each in registered if each.digest == digest)
     promoted = next((each.promoted for each in own if each.promoted), None)
-    if promoted is None and MODELS[record.stage] == "policy":
+    imported = status is not None and bool(status.imported)
+    if promoted is None and MODELS[record.stage] == "policy" and not imported:
         promoted = _promoted(stages, done)
     options: dict[str, ChangedOption] = {}
     for each in (*(node.records[0] for node in upstream[:-1] if node.records), record):
@@ -234,7 +238,7 @@ def _promoted(stages: Mapping[str, StageStatus], done: Iterable[Done]) -> dict[s
     if judged is None or judged.state not in PASSED:
         return None
     for each in done:
-        if each.record.digest == judged.digest:
+        if each.record.digest == judged.digest and not each.imported:
             at = datetime.fromtimestamp(each.time / 1000, UTC).isoformat(timespec="seconds")
             return {"by": each.user, "at": at, "run": each.run, "judges": each.judges}
     return None

@@ -199,7 +199,8 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
         ctx.status.update(shown, **fields)
     else:
         ctx.end_stage(shown, result.state, **fields)
-    how = f"cached, computed by {result.record.run}" if result.cached else f"computed in {result.seconds:.1f} s"
+    by = f"{result.record.run}{' and imported' if result.record.imported else ''}"
+    how = f"cached, computed by {by}" if result.cached else f"computed in {result.seconds:.1f} s"
     ctx.say(f"{result.stage.name}: {how}; artifact {result.digest[:12]}")
     for verdict in result.verdicts:
         word = gate_text.outcome(verdict)

@@ -4,6 +4,7 @@ Nothing else reads or writes that file. `StatusFile` is the run that this proces
 people read it.
 """
 
+import logging
 import math
 import threading
 import time
@@ -11,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from components.base.errors import TetherError, UserError
 from components.base.process import Process, is_alive, this_process
@@ -24,6 +25,8 @@ from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, replace_json
 from tasks.runs.label import UNNAMED, Label
 
+logger = logging.getLogger(__name__)
+
 WORST_FIRST: tuple[State, ...] = get_args(State)
 RUN_FILE = "run.json"
 
@@ -31,6 +34,17 @@ RUN_FILE = "run.json"
 def worst(states: Iterable[State]) -> State:
     """Return the worst of some states (`not_run` of none)."""
     return min(states, key=WORST_FIRST.index, default="not_run")
+
+
+def _stamp(text: str) -> str:
+    """Raises ValueError where a text is no time that a run can have; empty is none."""
+    if text and not 1970 <= datetime.fromisoformat(text).year < 9000:
+        raise ValueError("its year is before 1970 or after 8999")
+    return text
+
+
+Stamp = Annotated[str, AfterValidator(_stamp)]
+"""ISO 8601, UTC."""
 
 
 class Part(BaseModel):
@@ -97,8 +111,9 @@ class _Run(BaseModel):
     """The user's; a bare tag's value is empty."""
     user: str = ""
     """Who started it."""
-    started: str
-    """ISO 8601, UTC; likewise `updated` and `finished`."""
+    started: Annotated[Stamp, Field(min_length=1)]
+    imported: Stamp = ""
+    """When it was imported: another home computed it, and says what it says. Empty for a run of this home."""
     origin: dict[str, str] = Field(default_factory=dict)
     """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run."""
     stages: list[StageStatus]
@@ -125,8 +140,8 @@ class RunFile(_Run):
 
     model_config = ConfigDict(extra="allow")  # a later version's fields survive being read and written here
 
-    finished: str | None
-    updated: str = ""
+    finished: Stamp | None
+    updated: Stamp = ""
     process: Process
     """The process that computes it, or did last."""
 
@@ -283,6 +298,11 @@ def list_runs(home: Path) -> list[str]:
     return [each.run for each in _files(home)]
 
 
+def own_runs(home: Path) -> list[str]:
+    """Return the id of every run that was not imported, newest first: what is meant where no run is named."""
+    return [each.run for each in _files(home) if not each.imported]
+
+
 def has_run(home: Path, run: str) -> bool:
     """Whether there is a run of that id."""
     return bool(run) and "/" not in run and not run.startswith(".") and (home / "runs" / run / RUN_FILE).is_file()
@@ -290,7 +310,8 @@ def has_run(home: Path, run: str) -> bool:
 
 def run_of_flow(home: Path, flow_run: str) -> str | None:
     """Return the run that a Prefect flow run began, if it is tried again; None at its first try."""
-    return next((each.run for each in _files(home) if each.origin.get("flow_run") == flow_run), None)
+    ours = (each for each in _files(home) if not each.imported)
+    return next((each.run for each in ours if each.origin.get("flow_run") == flow_run), None)
 
 
 def read_file(folder: Path) -> RunFile:
@@ -314,7 +335,7 @@ def finished_file(folder: Path) -> RunFile:
     _interrupt(document.stages)
     origin = {name: value for name, value in document.origin.items() if name != "flow_run"}
     finished = document.finished or document.updated
-    return document.model_copy(update={"process": {}, "origin": origin, "finished": finished})
+    return document.model_copy(update={"process": {}, "origin": origin, "finished": finished, "imported": ""})
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -333,7 +354,7 @@ def _status(document: RunFile, in_mlflow: Mapping[str, str]) -> RunStatus:
     if document.died:
         _interrupt(stages)
     extra: list[State] = ["interrupted"] if document.died else ["running"] if running else []
-    end = _seconds(_now() if running else document.finished or document.updated)
+    end = _seconds(_now() if running else document.finished or document.updated or document.started)
     state, seconds = worst([*extra, *(stage.state for stage in stages)]), round(end - _seconds(document.started), 3)
     return RunStatus.model_validate(dict(document) | {"state": state, "seconds": seconds, "stages": stages})
 
@@ -345,14 +366,19 @@ def _interrupt(stages: Iterable[StageStatus]) -> None:
 
 
 def _files(home: Path) -> list[RunFile]:
-    """Return every run's file, newest first."""
-    found = [read_file(path.parent) for path in (home / "runs").glob(f"*/{RUN_FILE}")]
+    """Return every run's file that can be read, newest first; one that can't hides no other."""
+    found = []
+    for path in (home / "runs").glob(f"*/{RUN_FILE}"):
+        try:
+            found.append(read_file(path.parent))
+        except UserError as error:
+            logger.warning("%s", error)
     return sorted(found, key=lambda each: each.started, reverse=True)
 
 
 def _folder(home: Path, run_id: str | None) -> Path:
     if run_id is None:
-        runs = list_runs(home)
+        runs = own_runs(home) or list_runs(home)
         if not runs:
             raise UserError(f"there is no run in {home / 'runs'} yet; start one with `tether run demo`.")
         run_id = runs[0]

@@ -7,6 +7,7 @@ tether.waivers      gates waived on the way to it: {gate: {user, reason, run}}
 tether.human_eval   its human evaluation: {run, state, judges, win_rate, win_rate_low, win_rate_high, items}
 tether.champion     when it was champion: [{from, by, because, until, ended_by, ended_because}], the last one open
 tether.demoted      {at, by, because}: no run points an alias at it again, only a person does
+tether.imported     the run that took it, where an imported record is among what it was made from: likewise
 """
 
 import json
@@ -58,13 +59,16 @@ class Versions:
         versions = json.dumps([{"name": name, "version": int(version)}])
         self._client.set_logged_model_tags(model, {"mlflow.modelVersions": versions})
         self._waive(name, version, found.tags, done.run, waivers)
-        if "tether.demoted" not in found.tags:
+        if self._may_point(name, version, found.tags, done):
             self._point(name, CANDIDATE, version, done.time)
         self.describe(name, version)
         return version
 
     def judge(self, done: Done, name: str, waivers: Mapping[str, Any]) -> None:
-        """Write a human evaluation onto the policy that it judged, and promote that if every gate passed unwaived."""
+        """Write a human evaluation onto the policy that it judged, and promote that if every gate passed unwaived.
+
+        What rests on an imported record is promoted by a person only.
+        """
         digest = done.lineage.get("ppo")
         found = self._find(name, digest) if digest else None
         if found is None:
@@ -76,7 +80,7 @@ class Versions:
         judged = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
         self._set(name, version, "tether.human_eval", judged)
         self._waive(name, version, found.tags, done.run, waivers)
-        if state == "passed" and "tether.demoted" not in found.tags:
+        if self._may_point(name, version, found.tags, done) and state == "passed":
             self.promote(name, version, done.user, f"human_eval passed in run {done.run}", done.time, run=done.run)
         self.describe(name, version)
 
@@ -127,6 +131,12 @@ class Versions:
             note = model.tags.get("mlflow.note.content", "")
         lines = [*state_lines(found.tags), ""] if found.tags else []
         self._client.update_model_version(name, version, "\n".join([*lines, note]).strip())
+
+    def _may_point(self, name: str, version: str, tags: Mapping[str, str], done: Done) -> bool:
+        """Whether a run may point an alias at a version by itself; writes down where an import stands against it."""
+        if done.imported:
+            self._client.set_model_version_tag(name, version, "tether.imported", done.run)
+        return "tether.demoted" not in tags and not done.imported
 
     def _find(self, name: str, digest: str) -> Any:
         """The newest version of `name` with an artifact's digest, or None."""
@@ -183,6 +193,11 @@ def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
             yield f"- **Champion** since {began}"
     if demoted := _loaded(tags, "tether.demoted", {}):
         yield f"- **Demoted** {demoted['at']} by {demoted['by']}: {demoted['because']}"
+    if "tether.imported" in tags:
+        yield (
+            f"- **Imported**: records that another home wrote are among what run {tags['tether.imported']} made it "
+            f"from, so no run gives it an alias; `tether promote` does"
+        )
     if judged := human_eval(tags):
         yield f"- {evaluation(judged)}"
     for gate, waiver in _loaded(tags, "tether.waivers", {}).items():
