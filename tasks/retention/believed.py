@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.base.errors import UserError
-from components.gates.judging import GatesConfig, Verdict, Waiver, judge
+from components.gates.judging import GatesConfig, Threshold, Verdict, Waiver, judge
 from components.store.archive import RUN, Archive
 from components.store.records import SHA, Record
 from tasks.result import State
@@ -51,7 +51,7 @@ def believed_files(archive: Archive) -> tuple[RunFile, dict[str, bytes]]:
         given = RunFile.model_validate_json(archive.files[RUN_FILE])
         name = CONFIG
         values = parse_values(archive.files[CONFIG].decode())
-        gates = GatesConfig.model_validate(values.get("gates", {}))
+        gates = GatesConfig.model_validate(values.get("gates") or _told(given))
         for name in archive.files:
             if name not in (RUN_FILE, CONFIG):
                 _check_points(name, archive.files[name])
@@ -119,6 +119,15 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
         updated=given.updated,
         process={},
     )
+
+
+def _told(given: RunFile) -> dict[str, dict[str, Threshold]]:
+    """Return the thresholds that a run's own gates tell, where its config names none."""
+    told: dict[str, dict[str, Threshold]] = {}
+    for verdict in (verdict for stage in given.stages for verdict in stage.gates if verdict.threshold is not None):
+        stage, _, short = verdict.name.partition(".")
+        told.setdefault(stage, {})[short] = verdict.threshold
+    return told
 
 
 def _stage(given: StageStatus, records: list[Record], gates: GatesConfig) -> StageStatus:

@@ -55,6 +55,7 @@ def parse_values(text: str) -> dict[str, JsonValue]:
 
 def _load(text: str) -> dict[str, JsonValue]:
     try:
-        return _VALUES.validate_python(yaml.safe_load(text) or {})
+        values = yaml.safe_load(text)
+        return _VALUES.validate_python({} if values is None else values)
     except yaml.YAMLError as error:
         raise ValueError(f"it is not readable as YAML: {' '.join(str(error).split())}") from error
