@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from packaging.version import Version
 
 from components.base.errors import TetherError
+from components.base.text import plain
 from components.models.runtime import Runtime, has_cuda
 from components.store.store import ArtifactStore
 from flows.data.pretrained import MODELS, model_folder
@@ -66,7 +67,7 @@ def print_findings(findings: Iterable[Finding]) -> bool:
     for level, what, text in findings:
         fine = fine and level != "fail"
         style = {"ok": "green", "note": "yellow", "fail": "red"}[level]
-        table.add_row(Text(level, style), what, Text(text))
+        table.add_row(Text(level, style), what, Text(plain(text)))
     Console().print(table)
     return fine
 

@@ -8,12 +8,18 @@ from typing import Any, NoReturn
 import typer
 
 from components.base.errors import TetherError, disk_error
+from components.base.text import plain
 from components.training.stopping import Interrupted, graceful
 from flows.environment import check_packages, prepare_environment, tether_home
 
 INTERRUPTED = 130
 """By Ctrl-C; and by SIGTERM: as a shell says that a signal ended a command, 128 and its number."""
 TERMINATED = 143
+
+
+def echo(message: object, nl: bool = True, err: bool = False) -> None:
+    """Print as `typer.echo` does; what could command the terminal is shown instead, whoever wrote it."""
+    typer.echo(plain(str(message)), nl=nl, err=err)
 
 
 def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -40,12 +46,12 @@ def _fail(error: BaseException) -> NoReturn:
     if isinstance(error, typer.Exit):
         raise error
     if isinstance(error, KeyboardInterrupt):
-        typer.echo("tether: interrupted. The same command goes on from the last checkpoint.", err=True)
+        echo("tether: interrupted. The same command goes on from the last checkpoint.", err=True)
         raise typer.Exit(TERMINATED if isinstance(error, Interrupted) else INTERRUPTED) from None
     error = disk_error(error) or error
     if isinstance(error, TetherError):
-        typer.echo(f"tether: {' '.join(str(error).split())}", err=True)
+        echo(f"tether: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(error.exit_code) from None
-    traceback.print_exception(error)
-    typer.echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
+    echo("".join(traceback.format_exception(error)), nl=False, err=True)
+    echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
     raise typer.Exit(1) from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.base.errors import GateFailed, UserError
+from components.base.text import line
 from components.data.hub import resolve_source
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
@@ -103,6 +104,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     from rich.text import Text
 
     from data_contracts.check import first_rows, threshold_text
+    from tasks.execution.progress import cell, say
 
     console = Console()
     table = Table(pad_edge=False, box=None)
@@ -119,7 +121,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         value = "" if check["value"] is None else f"{check['value']:.3g}"
         name = check["name"] if check["source"] in ("preferences", "kept") else f"{check['source']}: {check['name']}"
         cells = (name, check["severity"], value, threshold_text(check), str(check["rows"] or ""), first_rows(check))
-        table.add_row(Text.from_markup(status), *map(Text, cells))
+        table.add_row(Text.from_markup(status), *map(cell, cells))
     if found:
         console.print(table)
     console.print(
@@ -128,8 +130,8 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         highlight=False,
     )
     if report["majority"] is not None:
-        answers = ", ".join(f"{answer} {count}" for answer, count in report["majority"].items())
-        console.print(f"Most frequent answers: {answers}.", highlight=False)
+        answers = ", ".join(f"{line(str(answer))} {count}" for answer, count in report["majority"].items())
+        say(console, f"Most frequent answers: {answers}.")
     for title, measure, ends in (
         ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
         ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
@@ -137,7 +139,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         if measure is not None:
             console.print(f"{title} {measure:.3f}{_interval(ends)}.", highlight=False)
     if report.get("annotators"):
-        console.print(_annotators(report["annotators"]), markup=False, highlight=False)
+        say(console, line(_annotators(report["annotators"])))
     if report["longer_wins"] is not None:
         kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
         more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
@@ -146,6 +148,6 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         )
     if out is not None:
         written = ", ".join(sorted(path.name for path in out.iterdir()))
-        console.print(f"Written to {out}: {written}", markup=False, highlight=False)
+        say(console, f"Written to {out}: {written}")
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
-    console.print("The contract holds." if report["passed"] else f"The contract fails: {failed}.", highlight=False)
+    say(console, "The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")

@@ -35,6 +35,7 @@ from tasks.execution.plots import CHARTS
 from tasks.runs.config import run_values
 from tasks.runs.points import curves, points_file, read_points
 from tasks.runs.status import RunStatus, StageStatus, load_status
+from tasks.stages import PIPELINE
 
 Curve = Sequence[tuple[float, float]]
 Metrics = Mapping[str, float | None]
@@ -255,13 +256,18 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
     """
     status = load_status(home, run)
     store, values = ArtifactStore(home), run_values(home, status.run)
-    stages = {each.name: StageFacts(home, status.run, each, store, taken_record(store, each)) for each in status.stages}
+    # A run of fewer stages (an earlier version's) lacks what the others would show.
+    lacking = [StageStatus(name=name) for name in PIPELINE if name not in {each.name for each in status.stages}]
+    stages = {
+        each.name: StageFacts(home, status.run, each, store, taken_record(store, each))
+        for each in (*status.stages, *lacking)
+    }
     against, options = _options(values, status.profile)
     return RunFacts(
         status=status,
         project=values.get("project"),
         seed=values.get("seed"),
-        simulated=group(values, "data")["preferences"] is None,
+        simulated=group(values, "data").get("preferences", "") is None,
         stages=list(stages.values()),
         gates=list(_gates(stages.values())),
         data=_data(stages["validate"], group(values, "data")),
@@ -278,6 +284,13 @@ def taken_record(store: ArtifactStore, stage: StageStatus) -> Record | None:
     """The record that a run took for a stage, though the same key may have been computed to other bytes since."""
     found = store.published(stage.key) if stage.key and stage.digest else []
     return next((record for record in found if record.digest == stage.digest), None)
+
+
+def rests_on_import(home: Path, run: str) -> bool:
+    """Whether a run, or the record of one of its stages, was imported."""
+    status, store = load_status(home, run), ArtifactStore(home)
+    records = (taken_record(store, stage) for stage in status.stages)
+    return bool(status.imported) or any(record is not None and record.imported for record in records)
 
 
 def _gates(stages: Iterable[StageFacts]) -> Iterable[GateFacts]:
@@ -305,7 +318,7 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
             for name, path in named.items()
             if path is not None or name in digests
         ],
-        generated=config.get("generator") if config["preferences"] is None else None,
+        generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
         checks=[CheckResult.model_validate(each) for each in json.loads(stage.text("report.json") or "[]")],
         quarantined=len(lines) if stage.record is not None else None,
@@ -321,7 +334,8 @@ def _reward(stage: StageFacts) -> RewardResult:
 def _policy(stage: StageFacts, config: Mapping[str, JsonValue]) -> PolicyFacts:
     computed = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     rows = [Evaluated.model_validate(row) for row in stage.rows("evaluation.jsonl")]
-    return PolicyFacts(Tether.model_validate(computed["kl"]), stage.bound("ppo.kl"), len(rows), _samples(rows))
+    tether = Tether.model_validate(computed.get("kl", {"control": "unknown"}))
+    return PolicyFacts(tether, stage.bound("ppo.kl"), len(rows), _samples(rows))
 
 
 def _samples(rows: Sequence[Evaluated]) -> list[ShownSample]:

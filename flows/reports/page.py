@@ -15,15 +15,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup, escape
 
+from components.base.errors import UserError
 from components.base.files import replacing
 from components.data.support_desk.task import SIMULATED
 from components.gates.table import brief_metrics
 from components.gates.text import number
 from components.keys.code_version import CodeVersion, code_version
-from flows.reports.facts import Curve, RunFacts, StageFacts, run_facts
+from flows.reports.facts import Curve, RunFacts, StageFacts, rests_on_import, run_facts
+from flows.reports.terminal import IMPORTED
 from tasks.execution.plots import thin
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -37,10 +39,18 @@ def write_page(home: Path, run: str) -> Path:
     """Write `report.html` into the run's folder.
 
     Raises:
-        UserError: there is no such run.
+        UserError: there is no such run, or an imported artifact holds what no stage writes.
     """
     path = home / "runs" / run / "report.html"
-    text = page(run_facts(home, run))
+    try:
+        text = page(run_facts(home, run))
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, TemplateError) as error:
+        if not rests_on_import(home, run):
+            raise
+        raise UserError(
+            f"{path} can't be written: an imported artifact of run {run} is not what a stage writes "
+            f"({type(error).__name__}: {error}). Do not trust the run; remove {path.parent} if you do not need it."
+        ) from error
     with replacing(path) as temporary:
         # A quarantined row may hold what UTF-8 can't.
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
@@ -77,6 +87,7 @@ class Page:
     ending: list[str]
     written_by: CodeVersion
     simulated_note: str = SIMULATED
+    imported_note: str = IMPORTED
 
 
 def page(facts: RunFacts) -> str:

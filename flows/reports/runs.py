@@ -12,7 +12,7 @@ from rich.text import Text
 from components.base.errors import UserError
 from components.gates.text import number
 from flows.reports.terminal import STYLES
-from tasks.execution.progress import say
+from tasks.execution.progress import cell, say
 from tasks.runs.label import Label
 from tasks.runs.status import WORST_FIRST, RunStatus, load_readable
 
@@ -83,14 +83,14 @@ def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int,
         return
     now = datetime.now().astimezone()
     columns = {
-        "run": [Text(each.run) for each in runs[:limit]],
-        "state": [Text(each.state, STYLES.get(each.state, "red")) for each in runs[:limit]],
-        "when": [Text(_when(each.started, now)) for each in runs[:limit]],
-        "name": [Text(each.name) for each in runs[:limit]],
-        "tags": [Text(" ".join(Label(tags=each.tags).written)) for each in runs[:limit]],
-        "KL": [Text("" if each.kl is None else number(each.kl)) for each in runs[:limit]],
-        "win rate": [Text("" if each.win_rate is None else f"{each.win_rate:.3f}") for each in runs[:limit]],
-        "seconds": [Text("" if each.seconds is None else f"{each.seconds:,.0f}") for each in runs[:limit]],
+        "run": [cell(each.run) for each in runs[:limit]],
+        "state": [cell(each.state, STYLES.get(each.state, "red")) for each in runs[:limit]],
+        "when": [cell(_when(each.started, now)) for each in runs[:limit]],
+        "name": [cell(each.name) for each in runs[:limit]],
+        "tags": [cell(" ".join(Label(tags=each.tags).written)) for each in runs[:limit]],
+        "KL": [cell("" if each.kl is None else number(each.kl)) for each in runs[:limit]],
+        "win rate": [cell("" if each.win_rate is None else f"{each.win_rate:.3f}") for each in runs[:limit]],
+        "seconds": [cell("" if each.seconds is None else f"{each.seconds:,.0f}") for each in runs[:limit]],
     }
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown = _fitting(columns, console.width)

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from components.base.text import markdown as words
+from components.base.text import markdown_code
 from tasks.runs.journal import Done
 from tasks.tracking.links import MODELS
 
@@ -186,22 +188,24 @@ def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
 def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
     """What a version's tags say of its life, as Markdown for its page."""
     for term in champion_terms(tags):
-        began = f"{term['from']}: by {term['by']}, {term['because']}"
+        began = f"{words(term['from'])}: by {words(term['by'])}, {words(term['because'])}"
         if "until" in term:
-            yield f"- Champion from {began}; until {term['until']}: by {term['ended_by']}, {term['ended_because']}"
+            ended = f"{words(term['until'])}: by {words(term['ended_by'])}, {words(term['ended_because'])}"
+            yield f"- Champion from {began}; until {ended}"
         else:
             yield f"- **Champion** since {began}"
     if demoted := _loaded(tags, "tether.demoted", {}):
-        yield f"- **Demoted** {demoted['at']} by {demoted['by']}: {demoted['because']}"
+        yield f"- **Demoted** {words(demoted['at'])} by {words(demoted['by'])}: {words(demoted['because'])}"
     if "tether.imported" in tags:
         yield (
-            f"- **Imported**: records that another home wrote are among what run {tags['tether.imported']} made it "
-            f"from, so no run gives it an alias; `tether promote` does"
+            f"- **Imported**: run {words(tags['tether.imported'])} has it, or what it was made from, from another "
+            f"home, so no run gives it an alias; `tether promote` does"
         )
     if judged := human_eval(tags):
-        yield f"- {evaluation(judged)}"
+        yield f"- {words(evaluation(judged))}"
     for gate, waiver in _loaded(tags, "tether.waivers", {}).items():
-        yield f"- Gate `{gate}` was waived by {waiver['user']} in run {waiver['run']}: {waiver['reason']}"
+        by = f"{words(waiver['user'])} in run {words(waiver['run'])}"
+        yield f"- Gate {markdown_code(gate)} was waived by {by}: {words(waiver['reason'])}"
 
 
 def evaluation(judged: Mapping[str, Any]) -> str:
