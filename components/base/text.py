@@ -8,7 +8,7 @@ import re
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but for tab and line feed, marks that turn the direction of writing, and halves of characters."""
 _MARKDOWN = re.compile(
-    r"[\\`*\[\]<>|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|&(?=#?\w+;)"
+    r"[\\`*\[\]|~]|<(?=[A-Za-z/!?])|^>|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|&(?=#?\w+;)"
     r"|^#+(?=\s|$)|^[+-](?=\s|$)|^-(?=-+$)|^=(?==*$)"
 )
 
@@ -25,7 +25,8 @@ def line(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Return `text` as words of a Markdown paragraph, list or table: one line, with no syntax in it."""
-    return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", _MARKDOWN.sub(lambda found: f"\\{found[0]}", line(text)))
+    escaped = _MARKDOWN.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", line(text))
+    return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", escaped)
 
 
 def markdown_code(text: str) -> str:

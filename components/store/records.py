@@ -118,7 +118,8 @@ def attempt_number(name: str) -> int:
 
 def record_text(record: Record) -> str:
     """A record as its file holds it: the fields, and their sha256."""
-    body = json.loads(record.model_dump_json())
+    # Earlier versions, which may share the store, read no record with a field that they don't know.
+    body = json.loads(record.model_dump_json(exclude=None if record.imported else {"imported"}))
     return json.dumps({"record": body, "sha256": digest_json(body)}, indent=1)
 
 

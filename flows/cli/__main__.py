@@ -190,7 +190,7 @@ def runs(
     every = listed(tether_home())
     found = selected(every, tag or [], state, profile)
     if as_json:
-        echo(json.dumps([each._asdict() for each in found[:limit]]))
+        echo(json.dumps([each.as_json() for each in found[:limit]]))
         return
     from rich.console import Console
 

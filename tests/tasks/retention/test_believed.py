@@ -4,16 +4,19 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from components.base.errors import UserError
 from components.base.hashing import digest_json
 from components.store.store import ArtifactStore
 from flows.models.promotion import promoted
+from flows.reports.runs import listed, print_runs
+from flows.reports.terminal import markdown, print_run
 from tasks.retention.archive import export_run, import_run
 from tasks.retention.needs import needs
 from tasks.runs.status import StatusFile, list_runs, load_status, own_runs
@@ -89,6 +92,11 @@ def test_an_imported_run_is_marked_and_shows_what_it_showed(archive: Path, tmp_p
     import_run(ArtifactStore(home), archive)
     here, there = load_status(home, "r1"), load_status(tmp_path / "other", "r1")
     assert here.imported and not there.imported
+    console = Console(file=StringIO(), width=160)
+    print_run(console, here, simulated=False)
+    print_runs(console, listed(home), 20, 1, home)
+    assert console.file.getvalue().count("imported") == 2  # type: ignore[attr-defined]
+    assert "This run was imported" in markdown(here, simulated=False)
     shown, was = here.as_json()["stages"], there.as_json()["stages"]
     assert [{**each, "gates": []} for each in shown] == [{**each, "gates": []} for each in was]  # type: ignore[union-attr, attr-defined]
     (kl,) = [gate for gate in here.stage("ppo").gates if gate.threshold is not None]
