@@ -58,7 +58,7 @@ def import_run(store: ArtifactStore, path: Path) -> Imported:
     new_run = not has_run(store.home, run)
     if not new_run and finished_file(folder).started != document.started:
         raise UserError(f"{path} is refused, and nothing of it was written: another run {run} is here, in {folder}.")
-    if new_run and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if new_run and (folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))):
         raise UserError(
             f"{path} is not imported, and nothing of it was written: {folder} is there and is no run. Move it away."
         )

@@ -105,6 +105,7 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
         raise ValueError(f"stages: {', '.join(names)} are not stages of this version, each once and in their order")
     if strange := [record.stage for record in records if record.stage not in STAGES]:
         raise ValueError(f"stages: there is a record of {strange[0]}, which is no stage of this version")
+    _check_needed(given, records)
     return RunFile(
         run=given.run,
         profile=given.profile,
@@ -119,6 +120,24 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
         updated=given.updated,
         process={},
     )
+
+
+def _check_needed(given: RunFile, records: list[Record]) -> None:
+    """See that the run rests on each record: else they would stand in the store for keys of other runs.
+
+    Raises:
+        ValueError: it does not, or two are of one artifact.
+    """
+    by_digest = {record.digest: record for record in records}
+    waiting, needed = [digest for stage in given.stages for digest in stage.needs], set[str]()
+    while waiting:
+        digest = waiting.pop()
+        if digest in by_digest and digest not in needed:
+            needed.add(digest)
+            waiting += by_digest[digest].inputs.values()
+    for record in records:
+        if record.digest not in needed or by_digest[record.digest] is not record:
+            raise ValueError(f"stages: the run does not rest on the record of {record.stage} ({record.key[:12]})")
 
 
 def _told(given: RunFile) -> dict[str, dict[str, Threshold]]:

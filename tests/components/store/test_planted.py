@@ -1,5 +1,6 @@
 """Who can write into a store's folder can damage it, but what they put there is neither believed nor waited for."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -8,7 +9,9 @@ import pytest
 
 from components.base.errors import TetherError
 from components.base.files import temporary_beside
+from components.base.process import this_process
 from components.store.folder import LARGEST_READ
+from components.store.leases import holder, leased
 from components.store.records import manifest_text, record_text
 from components.store.retention import YOUNG_SECONDS, collect, read_pins, remove_finished_work, write_pin
 from components.store.store import ArtifactStore, Miss, Record
@@ -170,6 +173,23 @@ def test_a_lock_that_is_a_fifo_holds_nobody_up(store: ArtifactStore, name: str) 
     record = publish(store)
     assert (store.path(record) / "value").read_text() == "1"
     collect(store, lambda: {KEY: {"run r"}})
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("holder_says", [None, "", "[]", "[" * 100_000, "{}", "no pid"])
+def test_a_lease_that_says_nothing_of_its_holder_is_taken_over_like_one_whose_heart_stands_still(
+    tmp_path: Path, holder_says: str | None
+) -> None:
+    held = tmp_path / "k.leases" / "000000001.held"
+    held.parent.mkdir()
+    if holder_says is None:
+        os.mkfifo(held)
+    else:
+        here = {name: value for name, value in this_process().items() if name != "pid"}
+        held.write_text(json.dumps(here) if holder_says == "no pid" else holder_says)
+    assert holder(held.parent) is not None
+    with leased(held.parent, ttl=0.2, beat=0.1, poll=0.02) as lease:
+        assert lease.number == 2 and not lease.is_lost()
 
 
 # -- attempts and temporaries ----------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from rich.console import Console
 
 from components.base.errors import UserError
 from components.base.hashing import digest_json
+from components.store.archive import read_archive
+from components.store.records import manifest_text, record_text
 from components.store.store import ArtifactStore
 from flows.models.promotion import promoted
 from flows.reports.runs import listed, print_runs
@@ -206,6 +208,26 @@ def test_an_imported_run_is_not_the_newest_unless_it_is_named_and_pushes_no_run_
     assert imported
     shutil.rmtree(home / "runs" / "mine")
     assert load_status(home).run == "r1", "there is no other"
+
+
+def test_a_record_that_the_run_does_not_rest_on_is_refused_for_it_would_answer_another_runs_key(
+    archive: Path, tmp_path: Path
+) -> None:
+    read = read_archive(archive)
+    for digest, stage_name in ((None, "reward"), (read.records[0].digest, read.records[0].stage)):
+        template = next(each for each in read.records if digest in (None, each.digest))
+        parts = {"stage": stage_name, "job": {"seed": 7}, "inputs": {}, "source": {}, "libraries": {}}
+        files = template.files if digest else {"other": template.files["value"]}
+        manifest = manifest_text(files).encode()
+        about = {
+            "stage": stage_name, "parts": parts, "job": parts["job"], "inputs": {}, "key": digest_json(parts),
+            "files": files, "digest": digest_json(files),
+        }  # fmt: skip
+        text = record_text(template.model_copy(update=about)).encode()
+        more = edited(archive, f"records/{digest_json(parts)}/1.json", lambda _, text=text: text)  # type: ignore[misc]
+        if digest is None:
+            more = edited(more.rename(tmp_path / "more.tar"), f"objects/{digest_json(files)}", lambda _: manifest)  # noqa: B023
+        refused(more, tmp_path / "home", "does not rest on the record")
 
 
 def test_another_run_of_the_same_id_is_not_taken_for_it(archive: Path, tmp_path: Path) -> None:
