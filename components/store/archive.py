@@ -45,6 +45,7 @@ LARGEST = {
 """All that an archive holds, and the bytes of the largest; None for what is not read into memory."""
 MOST = 256 << 20
 """Bytes that are read into memory in all."""
+MOST_MEMBERS = 200_000
 _CHUNK = 1 << 20
 
 
@@ -91,15 +92,19 @@ def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes]
                 tar.addfile(_member(f"objects/{sha}", (store.objects / sha).stat().st_size), file)
 
 
-def read_archive(path: Path) -> Archive:
+def read_archive(path: Path, room: int | None = None) -> Archive:
     """Read an archive through, and believe it only if everything holds. Nothing is written.
+
+    Args:
+        path: the file.
+        room: bytes that its objects may have in all; None: any number.
 
     Raises:
         UserError: it can't be read, or holds what no export of ours does: then nothing of it is to be trusted.
     """
     try:
         with open_regular(path) as file:
-            return _read(path, file)
+            return _read(path, file, room)
     except (OSError, tarfile.TarError, ValueError, EOFError) as error:
         raise UserError(
             f"{path} can't be read as an export ({type(error).__name__}: {error}), and nothing of it was written. Give "
@@ -149,11 +154,16 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
     return member
 
 
-def _read(path: Path, file: BinaryIO) -> Archive:
+def _read(path: Path, file: BinaryIO, room: int | None) -> Archive:
+    found = list(_members(file))  # all headers, before anything is read for long
+    size = sum(member.size for member, _ in found)
+    if room is not None and size > room:
+        raise TetherError(f"it has {size} bytes, and there is room for {room}")
     files: dict[str, bytes] = {}
     records: dict[str, Record] = {}
     objects: dict[str, tuple[int, int]] = {}
-    for member, begin in _members(file):
+    for member, begin in found:
+        file.seek(begin)
         folder, _, rest = member.name.partition("/")
         if folder == "objects":
             digest = hashlib.sha256()
@@ -176,7 +186,7 @@ def _read(path: Path, file: BinaryIO) -> Archive:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, int]]:
-    """Each member that an export may hold, and where its bytes begin, with the file standing there.
+    """Each member that an export may hold, and where its bytes begin.
 
     The headers are read one by one: `tarfile` itself would read an extended header whole, whatever size it claims, and
     our exports have none.
@@ -191,8 +201,8 @@ def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, int]]:
         member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         begin += tarfile.BLOCKSIZE
         in_memory += _check(member, seen, end - begin)
-        if in_memory > MOST:
-            raise TetherError(f"it holds more than {MOST} bytes beside its objects")
+        if in_memory > MOST or len(seen) > MOST_MEMBERS:
+            raise TetherError(f"it holds more than {MOST} bytes beside its objects, or than {MOST_MEMBERS} members")
         yield member, begin
         begin += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
     rest = file.read(tarfile.RECORDSIZE + 1)

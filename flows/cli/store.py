@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from components.base.errors import UserError
+from components.base.text import line
 from flows.cli import completion
 from flows.cli.command import command, echo
 from flows.environment import tether_home
@@ -38,10 +39,10 @@ def list_(as_json: Json = False) -> None:
         echo(json.dumps({"store": here.place.where, "artifacts": [each._asdict() for each in found]}))
         return
     for each in found:
-        told = f"key {each.key[:12]}{', imported' if each.imported else ''}"
+        told = f"{line(each.run)}  key {each.key[:12]}{', imported' if each.imported else ''}"
         echo(
-            f"{each.stage:<18}{each.digest[:12]}  {_size(each.size):>9}  {each.time[:16]}  {each.run}  "
-            f"{told}\n    kept by {', '.join(each.kept_by) or 'nothing'}"
+            f"{line(each.stage):<18}{each.digest[:12]}  {_size(each.size):>9}  {line(each.time[:16])}  {told}"
+            f"\n    kept by {', '.join(each.kept_by) or 'nothing'}"
         )
     echo(f"{len(found)} artifacts in {here.place.where}. Files that several share are counted in each.")
 
@@ -170,8 +171,8 @@ def _store() -> "ArtifactStore":
 
 def _name(lines: Iterable[str]) -> None:
     lines = list(lines)
-    for line in lines[:NAMED]:
-        echo(line)
+    for each in lines[:NAMED]:
+        echo(line(each))
     if len(lines) > NAMED:
         echo(f"... and {len(lines) - NAMED} more (--json names all)")
 

@@ -12,7 +12,7 @@ from components.gates.judging import Verdict, Waiver
 from components.gates.text import number, outcome, rule
 from components.store.graph import Graph, Node
 from components.store.store import ArtifactStore, Record
-from flows.models.lineage import ChangedOption, changed_options, find_subject, keys_of
+from flows.models.lineage import ChangedOption, changed_options, find_subject, keys_of, own_records
 from tasks.runs.config import run_values
 from tasks.runs.journal import Done, read_done, recorded_paths
 from tasks.runs.status import StageStatus, has_run, list_runs, load_status, own_runs
@@ -183,7 +183,8 @@ def _gather(
     runs: "_Runs",
 ) -> ModelFacts:
     upstream = tuple(graph.upstream([digest]))
-    record = next((each for each in upstream[-1].records if each.run == run), upstream[-1].records[0])
+    records = own_records(upstream[-1])
+    record = next((each for each in records if each.run == run), records[0])
     config = runs.config(record.run)
     status = None if run is None else load_status(home, run)
     stages = {} if status is None else {stage.name: stage for stage in status.stages}

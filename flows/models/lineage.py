@@ -270,9 +270,15 @@ def _node(
         if not took:
             return SourceNode(node.digest, node.names)
         return LostNode(node.digest, node.names, _lost(next((t for t in took if t.run == run), took[-1]), graph))
-    record = next((each for each in node.records if each.run == run), node.records[0])
+    records = own_records(node)
+    record = next((each for each in records if each.run == run), records[0])
     options = changed_options(record, runs.profiles.get(record.run))
     return ArtifactNode(node.digest, node.names, record, options, took[:JUDGED_BY], registered.get(node.digest, ()))
+
+
+def own_records(node: Node) -> Sequence[Record]:
+    """The records of an artifact that were made here; where there are none, the imported ones."""
+    return [each for each in node.records if not each.imported] or node.records
 
 
 def _lost(taken: Judging, graph: Graph) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
+from components.base.text import line
 from components.gates import judging
 from components.gates import text as gate_text
 from components.keys.changes import KeyParts
@@ -206,7 +207,7 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
         word = gate_text.outcome(verdict)
         if word not in ("PASS", "OFF"):
             because = f", waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
-            ctx.say(f"  {word} {verdict.name}: {verdict.text}{because}")
+            ctx.say(f"  {line(f'{word} {verdict.name}: {verdict.text}{because}')}")
 
 
 def _say_if_different(record: Record, ctx: RunContext) -> None:

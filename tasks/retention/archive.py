@@ -1,5 +1,6 @@
 """Runs as files: what an export holds of a run, and how it becomes a run of another home."""
 
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ def import_run(store: ArtifactStore, path: Path) -> Imported:
     Raises:
         UserError: the file doesn't hold, or another run of that id is here; nothing of it was written.
     """
-    archive = read_archive(path)
+    archive = read_archive(path, _room(store))
     document, files = believed_files(archive)
     run, folder = document.run, store.home / "runs" / document.run
     new_run = not has_run(store.home, run)
@@ -70,6 +71,12 @@ def import_run(store: ArtifactStore, path: Path) -> Imported:
                 (temporary / name).parent.mkdir(exist_ok=True)
                 (temporary / name).write_bytes(data)
     return Imported(run, new_run, len(archive.records), len(new_records), len(archive.objects))
+
+
+def _room(store: ArtifactStore) -> int:
+    """Bytes that an archive's objects may have: those that are free, and those of the objects that are here."""
+    folder = next(each for each in (store.objects, *store.objects.parents) if each.is_dir())
+    return shutil.disk_usage(folder).free + sum(entry.size for entry in store.local.entries("objects"))
 
 
 def run_files(folder: Path) -> dict[str, bytes]:

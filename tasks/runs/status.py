@@ -20,6 +20,7 @@ from components.base.errors import TetherError, UserError
 from components.base.process import Process, is_alive, this_process
 from components.gates.judging import Verdict, Waiver
 from components.gates.table import GATES
+from components.store.folder import open_regular
 from tasks.result import State
 from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, replace_json
@@ -321,8 +322,11 @@ def read_file(folder: Path) -> RunFile:
         UserError: it does not hold what Tether writes.
     """
     try:
-        return RunFile.model_validate_json((folder / RUN_FILE).read_text())
-    except ValueError as error:
+        with open_regular(folder / RUN_FILE) as file:
+            return RunFile.model_validate_json(file.read())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{folder / RUN_FILE} is damaged ({str(error).splitlines()[0]}). Restore the file, or move the folder "
             f"{folder} out of {folder.parent}."

@@ -309,3 +309,10 @@ def test_what_was_computed_here_comes_before_an_imported_result_however_new_that
     assert [bool(each.imported) for each in Graph.of(two).node(ours.digest).records] == [False, True]
     assert Graph.of(two).rests_on_import([ours.digest]) is False
     assert admit(read_archive(tmp_path / "x.tar"), two) == []
+
+
+def test_an_archive_that_the_disk_has_no_room_for_is_refused_before_it_is_read(archive):
+    size = archive.stat().st_size
+    assert read_archive(archive, room=size).records
+    with pytest.raises(UserError, match="there is room for 10"):
+        read_archive(archive, room=10)
