@@ -16,6 +16,7 @@ import pytest
 from components.base.hashing import digest_json
 from components.gates.judging import Verdict, Waiver
 from components.gates.text import markdown
+from components.keys.fingerprint import PACKAGES, ROOT
 from components.store.store import ArtifactStore
 from flows.models import lineage_text
 from flows.models.card import card
@@ -196,3 +197,20 @@ def test_a_report_of_an_imported_artifact_that_no_stage_writes_is_one_sentence(
         write_page(tmp_path, run)
     monkeypatch.undo()
     assert "This run was imported" in write_page(tmp_path, run).read_text()
+
+
+def sources() -> list[Path]:
+    return [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+
+
+def test_every_line_of_the_command_line_goes_through_one_echo() -> None:
+    prints = re.compile(r"\btyper\.(echo|secho)\(|\bsys\.std(out|err)\.write\(")
+    found = {path.relative_to(ROOT).as_posix() for path in sources() if prints.search(path.read_text(encoding="utf-8"))}
+    assert found == {"flows/cli/command.py"}
+
+
+def test_every_page_that_is_written_has_a_content_policy() -> None:
+    written = [*sources(), *(ROOT / "flows").rglob("*.html")]
+    pages = [path for path in written if "<!doctype html" in path.read_text(encoding="utf-8").lower()]
+    assert len(pages) >= 3
+    assert [path for path in pages if "Content-Security-Policy" not in path.read_text(encoding="utf-8")] == []
