@@ -130,7 +130,7 @@ class Gone(NamedTuple):
     """Something that goes."""
 
     kind: str
-    """record, object, temporary, view or work."""
+    """record, object, leftover (of a killed writer), view or work."""
     name: str
     size: int
     """Bytes that it frees."""
@@ -193,7 +193,7 @@ def _objects_that_go(place: Place, needed: set[str], freed: set[str], old: float
 def _temporaries(place: Place, old: float) -> list[Gone]:
     """What writers of records and pins left unfinished, of whatever machine, when it is old (`temporary_beside`)."""
     return [
-        Gone("temporary", f"{folder}/{entry.name}", entry.size, place.where)
+        Gone("leftover", f"{folder}/{entry.name}", entry.size, place.where)
         for folder in ("records", "pins")
         for entry in place.entries(folder)
         if _TEMPORARY.fullmatch(entry.name.rpartition("/")[2]) and entry.modified < old

@@ -6,6 +6,7 @@ Terminals obey control characters and rich obeys [markup]; pages could run scrip
 import json
 import logging
 import re
+import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -214,3 +215,20 @@ def test_every_page_that_is_written_has_a_content_policy() -> None:
     pages = [path for path in written if "<!doctype html" in path.read_text(encoding="utf-8").lower()]
     assert len(pages) >= 3
     assert [path for path in pages if "Content-Security-Policy" not in path.read_text(encoding="utf-8")] == []
+
+
+def test_an_imported_record_whose_options_no_stage_has_gives_a_sentence_and_no_export(tmp_path: Path) -> None:
+    from components.base.errors import UserError
+    from flows.models.export import export
+
+    home = tmp_path / "home"
+    hostile_run(home)
+    key = load_status(home, "r1").stage("ppo").key or ""
+    store = ArtifactStore(home)
+    record = store.published(key)[0]
+    job = {**record.job, "generation": {"temperature": "hot"}}
+    shutil.rmtree(store.local.root / "records" / key)
+    store.commit(record.model_copy(update={"job": job, "imported": "2026-01-01"}))
+    with pytest.raises(UserError, match="has no card: an imported record"):
+        export(home, "r1/ppo", tmp_path / "out", allow_failed=True)
+    assert not (tmp_path / "out").exists()
