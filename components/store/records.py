@@ -101,7 +101,7 @@ class Miss:
 
 def attempts_of(names: Iterable[str]) -> list[str]:
     """The files of one key's records among `names`, newest first, without those whose number was not counted up to."""
-    by_number = sorted((attempt_number(name), name) for name in names if ATTEMPT.fullmatch(name))
+    by_number = sorted((number_of(name), name) for name in names if ATTEMPT.fullmatch(name))
     found: list[str] = []
     last = 0
     for number, name in by_number:
@@ -111,7 +111,7 @@ def attempts_of(names: Iterable[str]) -> list[str]:
     return found
 
 
-def attempt_number(name: str) -> int:
+def number_of(name: str) -> int:
     """The attempt in the name of a record's file."""
     return int(name.partition(".")[0].partition("-")[0])
 

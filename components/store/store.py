@@ -25,16 +25,7 @@ from components.store.folder import FolderPlace
 from components.store.leases import Lease, holder, leased
 from components.store.objects import Objects
 from components.store.place import VARIABLE, Place
-from components.store.records import (
-    ATTEMPT,
-    STAGE,
-    Miss,
-    Record,
-    attempt_number,
-    attempts_of,
-    parse_record,
-    record_text,
-)
+from components.store.records import ATTEMPT, STAGE, Miss, Record, attempts_of, number_of, parse_record, record_text
 from components.store.views import view
 
 logger = logging.getLogger(__name__)
@@ -141,7 +132,7 @@ class ArtifactStore:
         """
         self.contents.upload(record.objects.values())
         before()
-        attempt = max((attempt_number(name) for name in self.attempts(record.key)), default=0) + 1
+        attempt = max((number_of(name) for name in self.attempts(record.key)), default=0) + 1
         while True:
             written = record.model_copy(update={"attempt": attempt})
             suffix = "" if self.place.exclusive else f"-{uuid.uuid4().hex[:8]}"
@@ -175,7 +166,7 @@ class ArtifactStore:
                         imported = imported or found
                         continue
                     found = Miss(damage)
-                reasons.append(f"attempt {attempt_number(name)}: {found.reason}")
+                reasons.append(f"attempt {number_of(name)}: {found.reason}")
         if imported is not None:
             self._warn_of_lost_attachments(imported)
             return imported
@@ -245,8 +236,8 @@ class ArtifactStore:
         except (OSError, UnicodeDecodeError) as error:
             return Miss(f"the record does not parse ({type(error).__name__})")
         record = parse_record(text, key)
-        if isinstance(record, Record) and record.attempt != attempt_number(name):
-            return Miss(f"the record says that it is attempt {record.attempt}, its file's name {attempt_number(name)}")
+        if isinstance(record, Record) and record.attempt != number_of(name):
+            return Miss(f"the record says that it is attempt {record.attempt}, its file's name {number_of(name)}")
         return record
 
     def _object(self, sha: str | None) -> Path | None:
