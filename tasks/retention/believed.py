@@ -28,9 +28,9 @@ LATEST = 1e11
 
 
 class _Point(BaseModel):
-    """A line of metrics/<stage>.jsonl."""
+    """A line of metrics/<stage>.jsonl, which is taken over as it is: nothing is converted."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     step: int = Field(ge=0, le=10**12)
     time: int = Field(0, ge=0, le=10**14)
@@ -46,6 +46,9 @@ def believed_files(archive: Archive) -> tuple[RunFile, dict[str, bytes]]:
     Raises:
         UserError: a file is missing, or one says what Tether does not write, or what the records don't.
     """
+    for name in (RUN_FILE, CONFIG):
+        if name not in archive.files:
+            raise UserError(f"{archive.path} is refused, and nothing of it was written: it lacks run/{name}.")
     name = RUN_FILE
     try:
         given = RunFile.model_validate_json(archive.files[RUN_FILE])
@@ -57,8 +60,6 @@ def believed_files(archive: Archive) -> tuple[RunFile, dict[str, bytes]]:
                 _check_points(name, archive.files[name])
         name = RUN_FILE
         document = _believed(given, archive.records, gates)
-    except KeyError as error:
-        raise UserError(f"{archive.path} is refused, and nothing of it was written: it lacks {name}.") from error
     except (ValueError, UserError) as error:
         raise UserError(
             f"{archive.path} is refused, and nothing of it was written: {name}: {_problem(error)}. Ask who sent it to "
@@ -79,12 +80,12 @@ def _check_points(name: str, data: bytes) -> None:
     stage = name.partition("/")[2].removesuffix(".jsonl")
     if stage not in PIPELINE:
         raise ValueError(f"{stage} is no stage")
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
+    # What follows the last line feed is of a writer that was killed, and nobody reads it.
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             _Point.model_validate_json(line)
         except ValidationError as error:
-            if line.endswith(b"\n"):  # else its writer was killed, and nobody reads it
-                raise ValueError(f"row {number}: {_problem(error)}") from error
+            raise ValueError(f"row {number}: {_problem(error)}") from error
 
 
 def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunFile:

@@ -167,7 +167,9 @@ def test_a_config_that_tether_does_not_write_is_refused(archive: Path, tmp_path:
 @pytest.mark.parametrize(
     "data",
     [
-        b"{}\n", b"5\n", b"{\n", b'{"step": 1, "metrics": {"a": "b"}}\n', b'{"step": -1, "metrics": {}}\n',
+        b'{"step": "1", "metrics": {}}\n', b'{"step": 1, "metrics": {"a": "2"}}\n', b'{"step": true, "metrics": {}}\n',
+        b'{\r{"step": 1, "metrics": {}}\n', b"{}\n", b"5\n", b"{\n",
+        b'{"step": 1, "metrics": {"a": "b"}}\n', b'{"step": -1, "metrics": {}}\n',
         b'{"step": 1, "metrics": {}, "more": 1}\n', b'{"step": 1, "time": "x", "metrics": {}}\n',
         b"[" * 100_000 + b"\n",
     ],
@@ -179,6 +181,15 @@ def test_points_that_tether_does_not_write_are_refused_with_their_row(
     changed = edited(archive, "run/metrics/ppo.jsonl", lambda _: whole + data)
     refused(changed, tmp_path / "home", r"metrics/ppo\.jsonl: row 2: ")
     refused(edited(archive, "run/metrics/x.jsonl", lambda _: whole), tmp_path / "home", "no stage")
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml"])
+def test_an_archive_without_a_runs_file_is_refused_and_says_which(archive: Path, tmp_path: Path, name: str) -> None:
+    target = tmp_path / "less.tar"
+    with tarfile.open(archive) as old, tarfile.open(target, "w") as new:
+        for info in (info for info in old if info.name != f"run/{name}"):
+            new.addfile(info, old.extractfile(info))
+    refused(target, tmp_path / "home", f"it lacks run/{name}")
 
 
 def test_what_a_run_json_holds_beside_its_fields_does_not_get_in(archive: Path, tmp_path: Path) -> None:
