@@ -12,7 +12,7 @@ from components.keys.changes import changes
 from components.store.store import ArtifactStore, Miss, Record
 from flows.config.run_config import RunConfig, check_config
 from tasks.runs.config import run_values
-from tasks.runs.status import RunStatus, list_runs, load_status
+from tasks.runs.status import RunStatus, list_runs, load_status, own_runs
 from tasks.stages import PIPELINE, STAGES
 
 SOURCES = ("data.preferences", "data.demonstrations", "data.prompts", "data.hub", "sft.base")
@@ -42,7 +42,7 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
     Args:
         home: the `TETHER_HOME`.
         stage: the first one that is computed again.
-        run: the only one that will do.
+        run: the only one that will do; an imported run is never chosen unless it is named here.
         config: if given, a run's config must agree with it on all that comes before `stage`.
 
     Raises:
@@ -52,8 +52,10 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
     before = earlier_stages(stage)
     if run is None and not list_runs(home):
         load_status(home)  # says how to start one
+    if run is None and not own_runs(home):
+        raise UserError(f"rerun {stage}: every run here was imported. Name the one that you trust with --from RUN.")
     unfit: dict[str, str] = {}
-    for name in [run] if run is not None else list_runs(home):
+    for name in [run] if run is not None else own_runs(home):  # an imported run has to be named
         status = load_status(home, name)
         values = run_values(home, name)
         try:

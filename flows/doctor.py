@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from components.base.errors import TetherError
 from components.base.redaction import redacted
+from components.base.text import plain
 from components.models.runtime import Runtime, has_cuda
 from components.store.store import ArtifactStore
 from flows.data.pretrained import MODELS, model_folder
@@ -64,7 +65,7 @@ def print_findings(findings: Sequence[Finding]) -> bool:
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for level, what, text in findings:
-        table.add_row(Text(level, {"ok": "green", "note": "yellow", "fail": "red"}[level]), what, Text(text))
+        table.add_row(Text(level, {"ok": "green", "note": "yellow", "fail": "red"}[level]), what, Text(plain(text)))
     Console().print(table)
     return all(each.level != "fail" for each in findings)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from components.base.errors import TetherError
 from components.base.redaction import redact_logs
+from components.base.text import plain
 
 PACKAGES = ("flows", "tasks", "components", "data_contracts")
 
@@ -25,8 +26,16 @@ def prepare_environment(home: Path) -> None:
     # Whatever level Prefect gives the root logger, our own warnings are said.
     for package in PACKAGES:
         logging.getLogger(package).setLevel(logging.WARNING)
+    logging.setLogRecordFactory(_LogRecord)
     # It sets its level to INFO when imported, and tells of every temporary folder; a filter stays.
     logging.getLogger("great_expectations.data_context.types.base").addFilter(_warnings_only)
+
+
+class _LogRecord(logging.LogRecord):
+    """A log record whose text commands no terminal: it may name what others wrote."""
+
+    def getMessage(self) -> str:
+        return plain(super().getMessage())
 
 
 def _warnings_only(record: logging.LogRecord) -> bool:

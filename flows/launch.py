@@ -175,7 +175,8 @@ def scoring(home: Path, run: str | None, sheet: Path, waivers: Sequence[Waiver] 
         home,
         status.run,
         config.gates,
-        waivers=[*status.waivers, *waivers],  # what was waived in this run still is
+        # What was waived in this run still is, if somebody here has done it.
+        waivers=[*([] if status.imported else status.waivers), *waivers],
         pools=config.pools,
         profile=status.profile,
         project=config.project,
@@ -269,4 +270,4 @@ def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -
 
 def is_simulated(home: Path, run: str) -> bool:
     """Whether a run's data are the built-in task's."""
-    return group(run_values(home, run), "data")["preferences"] is None
+    return group(run_values(home, run), "data").get("preferences", "") is None

@@ -8,6 +8,7 @@ from pathlib import Path
 from components.base.errors import UserError
 from components.base.files import whole_folder
 from components.data.hub import resolve_source
+from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from data_contracts.rows.gather import look_at
 from flows.config.run_config import RunConfig
@@ -98,7 +99,11 @@ def _previous(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dic
         return {}
     if "reward" in taken:
         digests = {name: taken["reward"].inputs[name] for name in PREVIOUS if name in taken["reward"].inputs}
-        return {name: Input(digest=digest, path=Path(name), stored=True) for name, digest in digests.items()}
+        imported = Graph.of(ArtifactStore(home)).rests_on_import(digests.values())
+        return {
+            name: Input(digest=digest, path=Path(name), stored=True, imported=imported)
+            for name, digest in digests.items()
+        }
     return find_previous(config.reward.refresh.from_run, home)
 
 
@@ -127,9 +132,14 @@ def find_previous(run: str, home: Path) -> dict[str, Input]:
             f"got past reward (`tether status RUN` shows how far one got)."
         )
     wanted = dict(zip(PREVIOUS, (reward, data), strict=True))
+    imported = Graph.of(store).rests_on_import(wanted.values())
     if store.home.resolve() == home.resolve():
-        return {name: Input(digest=digest, path=store.path(digest), stored=True) for name, digest in wanted.items()}
-    return {name: Input.of(_brought_here(store.path(digest), home)) for name, digest in wanted.items()}
+        return {
+            name: Input(digest=digest, path=store.path(digest), stored=True, imported=imported)
+            for name, digest in wanted.items()
+        }
+    found = {name: Input.of(_brought_here(store.path(digest), home)) for name, digest in wanted.items()}
+    return {name: given.model_copy(update={"imported": imported}) for name, given in found.items()}
 
 
 def _brought_here(artifact: Path, home: Path) -> Path:

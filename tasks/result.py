@@ -34,6 +34,8 @@ class Input(Settings):
     """An artifact of this home's store."""
     lineage: dict[str, str] = Field(default_factory=dict)
     """Digest of everything that it was made from, by input name."""
+    imported: bool = False
+    """Whether an imported record stands for it, or for anything that it was made from in this run."""
 
     @classmethod
     def of(cls, path: Path) -> "Input":
@@ -78,10 +80,17 @@ class StageResult:
         """The stage as the pipeline shows it."""
         return self.stage.shown
 
+    @property
+    def imported(self) -> bool:
+        """Whether another home's word stands for this, or for anything that it was made from in this run."""
+        return bool(self.record.imported) or any(given.imported for given in self.inputs.values())
+
     def as_input(self, name: str) -> Input:
         """This artifact as what a later stage calls `name`."""
-        lineage = lineage_of(self.inputs.values())
-        return Input(name=name, digest=self.digest, path=self.path, stage=self.name, stored=True, lineage=lineage)
+        return Input(
+            name=name, digest=self.digest, path=self.path, stage=self.name, stored=True,
+            lineage=lineage_of(self.inputs.values()), imported=self.imported,
+        )  # fmt: skip
 
 
 def lineage_of(inputs: Collection[Input]) -> dict[str, str]:

@@ -35,7 +35,7 @@ class Verdict(Settings):
     metric: str
     value: float | None
     """The metric, or None where it is missing, NaN or infinite (which fails)."""
-    op: str
+    op: Op
     threshold: Threshold
     """None: the gate is off."""
     passed: bool

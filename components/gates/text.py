@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from components.base.text import markdown as words
 from components.gates.judging import Verdict
 
 
@@ -21,9 +22,9 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
     lines = ["| gate | outcome | metric | value | rule | what it asks |", "|---|---|---|---|---|---|"]
     for verdict in verdicts:
         why = f" Waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
-        about = verdict.description + why
-        cells = (verdict.name, outcome(verdict), verdict.metric, number(verdict.value), rule(verdict), about)
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        about, name, metric = words(verdict.description + why), words(verdict.name), words(verdict.metric)
+        cells = (name, outcome(verdict), metric, number(verdict.value), rule(verdict), about)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

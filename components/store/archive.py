@@ -1,25 +1,43 @@
 """A run as one file: an uncompressed tar of its own files, the records it rests on, and their objects.
 
 The same run gives the same bytes: members are sorted, without times, owners or attempt numbers. A reader believes
-nothing of it before every name and every sha256 was checked, and writes nothing before that.
+nothing of it before every name and every sha256 was checked, and writes nothing before that. None of that tells who
+made it: a record that is taken over says that it was imported.
 """
 
 import hashlib
 import io
+import json
+import math
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from components.base.errors import TetherError, UserError
 from components.base.files import replacing
-from components.store.records import ATTEMPT, KEY, SHA, Miss, Record, check_names, parse_record, record_text
+from components.base.hashing import digest_json
+from components.base.nested import check_depth
+from components.store.folder import open_regular
+from components.store.records import SHA, STAGE, Miss, Record, check_names, parse_record, record_text
 from components.store.store import ArtifactStore
 
-MEMBER = re.compile(rf"run/[\w.-]+(/[\w.-]+)?|records/{KEY.pattern}/{ATTEMPT.pattern}|objects/{SHA.pattern}", re.ASCII)
-SMALL = 64 << 20
-"""Bytes of the largest member that is no object; it is read into memory."""
+RUN = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+"""A run's id, as an archive may give it."""
+LARGEST = {
+    re.compile(r"run/run\.json"): 4 << 20,
+    re.compile(r"run/config\.yaml"): 256 << 10,
+    re.compile(rf"run/metrics/{STAGE.pattern}\.jsonl"): 64 << 20,
+    re.compile(rf"records/{SHA.pattern}/1\.json"): 16 << 20,
+    re.compile(rf"objects/{SHA.pattern}"): None,
+}
+"""All that an archive holds, and the bytes of the largest; None for what is not read into memory."""
+MOST = 256 << 20
+"""Bytes that are read into memory in all."""
+MOST_MEMBERS = 200_000
 _CHUNK = 1 << 20
 
 
@@ -31,16 +49,15 @@ class Archive:
     files: Mapping[str, bytes]
     """The run's own files: relative path to bytes."""
     records: list[Record]
-    objects: list[str]
-    """sha256 of each."""
+    objects: Mapping[str, tuple[int, int]]
+    """sha256 of each, to where in the file its bytes begin, and how many there are."""
 
     def chunks(self, sha: str) -> Iterator[bytes]:
         """An object's bytes."""
-        with tarfile.open(self.path, "r:") as tar:
-            file = tar.extractfile(f"objects/{sha}")
-            assert file is not None
-            while data := file.read(_CHUNK):
-                yield data
+        begin, size = self.objects[sha]
+        with open_regular(self.path) as file:
+            file.seek(begin)
+            yield from _chunks(file, size)
 
 
 def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes], records: Iterable[Record]) -> None:
@@ -49,11 +66,11 @@ def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes]
     Raises:
         TetherError: an object of a record is missing or damaged.
     """
-    numbered = sorted((record.model_copy(update={"attempt": 1}) for record in records), key=lambda record: record.key)
+    numbered = sorted(map(_as_exported, records), key=lambda record: record.key)
     small = {f"run/{name}": data for name, data in files.items()}
     small |= {f"records/{record.key}/1.json": record_text(record).encode() for record in numbered}
     objects = {sha: (record, name) for record in numbered for name, sha in record.objects.items()}
-    with replacing(target) as temporary, tarfile.open(temporary, "w:", format=tarfile.PAX_FORMAT) as tar:
+    with replacing(target) as temporary, tarfile.open(temporary, "w:", format=tarfile.GNU_FORMAT) as tar:
         for name, data in sorted(small.items()):
             tar.addfile(_member(name, len(data)), io.BytesIO(data))
         for sha, (record, name) in sorted(objects.items()):
@@ -66,23 +83,35 @@ def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes]
                 tar.addfile(_member(f"objects/{sha}", (store.objects / sha).stat().st_size), file)
 
 
-def read_archive(path: Path) -> Archive:
+def read_archive(path: Path, room: int | None = None) -> Archive:
     """Read an archive through, and believe it only if everything holds. Nothing is written.
+
+    Args:
+        path: the file.
+        room: bytes that its objects may have in all; None: any number.
 
     Raises:
         UserError: it can't be read, or holds what no export of ours does: then nothing of it is to be trusted.
     """
     try:
-        with tarfile.open(path, "r:") as tar:
-            return _read(path, tar)
+        with open_regular(path) as file:
+            return _read(path, file, room)
     except (OSError, tarfile.TarError, ValueError, EOFError) as error:
-        raise UserError(f"{path} can't be read as an export ({type(error).__name__}: {error}).") from error
+        raise UserError(
+            f"{path} can't be read as an export ({type(error).__name__}: {error}), and nothing of it was written. Give "
+            f"a file that `tether store export` wrote, uncompressed."
+        ) from error
     except TetherError as error:
-        raise UserError(f"{path} is refused, and nothing of it was written: {error}.") from error
+        raise UserError(
+            f"{path} is refused, and nothing of it was written: {error}. Ask who sent it to export the run again, "
+            f"and see that the file arrives unchanged."
+        ) from error
 
 
 def admit(archive: Archive, store: ArtifactStore) -> list[Record]:
     """Put an archive's objects and records into the store; what is there stays. Returns the records that are new.
+
+    A record that is new says that it was imported: `ArtifactStore.lookup` takes one that was computed here before it.
 
     Raises:
         UserError: the file changed since it was read.
@@ -93,17 +122,21 @@ def admit(archive: Archive, store: ArtifactStore) -> list[Record]:
         for sha in archive.objects:
             if store.contents.problem(sha) is not None and not store.contents.receive(sha, archive.chunks(sha)):
                 raise UserError(f"{archive.path} changed while it was read; import it again.")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
         for record in archive.records:
-            if isinstance(store.lookup(record.key), Miss) or not any(
-                _same(record, other) for other in store.published(record.key)
-            ):
-                new.append(store.commit(record))
+            if not any(_same(record, other) for other in store.published(record.key)):
+                new.append(store.commit(record.model_copy(update={"imported": now})))
     return new
+
+
+def _as_exported(record: Record) -> Record:
+    """Return a record without what only this home knows."""
+    return record.model_copy(update={"attempt": 1, "imported": ""})
 
 
 def _same(one: Record, other: Record) -> bool:
     """Whether two records say the same, whichever attempt each is (as text: NaN isn't equal to itself)."""
-    return record_text(one.model_copy(update={"attempt": 1})) == record_text(other.model_copy(update={"attempt": 1}))
+    return record_text(_as_exported(one)) == record_text(_as_exported(other))
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
@@ -112,48 +145,113 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
     return member
 
 
-def _read(path: Path, tar: tarfile.TarFile) -> Archive:
+def _read(path: Path, file: BinaryIO, room: int | None) -> Archive:
+    found = list(_members(file))  # all headers, before anything is read for long
+    size = sum(member.size for member, _ in found)
+    if room is not None and size > room:
+        raise TetherError(f"it has {size} bytes, and there is room for {room}")
     files: dict[str, bytes] = {}
     records: dict[str, Record] = {}
-    objects: dict[str, None] = {}
-    seen: set[str] = set()
-    for member in tar:
-        _check(member, seen)
+    objects: dict[str, tuple[int, int]] = {}
+    for member, begin in found:
+        file.seek(begin)
         folder, _, rest = member.name.partition("/")
-        content = tar.extractfile(member)
-        assert isinstance(content, io.BufferedReader)
         if folder == "objects":
-            if (digest := hashlib.file_digest(content, "sha256").hexdigest()) != rest:
-                raise TetherError(f"the object {rest[:12]} is damaged (its sha256 is {digest[:12]})")
-            objects[rest] = None
-        elif folder == "run":
-            files[rest] = content.read()
+            digest = hashlib.sha256()
+            for chunk in _chunks(file, member.size):
+                digest.update(chunk)
+            if digest.hexdigest() != rest:
+                raise TetherError(f"the object {rest[:12]} is damaged (its sha256 is {digest.hexdigest()[:12]})")
+            objects[rest] = (begin, member.size)
+            continue
+        data = b"".join(_chunks(file, member.size))
+        if folder == "run":
+            files[rest] = data
         else:
             key = rest.partition("/")[0]
-            record = parse_record(content.read().decode(), key)
-            if isinstance(record, Miss) or key in records:
-                raise TetherError(f"{member.name}: {record.reason if isinstance(record, Miss) else 'a second record'}")
-            records[key] = record
-    if not seen:
+            records[key] = _record(member.name, data, key)
+    if not files and not records:
         raise TetherError("it is empty")
     _check_complete(records.values(), objects)
-    return Archive(path, files, list(records.values()), list(objects))
+    return Archive(path, files, list(records.values()), objects)
 
 
-def _check(member: tarfile.TarInfo, seen: set[str]) -> None:
-    check_names([member.name])
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
+def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Each member that an export may hold, and where its bytes begin.
+
+    The headers are read one by one: `tarfile` itself would read an extended header whole, whatever size it claims, and
+    our exports have none.
+    """
+    end = file.seek(0, io.SEEK_END)
+    begin, seen, in_memory = 0, set[str](), 0
+    while True:
+        file.seek(begin)
+        block = file.read(tarfile.BLOCKSIZE)
+        if block == bytes(tarfile.BLOCKSIZE):
+            break
+        member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        begin += tarfile.BLOCKSIZE
+        in_memory += _check(member, seen, end - begin)
+        if in_memory > MOST or len(seen) > MOST_MEMBERS:
+            raise TetherError(f"it holds more than {MOST} bytes beside its objects, or than {MOST_MEMBERS} members")
+        yield member, begin
+        begin += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    rest = file.read(tarfile.RECORDSIZE + 1)
+    if len(rest) > tarfile.RECORDSIZE or rest.strip(b"\0"):
+        raise TetherError("something follows its end")
+
+
+def _check(member: tarfile.TarInfo, seen: set[str], left: int) -> int:
+    """See that a member is one that an export may hold, of a size that the file has; returns what of it is read."""
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
         raise TetherError(f"{member.name!r} is no plain file")
-    if not MEMBER.fullmatch(member.name):
-        raise TetherError(f"{member.name!r} is nothing that an export holds")
+    check_names([member.name])
+    largest = next((size for name, size in LARGEST.items() if name.fullmatch(member.name)), -1)
+    if largest == -1:
+        raise TetherError(f"{member.name!r} is nothing that an export of this version holds")
     if member.name in seen:
         raise TetherError(f"{member.name!r} is in it twice")
-    if member.size > SMALL and not member.name.startswith("objects/"):
-        raise TetherError(f"{member.name!r} has {member.size} bytes")
+    if not 0 <= member.size <= left:
+        raise TetherError(f"{member.name!r} claims {member.size} bytes, and {left} are left in the file")
+    if largest is not None and member.size > largest:
+        raise TetherError(f"{member.name!r} has {member.size} bytes, more than the {largest} that it may have")
     seen.add(member.name)
+    return 0 if largest is None else member.size
 
 
-def _check_complete(records: Iterable[Record], objects: Mapping[str, None]) -> None:
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (data := file.read(min(size, _CHUNK))):
+        size -= len(data)
+        yield data
+
+
+def _record(name: str, data: bytes, key: str) -> Record:
+    """Return the record in a member, looked at as closely as can be without the stage's code."""
+    try:
+        text = data.decode()
+        check_depth(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise TetherError(f"{name}: the record does not parse ({error})") from error
+    record = parse_record(text, key)
+    if isinstance(record, Miss):
+        raise TetherError(f"{name}: {record.reason}")
+    if digest_json(record.parts) != key:
+        raise TetherError(f"{name}: the key is not the digest of its parts")
+    told = {"stage": record.stage, "job": record.job, "inputs": record.inputs}
+    if differing := [part for part, value in told.items() if record.parts.get(part, type(value)()) != value]:
+        raise TetherError(f"{name}: {' and '.join(differing)} is not what its key was made of")
+    if not STAGE.fullmatch(record.stage):
+        raise TetherError(f"{name}: the stage {record.stage!r} is no stage's name")
+    if strange := [digest for digest in record.inputs.values() if not SHA.fullmatch(digest)]:
+        raise TetherError(f"{name}: the input {strange[0]!r} is no sha256")
+    if record.imported or record.attempt != 1 or (record.run and not RUN.fullmatch(record.run)):
+        raise TetherError(f"{name}: run, attempt or imported is not what an export says")
+    if not (math.isfinite(record.seconds) and record.seconds >= 0):
+        raise TetherError(f"{name}: it took {record.seconds} seconds")
+    return record
+
+
+def _check_complete(records: Iterable[Record], objects: Mapping[str, object]) -> None:
     strangers = set(objects)
     for record in records:
         for name, sha in record.objects.items():

@@ -5,14 +5,18 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from components.base.files import replacing, sync, temporary_beside
 from components.store.place import Entry
 
 _CHUNK = 1 << 20
+LARGEST_READ = 64 << 20
+"""Bytes of the largest file that `read` takes into memory: a record or a pin has some kilobytes."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -38,15 +42,20 @@ class FolderPlace:
 
     def size(self, name: str) -> int | None:
         try:
-            return (self.root / name).stat().st_size
+            info = (self.root / name).stat()
         except OSError:
             return None
+        return info.st_size if stat.S_ISREG(info.st_mode) else None
 
     def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+        with open_regular(self.root / name) as file:
+            data = file.read(LARGEST_READ + 1)
+        if len(data) > LARGEST_READ:
+            raise OSError(errno.EFBIG, f"it has more than {LARGEST_READ} bytes", str(self.root / name))
+        return data
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        with (self.root / name).open("rb") as file:
+        with open_regular(self.root / name) as file:
             while data := file.read(_CHUNK):
                 yield data
 
@@ -86,7 +95,7 @@ class FolderPlace:
     def using(self) -> Iterator[None]:
         """A shared lock on the folder. It dies with its process. Where there can be none, nobody can collect."""
         try:
-            file = (self.root / ".lock").open("a")
+            file = open_lock(self.root / ".lock")
         except OSError:
             yield
             return
@@ -98,7 +107,7 @@ class FolderPlace:
     def collecting(self) -> Iterator[float]:
         """An exclusive lock on the folder: waits for those who use it, and they wait for us."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("a") as file:
+        with open_lock(self.root / ".lock") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield time.time()
 
@@ -127,3 +136,21 @@ class FolderPlace:
             return False
         target.chmod(0o444)
         return True
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading; a FIFO that nobody writes to, or a device, would never end.
+
+    Raises:
+        OSError: it can't be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def open_lock(path: Path) -> BinaryIO:
+    """Open a file to lock it, made where it is missing; one that is a FIFO does not hold us up."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666), "rb")

@@ -20,7 +20,7 @@ class Node(NamedTuple):
     names: tuple[str, ...]
     """What those who read it call it (`data`, `sft`, `preferences`)."""
     records: tuple[Record, ...]
-    """Newest first: one artifact may be the result of several keys. None for an external input."""
+    """Newest first, imported ones last: one artifact may be the result of several keys. None for an external input."""
 
 
 class Graph:
@@ -32,7 +32,7 @@ class Graph:
         self._records: dict[str, list[Record]] = defaultdict(list)
         self._names: dict[str, set[str]] = defaultdict(set)
         self._readers: dict[str, set[str]] = defaultdict(set)
-        for record in sorted(records, key=lambda each: (each.started, each.attempt), reverse=True):
+        for record in sorted(records, key=lambda each: (not each.imported, each.started, each.attempt), reverse=True):
             self._records[record.digest].append(record)
             for name, digest in record.inputs.items():
                 self._names[digest].add(name)
@@ -79,6 +79,10 @@ class Graph:
         found = self._walk(digests, lambda digest: sorted(self._readers.get(digest, ())))
         return [self.node(digest) for digest in reversed(found)]
 
+    def rests_on_import(self, digests: Iterable[str]) -> bool:
+        """Whether only an imported record stands for one of `digests`, or for anything that it was made of."""
+        return any(node.records and node.records[0].imported for node in self.upstream(digests))
+
     def inputs(self, digest: str) -> dict[str, str]:
         """Name to digest of what an artifact was made of; of its newest record."""
         records = self._records.get(digest)
@@ -89,14 +93,16 @@ class Graph:
 
     @staticmethod
     def _walk(digests: Iterable[str], following: Callable[[str], list[str]]) -> list[str]:
-        """Depth first, a node after all that follow it."""
+        """Depth first, a node after all that follow it. Forged records may name each other in a circle."""
         done: dict[str, None] = {}
+        begun: set[str] = set()
         stack = [(digest, False) for digest in reversed(list(digests))]
         while stack:
             digest, left = stack.pop()
             if left:
                 done.setdefault(digest)
-            elif digest not in done:
+            elif digest not in begun:
+                begun.add(digest)
                 stack.append((digest, True))
                 stack += [(each, False) for each in following(digest) if each not in done]
         return list(done)

@@ -25,6 +25,7 @@ from pathlib import Path
 from components.base.errors import LeaseLost
 from components.base.files import sweep, temporary_beside
 from components.base.process import Process, is_dead, this_process
+from components.store.folder import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ TTL_SECONDS = 60.0
 """A holder that can't be seen from here and whose heartbeat stands still for so long is taken to be dead."""
 BEAT_SECONDS = 5.0
 POLL_SECONDS = 0.5
+_LONGEST = 1 << 16
+"""Bytes that are read of who holds a lock."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Lease:
         """Whether somebody else has taken the lock over."""
         try:
             # Opening asks the server even where a listing comes from an NFS client's cache; who takes over removes it.
-            os.close(os.open(self.file, os.O_RDONLY))
+            os.close(os.open(self.file, os.O_RDONLY | os.O_NONBLOCK))
             return _highest(self.folder) > self.number
         except OSError as error:
             return error.errno in (errno.ENOENT, errno.ESTALE)  # anything else is an outage, which tells nothing
@@ -140,8 +143,11 @@ class _Watch:
         if number == 0 or (folder / _name(number, "free")).exists():
             return True
         try:
-            with held.open("rb") as file:  # opened, so that an NFS client asks the server
-                beat = os.fstat(file.fileno()).st_mtime_ns
+            descriptor = os.open(held, os.O_RDONLY | os.O_NONBLOCK)  # opened, so that an NFS client asks the server
+            try:
+                beat = os.fstat(descriptor).st_mtime_ns
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
             return False  # given back, or taken over, in this moment: look again
         now = time.monotonic()
@@ -202,10 +208,12 @@ def _beat(lease: Lease, done: threading.Event, every: float) -> None:
 def _read(file: Path) -> Process | None:
     """Who holds it; None where the file is gone or says nothing that can be understood."""
     try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
+        with open_regular(file) as held:
+            found = json.loads(held.read(_LONGEST))
+    except (OSError, ValueError, RecursionError):
         return None
-    return Process(**found) if isinstance(found, dict) else None
+    told = isinstance(found, dict) and isinstance(found.get("pid"), int) and isinstance(found.get("started"), str)
+    return Process(**found) if told else None
 
 
 def _name(number: int, state: str) -> str:

@@ -4,6 +4,8 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -44,6 +46,7 @@ class Objects:
     def write_manifest(self, files: Mapping[str, str]) -> str:
         """Make an artifact of files; returns its digest."""
         digest = digest_json(dict(files))
+        self._make_room(digest)
         with self._local.writing(f"objects/{digest}") as temporary:
             temporary.write_text(canonical_json(dict(files)))
         return digest
@@ -60,7 +63,7 @@ class Objects:
             self._distrusted.discard(sha)
 
     def problem(self, sha: str) -> str | None:
-        """`missing`, `damaged` or None, and then store/objects has it, read through by this process."""
+        """What is wrong with an object, or None: then store/objects has it, read through by this process."""
         here = self._problem_here(sha)
         if self._shared is None:
             return here
@@ -81,6 +84,7 @@ class Objects:
             TetherError: the disk is full or can't be written.
         """
         digest = hashlib.sha256()
+        self._make_room(sha)
         try:
             with contextlib.suppress(_Damaged), self._local.writing(f"objects/{sha}") as temporary:
                 with temporary.open("wb") as file:
@@ -110,7 +114,9 @@ class Objects:
         """The same of store/objects alone; a file seen whole by this process is read again only if it changed."""
         path = self.folder / sha
         try:
-            info = path.stat()
+            info = path.lstat()
+            if not stat.S_ISREG(info.st_mode):  # a link leads elsewhere tomorrow, a FIFO never ends
+                return "not a regular file"
             mark = (info.st_ino, info.st_size, info.st_mtime_ns)
             if self._verified.get(sha) != mark:
                 if digest_file(path) != sha:
@@ -120,11 +126,18 @@ class Objects:
             return "missing"
         return None
 
+    def _make_room(self, sha: str) -> None:
+        """Remove a folder of an object's name: a file is not renamed over it."""
+        path = self.folder / sha
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+
     def _adopt(self, path: Path, sha: str) -> None:
         """Move a file into the objects."""
         os.utime(path)  # its age there counts from now
         path.chmod(0o444)
         sync(path)
+        self._make_room(sha)
         try:
             # Replaces an object of that name too: the old one may be the damaged one that made us compute.
             os.replace(path, self.folder / sha)

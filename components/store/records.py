@@ -31,6 +31,9 @@ STAGE = re.compile(r"[a-z0-9_.]{1,64}")
 ATTEMPT = re.compile(rf"([1-9][0-9]{{0,8}})(-[0-9a-f]{{8}})?(?:\.({STAGE.pattern}))?\.json")
 """A record's file: its attempt and its stage, so that a stage's records are found by name (older ones, and those of an
 export, name none). The part after the hyphen stands where the file system can't refuse a name that is there."""
+GAP = 1000
+"""Numbers of attempts rise by one. One that is so far above the others was not given by `ArtifactStore.commit`, and if
+it counted, the next one might be too long to be a record's."""
 
 
 @with_config(ConfigDict(extra="allow"))
@@ -75,6 +78,8 @@ class Record(Settings):
     """Computing time of the process that finished it (a resumed stage: since the resume)."""
     attempt: int = 0
     """1 for the first record of a key."""
+    imported: str = ""
+    """When it was imported (UTC, ISO 8601): another home says that it computed it. Empty where this home did."""
 
     @property
     def machine(self) -> dict[str, object]:
@@ -95,9 +100,27 @@ class Miss:
     reason: str
 
 
+def attempts_of(names: Iterable[str]) -> list[str]:
+    """The files of one key's records among `names`, newest first, without those whose number was not counted up to."""
+    by_number = sorted((number_of(name), name) for name in names if ATTEMPT.fullmatch(name))
+    found: list[str] = []
+    last = 0
+    for number, name in by_number:
+        if number > last + GAP:
+            break
+        found, last = [name, *found], number
+    return found
+
+
+def number_of(name: str) -> int:
+    """The attempt in the name of a record's file."""
+    return int(name.partition(".")[0].partition("-")[0])
+
+
 def record_text(record: Record) -> str:
     """A record as its file holds it: the fields, and their sha256."""
-    body = json.loads(record.model_dump_json())
+    # Earlier versions, which may share the store, read no record with a field that they don't know.
+    body = json.loads(record.model_dump_json(exclude=None if record.imported else {"imported"}))
     return json.dumps({"record": body, "sha256": digest_json(body)}, indent=1)
 
 
@@ -119,6 +142,8 @@ def parse_record(text: str, key: str) -> Record | Miss:
         return Miss("the record is of another key")
     if digest_json(record.files) != record.digest:
         return Miss("the record's digest is not that of its files")
+    if "/" in record.run or record.run.startswith("."):
+        return Miss("the record is not to be trusted: its run is no run's id")
     return record
 
 

@@ -7,6 +7,7 @@ then seen to need it, or comes after us and computes.
 
 import contextlib
 import json
+import re
 import shutil
 import time
 from collections import defaultdict
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.store.place import Place
-from components.store.records import ATTEMPT, KEY, Miss, Record, check_names
+from components.store.records import ATTEMPT, KEY, Miss, Record, attempts_of, check_names
 from components.store.store import ArtifactStore
 from components.store.views import alone
 
@@ -25,6 +26,8 @@ YOUNG_SECONDS = 3600.0
 using them."""
 WORK_SECONDS = 24 * 3600.0
 """A work folder that no kept run wants stays this long after its last change."""
+
+_TEMPORARY = re.compile(r"\..*\.tmp", re.DOTALL)
 
 Needs = Mapping[str, set[str]]
 """Maps an artifact's key or digest to the runs, pins and models that need it."""
@@ -53,11 +56,17 @@ class Stored(NamedTuple):
 
 def stored(store: ArtifactStore, place: Place) -> list[Stored]:
     """Every record's file of a place; files of other names are none."""
-    found = []
+    by_key: dict[str, dict[str, int]] = defaultdict(dict)
     for entry in place.entries("records"):
         key, _, name = entry.name.partition("/")
         if ATTEMPT.fullmatch(name):
-            found.append(Stored(place, key, name, entry.size, store.read(key, name, place)))
+            by_key[key][name] = entry.size
+    found = []
+    for key, files in by_key.items():
+        counted = attempts_of(files)
+        for name, size in files.items():
+            planted = Miss("the number of its attempt is far above the others': Tether did not write it")
+            found.append(Stored(place, key, name, size, store.read(key, name, place) if name in counted else planted))
     return found
 
 
@@ -121,7 +130,7 @@ class Gone(NamedTuple):
     """Something that goes."""
 
     kind: str
-    """record, object, view or work."""
+    """record, object, leftover (of a killed writer), view or work."""
     name: str
     size: int
     """Bytes that it frees."""
@@ -154,6 +163,7 @@ def collect(
         gone = [Gone("record", each.path, each.size, p.where) for p in swept for each in needless if each.place is p]
         for place in swept:
             gone += _objects_that_go(place, _objects(kept), _objects(needless), now[place.where] - YOUNG_SECONDS)
+            gone += _temporaries(place, now[place.where] - YOUNG_SECONDS)
         if not dry_run:
             by_name = {place.where: place for place in swept}
             for each in gone:
@@ -172,6 +182,16 @@ def _objects_that_go(place: Place, needed: set[str], freed: set[str], old: float
         Gone("object", f"objects/{entry.name}", entry.size, place.where)
         for entry in place.entries("objects")
         if entry.name not in needed and (entry.name in freed or entry.modified < old)
+    ]
+
+
+def _temporaries(place: Place, old: float) -> list[Gone]:
+    """What writers of records and pins left unfinished, of whatever machine, when it is old (`temporary_beside`)."""
+    return [
+        Gone("leftover", f"{folder}/{entry.name}", entry.size, place.where)
+        for folder in ("records", "pins")
+        for entry in place.entries(folder)
+        if _TEMPORARY.fullmatch(entry.name.rpartition("/")[2]) and entry.modified < old
     ]
 
 
@@ -214,7 +234,10 @@ def remove_finished_work(store: ArtifactStore) -> None:
         UserError: the store that `TETHER_STORE` names can't be asked.
     """
     for path in _work_folders(store):
-        recorded = max((entry.modified for entry in store.place.entries(f"records/{path.name}")), default=None)
+        # Not what a killed writer left unfinished there: it is no record.
+        entries = store.place.entries(f"records/{path.name}")
+        counted = attempts_of(entry.name for entry in entries)
+        recorded = max((entry.modified for entry in entries if entry.name in counted), default=None)
         if recorded is None:
             continue
         with store.if_free(path.name) as free:

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,7 @@ from components.store.folder import FolderPlace
 from components.store.leases import Lease, holder, leased
 from components.store.objects import Objects
 from components.store.place import VARIABLE, Place
-from components.store.records import ATTEMPT, STAGE, Miss, Record, parse_record, record_text
+from components.store.records import ATTEMPT, STAGE, Miss, Record, attempts_of, number_of, parse_record, record_text
 from components.store.views import view
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class ArtifactStore:
         """
         self.contents.upload(record.objects.values())
         before()
-        attempt = max((_number(name) for name in self.attempts(record.key)), default=0) + 1
+        attempt = max((number_of(name) for name in self.attempts(record.key)), default=0) + 1
         while True:
             written = record.model_copy(update={"attempt": attempt})
             suffix = "" if self.place.exclusive else f"-{uuid.uuid4().hex[:8]}"
@@ -138,10 +139,13 @@ class ArtifactStore:
     def lookup(self, key: str, digest: str | None = None) -> Record | Miss:
         """The newest record of `key` (and of that artifact) whose files all hold, else why there is none.
 
+        One that was computed here comes before an imported one, whichever is newer.
+
         Raises:
             UserError: the store that `TETHER_STORE` names can't be asked.
         """
         reasons = []
+        imported: Record | None = None
         with self.local.using():
             for name in self.attempts(key):
                 found = self.read(key, name)
@@ -150,32 +154,43 @@ class ArtifactStore:
                         continue
                     damage = self._damage(found.files, found.digest)
                     if damage is None:
-                        self._warn_of_lost_attachments(found)
-                        return found
+                        if not found.imported:
+                            self._warn_of_lost_attachments(found)
+                            return found
+                        imported = imported or found
+                        continue
                     found = Miss(damage)
-                reasons.append(f"attempt {_number(name)}: {found.reason}")
+                reasons.append(f"attempt {number_of(name)}: {found.reason}")
+        if imported is not None:
+            self._warn_of_lost_attachments(imported)
+            return imported
         return Miss("; ".join(reasons) or "no record")
 
     def attempts(self, key: str) -> list[str]:
         """Names of the record files of `key`, newest first."""
-        names = [entry.name for entry in self.place.entries(f"records/{key}")]
-        return sorted((name for name in names if ATTEMPT.fullmatch(name)), key=lambda n: (_number(n), n), reverse=True)
+        return attempts_of(entry.name for entry in self.place.entries(f"records/{key}"))
 
     def published(self, key: str) -> list[Record]:
-        """Every record of `key` that parses, newest first; their files are not looked at."""
+        """Every record of `key` that parses, newest first, imported ones last; their files are not looked at."""
         found = (self.read(key, name) for name in self.attempts(key))
-        return [record for record in found if isinstance(record, Record)]
+        return sorted((each for each in found if isinstance(each, Record)), key=lambda each: bool(each.imported))
 
     def published_by(self, stage: str, newest: int = 20) -> list[Record]:
         """The `newest` records of `stage`, newest first; their files are not looked at.
 
         Lists the records once, and reads only those whose file names the stage, or none.
         """
-        found = []
-        for entry in sorted(self.place.entries("records"), key=lambda entry: entry.modified, reverse=True):
+        by_key: dict[str, dict[str, float]] = defaultdict(dict)
+        for entry in self.place.entries("records"):
             key, _, name = entry.name.partition("/")
-            if (match := ATTEMPT.fullmatch(name)) and match[3] in (None, stage):
-                found.append((key, name))
+            by_key[key][name] = entry.modified
+        named = [
+            (files[name], key, name)
+            for key, files in by_key.items()
+            for name in attempts_of(files)
+            if (match := ATTEMPT.fullmatch(name)) and match[3] in (None, stage)
+        ]
+        found = [(key, name) for _, key, name in sorted(named, reverse=True)]
         with ThreadPoolExecutor(8) as pool:  # behind a URL each read is a request
             read = list(pool.map(lambda each: self.read(*each), found[:newest]))
         records = [record for record in read if isinstance(record, Record) and record.stage == stage]
@@ -185,13 +200,16 @@ class ArtifactStore:
         """A readable folder of an artifact, given its record or digest.
 
         Raises:
-            TetherError: the store has no such artifact, or its manifest is damaged.
+            TetherError: the store has no such artifact, its manifest or a file is damaged, or a link leads elsewhere.
         """
         digest = artifact if isinstance(artifact, str) else artifact.digest
         files = self.contents.manifest(digest)
-        for sha in files.values():
-            if not (self.objects / sha).is_file():
-                self.contents.problem(sha)  # fetches it where it is elsewhere
+        for name, sha in files.items():
+            # Who has a record looked it up, which reads every file through.
+            if isinstance(artifact, str) or not (self.objects / sha).is_file():
+                problem = self.contents.problem(sha)  # fetches it where it is elsewhere
+                if problem is not None:
+                    raise TetherError(f"{name} of artifact {digest[:12]} is {problem} in {self.place.where}")
         if missing := view(self.views / digest, files, self.objects):
             raise TetherError(f"artifact {digest[:12]} lacks {missing} in {self.place.where}")
         return self.views / digest
@@ -210,7 +228,10 @@ class ArtifactStore:
             text = (place or self.place).read(f"records/{key}/{name}").decode()
         except (OSError, UnicodeDecodeError) as error:
             return Miss(f"the record does not parse ({type(error).__name__})")
-        return parse_record(text, key)
+        record = parse_record(text, key)
+        if isinstance(record, Record) and record.attempt != number_of(name):
+            return Miss(f"the record says that it is attempt {record.attempt}, its file's name {number_of(name)}")
+        return record
 
     def _object(self, sha: str | None) -> Path | None:
         return self.objects / sha if sha and self.contents.problem(sha) is None else None
@@ -242,11 +263,6 @@ def digest_folder(folder: Path) -> str:
     if linked := next((path for path in paths if path.is_symlink() and path.is_dir()), None):
         raise UserError(f"{linked} is a link to a folder. Give a copy without such links (`cp -rL`).")
     return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in paths if path.is_file()})
-
-
-def _number(name: str) -> int:
-    """The attempt in a record file's name."""
-    return int(name.partition(".")[0].partition("-")[0])
 
 
 def shared_place(home: Path) -> Place | None:

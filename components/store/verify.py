@@ -66,8 +66,12 @@ def _objects(place: Place, report: Verification) -> set[str]:
         if not SHA.fullmatch(entry.name):
             continue
         digest = hashlib.sha256()
-        for chunk in place.chunks(f"objects/{entry.name}"):
-            digest.update(chunk)
+        try:
+            for chunk in place.chunks(f"objects/{entry.name}"):
+                digest.update(chunk)
+        except OSError as error:
+            report.damaged.append(Flaw(f"objects/{entry.name}", f"{error.strerror} ({place.where})"))
+            continue
         if digest.hexdigest() != entry.name:
             problem = f"its bytes have sha256 {digest.hexdigest()[:12]} ({place.where})"
             report.damaged.append(Flaw(f"objects/{entry.name}", problem))

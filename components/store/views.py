@@ -8,11 +8,17 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from components.base.errors import TetherError
+from components.store.folder import open_lock
+
 
 def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
     """Make `folder` the view of `files` (relative path to sha256; names that were checked), unless it is.
 
     Returns the names whose object isn't there.
+
+    Raises:
+        TetherError: a link above it leads out of the store, so that its files are not the objects.
     """
     # Compared whole: a file that was put into the folder, or in a link's place, would be read as the artifact's.
     # Links are relative, so that a home folder can be moved.
@@ -21,11 +27,21 @@ def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
         with alone(folder.parent):
             if _links(folder) != wanted:  # another one may have made it while we waited, and reads it now
                 _link(folder, wanted)
+    # A folder above them may be a link, and the same relative links then lead to other files.
+    here = objects.resolve()
+    if astray := next((name for name, sha in files.items() if (folder / name).resolve() != here / sha), None):
+        raise TetherError(
+            f"{folder / astray} leads to {(folder / astray).resolve()}, not into {here}: a folder above it, or the "
+            f"object itself, is a link. Remove {folder.parent} and {here / files[astray]} if they are links, then run "
+            "the same command again."
+        )
     return [name for name in files if not (folder / name).is_file()]
 
 
 def _links(folder: Path) -> dict[str, str | None]:
     """What lies in a view: relative path to where its link points, None for what is no link."""
+    if folder.is_symlink():
+        return {".": None}
     try:
         paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
         return {path.relative_to(folder).as_posix(): os.readlink(path) if path.is_symlink() else None for path in paths}
@@ -37,7 +53,7 @@ def _links(folder: Path) -> dict[str, str | None]:
 def alone(views: Path) -> Iterator[None]:
     """While this is held nobody else makes a view, or removes one."""
     views.mkdir(parents=True, exist_ok=True)
-    with (views.parent / ".views.lock").open("a") as file:
+    with open_lock(views.parent / ".views.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -50,6 +66,8 @@ def _link(folder: Path, wanted: Mapping[str, str]) -> None:
             link = building / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
         if folder.exists():
             folder.rename(old)
         building.rename(folder)

@@ -25,6 +25,12 @@ _STRIPPED = [
     (re.compile(r"url\(\s*['\"]?(https?:)?//[^)]*\)"), "none"),
     (re.compile(r"href\s*=\s*([\"'])(https?:)?//.*?\1", re.DOTALL | re.IGNORECASE), 'href="#"'),
 ]
+ALLOWED = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'\">"
+)
+"""The content policy of each page: styles of its own, and nothing else; no script, whatever a row of the data holds."""
+_HEAD = re.compile(r"<head\b[^>]*>", re.IGNORECASE)
 _ICON = re.compile(r"<i class=\"[^\"]*\b(text-success|text-danger|text-warning)\b[^\"]*\"[^>]*>\s*</i>")
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1b1b1b}"
@@ -38,7 +44,7 @@ def sanitized(page: str) -> str:
     page = _ICON.sub(lambda icon: _ICONS[icon.group(1)], page)
     for pattern, instead in _STRIPPED:
         page = pattern.sub(instead, page)
-    return page
+    return _HEAD.sub(lambda head: head[0] + ALLOWED, page, count=1)
 
 
 def write_data_docs(context: Any, folder: Path, checks: Sequence[JudgedCheck], summary: Mapping[str, str]) -> None:
@@ -60,7 +66,7 @@ def index_page(checks: Sequence[JudgedCheck], summary: Mapping[str, str], links:
     facts = "".join(f"<li>{html.escape(name)}: {html.escape(value)}</li>" for name, value in summary.items())
     pages = "".join(f'<li><a href="{html.escape(link)}">{html.escape(link.split("/")[1])}</a></li>' for link in links)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Data contract</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{ALLOWED}<title>Data contract</title>'
         f"<style>{_STYLE}</style></head><body><h1>Data contract</h1><ul>{facts}</ul>"
         "<table><thead><tr><th>Status</th><th>Check</th>"
         "<th>What it asks</th><th>Severity</th><th>Value</th><th>Threshold</th><th>Rows</th><th>First rows</th></tr>"

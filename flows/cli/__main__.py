@@ -11,7 +11,7 @@ import typer
 
 from components.base.errors import GateFailed, TetherError, UserError, refuse_credentials
 from flows.cli import completion
-from flows.cli.command import Json, command
+from flows.cli.command import Json, command, echo
 from flows.cli.data import data
 from flows.cli.models import model_commands
 from flows.cli.store import store
@@ -68,7 +68,7 @@ Run = Annotated[str | None, typer.Argument(help="A run's id (default: the newest
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(importlib.metadata.version("tether"))
+        echo(importlib.metadata.version("tether"))
         raise typer.Exit()
 
 
@@ -156,7 +156,7 @@ def status(
 
     document = load_status(tether_home(), run)
     if as_json:
-        typer.echo(json.dumps(document.as_json()))
+        echo(json.dumps(document.as_json()))
         return
     from rich.console import Console
 
@@ -187,7 +187,7 @@ def runs(
     every = listed(tether_home())
     found = selected(every, tag or [], state, profile)
     if as_json:
-        typer.echo(json.dumps([each._asdict() for each in found[:limit]]))
+        echo(json.dumps([each.as_json() for each in found[:limit]]))
         return
     from rich.console import Console
 
@@ -200,7 +200,7 @@ def report(run: Run = None) -> None:
     from flows.reports.page import write_page
     from tasks.runs.status import load_status
 
-    typer.echo(write_page(tether_home(), load_status(tether_home(), run).run))
+    echo(write_page(tether_home(), load_status(tether_home(), run).run))
 
 
 @command(app, "sync")
@@ -210,7 +210,7 @@ def sync() -> None:
     from tasks.tracking.carrier import sync as carry
 
     for folder in filter(left_by_earlier, sorted((tether_home() / "runs").glob("*/"))):
-        typer.echo(
+        echo(
             f"{folder.name}: an earlier version of Tether did not send all of this run, and this version cannot. "
             f"Run `tether sync` with that version.",
             err=True,
@@ -218,7 +218,7 @@ def sync() -> None:
     refused = []
     try:
         for run, error in carry(tether_home()):
-            typer.echo(f"{run}: {'is in MLflow' if error is None else error}")
+            echo(f"{run}: {'is in MLflow' if error is None else error}")
             refused += [run] if error is not None else []
     except Exception as error:  # whatever MLflow and its transports raise
         raise TetherError(f"MLflow does not answer: {error}. Nothing is lost; try again when it does.") from error
@@ -240,7 +240,7 @@ def explain(
     check_stages("explain", [stage] if stage is not None else [])
     status = load_status(tether_home(), run)
     status.stages = [each for each in status.stages if stage in (None, each.name)]
-    typer.echo(json.dumps(status.explanations()) if as_json else "\n".join(lines(status)))
+    echo(json.dumps(status.explanations()) if as_json else "\n".join(lines(status)))
 
 
 @command(app, "lineage")
@@ -269,7 +269,7 @@ def lineage(
     show = lineage_text.page if as_html else lineage_text.mermaid if as_mermaid else lineage_text.text
     with uncollected():
         found = gather(tether_home(), of, downstream)
-        typer.echo(json.dumps(found.as_json()) if as_json else show(found))
+        echo(json.dumps(found.as_json()) if as_json else show(found))
 
 
 @command(app, "diff")
@@ -282,7 +282,7 @@ def diff(
     from flows.reports import diff as run_diff
 
     found = run_diff.diff(tether_home(), one, other)
-    typer.echo(json.dumps(found.as_json()) if as_json else run_diff.text(found))
+    echo(json.dumps(found.as_json()) if as_json else run_diff.text(found))
 
 
 @command(app, "show-config")
@@ -293,7 +293,7 @@ def show_config(profile: Profile, set_: Set = None) -> None:
     from flows.config.run_config import to_values
     from flows.config.yaml import dump
 
-    typer.echo(dump(to_values(_config(profile, set_))), nl=False)
+    echo(dump(to_values(_config(profile, set_))), nl=False)
 
 
 @command(app, "fetch")
@@ -304,7 +304,7 @@ def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
 
     folder, fresh = fetch_model(model, tether_home())
     what = f"{MODELS[model].file} ({MODELS[model].licence})"
-    typer.echo(f"{what} is now in {folder}" if fresh else f"{what} is there already: {folder}")
+    echo(f"{what} is now in {folder}" if fresh else f"{what} is there already: {folder}")
 
 
 @command(app, "deploy")
@@ -337,7 +337,7 @@ def deploy(
 
     schedule = None if cron is None else Schedule(cron, timezone, active)
     done = register(tether_home(), profile_name(profile), config, schedule, pool or [])
-    typer.echo("\n".join(describe(done, schedule)))
+    echo("\n".join(describe(done, schedule)))
 
 
 @command(app, "doctor")
@@ -356,7 +356,7 @@ def ui() -> None:
     """Serve the pages of MLflow and Prefect here, until Ctrl-C."""
     from flows.deployment.servers import serve_pages
 
-    serve_pages(tether_home(), typer.echo)
+    serve_pages(tether_home(), echo)
 
 
 @command(app, "serve")
@@ -368,7 +368,7 @@ def serve(
     from flows.deployment.servers import serve_pools
 
     _need_server("with PREFECT_API_URL")
-    serve_pools(tether_home(), pool or [CPU_POOL, GPU_POOL], typer.echo)
+    serve_pools(tether_home(), pool or [CPU_POOL, GPU_POOL], echo)
 
 
 def _config(profile: str, set_: list[str] | None) -> "RunConfig":
@@ -412,14 +412,14 @@ def _go(launch: "Launch") -> None:
         failed = error
     document = load_status(ctx.home, ctx.run)
     print_run(ctx.console, document, is_simulated(ctx.home, ctx.run))
-    typer.echo(f"report: {ctx.folder / REPORT}")
+    echo(f"report: {ctx.folder / REPORT}")
     if all(stage.cached for stage in document.stages if stage.state != "not_run"):
-        typer.echo("Nothing was computed: every stage was found in the store.")
+        echo("Nothing was computed: every stage was found in the store.")
     if failed is not None:
         raise failed
     if result is None:
         sheet = ctx.folder / "sheet.csv"
-        typer.echo(
+        echo(
             f"Waiting for people's labels: let raters fill in the rating columns of {sheet}, then run "
             f"`tether human-eval score {sheet} --run {ctx.run}`."
         )

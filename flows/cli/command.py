@@ -10,12 +10,18 @@ import typer
 
 from components.base.errors import TetherError, disk_error
 from components.base.redaction import redacted
+from components.base.text import plain
 from components.training.stopping import Interrupted, drop_output, graceful
 from flows.environment import check_packages, prepare_environment, tether_home
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 SIGNALLED = 128
 """As a shell says that a signal ended a command: this and the signal's number, 130 of Ctrl-C."""
+
+
+def echo(message: object, nl: bool = True, err: bool = False) -> None:
+    """Print as `typer.echo` does; what could command the terminal is shown instead, whoever wrote it."""
+    typer.echo(plain(str(message)), nl=nl, err=err)
 
 
 def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -46,13 +52,13 @@ def _fail(error: BaseException) -> NoReturn:
         raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None  # as `head` ends whatever writes to it
     if isinstance(error, KeyboardInterrupt):
         why = f": {error}" if str(error) else ""
-        typer.echo(f"tether: interrupted{why}. Run the same command again to continue.", err=True)
+        echo(f"tether: interrupted{why}. Run the same command again to continue.", err=True)
         number = error.number if isinstance(error, Interrupted) else signal.SIGINT
         raise typer.Exit(SIGNALLED + number) from None
     error = disk_error(error) or error
     if isinstance(error, TetherError):
-        typer.echo(f"tether: {' '.join(str(error).split())}", err=True)
+        echo(f"tether: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(error.exit_code) from None
-    typer.echo(redacted("".join(traceback.format_exception(error))), err=True, nl=False)
-    typer.echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
+    echo(redacted("".join(traceback.format_exception(error))), nl=False, err=True)
+    echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
     raise typer.Exit(1) from None

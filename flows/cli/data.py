@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli import completion
-from flows.cli.command import Json, command
+from flows.cli.command import Json, command, echo
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check(
     others = {"demonstrations": demonstrations, "prompts": prompts}
     report = check_file(tether_home(), file, others, profile, [parse_override(text) for text in set_ or []], out)
     if as_json:
-        typer.echo(json.dumps(report))
+        echo(json.dumps(report))
     else:
         print_check(report, out)
     if not report["passed"]:
@@ -91,11 +91,11 @@ def candidates(
         summary, read = make_candidates(
             tether_home(), job, prompts, model, out,
             lambda done, total: progress.show({"step": done, "metrics": {}, "total": total}),
-            lambda: typer.echo("another process computes the same; waiting for it", err=True),
+            lambda: echo("another process computes the same; waiting for it", err=True),
         )  # fmt: skip
     _name_quarantined(read.quarantined)
     if as_json:
-        typer.echo(json.dumps({**summary, **read.as_json(), "out": str(out)}))
+        echo(json.dumps({**summary, **read.as_json(), "out": str(out)}))
     else:
         _print_candidates(summary, out)
 
@@ -123,15 +123,16 @@ def _candidates_job(seed: int, generation: Mapping[str, object], options: Mappin
 
 def _name_quarantined(rows: "list[Row]") -> None:
     for row in rows[:NAMED]:
-        typer.echo(f"row {row.number} is left out: {'; '.join(problem.text for problem in row.problems)}", err=True)
+        echo(f"row {row.number} is left out: {'; '.join(problem.text for problem in row.problems)}", err=True)
     if len(rows) > NAMED:
-        typer.echo(f"and {len(rows) - NAMED} more: quarantine.jsonl names them all", err=True)
+        echo(f"and {len(rows) - NAMED} more: quarantine.jsonl names them all", err=True)
 
 
 def _print_candidates(summary: "CandidatesSummary", out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from tasks.execution.progress import cell
 
     table = Table(pad_edge=False, box=None)
     table.add_column("model", overflow="fold")
@@ -139,13 +140,13 @@ def _print_candidates(summary: "CandidatesSummary", out: Path) -> None:
         table.add_column(name, justify="right")
     for arm in summary["sampled"]:
         numbers = (f"{arm['temperature']:g}", str(arm["responses"]), f"{arm['ended'] / max(arm['responses'], 1):.0%}")
-        table.add_row(Text(arm["model"]), *numbers)
+        table.add_row(cell(arm["model"]), *numbers)
     Console().print(table)
-    typer.echo(
+    echo(
         f"{summary['prompts']} prompts of {summary['rows']} rows ({summary['quarantined']} rows left out), "
         f"{summary['candidates']} candidates ({summary['duplicates']} identical to another), {summary['pairs']} pairs."
     )
-    typer.echo(
+    echo(
         f"Write a, b or equal into `label` of {out / 'pairs.csv'} (or pairs.jsonl), then give that file as "
         "data.preferences. key.jsonl and candidates.jsonl tell the sides: not for whoever labels."
     )

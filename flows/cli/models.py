@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from components.base.errors import UserError
-from flows.cli.command import command
+from flows.cli.command import command, echo
 from flows.environment import tether_home
 
 model_commands = typer.Typer()
@@ -33,7 +33,7 @@ def card(model: Model) -> None:
     from flows.models.card import card as text
     from flows.models.facts import model_facts
 
-    typer.echo(text(model_facts(tether_home(), model)), nl=False)
+    echo(text(model_facts(tether_home(), model)), nl=False)
 
 
 @command(model_commands, "export")
@@ -48,9 +48,9 @@ def export(
     from flows.models.export import export as write
 
     facts = write(tether_home(), model, folder, allow_failed)
-    typer.echo(f"{facts.name} ({facts.record.digest[:12]}) is in {folder}")
+    echo(f"{facts.name} ({facts.record.digest[:12]}) is in {folder}")
     for reason in facts.failures:
-        typer.echo(f"  it failed: {reason}")
+        echo(f"  it failed: {reason}")
 
 
 @command(model_commands, "reproduce")
@@ -73,7 +73,7 @@ def reproduce(
     from flows.models.reproduce_text import text
 
     found = again(tether_home(), of, dict(_named_path(each) for each in data or []), allow_other_code)
-    typer.echo("\n".join(text(found)))
+    echo("\n".join(text(found)))
     if not found.explained:
         raise typer.Exit(DIFFERS)
 
@@ -86,7 +86,7 @@ def promote(model: Version, reason: Reason = "") -> None:
     from flows.models.promotion import promoted
     from tasks.runs.journal import current_user
 
-    typer.echo(promoted(tether_home(), model, current_user(), reason.strip() or "by hand"))
+    echo(promoted(tether_home(), model, current_user(), reason.strip() or "by hand"))
 
 
 @command(model_commands, "demote")
@@ -99,7 +99,7 @@ def demote(model: Version, reason: Reason = "") -> None:
 
     if not reason.strip():
         raise UserError(f"demote {model}: say why, with --reason TEXT.")
-    typer.echo(demoted(tether_home(), model, current_user(), reason.strip()))
+    echo(demoted(tether_home(), model, current_user(), reason.strip()))
 
 
 def _named_path(given: str) -> tuple[str, Path]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from components.base.errors import UserError
+from components.base.text import line
 from flows.cli import completion
-from flows.cli.command import Json, command
+from flows.cli.command import Json, command, echo
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
@@ -34,14 +35,15 @@ def list_(as_json: Json = False) -> None:
     here = _store()
     found = artifacts(here)
     if as_json:
-        typer.echo(json.dumps({"store": here.place.where, "artifacts": [each._asdict() for each in found]}))
+        echo(json.dumps({"store": here.place.where, "artifacts": [each._asdict() for each in found]}))
         return
     for each in found:
-        typer.echo(
-            f"{each.stage:<18}{each.digest[:12]}  {_size(each.size):>9}  {each.time[:16]}  {each.run}  "
-            f"key {each.key[:12]}\n    kept by {', '.join(each.kept_by) or 'nothing'}"
+        told = f"{line(each.run)}  key {each.key[:12]}{', imported' if each.imported else ''}"
+        echo(
+            f"{line(each.stage):<18}{each.digest[:12]}  {_size(each.size):>9}  {line(each.time[:16])}  {told}"
+            f"\n    kept by {', '.join(each.kept_by) or 'nothing'}"
         )
-    typer.echo(f"{len(found)} artifacts in {here.place.where}. Files that several share are counted in each.")
+    echo(f"{len(found)} artifacts in {here.place.where}. Files that several share are counted in each.")
 
 
 @command(store, "verify")
@@ -51,22 +53,22 @@ def verify(as_json: Json = False) -> None:
 
     report = read_all(_store())
     if as_json:
-        typer.echo(json.dumps(asdict(report)))
+        echo(json.dumps(asdict(report)))
     else:
         found = {"damaged": report.damaged, "missing": report.missing, "orphaned": report.orphaned}
         for kind, flaws in found.items():
             _name(f"{kind} {each.name}: {each.problem}" for each in flaws)
-        typer.echo(
+        echo(
             f"{report.records} records and {report.objects} objects ({_size(report.bytes)}) in {report.store}: "
             f"{', '.join(f'{len(flaws)} {kind}' for kind, flaws in found.items())}."
         )
         if report.damaged or report.missing:
-            typer.echo(
+            echo(
                 "A run that needs what is damaged or missing computes it again, and so mends it; what no run needs "
                 "goes with `tether store gc`."
             )
         elif report.orphaned:
-            typer.echo("Orphans harm nothing; `tether store gc` removes them when they are an hour old.")
+            echo("Orphans harm nothing; `tether store gc` removes them when they are an hour old.")
     if report.damaged or report.missing:
         raise typer.Exit(DAMAGED)
 
@@ -91,10 +93,10 @@ def collect(
     gone = sweep(here, lambda: needs(here, keep_runs), shared=shared, dry_run=dry_run)
     freed = sum(each.size for each in gone)
     if as_json:
-        typer.echo(json.dumps({"dry_run": dry_run, "bytes": freed, "gone": [each._asdict() for each in gone]}))
+        echo(json.dumps({"dry_run": dry_run, "bytes": freed, "gone": [each._asdict() for each in gone]}))
         return
     _name(f"{each.kind} {each.name} ({_size(each.size)})" for each in gone)
-    typer.echo(f"{'Would free' if dry_run else 'Freed'} {freed} bytes ({_size(freed)}): {_counted(gone)}.")
+    echo(f"{'Would free' if dry_run else 'Freed'} {freed} bytes ({_size(freed)}): {_counted(gone)}.")
 
 
 @command(store, "export")
@@ -108,18 +110,24 @@ def export(
     from tasks.retention.archive import export_run
 
     name, target = export_run(_store(), run, to)
-    typer.echo(f"run {name} is in {target} ({_size(target.stat().st_size)}); `tether store import` takes it up.")
+    echo(f"run {name} is in {target} ({_size(target.stat().st_size)}); `tether store import` takes it up.")
 
 
 @command(store, "import")
 def import_(file: Annotated[Path, typer.Argument(help="What `tether store export` wrote.")]) -> None:
-    """Import an exported run. Everything in it is verified before anything is written."""
+    """Import an exported run.
+
+    Everything is verified before anything is written. Whose file it is, no digest tells."""
     from tasks.retention.archive import import_run
 
     done = import_run(_store(), file)
-    typer.echo(
+    echo(
         f"run {done.run} {'is here now' if done.new_run else 'was here already, and stays as it is'}: {done.records} "
         f"records ({done.new_records} new), {done.objects} objects. See `tether status {done.run}`."
+    )
+    echo(
+        "Every digest holds, which does not tell who made the file: check its signature if it came from elsewhere. No "
+        "run promotes a model that rests on it; `tether promote` does."
     )
 
 
@@ -134,7 +142,7 @@ def pin(run: Run) -> None:
     here = _store()
     status = load_status(here.home, run)
     new = write_pin(here.place, status.run, status.needs)
-    typer.echo(f"run {run} {'is pinned' if new else 'was pinned already'}.")
+    echo(f"run {run} {'is pinned' if new else 'was pinned already'}.")
 
 
 @command(store, "unpin")
@@ -145,7 +153,7 @@ def unpin(run: Run) -> None:
     here = _store()
     if not remove_pin(here.place, run):
         raise UserError(f"run {run} is not pinned in {here.place.where}.")
-    typer.echo(f"run {run} is no longer pinned.")
+    echo(f"run {run} is no longer pinned.")
 
 
 def _size(size: int) -> str:
@@ -162,10 +170,10 @@ def _store() -> "ArtifactStore":
 
 def _name(lines: Iterable[str]) -> None:
     lines = list(lines)
-    for line in lines[:NAMED]:
-        typer.echo(line)
+    for each in lines[:NAMED]:
+        echo(line(each))
     if len(lines) > NAMED:
-        typer.echo(f"... and {len(lines) - NAMED} more (--json names all)")
+        echo(f"... and {len(lines) - NAMED} more (--json names all)")
 
 
 def _counted(gone: "list[Gone]") -> str:

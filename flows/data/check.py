@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.base.errors import GateFailed, UserError
+from components.base.text import line
 from components.data.hub import resolve_source
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
@@ -106,9 +107,11 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     from rich.text import Text
 
     from data_contracts.check import first_rows, threshold_text
+    from tasks.execution.progress import cell
+    from tasks.execution.progress import say as say_on
 
     console = Console()
-    say = partial(console.print, markup=False, highlight=False)
+    say = partial(say_on, console)
     table = Table(pad_edge=False, box=None)
     for name in ("", "check", "severity", "value", "threshold", "rows", "which"):
         table.add_column(name, justify="right" if name in ("value", "threshold", "rows") else "left", overflow="fold")
@@ -118,7 +121,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         value = "" if check["value"] is None else f"{check['value']:.3g}"
         name = check["name"] if check["source"] in ("preferences", "kept") else f"{check['source']}: {check['name']}"
         cells = (name, check["severity"], value, threshold_text(check), str(check["rows"] or ""), first_rows(check))
-        table.add_row(Text("ok", "green") if check["passed"] else bad, *map(Text, cells))
+        table.add_row(Text("ok", "green") if check["passed"] else bad, *map(cell, cells))
     if found:
         console.print(table)
     say(
@@ -126,7 +129,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         f"pairs kept, {report['quarantined']} rows quarantined."
     )
     if report["majority"] is not None:
-        answers = ", ".join(f"{answer} {count}" for answer, count in report["majority"].items())
+        answers = ", ".join(f"{line(str(answer))} {count}" for answer, count in report["majority"].items())
         say(f"Most frequent answers: {answers}.")
     for title, measure, ends in (
         ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
@@ -135,7 +138,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         if measure is not None:
             say(f"{title} {measure:.3f}{_interval(ends)}.")
     if report.get("annotators"):
-        say(_annotators(report["annotators"]))
+        say(line(_annotators(report["annotators"])))
     if report["longer_wins"] is not None:
         kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
         more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
@@ -143,4 +146,4 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     if out is not None:
         say(f"Written to {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
-    say("The contract holds." if report["passed"] else f"The contract fails: {failed}.")
+    say("The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from components.base.errors import UserError
 from components.base.nested import group
+from components.base.text import markdown as words
+from components.base.text import markdown_code as span
 from components.data.support_desk.task import SIMULATED
 from components.gates.text import number, outcome, rule
 from flows.data.pretrained import MODELS as FETCHED
@@ -31,7 +34,23 @@ _ABOUT = {
 
 
 def card(facts: ModelFacts) -> str:
-    """The card of a model: YAML for the hub, then Markdown for people."""
+    """The card of a model: YAML for the hub, then Markdown for people.
+
+    Raises:
+        UserError: an imported record says what no stage of ours writes.
+    """
+    try:
+        return _card(facts)
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        if not any(record.imported for record in facts.made):
+            raise
+        raise UserError(
+            f"{facts.name} has no card: an imported record of what it was made from is not what a stage writes "
+            f"({type(error).__name__}: {error}). Do not trust it; compute the model here."
+        ) from error
+
+
+def _card(facts: ModelFacts) -> str:
     title = facts.name + "".join(f" version {each.version}" for each in facts.versions[:1])
     lines = [
         "---", front_matter(facts), "---", "", f"# {title}", "", *_warnings(facts), _ABOUT[facts.kind], "",
@@ -127,8 +146,9 @@ def _made_of(facts: ModelFacts) -> Iterator[str]:
     yield from ("## What it was made of", "", "| | artifact | computed by | seed | code |", "|---|---|---|---|---|")
     for record in facts.made:
         yield (
-            f"| {record.stage} | `{record.digest[:16]}` | run {record.run}, {record.started[:19]} UTC "
-            f"| {record.job.get('seed', '')} | {code_name(record.environment.get('code', {}))} |"
+            f"| {words(record.stage)} | {span(record.digest[:16])} | run {words(record.run)}, "
+            f"{words(record.started[:19])} UTC{', imported' if record.imported else ''} "
+            f"| {words(str(record.job.get('seed', '')))} | {words(code_name(record.environment.get('code', {})))} |"
         )
     yield from ("", "| source | sha256 | licence |", "|---|---|---|")
     if _is_generated(facts):
@@ -136,8 +156,8 @@ def _made_of(facts: ModelFacts) -> Iterator[str]:
     for node in (node for node in facts.upstream if not node.records):
         base, path = _base(facts) if "base" in node.names else None, facts.paths.get(node.digest)
         shown = base.name if base else path.name if path else ""
-        named = ", ".join(node.names) + (f": {_cell(shown)}" if shown else "")
-        yield f"| {named} | `{node.digest}` | {(base and base.licence) or 'not known to Tether'} |"
+        named = words(", ".join(node.names)) + (f": {words(shown)}" if shown else "")
+        yield f"| {named} | {span(node.digest)} | {(base and base.licence) or 'not known to Tether'} |"
     yield ""
 
 
@@ -146,7 +166,8 @@ def _options(facts: ModelFacts) -> Iterator[str]:
         return
     yield from ("## Options that differ from the profile", "", "| option | here | in the profile |", "|---|---|---|")
     for name, option in facts.options.items():
-        yield f"| `{name}` | {_cell(json.dumps(option.value))} | {_cell(json.dumps(option.default))} |"
+        value, default = (words(json.dumps(each, ensure_ascii=False)) for each in (option.value, option.default))
+        yield f"| {span(name)} | {value} | {default} |"
     yield ""
 
 
@@ -156,14 +177,21 @@ def _options(facts: ModelFacts) -> Iterator[str]:
 def _warnings(facts: ModelFacts) -> Iterator[str]:
     """What nobody may miss, at the top."""
     if facts.failures:
-        judged = f"**This model failed**, as run {facts.run} judged it:"
-        yield f"> {judged if facts.run else '**This model was not judged:**'}"
-        yield from (f"> - {reason}" for reason in facts.failures)
+        yield (
+            f"> **This model failed**, as run {words(facts.run)} judged it:"
+            if facts.run
+            else "> **This model was not judged:**"
+        )
+        yield from (f"> - {words(reason)}" for reason in facts.failures)
         yield ""
+    if any(record.imported for record in facts.made):
+        yield from ("> Another home computed this model, or what it was made of, and says how; it was imported.", "")
     for line in (line for each in facts.versions for line in each.life if DEMOTED in line):
         yield from (f"> {line.removeprefix('- ')}", "")
     for waiver in facts.waivers:
-        yield from (f"> Gate `{waiver.gate}` failed and was waived by {waiver.user}: {waiver.reason}", "")
+        yield from (
+            f"> Gate {span(waiver.gate)} failed and was waived by {words(waiver.user)}: {words(waiver.reason)}", ""
+        )  # fmt: skip
     if _is_generated(facts):
         yield from (f"> {SIMULATED}", "")
 
@@ -178,16 +206,17 @@ def _measured(facts: ModelFacts) -> Iterator[str]:
         yield from (f"A perfectly calibrated reward model's ECE would be below {number(null)} in 95 of 100 tests.", "")
     if facts.kind == "policy" and "human_eval/win_rate" in [each.metric for each in measured(facts)]:
         judges = (facts.promoted or {}).get("judges") or group(facts.config, "human_eval").get("judges", "unknown")
-        yield from (f"Judges of the win rate: {judges}.", "")
+        yield from (f"Judges of the win rate: {words(str(judges))}.", "")
 
 
 def _gates(facts: ModelFacts) -> Iterator[str]:
     yield from (
-        "## Gates", "", f"As run {facts.run} judged them." if facts.run else "No run here has judged it.", "",
+        "## Gates", "", f"As run {words(facts.run)} judged them." if facts.run else "No run here has judged it.", "",
         "| gate | outcome | metric | value | rule |", "|---|---|---|---:|---|",
     )  # fmt: skip
     for gate in facts.gates:
-        yield f"| {gate.name} | {outcome(gate)} | `{gate.metric}` | {number(gate.value)} | {rule(gate)} |"
+        named = f"| {words(gate.name)} | {outcome(gate)} | {span(gate.metric)} |"
+        yield f"{named} {number(gate.value)} | {rule(gate)} |"
     yield ""
 
 
@@ -195,7 +224,8 @@ def _limits(facts: ModelFacts) -> Iterator[str]:
     """What it was not tested for, from what was done."""
     generation = group(facts.record.job, "generation")
     yield from ("## Limits", "")
-    yield f"- Measured on the held-out split of {_data_name(facts)[0]} alone: no other domain, language or benchmark."
+    measured_on = words(_data_name(facts)[0])
+    yield f"- Measured on the held-out split of {measured_on} alone: no other domain, language or benchmark."
     yield "- Not tested for safety, bias, privacy or prompts that are meant to mislead it."
     if generation:
         yield (
@@ -211,17 +241,17 @@ def _limits(facts: ModelFacts) -> Iterator[str]:
         if "win_rate" not in str([each.metric for each in measured(facts)]):
             yield "- Nobody has compared its responses with the SFT model's yet."
     if off := [gate.name for gate in facts.gates if outcome(gate) == "OFF"]:
-        yield f"- Gates that were off: {', '.join(off)}."
+        yield f"- Gates that were off: {words(', '.join(off))}."
     yield ""
 
 
 def _provenance(facts: ModelFacts) -> Iterator[str]:
     record = facts.record
-    code = code_name(record.environment.get("code", {}))
-    yield from ("## Provenance", "", f"- artifact `{record.digest}`, key `{record.key}`, code {code}")
+    code = words(code_name(record.environment.get("code", {})))
+    yield from ("## Provenance", "", f"- artifact {span(record.digest)}, key {span(record.key)}, code {code}")
     libraries = ", ".join(f"{name} {version}" for name, version in record.parts.get("libraries", {}).items())
-    yield f"- computed with {libraries}, Python {record.environment.get('python', 'unknown')}"
-    yield "- on " + ", ".join(f"{name} {value}" for name, value in group(record.job, "runtime").items())
+    yield f"- computed with {words(libraries)}, Python {words(record.environment.get('python', 'unknown'))}"
+    yield "- on " + words(", ".join(f"{name} {value}" for name, value in group(record.job, "runtime").items()))
     for each in facts.versions:
         aliases = f" ({', '.join(each.aliases)})" if each.aliases else ""
         yield f"- registered as {each.name} version {each.version}{aliases}"
@@ -229,10 +259,7 @@ def _provenance(facts: ModelFacts) -> Iterator[str]:
     if promoted := facts.promoted:
         when = f" on {promoted['at']}" if "at" in promoted else ""
         run = f" in run {promoted['run']}" if "run" in promoted else ""
-        yield f"- promoted by {promoted.get('by', 'someone unknown')}{when}{run}, judges: {promoted.get('judges', '?')}"
+        by, judges = promoted.get("by", "someone unknown"), promoted.get("judges", "?")
+        yield f"- {words(f'promoted by {by}{when}{run}, judges: {judges}')}"
     yield f"- `tether lineage {record.digest[:16]}` says all that is known, `tether reproduce` computes it again"
     yield ""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -56,6 +56,7 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
             f"{asked}: the store has it no more as it was ({found.reason}). `tether reproduce {record.digest[:16]}` "
             f"computes it again, or import a run that has it (`tether store import`)."
         )
+    text = card(facts)  # first: it refuses what no stage of ours writes
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder.absolute()) as out:
         _copy(store.path(found), found.files, out)
@@ -63,7 +64,7 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
             check_weights(each, asked)
         _state_sampling(out, group(record.job, "generation"))
         _state_scale(out)
-        (out / "README.md").write_text(card(facts), encoding="utf-8")
+        (out / "README.md").write_text(text, encoding="utf-8")
         write_json(out / "lineage.json", lineage_json(facts))
     return facts
 

@@ -12,10 +12,10 @@ from components.gates.judging import Verdict, Waiver
 from components.gates.text import number, outcome, rule
 from components.store.graph import Graph, Node
 from components.store.store import ArtifactStore, Record
-from flows.models.lineage import ChangedOption, changed_options, find_subject
+from flows.models.lineage import ChangedOption, changed_options, find_subject, own_records
 from tasks.runs.config import run_values
 from tasks.runs.journal import Done, read_done, recorded_paths
-from tasks.runs.status import StageStatus, has_run, list_runs, load_status
+from tasks.runs.status import StageStatus, has_run, list_runs, load_status, own_runs
 from tasks.tracking.links import MODELS, model_name
 from tasks.tracking.registry import Version, versions
 
@@ -157,7 +157,10 @@ def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str 
         if each.promoted and has_run(home, run := each.promoted.get("run", "")):
             return run
     newest = None
-    for run in list_runs(home):
+    ours = own_runs(home)
+    for run in [*ours, *(each for each in list_runs(home) if each not in ours)]:  # what was judged here comes first
+        if newest in ours and run not in ours:
+            return newest
         for stage in load_status(home, run).stages:
             if stage.digest == digest:
                 newest = newest or run
@@ -170,13 +173,15 @@ def _gather(
     home: Path, digest: str, graph: Graph, registered: Iterable[Version], run: str | None, name: str | None = None
 ) -> ModelFacts:
     upstream = tuple(graph.upstream([digest]))
-    record = next((each for each in upstream[-1].records if each.run == run), upstream[-1].records[0])
+    records = own_records(upstream[-1])
+    record = next((each for each in records if each.run == run), records[0])
     config = run_values(home, record.run) if has_run(home, record.run) else {}
     status = None if run is None else load_status(home, run)
     stages = {} if status is None else {stage.name: stage for stage in status.stages}
     own = tuple(each for each in registered if each.digest == digest)
     promoted = next((each.promoted for each in own if each.promoted), None)
-    if promoted is None and run is not None and MODELS[record.stage] == "policy":
+    imported = status is not None and bool(status.imported)
+    if promoted is None and run is not None and MODELS[record.stage] == "policy" and not imported:
         promoted = _promoted(stages, read_done(home / "runs" / run))
     made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
@@ -207,7 +212,7 @@ def _promoted(stages: Mapping[str, StageStatus], done: Iterable[Done]) -> dict[s
     if judged is None or judged.state not in PASSED:
         return None
     for each in done:
-        if each.record.digest == judged.digest:
+        if each.record.digest == judged.digest and not each.imported:
             at = datetime.fromtimestamp(each.time / 1000, UTC).isoformat(timespec="seconds")
             return {"by": each.user, "at": at, "run": each.run, "judges": each.judges}
     return None

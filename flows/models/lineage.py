@@ -182,7 +182,8 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
     def described(node: Node) -> LineageNode:
         took = judging[node.digest]
         if node.records:
-            record = next((each for each in node.records if each.run == subject.run), node.records[0])
+            records = own_records(node)
+            record = next((each for each in records if each.run == subject.run), records[0])
             options = changed_options(record, profiles.get(record.run))
             of, named = took[:JUDGED_BY], registered[node.digest]
             return LineageNode(node.digest, node.names, None, record, options, of, named)
@@ -225,6 +226,11 @@ def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Vers
         f"{asked}: there is no such run, model, artifact or file. Give a run's id (`tether status`), a registered "
         f"model (as tether-policy@champion), six or more digits of a digest (`tether store ls`), or a data file."
     )
+
+
+def own_records(node: Node) -> Sequence[Record]:
+    """The records of an artifact that were made here; where there are none, the imported ones."""
+    return [each for each in node.records if not each.imported] or node.records
 
 
 def _lost(taken: Judging, graph: Graph) -> str:

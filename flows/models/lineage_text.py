@@ -1,9 +1,14 @@
 """A lineage for people: in the terminal, as a Mermaid graph, as one page of HTML with a table of links."""
 
-import html
+import base64
+import hashlib
 import json
+import re
 from collections.abc import Iterator
+from html import escape
 
+from components.base.text import line
+from components.base.text import mermaid as label
 from components.gates.text import number
 from flows.models.lineage import LineageGraph, LineageNode
 from flows.reports.facts import code_name
@@ -13,9 +18,9 @@ def text(found: LineageGraph) -> str:
     """Every artifact with what it was made of and how it was judged, in the order in which they were made."""
     subject = found.subject
     towards = "went into" if found.downstream else "made of"
-    lines = [f"{subject.kind} {subject.name} {towards}, in the order of making:"]
+    lines = [f"{subject.kind} {line(subject.name)} {towards}, in the order of making:"]
     for node in found.nodes:
-        lines += ["", title(node), *(f"  {line}" for line in facts(node))]
+        lines += ["", title(node), *(f"  {told}" for told in facts(node))]
     return "\n".join([*lines, *(["", note] if (note := incomplete(found)) else [])])
 
 
@@ -23,21 +28,28 @@ def incomplete(found: LineageGraph) -> str:
     """What to say where records of the store are damaged: an answer that may lack something has to say so."""
     if not found.unreadable:
         return ""
-    named = "; ".join(f"{key[:16]}: {reason}" for key, reason in found.unreadable.items())
+    named = line("; ".join(f"{key[:16]}: {reason}" for key, reason in found.unreadable.items()))
     return f"This may not be all: records of the store can't be read ({named}). See `tether store verify`."
 
 
 def title(node: LineageNode) -> str:
     """One line for an artifact."""
     what = node.record.stage if node.record else ", ".join(node.names) or "source"
-    return f"{what}  {node.digest[:16]}"
+    return f"{line(what)}  {line(node.digest[:16])}"
 
 
 def facts(node: LineageNode) -> Iterator[str]:
-    """What there is to say of an artifact, a line each."""
+    """What there is to say of an artifact, a line each; two spaces begin what belongs to the line above."""
+    for told in _facts(node):
+        yield f"{'  ' if told.startswith('  ') else ''}{line(told)}"
+
+
+def _facts(node: LineageNode) -> Iterator[str]:
     if (record := node.record) is None:
         yield node.lost or "no stage made it"
         return
+    if record.imported:
+        yield f"imported {record.imported}: another home says what follows"
     if record.inputs:
         yield "made of " + ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(record.inputs.items()))
     yield f"computed by run {record.run}, {record.started}, in {record.seconds:.1f} s; seed {record.job.get('seed')}"
@@ -65,32 +77,33 @@ def mermaid(found: LineageGraph) -> str:
     lines = ["flowchart LR"]
     for node in found.nodes:
         open_, close = ("[", "]") if node.record else ("[(", ")]")
-        shown = title(node).replace('"', "#quot;").replace("  ", "<br/>")
-        lines.append(f'    {_id(node.digest)}{open_}"{shown}"{close}')
+        what, _, digest = title(node).rpartition("  ")
+        lines.append(f"    {_id(node.digest)}{open_}{label(what)[:-1]}<br/>{label(digest)[1:]}{close}")
     for edge in found.edges:
-        lines.append(f"    {_id(edge.made_of)} -->|{edge.name}| {_id(edge.to)}")
+        lines.append(f"    {_id(edge.made_of)} -->|{label(edge.name)}| {_id(edge.to)}")
     return "\n".join(lines)
 
 
 def page(found: LineageGraph) -> str:
     """One page that needs no network: the artifacts in the order of making, each with links to what it was made of."""
-    name = f"{found.subject.kind} {found.subject.name}"
+    name = escape(line(f"{found.subject.kind} {found.subject.name}"))
     towards = "what was made of it" if found.downstream else "what it was made of"
     rows = "".join(
         f'<tr><th scope="row">{_link(node)}</th><td>{_made_of(node, found)}</td></tr>' for node in found.nodes
     )
     parts = [
         "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{html.escape(name)}: {towards}</title>", f"<style>{_STYLE}</style></head><body><main>",
-        f"<h1>{html.escape(name)}: {towards}</h1>",
+        f"<title>{name}: {towards}</title>", f"<style>{_STYLE}</style></head><body><main>",
+        f"<h1>{name}: {towards}</h1>",
         f'<table><thead><tr><th scope="col">artifact</th><th scope="col">made of</th></tr></thead>{rows}</table>',
     ]  # fmt: skip
     for node in found.nodes:
-        lines = "".join(f"<li>{html.escape(line.strip())}</li>" for line in facts(node))
-        parts.append(f'<section id="{node.digest}"><h2>{html.escape(title(node))}</h2><ul>{lines}</ul></section>')
+        lines = "".join(f"<li>{escape(told.strip())}</li>" for told in facts(node))
+        parts.append(f'<section id="{escape(node.digest)}"><h2>{escape(title(node))}</h2><ul>{lines}</ul></section>')
     if note := incomplete(found):
-        parts.append(f'<p role="note">{html.escape(note)}</p>')
+        parts.append(f'<p role="note">{escape(note)}</p>')
     return "\n".join([*parts, "</main></body></html>"])
 
 
@@ -103,10 +116,16 @@ ul { margin: 0; padding-left: 1.2rem } li, td, th { overflow-wrap: anywhere }
 table { border-collapse: collapse }
 th, td { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid #8c959f }
 """
+_ALLOWED = (
+    "default-src 'none'; style-src 'sha256-"
+    + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    + "'; base-uri 'none'; form-action 'none'"
+)
+"""The page's content policy: its own style sheet, and nothing else."""
 
 
 def _link(node: LineageNode, text: str = "") -> str:
-    return f'<a href="#{node.digest}">{html.escape(text or title(node))}</a>'
+    return f'<a href="#{escape(node.digest)}">{escape(line(text) or title(node))}</a>'
 
 
 def _made_of(node: LineageNode, found: LineageGraph) -> str:
@@ -116,4 +135,4 @@ def _made_of(node: LineageNode, found: LineageGraph) -> str:
 
 
 def _id(digest: str) -> str:
-    return f"n{digest[:12]}"
+    return f"n{re.sub(r'[^0-9a-f]', '', digest)[:12]}"

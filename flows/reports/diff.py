@@ -1,11 +1,12 @@
 """Two runs side by side: data, options, code, libraries, metrics, gates."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from components.base.nested import flatten
+from components.base.text import line
 from components.gates.text import number, outcome
 from components.keys.changes import Change, changes
 from components.store.store import ArtifactStore
@@ -67,8 +68,15 @@ def diff(home: Path, one: str, other: str) -> RunDiff:
     return RunDiff(
         runs=(first, second),
         options=_differing(*(flatten(run_values(home, each.run)) for each in (first, second))),
-        stages=[_stage(store, *pair) for pair in zip(first.stages, second.stages, strict=True)],
+        stages=[_stage(store, *pair) for pair in _pairs(first.stages, second.stages)],
     )
+
+
+def _pairs(one: Sequence[StageStatus], other: Sequence[StageStatus]) -> list[tuple[StageStatus, StageStatus]]:
+    """Stages by name; one that only one of the runs has stands beside one that was not run."""
+    first, second = ({stage.name: stage for stage in stages} for stages in (one, other))
+    names = dict.fromkeys([*first, *second])
+    return [tuple(stages.get(name, StageStatus(name=name)) for stages in (first, second)) for name in names]  # type: ignore[misc]
 
 
 def _stage(store: ArtifactStore, one: StageStatus, other: StageStatus) -> StageDiff:
@@ -90,7 +98,10 @@ def _differing(one: Mapping[str, V | None], other: Mapping[str, V | None]) -> Di
 
 def text(found: RunDiff) -> str:
     """The same for people."""
-    lines = [f"{run.run}  {run.profile}, {run.state}, {run.seconds:.0f} s" for run in found.runs]
+    lines = [
+        f"{run.run}  {line(run.profile)}, {run.state}, {run.seconds:.0f} s{', imported' if run.imported else ''}"
+        for run in found.runs
+    ]
     if found.options:
         lines += ["", "options", *(f"  {name}: {_pair(values)}" for name, values in found.options.items())]
     for stage in found.stages:
@@ -98,11 +109,11 @@ def text(found: RunDiff) -> str:
         lines += ["", f"{stage.name}  {f'the same, {first}' if stage.same else f'{first} | {second}'}"]
         if stage.states[0] != stage.states[1]:
             lines.append(f"  state: {_pair(stage.states)}")
-        lines += [f"  {change}" for change in stage.changes]
+        lines += [f"  {line(str(change))}" for change in stage.changes]
         lines += [f"  {name}: {number(a)} | {number(b)}" for name, (a, b) in sorted(stage.metrics.items())]
         lines += [f"  gate {name}: {_pair(values)}" for name, values in stage.gates.items()]
     return "\n".join(lines)
 
 
 def _pair(values: tuple[object, object]) -> str:
-    return " | ".join("none" if value is None else str(value) for value in values)
+    return " | ".join("none" if value is None else line(str(value)) for value in values)

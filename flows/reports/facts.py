@@ -26,6 +26,7 @@ from tasks.execution.plots import CHARTS
 from tasks.runs.config import run_values
 from tasks.runs.points import curves, points_file, read_points
 from tasks.runs.status import RunStatus, StageStatus, load_status
+from tasks.stages import PIPELINE
 
 Curve = Sequence[tuple[float, float]]
 Metrics = Mapping[str, float | None]
@@ -236,7 +237,12 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
     """
     status = load_status(home, run)
     store, values = ArtifactStore(home), run_values(home, status.run)
-    stages = {each.name: StageFacts(home, status.run, each, store, taken_record(store, each)) for each in status.stages}
+    # A run of fewer stages (an earlier version's) lacks what the others would show.
+    lacking = [StageStatus(name=name) for name in PIPELINE if name not in {each.name for each in status.stages}]
+    stages = {
+        each.name: StageFacts(home, status.run, each, store, taken_record(store, each))
+        for each in (*status.stages, *lacking)
+    }
     reward, human_eval = stages["reward"], stages["human_eval"]
     documents = [reward.document(f"{name}.json") or {} for name in ("calibration", "robustness")]
     against, options = _options(values, status.profile)
@@ -244,7 +250,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         status=status,
         project=values.get("project"),
         seed=values.get("seed"),
-        simulated=group(values, "data")["preferences"] is None,
+        simulated=group(values, "data").get("preferences", "") is None,
         stages=list(stages.values()),
         gates=[_gate(stage, verdict) for stage in stages.values() for verdict in stage.status.gates],
         data=_data(stages["validate"], group(values, "data")),
@@ -262,6 +268,13 @@ def taken_record(store: ArtifactStore, stage: StageStatus) -> Record | None:
     """The record that a run took for a stage, though the same key may have been computed to other bytes since."""
     found = store.published(stage.key) if stage.key and stage.digest else []
     return next((record for record in found if record.digest == stage.digest), None)
+
+
+def rests_on_import(home: Path, run: str) -> bool:
+    """Whether a run, or the record of one of its stages, was imported."""
+    status, store = load_status(home, run), ArtifactStore(home)
+    records = (taken_record(store, stage) for stage in status.stages)
+    return bool(status.imported) or any(record is not None and record.imported for record in records)
 
 
 def code_name(code: CodeVersion) -> str:
@@ -284,7 +297,7 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     lines = stage.lines("quarantine.jsonl")
     return DataFacts(
         sources=[SourceFacts(name, path, digests.get(name)) for name, path in named.items() if path or name in digests],
-        generated=config.get("generator") if config["preferences"] is None else None,
+        generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
         checks=[_check(each) for each in stage.document("report.json") or []],
         quarantined=len(lines) if stage.record is not None else None,
@@ -301,7 +314,7 @@ def _check(row: Document) -> Document:
 
 def _policy(stage: StageFacts, config: Mapping[str, Any]) -> PolicyFacts:
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
-    tether = {"target": None, "unit": "response", "stop_above": None, **computed["kl"]}
+    tether = {"target": None, "unit": "response", "stop_above": None, **computed.get("kl", {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
     return PolicyFacts(tether, len(rows), _samples(rows))
 

@@ -14,15 +14,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, TemplateError
 from markupsafe import Markup, escape
 
+from components.base.errors import UserError
 from components.base.files import replacing
 from components.data.support_desk.task import SIMULATED
 from components.gates.table import brief_metrics
 from components.gates.text import number
 from components.keys.code_version import code_version
-from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, run_facts
+from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
+from flows.reports.terminal import IMPORTED
 from tasks.execution.plots import thin
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -36,10 +38,18 @@ def write_page(home: Path, run: str) -> Path:
     """Write `report.html` into the run's folder.
 
     Raises:
-        UserError: there is no such run.
+        UserError: there is no such run, or an imported artifact holds what no stage writes.
     """
     path = home / "runs" / run / "report.html"
-    text = page(run_facts(home, run))
+    try:
+        text = page(run_facts(home, run))
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, TemplateError) as error:
+        if not rests_on_import(home, run):
+            raise
+        raise UserError(
+            f"{path} can't be written: an imported artifact of run {run} is not what a stage writes "
+            f"({type(error).__name__}: {error}). Do not trust the run; remove {path.parent} if you do not need it."
+        ) from error
     with replacing(path) as temporary:
         # A quarantined row may hold what UTF-8 can't.
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
@@ -76,6 +86,7 @@ def page(facts: RunFacts) -> str:
         ending=ending(facts),
         written_by=code_version(),
         simulated_note=SIMULATED,
+        imported_note=IMPORTED,
     )
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from components.base.errors import UserError
 from components.gates.text import number
 from flows.reports.terminal import STYLES
-from tasks.execution.progress import say
+from tasks.execution.progress import cell, say
 from tasks.runs.label import Label
 from tasks.runs.status import WORST_FIRST, RunStatus, load_readable
 
@@ -35,6 +35,12 @@ class ListedRun(NamedTuple):
     win_rate: float | None
     """`human_eval/win_rate` against SFT."""
     tags: Mapping[str, str]
+    imported: str = ""
+    """When it was imported (ISO 8601, UTC); empty for a run of this home."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields; `imported` only where it was."""
+        return {name: value for name, value in self._asdict().items() if name != "imported" or value}
 
 
 def listed(home: Path) -> list[ListedRun]:
@@ -51,7 +57,7 @@ def _listed(status: RunStatus) -> ListedRun:
     metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
     kl, win_rate = metrics.get("ppo/kl"), metrics.get("human_eval/win_rate")
     told = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
-    return ListedRun(*told, kl, win_rate, status.tags)
+    return ListedRun(*told, kl, win_rate, status.tags, status.imported)
 
 
 def selected(
@@ -83,14 +89,17 @@ def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int,
         return
     now = datetime.now().astimezone()
     columns = {
-        "run": [Text(each.run) for each in runs[:limit]],
-        "state": [Text(each.state, STYLES.get(each.state, "red")) for each in runs[:limit]],
-        "when": [Text(_when(each.started, now)) for each in runs[:limit]],
-        "name": [Text(each.name) for each in runs[:limit]],
-        "tags": [Text(" ".join(Label(tags=each.tags).written)) for each in runs[:limit]],
-        "KL": [Text("" if each.kl is None else number(each.kl)) for each in runs[:limit]],
-        "win rate": [Text("" if each.win_rate is None else f"{each.win_rate:.3f}") for each in runs[:limit]],
-        "seconds": [Text("" if each.seconds is None else f"{each.seconds:,.0f}") for each in runs[:limit]],
+        "run": [cell(each.run) for each in runs[:limit]],
+        "state": [
+            cell(f"{each.state}{', imported' if each.imported else ''}", STYLES.get(each.state, "red"))
+            for each in runs[:limit]
+        ],
+        "when": [cell(_when(each.started, now)) for each in runs[:limit]],
+        "name": [cell(each.name) for each in runs[:limit]],
+        "tags": [cell(" ".join(Label(tags=each.tags).written)) for each in runs[:limit]],
+        "KL": [cell("" if each.kl is None else number(each.kl)) for each in runs[:limit]],
+        "win rate": [cell("" if each.win_rate is None else f"{each.win_rate:.3f}") for each in runs[:limit]],
+        "seconds": [cell("" if each.seconds is None else f"{each.seconds:,.0f}") for each in runs[:limit]],
     }
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown = _fitting(columns, console.width)

@@ -1,22 +1,25 @@
 """A run's end for people: the stages with their main numbers, the gates with value, rule and verdict."""
 
-import re
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from components.base.text import line
+from components.base.text import markdown as words
 from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
 from components.gates.table import brief_metrics
 from components.gates.text import number, outcome, rule
+from tasks.execution.progress import cell
 from tasks.runs.status import RunStatus, StageStatus
 
 STYLES = {
     "failed": "red", "gate_failed": "red", "interrupted": "yellow", "waived": "yellow", "awaiting_labels": "yellow",
     "running": "cyan", "passed": "green", "cached": "green", "not_run": "dim",
 }  # fmt: skip
+IMPORTED = "This run was imported: another home computed it and wrote its numbers. No digest tells who that was."
 _OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "PASS": "green", "OFF": "dim"}
 
 
@@ -28,41 +31,45 @@ def print_run(console: Console, status: RunStatus, simulated: bool) -> None:
         console.print(_gate_table(gates))
     if simulated:
         console.print(SIMULATED, style="dim")
-    console.print(f"run {status.run}: ", Text(status.state, STYLES[status.state]), sep="", highlight=False)
+    if status.imported:
+        console.print(IMPORTED, style="yellow", highlight=False)
+    console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), highlight=False)
 
 
 def markdown(status: RunStatus, simulated: bool) -> str:
     """`status` as the Markdown page that is kept with the run: every metric, every gate."""
     lines = [
-        f"# Run {status.run}: {status.state}",
+        f"# Run {words(status.run)}: {status.state}",
         "",
-        ", ".join([*map(_escaped, _called(status)), f"profile {status.profile}", f"{status.seconds:.1f} s"])
-        + f"{', started by ' + status.user if status.user else ''}.{' ' + SIMULATED if simulated else ''}",
+        ", ".join([*map(words, _called(status)), f"profile {words(status.profile)}", f"{status.seconds:.1f} s"])
+        + f"{', started by ' + words(status.user) if status.user else ''}.{' ' + SIMULATED if simulated else ''}"
+        + f"{' ' + IMPORTED if status.imported else ''}",
         "",
         "| stage | state | seconds | cached | artifact |",
         "|---|---|---:|---|---|",
     ]
     for stage in status.stages:
         digest = f"`{stage.digest or ''}`"
-        lines.append(f"| {stage.name} | {stage.state} | {stage.seconds:.1f} | {_cached(stage)} | {digest} |")
+        lines.append(f"| {words(stage.name)} | {stage.state} | {stage.seconds:.1f} | {_cached(stage)} | {digest} |")
     lines += ["", "## Gates", "", "| gate | outcome | metric | value | rule |", "|---|---|---|---:|---|"]
     for gate in (gate for stage in status.stages for gate in stage.gates):
-        lines.append(f"| {gate.name} | {outcome(gate)} | {gate.metric} | {number(gate.value)} | {rule(gate)} |")
+        named = f"| {words(gate.name)} | {outcome(gate)} | {words(gate.metric)} |"
+        lines.append(f"{named} {number(gate.value)} | {rule(gate)} |")
     lines += ["", "## Metrics", "", "| metric | value |", "|---|---:|"]
     for stage in status.stages:
-        lines += [f"| {name} | {number(value)} |" for name, value in sorted(stage.metrics.items())]
+        lines += [f"| {words(name)} | {number(value)} |" for name, value in sorted(stage.metrics.items())]
     return "\n".join(lines) + "\n"
 
 
 def _stage_table(status: RunStatus) -> Table:
-    title = Text(", ".join([*_called(status), status.profile, f"{status.seconds:.0f} s"]))
+    title = cell(", ".join([*_called(status), status.profile, f"{status.seconds:.0f} s"]))
     columns = (*_columns("stage", "state", "seconds", "cached"), Column("main metrics", overflow="fold"))
     table = Table(*columns, title=title, title_justify="left", pad_edge=False, box=None)
     for stage in status.stages:
         shown = brief_metrics(stage.name, stage.metrics)
-        metrics = "  ".join(f"{name.partition('/')[2]} {number(stage.metrics[name])}" for name in shown)
-        state = Text(stage.state, STYLES[stage.state])
-        table.add_row(stage.name, state, f"{stage.seconds:.1f}", _cached(stage), metrics)
+        metrics = Text("  ".join(f"{line(name.partition('/')[2])} {number(stage.metrics[name])}" for name in shown))
+        state = cell(stage.state, STYLES[stage.state])
+        table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", _cached(stage), metrics)
     return table
 
 
@@ -71,16 +78,11 @@ def _called(status: RunStatus) -> list[str]:
     return [each for each in (status.name, " ".join(status.label.written)) if each]
 
 
-def _escaped(text: str) -> str:
-    """What a person wrote, as text of a Markdown page."""
-    return re.sub(r"([\\`*_<>\[\]|])", r"\\\1", text)
-
-
 def _gate_table(gates: Sequence[Verdict]) -> Table:
     table = Table(*_columns("gate", "value", "rule", ""), pad_edge=False, box=None)
     for gate in gates:
         word = outcome(gate)
-        table.add_row(gate.name, number(gate.value), rule(gate), Text(word, _OUTCOMES[word]))
+        table.add_row(cell(gate.name), number(gate.value), cell(rule(gate)), cell(word, _OUTCOMES[word]))
     return table
 
 

@@ -112,7 +112,10 @@ class RunContext:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.finish("failed" if kind is not None and issubclass(kind, Exception) else "interrupted")
+        if kind is None:  # nothing stopped it
+            self.finish("not_run")
+        else:
+            self.finish("failed" if issubclass(kind, Exception) else "interrupted")
 
     @property
     def folder(self) -> Path:

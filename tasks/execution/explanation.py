@@ -1,5 +1,6 @@
 """Why a stage was computed, or whose result it took: made when the store is asked, kept in the run's status."""
 
+from components.base.text import line
 from components.keys import changes as key_changes
 from components.keys.changes import KeyParts
 from components.store.store import ArtifactStore, Miss
@@ -46,13 +47,13 @@ def lines(status: RunStatus) -> list[str]:
             out.append(f"{stage.name:<{width}}{why}")
         for name, told in stage.explained.items():
             first, *rest = _story(told)
-            out += [f"{name:<{width}}{first}", *(f"{'':<{width}}{line}" for line in rest)]
+            out += [f"{name:<{width}}{first}", *(f"{'':<{width}}{told}" for told in rest)]
     return out
 
 
 def _story(told: Explanation) -> list[str]:
     if not isinstance(told, Changed):
-        return [f"{told.outcome}: {in_a_line(told)}"]
+        return [f"{told.outcome}: {line(in_a_line(told))}"]
     run, key = told.compared_with.run, told.compared_with.key
-    nearest = f"computed: compared with the nearest earlier record (run {run}, key {key[:12]})"
-    return [nearest, *(f"  {change}" for change in told.changes)]
+    nearest = f"computed: compared with the nearest earlier record (run {line(run)}, key {line(key[:12])})"
+    return [nearest, *(f"  {line(str(change))}" for change in told.changes)]

@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
+from rich.text import Text
 
+from components.base.text import line, plain
 from components.training.stopping import drop_output
 from tasks.runs.points import Point
 
@@ -100,7 +102,7 @@ class StageProgress:
         self._bar.update(self._steps, completed=step, total=total)
         text = "  ".join(f"{name} {value:.5g}" for name, value in list(point["metrics"].items())[:SHOWN])
         pace = self._pace()
-        self._bar.update(self._steps, pace=pace, metrics=escape(text))
+        self._bar.update(self._steps, pace=pace, metrics=escape(plain(text)))
         if self._bar.disable and (self._clock() >= self._next_line or step == total):
             self._next_line = self._clock() + EVERY_SECONDS
             say(self._console, "  ".join(part for part in (f"  {self._stage} {step}{of}", pace, text) if part))
@@ -119,5 +121,10 @@ class StageProgress:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, no wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print a line as it is: no markup, no wrapping, and nothing that commands the terminal."""
+    console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Return a table's cell as it is: one line, no markup, and nothing that commands the terminal."""
+    return Text(line(text), style)

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
+from components.base.text import line
 from components.gates import judging
 from components.gates import text as gate_text
 from components.keys.changes import KeyParts
@@ -180,13 +181,14 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
         ctx.status.update(shown, **fields)
     else:
         ctx.end_stage(shown, result.state, **fields)
-    how = f"cached, computed by {record.run}" if result.cached else f"computed in {result.seconds:.1f} s"
+    by = f"{record.run}{' and imported' if record.imported else ''}"
+    how = f"cached, computed by {by}" if result.cached else f"computed in {result.seconds:.1f} s"
     ctx.say(f"{record.stage}: {how}; artifact {record.digest[:12]}")
     for verdict in result.verdicts:
         word = gate_text.outcome(verdict)
         if word not in ("PASS", "OFF"):
             because = f", waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
-            ctx.say(f"  {word} {verdict.name}: {verdict.text}{because}")
+            ctx.say(f"  {line(f'{word} {verdict.name}: {verdict.text}{because}')}")
 
 
 def _say_if_different(record: Record, ctx: RunContext) -> None:

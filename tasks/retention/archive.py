@@ -1,18 +1,17 @@
 """Runs as files: what an export holds of a run, and how it becomes a run of another home."""
 
-import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.base.files import whole_folder
-from components.store.archive import Archive, admit, read_archive, write_archive
+from components.store.archive import admit, read_archive, write_archive
 from components.store.retention import stored
 from components.store.store import ArtifactStore, Miss, Record
+from tasks.retention.believed import believed_files
 from tasks.runs.config import CONFIG
-from tasks.runs.status import RUN_FILE, RunFile, RunStatus, finished_file, has_run, load_status
-
-RUN = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+from tasks.runs.status import RUN_FILE, RunStatus, finished_file, has_run, load_status
 
 
 class Imported(NamedTuple):
@@ -49,21 +48,35 @@ def export_run(store: ArtifactStore, run: str | None, target: Path | None) -> tu
 def import_run(store: ArtifactStore, path: Path) -> Imported:
     """Take up a run that another home exported. What is here already stays; twice is harmless.
 
+    Its files are made anew from what was verified, and say that it was imported. MLflow is not told of it.
+
     Raises:
-        UserError: the file doesn't hold; nothing of it was written.
+        UserError: the file doesn't hold, or another run of that id is here; nothing of it was written.
     """
-    archive = read_archive(path)
-    run = _document(archive).run
-    new_records = admit(archive, store)
-    folder = store.home / "runs" / run
+    archive = read_archive(path, _room(store))
+    document, files = believed_files(archive)
+    run, folder = document.run, store.home / "runs" / document.run
     new_run = not has_run(store.home, run)
+    if not new_run and finished_file(folder).started != document.started:
+        raise UserError(f"{path} is refused, and nothing of it was written: another run {run} is here, in {folder}.")
+    if new_run and (folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))):
+        raise UserError(
+            f"{path} is not imported, and nothing of it was written: {folder} is there and is no run. Move it away."
+        )
+    new_records = admit(archive, store)
     if new_run:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with whole_folder(folder) as temporary:
-            for name, data in archive.files.items():
+            for name, data in files.items():
                 (temporary / name).parent.mkdir(exist_ok=True)
                 (temporary / name).write_bytes(data)
     return Imported(run, new_run, len(archive.records), len(new_records), len(archive.objects))
+
+
+def _room(store: ArtifactStore) -> int:
+    """Bytes that an archive's objects may have: those that are free, and those of the objects that are here."""
+    folder = next(each for each in (store.objects, *store.objects.parents) if each.is_dir())
+    return shutil.disk_usage(folder).free + sum(entry.size for entry in store.local.entries("objects"))
 
 
 def run_files(folder: Path) -> dict[str, bytes]:
@@ -100,17 +113,3 @@ def run_records(store: ArtifactStore, status: RunStatus) -> list[Record]:
                 f"Run it again, which computes that, then export the new run."
             )
     return list(found.values())
-
-
-def _document(archive: Archive) -> RunFile:
-    """Return the archive's run.json, looked at as closely as its records were."""
-    try:
-        document = RunFile.model_validate_json(archive.files[RUN_FILE])
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{archive.path} is refused: its run.json doesn't parse ({type(error).__name__}).") from error
-    if not (RUN.fullmatch(document.run) and document.finished and CONFIG in archive.files):
-        raise UserError(f"{archive.path} is refused: its run.json is not one that Tether wrote.")
-    digests = {None, *(record.digest for record in archive.records)}
-    if lacking := [stage.name for stage in document.stages if stage.digest not in digests]:
-        raise UserError(f"{archive.path} is refused: it lacks the records of {', '.join(lacking)}.")
-    return document

@@ -36,11 +36,14 @@ def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str
             f"{store.home / 'runs' / min(damaged) / RUN_FILE} is damaged, so Tether cannot tell what that run needs. "
             f"Restore it, or remove the run's folder."
         )
-    for place, status in enumerate(statuses):
+    # Imported runs are counted apart: they do not push out this home's own.
+    kinds = [[each for each in statuses if bool(each.imported) is imported] for imported in (False, True)]
+    newest = {each.run for kind in kinds for each in kind[:keep_runs]}
+    for status in statuses:
         run, wanted = status.run, status.needs
         # A worker computes on when the run that ordered it has died.
         at_work = status.state in ("running", "awaiting_labels") or held & set(wanted)
-        if place < keep_runs or at_work or run in pins:
+        if run in newest or at_work or run in pins:
             need(f"run {run}", wanted)
     need("at work", held)
     for run, names in pins.items():
@@ -73,6 +76,8 @@ class StoredArtifact(NamedTuple):
     time: str
     """UTC, ISO 8601."""
     kept_by: list[str]
+    imported: str
+    """When it was imported (UTC, ISO 8601); empty where it was computed here."""
 
 
 def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
@@ -90,6 +95,7 @@ def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
             run=each.record.run,
             time=each.record.started,
             kept_by=sorted(kept.get(each.identity, ())),
+            imported=each.record.imported,
         )
         for each in records
         if isinstance(each.record, Record)

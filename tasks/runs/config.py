@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
+
+from components.base.errors import UserError
 
 CONFIG = "config.yaml"
+DEEPEST = 20
+_VALUES = TypeAdapter(dict[str, JsonValue])
 
 
 def write_values(folder: Path, values: Mapping[str, JsonValue]) -> None:
@@ -15,5 +19,43 @@ def write_values(folder: Path, values: Mapping[str, JsonValue]) -> None:
 
 
 def run_values(home: Path, run: str) -> dict[str, JsonValue]:
-    """Return the resolved config that a run was started with, as values."""
-    return yaml.safe_load((home / "runs" / run / CONFIG).read_text(encoding="utf-8")) or {}
+    """Return the resolved config that a run was started with, as values.
+
+    Raises:
+        UserError: the file isn't there, or does not hold what Tether writes.
+    """
+    path = home / "runs" / run / CONFIG
+    try:
+        return _load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is damaged ({str(error).splitlines()[0]}). Restore the file, or move the folder {path.parent} out "
+            f"of {path.parent.parent}."
+        ) from error
+
+
+def parse_values(text: str) -> dict[str, JsonValue]:
+    """Return the values of a config that somebody else's Tether wrote.
+
+    Raises:
+        ValueError: it is no mapping of what JSON has, is nested deeper than any config, or refers to parts of itself.
+    """
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise ValueError(f"it is nested more than {DEEPEST} deep")
+            if isinstance(event, yaml.AliasEvent):  # a few of them could stand for gigabytes
+                raise ValueError("it refers to parts of itself")
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is not readable as YAML: {' '.join(str(error).split())}") from error
+    return _load(text)
+
+
+def _load(text: str) -> dict[str, JsonValue]:
+    try:
+        values = yaml.safe_load(text)
+        return _VALUES.validate_python({} if values is None else values)
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is not readable as YAML: {' '.join(str(error).split())}") from error

@@ -52,6 +52,8 @@ class Done(BaseModel):
     inputs: list[Input]
     attachments: dict[str, Path]
     """Files by name; empty on a hit, which links to the run that has them."""
+    imported: bool = False
+    """Whether another home's word stands for it, or for anything that it was made from: then only a person promotes."""
 
     @classmethod
     def of(cls, result: StageResult, folder: Path, attachments: Mapping[str, Path]) -> Self:
@@ -69,6 +71,7 @@ class Done(BaseModel):
             verdicts=list(result.verdicts),
             inputs=[each.model_copy(update={"path": each.path.absolute()}) for each in result.inputs.values()],
             attachments={name: path.absolute() for name, path in attachments.items()},
+            imported=result.imported,
         )
 
     @property

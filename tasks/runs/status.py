@@ -4,6 +4,7 @@ Nothing else reads or writes that file. `StatusFile` is the run that this proces
 people read it.
 """
 
+import logging
 import math
 import threading
 import time
@@ -11,18 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from components.base.errors import TetherError, UserError
 from components.base.process import Process, is_alive, this_process
 from components.gates.judging import Verdict, Waiver
 from components.gates.table import GATES
+from components.store.folder import open_regular
 from tasks.result import State
 from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, replace_json
 from tasks.runs.label import UNNAMED, Label
+
+logger = logging.getLogger(__name__)
 
 WORST_FIRST: tuple[State, ...] = get_args(State)
 RUN_FILE = "run.json"
@@ -31,6 +35,17 @@ RUN_FILE = "run.json"
 def worst(states: Iterable[State]) -> State:
     """Return the worst of some states (`not_run` of none)."""
     return min(states, key=WORST_FIRST.index, default="not_run")
+
+
+def _stamp(text: str) -> str:
+    """Raises ValueError where a text is no time that a run can have; empty is none."""
+    if text and not 1970 <= datetime.fromisoformat(text).year < 9000:
+        raise ValueError("its year is before 1970 or after 8999")
+    return text
+
+
+Stamp = Annotated[str, AfterValidator(_stamp)]
+"""ISO 8601, UTC."""
 
 
 class Part(BaseModel):
@@ -97,8 +112,9 @@ class _Run(BaseModel):
     """The user's; a bare tag's value is empty."""
     user: str = ""
     """Who started it."""
-    started: str
-    """ISO 8601, UTC; likewise `updated` and `finished`."""
+    started: Annotated[Stamp, Field(min_length=1)]
+    imported: Stamp = ""
+    """When it was imported: another home computed it, and says what it says. Empty for a run of this home."""
     origin: dict[str, str] = Field(default_factory=dict)
     """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run."""
     stages: list[StageStatus]
@@ -121,8 +137,8 @@ class RunFile(_Run):
 
     model_config = ConfigDict(extra="allow")  # a later version's fields survive being read and written here
 
-    finished: str | None
-    updated: str = ""
+    finished: Stamp | None
+    updated: Stamp = ""
     process: Process
     """The process that computes it, or did last."""
 
@@ -248,7 +264,7 @@ class StatusFile:
 def load_status(home: Path, run_id: str | None = None) -> RunStatus:
     """Return one run's status; None is the newest run. Raises UserError if there is no such run."""
     if run_id is None:
-        runs = list_runs(home)
+        runs = own_runs(home) or list_runs(home)
         if not runs:
             raise UserError(f"there is no run in {home / 'runs'} yet; start one with `tether run demo`.")
         run_id = runs[0]
@@ -280,6 +296,11 @@ def list_runs(home: Path) -> list[str]:
     return [each.run for each in _files(home)]
 
 
+def own_runs(home: Path) -> list[str]:
+    """Return the id of every run that was not imported, newest first: what is meant where no run is named."""
+    return [each.run for each in _files(home) if not each.imported]
+
+
 def has_run(home: Path, run: str) -> bool:
     """Whether there is a run of that id."""
     return bool(run) and "/" not in run and not run.startswith(".") and (home / "runs" / run / RUN_FILE).is_file()
@@ -287,14 +308,18 @@ def has_run(home: Path, run: str) -> bool:
 
 def run_of_flow(home: Path, flow_run: str) -> str | None:
     """Return the run that a Prefect flow run began, if it is tried again; None at its first try."""
-    return next((each.run for each in _files(home) if each.origin.get("flow_run") == flow_run), None)
+    ours = (each for each in _files(home) if not each.imported)
+    return next((each.run for each in ours if each.origin.get("flow_run") == flow_run), None)
 
 
 def read_file(folder: Path) -> RunFile:
     """Return the run.json in `folder`. Raises UserError if it does not hold what Tether writes."""
     try:
-        return RunFile.model_validate_json((folder / RUN_FILE).read_text())
-    except ValueError as error:
+        with open_regular(folder / RUN_FILE) as file:
+            return RunFile.model_validate_json(file.read())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{folder / RUN_FILE} is damaged ({str(error).splitlines()[0]}). Restore the file, or move the folder "
             f"{folder} out of {folder.parent}."
@@ -307,7 +332,7 @@ def finished_file(folder: Path) -> RunFile:
     _interrupt(document.stages)
     origin = {name: value for name, value in document.origin.items() if name != "flow_run"}
     finished = document.finished or document.updated
-    return document.model_copy(update={"process": {}, "origin": origin, "finished": finished})
+    return document.model_copy(update={"process": {}, "origin": origin, "finished": finished, "imported": ""})
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -326,7 +351,7 @@ def _status(document: RunFile, in_mlflow: Mapping[str, str]) -> RunStatus:
     if document.died:
         _interrupt(stages)
     extra: list[State] = ["interrupted"] if document.died else ["running"] if running else []
-    end = _seconds(_now() if running else document.finished or document.updated)
+    end = _seconds(_now() if running else document.finished or document.updated or document.started)
     state, seconds = worst([*extra, *(stage.state for stage in stages)]), round(end - _seconds(document.started), 3)
     return RunStatus.model_validate(dict(document) | {"state": state, "seconds": seconds, "stages": stages})
 
@@ -346,8 +371,13 @@ _FINE = {"passed", "cached", "waived", "not_run"}
 
 
 def _files(home: Path) -> list[RunFile]:
-    """Return every run's file, newest first."""
-    found = [read_file(path.parent) for path in (home / "runs").glob(f"*/{RUN_FILE}")]
+    """Return every run's file that can be read, newest first; one that can't hides no other."""
+    found = []
+    for path in (home / "runs").glob(f"*/{RUN_FILE}"):
+        try:
+            found.append(read_file(path.parent))
+        except UserError as error:
+            logger.warning("%s", error)
     return sorted(found, key=lambda each: each.started, reverse=True)
 
 

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from components.base.text import markdown as words
+from components.base.text import markdown_code as span
 from components.gates import text as gate_text
 from components.gates.table import brief_metrics
 from components.keys.code_version import CodeVersion
@@ -23,12 +25,14 @@ class NoteRow(NamedTuple):
     @property
     def cells(self) -> str:
         """As Markdown."""
-        return f"| {self.how} | {f'[{self.name}]({self.link})' if self.link else self.name} | `{self.digest[:16]}` |"
+        name = words(self.name)
+        return f"| {self.how} | {f'[{name}]({self.link})' if self.link else name} | {span(self.digest[:16])} |"
 
 
 def stage_note(done: Done, computed_in: str, rows: Sequence[NoteRow]) -> str:
     """Of a stage's run, and of its model; `computed_in` links to the run that computed it, if MLflow has that."""
-    run = f"[{done.record.run}]({computed_in})" if computed_in else f"`{done.record.run}`, which is not in this MLflow"
+    by = done.record.run
+    run = f"[{words(by)}]({computed_in})" if computed_in else f"{span(by)}, which is not in this MLflow"
     cached = "From the cache. " if done.hit else ""
     lines = [f"{cached}Stage **{done.shown}**, computed in run {run}. {code(done.record.environment)}", ""]
     lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
@@ -36,7 +40,8 @@ def stage_note(done: Done, computed_in: str, rows: Sequence[NoteRow]) -> str:
         kept_out = f"Kept out: {done.record.metrics.get('data/quarantined', 0):.0f} rows"
         lines += ["", f"{kept_out} (`attachments/quarantine.jsonl` names them; one may fail several checks)."]
         for check in _keeping_out(done):
-            lines += [f"- {check['rows']} of {check['source']}: `{check['name']}`, else: {check['description']}"]
+            told = f"{span(check['name'])}, else: {words(check['description'])}"
+            lines += [f"- {check['rows']} of {words(check['source'])}: {told}"]
     if judged := [verdict for verdict in done.verdicts if verdict.threshold is not None]:
         lines += ["", "**Gates**", "", gate_text.markdown(judged)]
     return "\n".join(lines)
@@ -47,7 +52,7 @@ def code(environment: Environment) -> str:
     version = environment.get("code", CodeVersion())
     if not (commit := version.get("commit")):
         return "Code of unknown commit."
-    return f"Code: commit `{commit[:12]}`{' with changes' if version.get('dirty') else ''}."
+    return f"Code: commit {span(commit[:12])}{' with changes' if version.get('dirty') else ''}."
 
 
 def quarantined(done: Done) -> dict[str, int]:
@@ -68,11 +73,12 @@ def run_note(stages: Iterable[StageStatus], done: Sequence[Done], links: Mapping
     metrics = {name: value for each in done for name, value in each.record.metrics.items()}
     lines = ["| stage | state | artifact | numbers |", "|---|---|---|---|"]
     for stage in stages:
-        name = f"[{stage.name}]({links[stage.name]})" if stage.name in links else stage.name
+        name = f"[{words(stage.name)}]({links[stage.name]})" if stage.name in links else words(stage.name)
         numbers = (f"{metric.partition('/')[2]} {metrics[metric]:.4g}" for metric in brief_metrics(stage.name, metrics))
-        lines.append(f"| {name} | {stage.state} | `{(stage.digest or '')[:16]}` | {', '.join(numbers)} |")
+        lines.append(f"| {name} | {stage.state} | `{(stage.digest or '')[:16]}` | {words(', '.join(numbers))} |")
     waived = {gate: waiver for each in done for gate, waiver in each.waived.items()}
     lines += [""] + [
-        f"- Gate `{gate}` was waived by {waiver['user']}: {waiver['reason']}" for gate, waiver in waived.items()
+        f"- Gate {span(gate)} was waived by {words(waiver['user'])}: {words(waiver['reason'])}"
+        for gate, waiver in waived.items()
     ]
     return "\n".join(lines).strip()

@@ -7,6 +7,7 @@ tether.waivers      gates waived on the way to it: {gate: {user, reason, run}}
 tether.human_eval   its human evaluation: {run, state, judges, win_rate, win_rate_low, win_rate_high, items}
 tether.champion     when it was champion: [{from, by, because, until, ended_by, ended_because}], the last one open
 tether.demoted      {at, by, because}: no run points an alias at it again, only a person does
+tether.imported     the run that took it, where an imported record is among what it was made from: likewise
 """
 
 import json
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from components.base.text import markdown as words
+from components.base.text import markdown_code
 from tasks.runs.journal import Done
 from tasks.runs.status import finite
 from tasks.tracking.links import MODELS
@@ -57,12 +60,15 @@ class Versions:
         versions = json.dumps([{"name": name, "version": int(version)}])
         self._client.set_logged_model_tags(model, {"mlflow.modelVersions": versions})
         self._waive(name, version, found.tags, done.run, waivers)
-        if "tether.demoted" not in found.tags:
+        if self._may_point(name, version, found.tags, done):
             self._point(name, CANDIDATE, version, done.time)
         self.describe(name, version)
 
     def judge(self, done: Done, name: str, waivers: Mapping[str, Any]) -> None:
-        """Write a human evaluation onto the policy that it judged, and promote that if every gate passed unwaived."""
+        """Write a human evaluation onto the policy that it judged, and promote that if every gate passed unwaived.
+
+        What rests on an imported record is promoted by a person only.
+        """
         digest = done.lineage.get("ppo")
         found = self._find(name, digest) if digest else None
         if found is None:
@@ -74,7 +80,7 @@ class Versions:
         judged = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
         self._set(name, version, "tether.human_eval", judged)
         self._waive(name, version, found.tags, done.run, waivers)
-        if state == "passed" and "tether.demoted" not in found.tags:
+        if self._may_point(name, version, found.tags, done) and state == "passed":
             self.promote(name, version, done.user, f"human_eval passed in run {done.run}", done.time, run=done.run)
         self.describe(name, version)
 
@@ -126,6 +132,12 @@ class Versions:
         lines = [*state_lines(found.tags), ""] if found.tags else []
         self._client.update_model_version(name, version, "\n".join([*lines, note]).strip())
 
+    def _may_point(self, name: str, version: str, tags: Mapping[str, str], done: Done) -> bool:
+        """Whether a run may point an alias at a version by itself; writes down where an import stands against it."""
+        if done.imported:
+            self._client.set_model_version_tag(name, version, "tether.imported", done.run)
+        return "tether.demoted" not in tags and not done.imported
+
     def _find(self, name: str, digest: str) -> Any:
         """The newest version of `name` with an artifact's digest, or None."""
         found = self._client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
@@ -174,17 +186,24 @@ def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
 def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
     """What a version's tags say of its life, as Markdown for its page."""
     for term in champion_terms(tags):
-        began = f"{term['from']}: by {term['by']}, {term['because']}"
+        began = f"{words(term['from'])}: by {words(term['by'])}, {words(term['because'])}"
         if "until" in term:
-            yield f"- Champion from {began}; until {term['until']}: by {term['ended_by']}, {term['ended_because']}"
+            ended = f"{words(term['until'])}: by {words(term['ended_by'])}, {words(term['ended_because'])}"
+            yield f"- Champion from {began}; until {ended}"
         else:
             yield f"- **Champion** since {began}"
     if demoted := _loaded(tags, "tether.demoted", {}):
-        yield f"- **Demoted** {demoted['at']} by {demoted['by']}: {demoted['because']}"
+        yield f"- **Demoted** {words(demoted['at'])} by {words(demoted['by'])}: {words(demoted['because'])}"
+    if "tether.imported" in tags:
+        yield (
+            f"- **Imported**: run {words(tags['tether.imported'])} has it, or what it was made from, from another "
+            f"home, so no run gives it an alias; `tether promote` does"
+        )
     if judged := human_eval(tags):
-        yield f"- {evaluation(judged)}"
+        yield f"- {words(evaluation(judged))}"
     for gate, waiver in _loaded(tags, "tether.waivers", {}).items():
-        yield f"- Gate `{gate}` was waived by {waiver['user']} in run {waiver['run']}: {waiver['reason']}"
+        by = f"{words(waiver['user'])} in run {words(waiver['run'])}"
+        yield f"- Gate {markdown_code(gate)} was waived by {by}: {words(waiver['reason'])}"
 
 
 def evaluation(judged: Mapping[str, Any]) -> str:

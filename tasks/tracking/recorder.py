@@ -72,7 +72,7 @@ class Recorder:
             if not points:
                 return
             metrics = [
-                Metric(name, value, point["time"], point["step"])
+                Metric(name, value, point.get("time", 0), point["step"])
                 for point in points
                 for name, value in point["metrics"].items()
             ]

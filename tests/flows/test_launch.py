@@ -9,6 +9,7 @@ import pytest
 
 from components.base.errors import UserError
 from components.base.settings import Settings, keyed_values
+from components.gates.judging import Verdict
 from components.gates.table import GATES
 from components.human_eval.sheet import SIMULATED
 from flows import launch as launching
@@ -19,7 +20,7 @@ from flows.rlhf import pipeline
 from flows.sources import Sources, find_sources
 from tasks.execution.runner import _key, _parts, peek
 from tasks.result import Given, StageResult
-from tasks.runs.status import load_status
+from tasks.runs.status import load_status, own_runs
 from tasks.stages import PIPELINE, Stage
 
 
@@ -331,6 +332,40 @@ def test_only_a_run_that_waits_for_people_is_scored(tmp_path: Path) -> None:
     taken_up = scoring(tmp_path, None, tmp_path / "sheet.csv")
     assert taken_up.ctx.run == waiting
     assert taken_up.sources.sheet is not None
+
+
+def imported(home: Path, run: str) -> None:
+    """Mark a run as `tether store import` does."""
+    path = home / "runs" / run / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"imported": "2026-01-01T00:00:00+00:00"}))
+
+
+def test_a_rerun_goes_on_from_an_imported_run_only_where_that_is_named(tmp_path: Path) -> None:
+    ours = finish(begin(tmp_path))
+    theirs = finish(begin(tmp_path))
+    imported(tmp_path, theirs)
+    end(rerun(tmp_path, "ppo"))
+    assert load_status(tmp_path).origin["from"] == ours
+    end(rerun(tmp_path, "ppo", theirs))
+    assert load_status(tmp_path).origin["from"] == theirs
+    for run in own_runs(tmp_path):
+        imported(tmp_path, run)
+    with pytest.raises(UserError, match=r"every run here was imported.*--from"):
+        rerun(tmp_path, "ppo")
+
+
+def test_what_another_home_waived_is_not_waived_here(tmp_path: Path) -> None:
+    (tmp_path / "sheet.csv").write_text("item\n")
+    launch = begin(tmp_path, "human_eval.judges=people")
+    verdict = Verdict(
+        name="ppo.kl", metric="ppo/kl_high", value=9.0, op="<=", threshold=8.0, passed=False, waived=True,
+        user="ada", reason="theirs",
+    )  # fmt: skip
+    launch.ctx.status.update("ppo", gates=[verdict])
+    run = end(launch, human_eval="awaiting_labels")
+    assert [waiver.gate for waiver in scoring(tmp_path, run, tmp_path / "sheet.csv").ctx.waivers] == ["ppo.kl"]
+    imported(tmp_path, run)
+    assert list(scoring(tmp_path, run, tmp_path / "sheet.csv").ctx.waivers) == []
 
 
 def test_scoring_again_takes_the_sample_that_people_were_shown(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """An export holds a run whole, and of an archive that somebody made nothing is believed before all was checked."""
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 from components.base.errors import TetherError, UserError
 from components.base.hashing import digest_json
 from components.store.archive import admit, read_archive, write_archive
+from components.store.graph import Graph
 from components.store.records import record_text
 from components.store.store import ArtifactStore, Record
 
-KEY = "a" * 64
+PARTS = {"stage": "sft", "job": {}, "inputs": {}, "source": {"a": "1"}, "libraries": {}}
+KEY = digest_json(PARTS)
 FILES = {"run.json": b"{}", "config.yaml": b"seed: 0\n", "metrics/sft.jsonl": b"{}\n"}
 
 
@@ -22,7 +25,8 @@ def publish(store: ArtifactStore, text: str = "weights", key: str = KEY) -> Reco
     (out / "model" / "weights.safetensors").write_text(text)
     (store.home / "more").mkdir()
     (store.home / "more" / "plot.png").write_text("plot")
-    record = store.publish(key, out, store.home / "more", {"stage": "sft", "metrics": {"sft/loss": float("nan")}})
+    about = {"stage": "sft", "parts": PARTS, "metrics": {"sft/loss": float("nan")}}
+    record = store.publish(key, out, store.home / "more", about)
     (out / "model").rmdir()
     out.rmdir()
     (store.home / "more").rmdir()
@@ -62,7 +66,7 @@ def test_what_is_exported_is_taken_up_whole_and_twice_is_harmless(one, archive, 
     assert not (tmp_path / "two").exists(), "reading writes nothing"
     assert len(admit(read, two)) == 1
     found = two.lookup(KEY)
-    assert record_text(found) == record_text(one.lookup(KEY))
+    assert found.imported and record_text(found.model_copy(update={"imported": ""})) == record_text(one.lookup(KEY))
     assert (two.path(found) / "model" / "weights.safetensors").read_text() == "weights"
     assert two.attachment(found, "plot.png").read_text() == "plot"
     assert admit(read_archive(archive), two) == []
@@ -73,9 +77,11 @@ def test_the_same_run_gives_the_same_bytes_from_whichever_home_and_attempt(one, 
     two = ArtifactStore(tmp_path / "two")
     publish(two, "other weights")
     admit(read_archive(archive), two)
-    newest = two.published(KEY)[0]
-    assert newest.attempt == 2
-    write_archive(tmp_path / "again.tar", two, FILES, [newest])
+    here, imported = two.published(KEY)
+    assert (here.attempt, imported.attempt) == (1, 2)
+    assert two.lookup(KEY).digest == here.digest, "what was computed here wins"
+    assert two.lookup(KEY, imported.digest).digest == imported.digest != here.digest
+    write_archive(tmp_path / "again.tar", two, FILES, [imported])
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
 
 
@@ -101,7 +107,10 @@ def test_a_damaged_store_is_not_exported_and_leaves_no_file(one, tmp_path):
 @pytest.mark.parametrize(
     "name",
     ["../x", "/etc/passwd", "run/../../x", "objects/../../x", "run\\x", "C:x", "run/a\nb", "", "x" * 300, "elsewhere/x",
-     "objects/x", "records/x/1.json", f"records/{KEY}/0.json", "run/a/b/c", "store/objects/x", ".lock"],
+     "objects/x", "records/x/1.json", f"records/{KEY}/0.json", "run/a/b/c", "store/objects/x", ".lock",
+     "run/done/sft.json", "run/mlflow.json", "run/tracking.jsonl", "run/tracking.json", "run/report.html",
+     "run/report.md", "run/sheet.csv", "run/cards/tether-policy.md", "run/metrics/../run.json", "run/metrics/x.json",
+     f"records/{KEY}/2.json", f"records/{'z' * 64}/1.json", "run/mlflow.lock", "run/x.html"],
 )  # fmt: skip
 def test_a_member_that_no_export_holds_is_refused(tmp_path, name):
     with pytest.raises(UserError, match=r"refused|can't be read"):
@@ -185,3 +194,125 @@ def test_a_compressed_archive_is_refused_before_it_can_grow(archive, tmp_path):
     (tmp_path / "x.tar").write_bytes(gzip.compress(archive.read_bytes()))
     with pytest.raises(UserError, match="can't be read"):
         read_archive(tmp_path / "x.tar")
+
+
+# -- what would hang or crash a reader ---------------------------------------------------------------------------------
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("size", [1 << 40, 1 << 62, -(1 << 20), 512])
+@pytest.mark.parametrize(
+    "kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
+)
+def test_a_header_may_claim_any_size_and_is_not_believed(tmp_path, kind, size):
+    (tmp_path / "x.tar").write_bytes(header("run/run.json", size, kind) * 2)
+    with pytest.raises(UserError, match=r"refused|can't be read"):
+        read_archive(tmp_path / "x.tar")
+
+
+@pytest.mark.timeout(20)
+def test_thousands_of_extended_headers_are_not_followed(archive, tmp_path):
+    record = b"30 mtime=1.000000000000000000\n".ljust(512, b"\0")
+    chain = (header("x", 30, tarfile.XHDTYPE) + record) * 5000
+    (tmp_path / "x.tar").write_bytes(chain + archive.read_bytes())
+    with pytest.raises(UserError, match="no plain file"):
+        read_archive(tmp_path / "x.tar")
+
+
+def test_a_file_larger_than_any_of_its_kind_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "x.tar").open("wb") as file:
+        file.write(header("run/run.json", 1 << 30))
+        file.truncate(2 << 30)  # takes no room on the disk
+    with pytest.raises(UserError, match="more than the"):
+        read_archive(tmp_path / "x.tar")
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "x.tar")
+    for path in (tmp_path / "x.tar", Path("/dev/zero"), Path("/dev/stdin"), tmp_path, tmp_path / "nothing"):
+        with pytest.raises(UserError, match="can't be read"):
+            read_archive(path)
+
+
+@pytest.mark.parametrize("more", [b"x", bytes(5000) + b"x", bytes(1 << 20)])
+def test_what_follows_the_end_is_refused(archive, tmp_path, more):
+    (tmp_path / "x.tar").write_bytes(archive.read_bytes() + more)
+    with pytest.raises(UserError, match="follows its end"):
+        read_archive(tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"record": {"job": {"a": ' + "[" * 300 + "]" * 300 + "}}}"])
+def test_a_deep_record_is_refused(tmp_path, deep):
+    with pytest.raises(UserError, match="refused"):
+        read_archive(forge(tmp_path / "x.tar", (f"records/{KEY}/1.json", deep.encode())))
+
+
+# -- records that hold, and lie ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"parts": {**PARTS, "source": {"a": "2"}}}, "not the digest of its parts"),
+        ({"parts": {}}, "not the digest of its parts"),
+        ({"stage": "ppo"}, "stage is not what its key"),
+        ({"job": {"seed": 1}}, "job is not what its key"),
+        ({"inputs": {"data": "a" * 64}}, "inputs is not what its key"),
+        ({"run": "../../x"}, "no run's id"),
+        ({"run": "<b>"}, "run, attempt or imported"),
+        ({"run": "x\x1b[2J"}, "run, attempt or imported"),
+        ({"seconds": float("inf")}, "seconds"),
+        ({"imported": "2026-01-01"}, "run, attempt or imported"),
+    ],
+)
+def test_a_record_that_its_key_does_not_bear_out_is_refused(one, archive, tmp_path, change, problem):
+    record = one.published(KEY)[0].model_copy(update=change)
+    entries = {**members(archive), f"records/{KEY}/1.json": record_text(record).encode()}
+    with pytest.raises(UserError, match=problem):
+        read_archive(forge(tmp_path / "x.tar", *entries.items()))
+
+
+def test_an_input_that_is_no_digest_is_refused(one, archive, tmp_path):
+    inputs = {"data": '"><script>alert(1)</script>'}
+    parts = {**PARTS, "inputs": inputs}
+    record = one.published(KEY)[0].model_copy(update={"parts": parts, "inputs": inputs, "key": digest_json(parts)})
+    entries = {**members(archive), f"records/{record.key}/1.json": record_text(record).encode()}
+    entries.pop(f"records/{KEY}/1.json")
+    with pytest.raises(UserError, match="is no sha256"):
+        read_archive(forge(tmp_path / "x.tar", *entries.items()))
+
+
+def test_records_that_name_each_other_in_a_circle_are_walked_once(archive, tmp_path):
+    record = read_archive(archive).records[0]
+    one, other = ({"digest": digest * 64, "inputs": {"x": made_of * 64}} for digest, made_of in ("ab", "ba"))
+    graph = Graph([record.model_copy(update=one), record.model_copy(update=other)])
+    assert {node.digest[0] for node in graph.upstream(["a" * 64])} == {"a", "b"}
+    assert {node.digest[0] for node in graph.downstream(["a" * 64])} == {"a", "b"}
+
+
+def test_what_was_computed_here_comes_before_an_imported_result_however_new_that_says_it_is(one, archive, tmp_path):
+    two = ArtifactStore(tmp_path / "two")
+    ours = publish(two)
+    forged = one.published(KEY)[0].model_copy(update={"metrics": {"sft/loss": 0.0}, "started": "9999-01-01"})
+    entries = {**members(archive), f"records/{KEY}/1.json": record_text(forged).encode()}
+    (new,) = admit(read_archive(forge(tmp_path / "x.tar", *entries.items())), two)
+    assert new.imported and new.attempt == 2
+    assert two.lookup(KEY).metrics.keys() == ours.metrics.keys() and not two.lookup(KEY).imported
+    assert [bool(each.imported) for each in two.published(KEY)] == [False, True]
+    assert [bool(each.imported) for each in Graph.of(two).node(ours.digest).records] == [False, True]
+    assert Graph.of(two).rests_on_import([ours.digest]) is False
+    assert admit(read_archive(tmp_path / "x.tar"), two) == []
+
+
+def test_an_archive_that_the_disk_has_no_room_for_is_refused_before_it_is_read(archive):
+    size = archive.stat().st_size
+    assert read_archive(archive, room=size).records
+    with pytest.raises(UserError, match="there is room for 10"):
+        read_archive(archive, room=10)

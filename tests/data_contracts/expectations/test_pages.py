@@ -41,6 +41,13 @@ def test_no_page_loads_or_links_anything_from_elsewhere(docs):
         assert not re.search(r"(src|href)\s*=\s*[\"']?\s*(https?:)?//", page), name
 
 
+def test_every_page_has_a_content_policy_that_lets_no_script_run(docs):
+    for name, page in docs.items():
+        head = page.partition("<body")[0]
+        assert head.count("Content-Security-Policy") == 1 and "default-src 'none'" in head, name
+        assert "script-src" not in head, name
+
+
 def test_the_status_is_said_in_words(docs):
     result = next(page for name, page in docs.items() if name.startswith("validations/"))
     assert ">FAIL</strong>" in result and ">PASS</strong>" in result and "fa-times" not in result

@@ -12,6 +12,7 @@ import yaml
 from components.base.errors import UserError
 from components.base.hashing import digest_json
 from components.base.process import describe_process, this_process
+from components.store.graph import Graph
 from components.store.retention import collect
 from components.store.store import ArtifactStore, Record
 from tasks.retention.archive import export_run, import_run
@@ -32,9 +33,10 @@ def make_run(home: Path, run: str, text: str, state: str = "passed", started: st
         out.mkdir()
         (out / "value").write_text(f"{stage} {text}")
         (out / "tokenizer.json").write_text("the same in all")
-        key = digest_json([stage, text])
         inputs = {"data": "d" * 64} if stage == "sft" else {"sft": records["sft"].digest}
-        records[stage] = store.publish(key, out, None, {"stage": stage, "inputs": inputs, "run": run})
+        parts = {"stage": stage, "job": {}, "inputs": inputs, "source": {"text": text}, "libraries": {}}
+        key = digest_json(parts)
+        records[stage] = store.publish(key, out, None, {"stage": stage, "inputs": inputs, "run": run, "parts": parts})
         out.rmdir()
         status.update(stage, state=state if stage == "ppo" else "passed", key=key, digest=records[stage].digest)
     if state not in ("running", "interrupted"):
@@ -105,7 +107,7 @@ def test_an_exported_run_is_a_run_of_another_home_and_its_export_there_is_the_sa
     for expected in ("is here now", "was here already"):
         taken = tether("store", "import", str(tmp_path / "run.tar"), home=other)
         assert taken.returncode == 0 and expected in taken.stdout, taken.stderr
-    assert found(other, records) == ["sft", "ppo"]
+    assert sorted(each.run for each in Graph.of(ArtifactStore(other)).node(records["ppo"].digest).records) == ["r1"]
     assert (ArtifactStore(other).path(records["ppo"]) / "value").read_text() == "ppo one"
     shown = json.loads(tether("status", "r1", "--json", home=other).stdout)
     assert shown == load_status(home, "r1").as_json()

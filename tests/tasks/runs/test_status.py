@@ -193,3 +193,22 @@ def test_what_an_earlier_version_did_not_send_is_known(tmp_path, sent, left):
     if sent is not None:
         (tmp_path / "tracking.json").write_text(json.dumps({"facts": sent}))
     assert left_by_earlier(tmp_path) is left
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("started", [5, "5", "", "0001-01-01T00:00:00", "tomorrow", None, "fifo"])
+def test_a_run_json_whose_times_are_none_or_that_is_no_file_breaks_no_command_that_lists_runs(
+    begin, tmp_path, started, caplog
+):
+    for run in ("whole", "damaged"):
+        begin(run).finish()
+    path = tmp_path / "runs" / "damaged" / "run.json"
+    if started == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        edited(path.parent, started=started)
+    assert list_runs(tmp_path) == ["whole"] and load_status(tmp_path).run == "whole"
+    assert "damaged/run.json is damaged" in caplog.text
+    readable, damaged = load_readable(tmp_path)
+    assert [each.run for each in readable] == ["whole"] and list(damaged) == ["damaged"]

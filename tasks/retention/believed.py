@@ -1,0 +1,228 @@
+"""What is believed of an imported run: each file by its schema, and each number by the records that rest on it.
+
+An archive may be anybody's. Its run.json is not taken over: metrics are those of its records, gates are judged again by
+its config's thresholds, and of the rest only fields that a run has remain, each within its bounds. Pages, cards and
+what MLflow shows are not imported at all; they are made here.
+"""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from components.base.errors import UserError
+from components.gates.judging import GatesConfig, Threshold, Verdict, Waiver, judge
+from components.store.archive import RUN, Archive
+from components.store.records import SHA, Record
+from tasks.result import State
+from tasks.runs.config import CONFIG, parse_values
+from tasks.runs.label import LONGEST_VALUE, Label
+from tasks.runs.status import RUN_FILE, RunFile, StageStatus, finite
+from tasks.stages import PIPELINE, STAGES
+
+LONGEST_REASON = 4000
+"""Characters of why a gate was waived."""
+LATEST = 1e11
+"""Seconds since 1970, or of a stage, beyond which a number is none."""
+
+
+class _Point(BaseModel):
+    """A line of metrics/<stage>.jsonl, which is taken over as it is: nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    step: int = Field(ge=0, le=10**12)
+    time: int = Field(0, ge=0, le=10**14)
+    metrics: dict[str, float]
+    total: float | None = None
+    tokens: float | None = None
+    resumed: bool | None = None
+
+
+def believed_files(archive: Archive) -> tuple[RunFile, dict[str, bytes]]:
+    """Return an archive's run, and its files as this home keeps them.
+
+    Raises:
+        UserError: a file is missing, or one says what Tether does not write, or what the records don't.
+    """
+    for name in (RUN_FILE, CONFIG):
+        if name not in archive.files:
+            raise UserError(f"{archive.path} is refused, and nothing of it was written: it lacks run/{name}.")
+    name = RUN_FILE
+    try:
+        given = RunFile.model_validate_json(archive.files[RUN_FILE])
+        name = CONFIG
+        values = parse_values(archive.files[CONFIG].decode())
+        gates = GatesConfig.model_validate(values.get("gates") or _told(given))
+        for name in archive.files:
+            if name not in (RUN_FILE, CONFIG):
+                _check_points(name, archive.files[name])
+        name = RUN_FILE
+        document = _believed(given, archive.records, gates)
+    except (ValueError, UserError) as error:
+        raise UserError(
+            f"{archive.path} is refused, and nothing of it was written: {name}: {_problem(error)}. Ask who sent it to "
+            f"export the run again, with this version of Tether."
+        ) from error
+    files = {RUN_FILE: document.model_dump_json(indent=1).encode()}
+    return document, files | {name: data for name, data in archive.files.items() if name != RUN_FILE}
+
+
+def _problem(error: ValueError | UserError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    return str(error).rstrip(".")
+
+
+def _check_points(name: str, data: bytes) -> None:
+    stage = name.partition("/")[2].removesuffix(".jsonl")
+    if stage not in PIPELINE:
+        raise ValueError(f"{stage} is no stage")
+    # What follows the last line feed is of a writer that was killed, and nobody reads it.
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            _Point.model_validate_json(line)
+        except ValidationError as error:
+            raise ValueError(f"row {number}: {_problem(error)}") from error
+
+
+def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunFile:
+    """Return the run that an archive's run.json and records give."""
+    if not RUN.fullmatch(given.run):
+        raise ValueError(f"run: {given.run!r} is no run's id")
+    if not given.finished or given.process:
+        raise ValueError("the run has not ended, or has a process")
+    for field, text in (("profile", given.profile), ("user", given.user)):
+        if not text.isprintable() or len(text) > LONGEST_VALUE:
+            raise ValueError(f"{field}: it is longer than {LONGEST_VALUE} characters, or holds one that can't be shown")
+    label = Label.of(given.name or None, [f"{key}={value}" for key, value in given.tags.items()])
+    origin = {name: given.origin[name] for name in ("stage", "from") if name in given.origin}
+    if origin and (origin.get("stage") not in PIPELINE or not RUN.fullmatch(origin.get("from", ""))):
+        raise ValueError("origin: it names no stage, or no run")
+    names = [stage.name for stage in given.stages]
+    if names != [name for name in PIPELINE if name in names] or not names:
+        raise ValueError(f"stages: {', '.join(names)} are not stages of this version, each once and in their order")
+    if strange := [record.stage for record in records if record.stage not in STAGES]:
+        raise ValueError(f"stages: there is a record of {strange[0]}, which is no stage of this version")
+    _check_needed(given, records)
+    return RunFile(
+        run=given.run,
+        profile=given.profile,
+        name=label.name,
+        tags=dict(label.tags),
+        user=given.user,
+        started=given.started,
+        imported=datetime.now(UTC).isoformat(timespec="seconds"),
+        origin=origin,
+        stages=[_stage(stage, records, gates) for stage in given.stages],
+        finished=given.finished,
+        updated=given.updated,
+        process={},
+    )
+
+
+def _check_needed(given: RunFile, records: list[Record]) -> None:
+    """See that the run rests on each record: else they would stand in the store for keys of other runs.
+
+    Raises:
+        ValueError: it does not, or two are of one artifact.
+    """
+    by_digest = {record.digest: record for record in records}
+    waiting, needed = [digest for stage in given.stages for digest in stage.needs], set[str]()
+    while waiting:
+        digest = waiting.pop()
+        if digest in by_digest and digest not in needed:
+            needed.add(digest)
+            waiting += by_digest[digest].inputs.values()
+    for record in records:
+        if record.digest not in needed or by_digest[record.digest] is not record:
+            raise ValueError(f"stages: the run does not rest on the record of {record.stage} ({record.key[:12]})")
+
+
+def _told(given: RunFile) -> dict[str, dict[str, Threshold]]:
+    """Return the thresholds that a run's own gates tell, where its config names none."""
+    told: dict[str, dict[str, Threshold]] = {}
+    for verdict in (verdict for stage in given.stages for verdict in stage.gates if verdict.threshold is not None):
+        stage, _, short = verdict.name.partition(".")
+        told.setdefault(stage, {})[short] = verdict.threshold
+    return told
+
+
+def _stage(given: StageStatus, records: list[Record], gates: GatesConfig) -> StageStatus:
+    """Return a stage as its records give it."""
+    where = f"stages.{given.name}"
+    numbers = (given.seconds, given.started or 0.0, given.began or 0.0)
+    if not all(math.isfinite(number) and 0 <= number < LATEST for number in numbers):
+        raise ValueError(f"{where}: seconds, started or began is no time")
+    if given.state == "running":
+        raise ValueError(f"{where}: it is running, in a run that has ended")
+    if strange := {*given.parts, *given.explained} - {*STAGES, *PIPELINE}:
+        raise ValueError(f"{where}: {min(strange)} is no stage")
+    for digest in given.needs:
+        if not SHA.fullmatch(digest):
+            raise ValueError(f"{where}: {digest!r} is no key and no digest")
+    record = _record(given.name, given.key, given.digest, records, where)
+    parts = [_record(given.name, part.key, part.digest, records, where) for part in given.parts.values()]
+    metrics: dict[str, float | None] = {}
+    for each in (*parts, record):
+        metrics |= finite(each.metrics) if each is not None else {}
+    if record is not None and record.key == given.key:
+        for name, value in finite(record.metrics).items():
+            if name in given.metrics and given.metrics[name] != value:
+                raise ValueError(f"{where}: {name} is {given.metrics[name]}, and {value} in its record")
+    verdicts = _verdicts(given, record, gates, where)
+    return StageStatus(
+        name=given.name,
+        state=given.state,
+        seconds=given.seconds,
+        started=given.started,
+        began=given.began,
+        cached=given.cached,
+        key=given.key,
+        digest=given.digest,
+        metrics=metrics,
+        gates=verdicts,
+        explained=given.explained,
+        parts=given.parts,
+    )
+
+
+def _record(stage: str, key: str | None, digest: str | None, records: list[Record], where: str) -> Record | None:
+    """Return the record of an artifact that a stage names: that of its key first; None where it names none."""
+    if digest is None:
+        return None
+    fitting = [each for each in records if each.digest == digest and STAGES[each.stage].shown == stage]
+    if key is None or not fitting:
+        raise ValueError(f"{where}: the record of {digest[:12]} is not in it")
+    return next((each for each in fitting if each.key == key), fitting[0])
+
+
+def _verdicts(given: StageStatus, record: Record | None, gates: GatesConfig, where: str) -> list[Verdict]:
+    """Return the stage's gates as they are judged here, which the run has to agree with."""
+    claims: tuple[State, ...] = ("passed", "cached", "waived", "gate_failed")
+    if record is None or not STAGES[record.stage].final:
+        if given.gates or given.state in claims:
+            raise ValueError(f"{where}: it is {given.state}, and nothing is there that its gates could judge")
+        return []
+    waivers = [Waiver(gate=v.name, user=_short(v.user), reason=_short(v.reason)) for v in given.gates if v.waived]
+    judged = judge(given.name, record.metrics, gates, waivers)
+    by_name: Mapping[str, Verdict] = {verdict.name: verdict for verdict in judged}
+    for verdict in given.gates:
+        here = by_name.get(verdict.name)
+        if here is None:
+            raise ValueError(f"{where}: {verdict.name} is no gate of this version")
+        for field in ("metric", "value", "threshold", "passed", "waived"):
+            said, found = getattr(verdict, field), getattr(here, field)
+            if said != found:
+                raise ValueError(f"{where}: {verdict.name} has {field} {said}; its record and config give {found}")
+    stops, waived = any(verdict.stops for verdict in judged), any(verdict.waived for verdict in judged)
+    expected = ("gate_failed",) if stops else ("waived",) if waived else ("passed", "cached")
+    if given.state in claims and given.state not in expected:
+        raise ValueError(f"{where}: it is {given.state}; its gates, judged by its record, give {expected[0]}")
+    return judged if given.gates or any(verdict.threshold is not None for verdict in judged) else []
+
+
+def _short(text: str | None) -> str:
+    return (text or "unknown")[:LONGEST_REASON]
