@@ -29,13 +29,26 @@ def sweep(folder: Path) -> None:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an `OSError` of the block name `path` where it names no file: a full disk is only found out about when what
+    was written goes there, and then the system doesn't say which file it was for."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`; what is written there is synced to disk and renamed to `path`."""
     temporary = temporary_beside(path)
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
+        with naming(path):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -50,11 +63,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
     temporary = temporary_beside(path)
     temporary.mkdir(parents=True)
     try:
-        yield temporary
-        for each in (*temporary.rglob("*"), temporary):
-            sync(each)
-        os.rename(temporary, path)
-        sync(path.parent)
+        with naming(path):
+            yield temporary
+            for each in (*temporary.rglob("*"), temporary):
+                sync(each)
+            os.rename(temporary, path)
+            sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -85,6 +99,7 @@ def sync(path: Path) -> None:
     """Have the disk keep what a file or folder holds."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -9,6 +9,7 @@ from typing import Any
 from components.base.errors import UserError
 from components.base.files import replacing
 from components.base.jsonl import write_rows
+from components.data.cells import arrow_rows
 from components.data.config import HubConfig
 from components.data.rows import RawRow
 
@@ -61,11 +62,22 @@ def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
 
     try:
         saved: Any = datasets.load_from_disk(str(folder))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # datasets raises whatever its JSON and Arrow files make it
         raise UserError(f"{folder} is a folder, and none written by datasets' save_to_disk. Give a file.") from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
             raise UserError(f"{folder} has no split {split!r}, only {', '.join(sorted(saved))}. Set data.hub.split.")
         saved = saved[split]
-    for number, data in enumerate(saved, 1):
-        yield RawRow(number, dict(data))
+    number = 0
+    try:
+        # As Arrow, not as Python: one cell that Python can't hold is then a problem of its row.
+        for table in saved.with_format("arrow").iter(batch_size=1000):
+            for batch in table.to_batches():
+                for data, problem in arrow_rows(batch):
+                    number += 1
+                    yield RawRow(number, data, problem)
+    except Exception as error:
+        if isinstance(error, UserError):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{folder} can't be read after row {number}: {reason}. Save the dataset again.") from error

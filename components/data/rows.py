@@ -118,6 +118,12 @@ class Row:
     problems: list[Problem] = field(default_factory=list)
 
 
+def shown(value: object) -> str:
+    """`value` for a message, cut short where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def unclean(text: str) -> str | None:
     """The first character of `text` that no text should hold, as an escape; None if there is none."""
     found = _UNCLEAN.search(text)
