@@ -7,6 +7,7 @@ from pathlib import Path
 
 from components.base.errors import UserError
 from components.base.files import whole_folder
+from components.base.paths import user_path
 from components.data.hub import resolve_source
 from components.store.store import ArtifactStore, Record
 from data_contracts.rows.gather import look_at
@@ -111,7 +112,7 @@ def find_previous(run: str, home: Path) -> dict[str, Input]:
     Raises:
         UserError: there is no such run, or it has no reward model.
     """
-    folder = Path(run).expanduser()
+    folder = user_path(run, "reward.refresh.from_run")
     folder = folder.resolve() if folder.is_dir() else home / "runs" / run
     store = ArtifactStore(folder.parent.parent)
     try:

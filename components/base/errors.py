@@ -40,6 +40,12 @@ _DISK = {
     errno.EDQUOT: "Make room there, or have the quota raised",
     errno.EROFS: "Make it writable, or set TETHER_HOME to a place that is",
     errno.EACCES: "Give yourself read and write permission there, or set TETHER_HOME to a folder where you have it",
+    errno.ENAMETOOLONG: "Choose a shorter name or path",
+    errno.ELOOP: "Its links lead back to themselves: name the file or folder itself",
+    errno.EISDIR: "A folder stands where a file must be: move it away, or name another file",
+    errno.EFBIG: "A file may not become so large there: raise the limit (`ulimit -f`), or name another file system",
+    errno.EIO: "The disk fails: check it, or name another place",
+    errno.EPERM: "Give yourself the right to that there, or name another place",
     errno.ENOTDIR: "A file stands where a folder must be: move it away, or name another folder",
 }
 
@@ -56,6 +62,7 @@ def disk_error(error: BaseException) -> UserError | None:
     if number is None and (told := re.search(r"\(os error (\d+)\)", str(error))):
         number = int(told[1])
     where = getattr(error, "filename", None)
+    where = f"{where[:97]}..." if isinstance(where, str) and len(where) > 200 else where
     if number == errno.EEXIST and where and os.path.isfile(where):  # what mkdir says of a file
         number = errno.ENOTDIR
     if number not in _DISK:

@@ -9,6 +9,7 @@ from typing import Any
 from components.base.errors import UserError
 from components.base.files import replacing
 from components.base.jsonl import write_rows
+from components.base.paths import user_path
 from components.data.cells import arrow_rows
 from components.data.config import HubConfig
 from components.data.rows import RawRow
@@ -21,9 +22,9 @@ def resolve_source(value: str, hub: HubConfig, cache: Path, field: str) -> Path:
     """The file (or saved folder) that `value` of config field `field` names; a hub dataset is fetched to `cache` once.
 
     Raises:
-        UserError: there is no such file, or the hub can't be reached or has no such dataset.
+        UserError: there is no such file, or it is a device or a pipe; the hub can't be reached or has no such dataset.
     """
-    path = Path(value).expanduser()
+    path = user_path(value, field)
     if path.exists():
         return path
     if _NAME.fullmatch(value) and not _DATA_SUFFIX.search(value):

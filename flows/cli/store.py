@@ -115,9 +115,10 @@ def export(
 @command(store, "import")
 def import_(file: Annotated[Path, typer.Argument(help="What `tether store export` wrote.")]) -> None:
     """Import an exported run. Everything in it is verified before anything is written."""
+    from components.base.paths import user_path
     from tasks.retention.archive import import_run
 
-    done = import_run(_store(), file)
+    done = import_run(_store(), user_path(str(file), "import"))
     typer.echo(
         f"run {done.run} {'is here now' if done.new_run else 'was here already, and stays as it is'}: {done.records} "
         f"records ({done.new_records} new), {done.objects} objects. See `tether status {done.run}`."

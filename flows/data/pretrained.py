@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from components.base.errors import TetherError, UserError
 from components.base.hashing import digest_file
+from components.base.paths import user_path
 
 
 class PretrainedModel(NamedTuple):
@@ -122,7 +123,7 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
 
 def find_base(base: str, home: Path) -> Path:
     """The folder of the pretrained model that `sft.base` names. Raises `UserError` if there is none."""
-    folder = Path(base).expanduser()
+    folder = user_path(base, "sft.base")
     if folder.is_dir():
         return folder
     if base in MODELS:

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from components.base.errors import UserError
@@ -22,6 +24,26 @@ def test_a_missing_path_is_refused_without_asking_the_hub(tmp_path, monkeypatch,
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("asked the hub"))
     with pytest.raises(UserError, match=r"data\.preferences: there is no file"):
         resolve_source(value, HubConfig(), tmp_path, "data.preferences")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("/dev/zero", "a device, a pipe or a socket"),
+        ("pipe", "a device, a pipe or a socket"),
+        ("", "the path is empty, as of a shell variable that is not set"),
+        ("a" * 5000, "can't be opened: File name too long"),
+        ("a\0b", "can't be opened: embedded null byte"),
+        ("~nobody-of-that-name/x", "can't be opened: Could not determine home directory"),
+    ],
+)
+def test_what_can_not_be_read_to_an_end_or_be_a_path_is_refused_by_its_field(tmp_path, monkeypatch, value, said):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(UserError, match=rf"data\.preferences.*{said}") as error:
+        resolve_source(value, HubConfig(), tmp_path, "data.preferences")
+    assert len(str(error.value)) < 400
 
 
 def test_a_hub_that_cannot_be_reached_is_said_in_one_paragraph(tmp_path, monkeypatch):
