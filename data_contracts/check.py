@@ -1,8 +1,6 @@
 """`tether data check`: the contract on a file, without a run."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +8,14 @@ import numpy as np
 
 from components.base.errors import UserError
 from components.data.config import DataConfig
-from components.data.formats import demonstrations, pairs
-from components.data.readers import read_source
-from components.data.rows import RawRow
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, FileReport, Progress
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import FIRST_ROWS, JudgedCheck
 from data_contracts.rows.frames import length_preference
-from data_contracts.rows.gather import DETECT_ON, RowSource, renamed
-from data_contracts.sheets import is_sheet
+from data_contracts.rows.gather import RowSource
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.reading import reading_of
 from data_contracts.validate import write_quarantine
 
 
@@ -33,10 +29,19 @@ class Contract(Examination):
     ) -> None:
         """`tokenized`: whether `job` is a run's, so that its tokenizer and lengths mean something."""
         self.tokenized = tokenized
+        self.nothing: dict[str, str] = {}
+        """Why a source has not one valid row, by its name."""
         super().__init__(job, inputs, folder, progress)
 
     def _tokenizer(self) -> Any:
-        return super()._tokenizer() if self.tokenized else None
+        return super()._tokenizer() if self.tokenized and not self.nothing else None
+
+    def _need_one(self, source: RowSource, ledger: Ledger) -> None:
+        """Note that there is none: that is what the contract finds, where a run can't go on."""
+        try:
+            super()._need_one(source, ledger)
+        except UserError as error:
+            self.nothing.setdefault(source.name, str(error))
 
     def report(self, checks: Sequence[JudgedCheck], quarantined: int) -> FileReport:
         """What `--json` prints: `rows` and `row_numbers` (1-based, of the source file) by check, and the votes."""
@@ -47,7 +52,8 @@ class Contract(Examination):
             "checks": checks,
             **self.agreement.as_json(),
             "longer_wins": self.longer_of_all(),
-            "passed": all(check["passed"] for check in checks if check["severity"] == "error"),
+            "passed": not self.nothing and all(check["passed"] for check in checks if check["severity"] == "error"),
+            "reasons": list(self.nothing.values()),
         }
         if self.annotators:
             found["annotators"] = self.annotators
@@ -78,7 +84,7 @@ def check(
         tokenized: as for `Contract`.
 
     Raises:
-        UserError: a file can't be read, or holds not one valid row.
+        UserError: a file can't be read.
     """
     found = Contract(job, inputs, scratch, progress, tokenized)
     checks, context = found.judge()
@@ -93,31 +99,8 @@ def check(
 
 
 def kind_of(path: Path, data: DataConfig) -> str:
-    """What a file is by the fields of its first rows: `preferences`, `demonstrations`, `prompts` or a rating `sheet`.
-
-    The first three are looked for under the names that `data` has for their columns, then under the standard ones.
-
-    Raises:
-        UserError: it can't be read, or is none of these.
-    """
-    first = list(islice(read_source(path, data.hub.split), DETECT_ON))
-    if is_sheet(first):
-        return "sheet"
-
-    def readings(name: str) -> Iterator[list[RawRow]]:
-        with suppress(UserError):  # it lacks a column that is named for another file
-            yield list(renamed(RowSource.named(name, path, data)._replace(rows=first)))
-        yield first
-
-    for name, detect in (("preferences", pairs.detect), ("demonstrations", demonstrations.detect)):
-        for rows in readings(name):
-            with suppress(UserError):
-                detect(rows, path)
-                return name
-    if any("prompt" in row.data for rows in readings("prompts") for row in rows):
-        return "prompts"
-    pairs.detect(first, path)
-    raise AssertionError("unreachable: no format was found")
+    """What a file is: `preferences`, `demonstrations`, `prompts` or a rating `sheet` (`reading_of`)."""
+    return reading_of(path, data).kind
 
 
 def first_rows(check: JudgedCheck) -> str:

@@ -36,6 +36,7 @@ from data_contracts.findings.whole import (
 from data_contracts.rows import frames
 from data_contracts.rows.gather import RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import FACTS, Ledger, combined
+from data_contracts.rows.schemas import SourceReading
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,10 @@ class FileReport(AgreementReport):
     longer_wins: float | None
     """Share of all decided rows in which the longer response (in words) wins, rows that repeat others too."""
     passed: bool
+    reasons: NotRequired[list[str]]
+    """Why it didn't pass, where no check says it."""
+    read: NotRequired[list[SourceReading]]
+    """What each file was read as."""
     annotators: NotRequired[list[AnnotatorRow]]
 
 
@@ -109,7 +114,7 @@ class Examination:
         self.tokenizer = self._tokenizer()
         for name, examined in self.sources.items():
             self._examine_texts(examined)
-            _refuse_none(examined.source, examined.ledger)
+            self._need_one(examined.source, examined.ledger)
             most = job.data.max_pairs if name == "preferences" else None
             examined.kept = chosen_by_rank(examined.ledger, most)
 
@@ -147,7 +152,7 @@ class Examination:
         ledger.fill(rows, lambda seen: self._progress(before + seen))
         self.read += len(ledger.facts)
         mark_duplicates(ledger)
-        _refuse_none(source, ledger)
+        self._need_one(source, ledger)
         return Examined(source, ledger)
 
     def _tokenizer(self) -> Any:
@@ -181,6 +186,10 @@ class Examination:
         )
         self.read += len(examined.texts.index)
         mark_near_duplicates(ledger, examined.texts, near)
+
+    def _need_one(self, source: RowSource, ledger: Ledger) -> None:
+        if not ledger.good().any():
+            raise not_one_valid(source, ledger.count(), ledger.reasons())
 
     # What is asked of it
 
@@ -278,11 +287,6 @@ class Examination:
 
     def _said(self, pairs: Examined, splits: Iterable[int]) -> list[str]:
         return [f"{item['chosen']} {item['rejected']}" for item in self._sample(pairs, splits)]
-
-
-def _refuse_none(source: RowSource, ledger: Ledger) -> None:
-    if not ledger.good().any():
-        raise not_one_valid(source, ledger.count(), ledger.reasons())
 
 
 def _generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:

@@ -10,7 +10,7 @@ import numpy as np
 from components.base.errors import UserError
 from components.data.checks_config import ChecksConfig
 from components.data.readers import read_source
-from components.data.rows import Problem, RawRow
+from components.data.rows import Problem
 from components.data.spreadsheet import unprotect
 from data_contracts.examine import FileReport
 from data_contracts.expectations import suites
@@ -18,14 +18,10 @@ from data_contracts.expectations.pages import write_data_docs
 from data_contracts.findings.agreement import Agreement, agreement_of_counts
 from data_contracts.rows.frames import length_preference
 from data_contracts.rows.ledger import quarantine_line
+from data_contracts.rows.reading import is_sheet as is_sheet
 
 _RATING = re.compile(r"rating_\d+")
 _SIDES = ("a", "b")
-
-
-def is_sheet(rows: Sequence[RawRow]) -> bool:
-    """Whether rows have the columns of a rating sheet."""
-    return any({"item", "response_a", "response_b"} <= row.data.keys() for row in rows)
 
 
 def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Path | None = None) -> FileReport:

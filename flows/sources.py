@@ -11,6 +11,7 @@ from components.base.paths import user_path
 from components.data.hub import resolve_source
 from components.store.store import ArtifactStore, Record
 from data_contracts.rows.gather import look_at
+from data_contracts.rows.reading import refuse_ratings
 from flows.config.run_config import RunConfig
 from flows.data.pretrained import find_base
 from tasks.result import Input
@@ -66,6 +67,7 @@ def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
         if value is not None:
             path = resolve_source(value, config.data.hub, home / "datasets", f"data.{name}")
             if path.is_file():
+                refuse_ratings(path, f"data.{name}", config.data)
                 look_at(name, path, config.data)
             data[name] = Input.of(path)
     return data

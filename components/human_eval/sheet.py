@@ -128,6 +128,11 @@ def _json_lines(path: Path, text: str) -> Iterable[tuple[int, Mapping[str, objec
 
 
 def _check_columns(path: Path, number: int, names: Sequence[str], wanted: Sequence[str]) -> None:
+    if {"sft", "policy"} <= set(names):
+        raise UserError(
+            f"{path}, row {number}: column `policy` is that of the unblinded result, which names the models. "
+            "Give the sheet that the raters filled in."
+        )
     for name in ("item", *wanted):
         if name not in names:
             columns = ", ".join(("item", *wanted))

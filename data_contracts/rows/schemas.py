@@ -17,6 +17,19 @@ class QuarantinedRow(TypedDict):
     data: Mapping[str, object]
 
 
+class SourceReading(TypedDict):
+    """What a file was read as, as `tether data check --json` says it."""
+
+    source: str
+    """`preferences`, `demonstrations`, `prompts` or `sheet`."""
+    file: str
+    format: str
+    ignored: list[str]
+    """Columns that this format has no use for."""
+    hint: str | None
+    """What to do if they should be used."""
+
+
 _DEMONSTRATION = {"prompt", "response", "source", "row"}
 _PROMPT = {"prompt", "category", "source", "row"}
 _PAIR = CanonicalRow.__annotations__.keys() - {"response"}

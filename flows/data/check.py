@@ -1,7 +1,7 @@
 """`tether data check`: find the files, judge them, show what was found."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,13 +38,14 @@ def check_file(
         out: a folder that is not there yet; None writes nothing.
 
     Raises:
-        UserError: a file can't be read or holds not one valid row, or `out` is there.
+        UserError: a file can't be read or is none that a run reads, or `out` is there.
     """
     from rich.console import Console
 
     from components.base.files import whole_folder
-    from data_contracts.check import check, kind_of
+    from data_contracts.check import check
     from data_contracts.examine import KINDS
+    from data_contracts.rows.reading import reading_of
     from data_contracts.sheets import check_sheet
     from tasks.execution.progress import StageProgress
 
@@ -53,8 +54,8 @@ def check_file(
     config = load_config(profile or DEFAULTS, overrides)
     hub = config.data.hub
     path = resolve_source(file, hub, home / "datasets", "the file")
-    kind = kind_of(path, config.data)
-    inputs = {kind: path}
+    reading = reading_of(path, config.data)
+    kind, inputs = reading.kind, {reading.kind: path}
     for name, value in others.items():
         if value is not None:
             if kind == "sheet":
@@ -65,7 +66,8 @@ def check_file(
     written = nullcontext() if out is None else whole_folder(out)
     if kind == "sheet":
         with written as partial:
-            return check_sheet(path, config.human_eval.ratings, config.data.checks, partial)
+            report = check_sheet(path, config.human_eval.ratings, config.data.checks, partial)
+        return report | {"read": [reading.as_json(path)]}
     named = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
     job = config.job(ValidateJob)
     job = job.model_copy(update={"data": job.data.model_copy(update=named)})
@@ -78,7 +80,15 @@ def check_file(
             progress.show({"step": rows, "metrics": {}, "total": None})
 
         with written as partial:
-            return check(job, inputs, Path(scratch), partial, show, tokenized=profile is not None)
+            report = check(job, inputs, Path(scratch), partial, show, tokenized=profile is not None)
+    report["read"] = [reading.as_json(path)]
+    if reading.mistaken:
+        report["passed"] = False
+        report["reasons"] = [
+            *report.get("reasons", ()),
+            f"{file} looks like preferences, and no pair was read from it: it was read as {reading.format}",
+        ]
+    return report
 
 
 def _interval(ends: list[float] | None) -> str:
@@ -96,6 +106,18 @@ def _annotators(table: "list[AnnotatorRow]") -> str:
     )
 
 
+def _read_as(report: "FileReport") -> Iterator[str]:
+    for read in report.get("read", ()):
+        name = "a rating sheet" if read["source"] == "sheet" else f"{read['source']} ({read['format']})"
+        yield f"{read['file']}: read as {name if read['source'] != read['format'] else read['source']}."
+        if read["source"] == "sheet":
+            yield f"To score it, `tether human-eval score {read['file']} --run RUN`."
+        if read["ignored"]:
+            yield f"Columns that this has no use for: {', '.join(read['ignored'])}."
+        if read["hint"]:
+            yield read["hint"]
+
+
 def print_check(report: "FileReport", out: Path | None) -> None:
     """A table of the checks that found something, then the votes, then what passes."""
     from rich.console import Console
@@ -105,6 +127,8 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     from data_contracts.check import first_rows, threshold_text
 
     console = Console()
+    for line in _read_as(report):
+        console.print(line, markup=False, highlight=False)
     table = Table(pad_edge=False, box=None)
     for name, justify in (
         ("", "left"), ("check", "left"), ("severity", "left"), ("value", "right"), ("threshold", "right"),
@@ -148,4 +172,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         written = ", ".join(sorted(path.name for path in out.iterdir()))
         console.print(f"Written to {out}: {written}", markup=False, highlight=False)
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
+    for reason in report.get("reasons", ()):
+        console.print(reason.rstrip(".") + ".", markup=False, highlight=False)
+    failed = failed or "nothing was read that a run could learn from"
     console.print("The contract holds." if report["passed"] else f"The contract fails: {failed}.", highlight=False)
