@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
 from components.data.checks_config import ChecksConfig
 from components.data.readers import read_source
 from components.data.rows import Problem
@@ -67,7 +67,8 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
             reasons.setdefault(number, []).append(Problem(check["name"], text))
     if out is not None:
         lines = (quarantine_line("sheet", n, reasons[n], dict(record)) for n, record in records if n in reasons)
-        (out / "quarantine.jsonl").write_bytes(b"".join(lines))
+        with naming(out / "quarantine.jsonl"):
+            (out / "quarantine.jsonl").write_bytes(b"".join(lines))
         write_data_docs(context, out / "data_docs", outcomes, {"sheet": str(path)})
     return _report(records, outcomes, agreement, counts, len(reasons))
 

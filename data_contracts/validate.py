@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
 from components.base.jsonl import json_line, write_json
 from components.base.observe import Observe
 from components.data.splits import SPLITS
@@ -129,7 +129,7 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     demonstrations = _first_of(taught, combined(said["prompt"], said["chosen"]))
     prompts = _first_of(asked, asked.ledger.facts["prompt"])
     sizes: dict[str, float] = {}
-    with ExitStack() as files:
+    with naming(artifact), ExitStack() as files:
 
         def open_(name: str) -> IO[bytes]:
             return files.enter_context((artifact / f"{name}.jsonl").open("wb"))
@@ -192,7 +192,11 @@ def write_quarantine(found: Examination, artifact: Path) -> int:
     undecided = BIT["decided"]
     if found.annotators:
         write_json(artifact / ANNOTATORS, found.annotators)
-    with (artifact / "quarantine.jsonl").open("wb") as out, (artifact / "review.jsonl").open("wb") as review:
+    with (
+        naming(artifact / "quarantine.jsonl"),
+        (artifact / "quarantine.jsonl").open("wb") as out,
+        (artifact / "review.jsonl").open("wb") as review,
+    ):
         for examined in found.sources.values():
             for index, line in examined.ledger.quarantined(examined.source.name):
                 out.write(line)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
 from components.base.nested import group
 from components.base.settings import Settings
 from components.gates.judging import Waiver
@@ -231,7 +231,8 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
         if result is None:
             ctx.await_labels()
             sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
-            (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
+            with naming(ctx.folder / "sheet.csv"):
+                (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
         return result
 
 

@@ -1,8 +1,10 @@
 """One exception hierarchy. The exit code of a command is a property of what went wrong."""
 
+import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterator
 
 
 class TetherError(Exception):
@@ -48,6 +50,28 @@ _DISK = {
     errno.EPERM: "Give yourself the right to that there, or name another place",
     errno.ENOTDIR: "A file stands where a folder must be: move it away, or name another folder",
 }
+_OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have the error of a write in the block name `path`, where it names no file.
+
+    A full disk is found out about when the bytes of an open file go there, and the system doesn't say which file that
+    is. An error that some library of Rust's raises tells the number in its message alone.
+    """
+    try:
+        yield
+    except Exception as error:
+        numbered = error.errno is not None if isinstance(error, OSError) else _number_in(error) is not None
+        if numbered and getattr(error, "filename", None) is None:
+            error.filename = os.fspath(path)  # type: ignore[attr-defined]
+        raise
+
+
+def _number_in(error: BaseException) -> int | None:
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return int(told[1]) if told else None
 
 
 def disk_error(error: BaseException) -> UserError | None:
@@ -58,10 +82,10 @@ def disk_error(error: BaseException) -> UserError | None:
     """
     if isinstance(error, TetherError):
         return None
-    number = error.errno if isinstance(error, OSError) else None
-    if number is None and (told := re.search(r"\(os error (\d+)\)", str(error))):
-        number = int(told[1])
+    number = error.errno if isinstance(error, OSError) and error.errno is not None else _number_in(error)
     where = getattr(error, "filename", None)
+    if number in _OF_WRITES:
+        where = getattr(error, "filename2", None) or where  # of a copy, the second is where it went
     where = f"{where[:97]}..." if isinstance(where, str) and len(where) > 200 else where
     if number == errno.EEXIST and where and os.path.isfile(where):  # what mkdir says of a file
         number = errno.ENOTDIR

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from components.base.errors import naming
 from components.base.process import is_dead_mark, process_mark
 
 
@@ -26,18 +27,6 @@ def sweep(folder: Path) -> None:
             path, mark = Path(parent, name), name.rpartition(".tmp")[0].rpartition(".")[0].rpartition(".")[2]
             if is_dead_mark(mark):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Have an `OSError` of the block name `path` where it names no file: a full disk is only found out about when what
-    was written goes there, and then the system doesn't say which file it was for."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from components.base.errors import UserError
 from components.base.files import replacing
 from components.base.jsonl import write_rows
 from components.base.paths import user_path
-from components.data.cells import arrow_rows
+from components.data.cells import arrow_rows, check_batch
 from components.data.config import HubConfig
 from components.data.rows import RawRow
 
@@ -74,6 +74,7 @@ def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
         # As Arrow, not as Python: one cell that Python can't hold is then a problem of its row.
         for table in saved.with_format("arrow").iter(batch_size=1000):
             for batch in table.to_batches():
+                check_batch(batch)
                 for data, problem in arrow_rows(batch):
                     number += 1
                     yield RawRow(number, data, problem)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from components.base.files import naming
+from components.base.errors import naming
 
 LABELLED = "tether-"
 """What the ids of rows to label start with."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from components.base.errors import naming
 from components.base.jsonl import json_line
 from components.data.checks_config import ChecksConfig, RowChecks
 from components.data.config import SplitConfig
@@ -94,7 +95,7 @@ class Ledger:
     def fill(self, rows: Iterable[Row], progress: Callable[[int], None]) -> None:
         """Read all rows, writing each as a line: a good row's canonical JSON, a bad row's quarantine record."""
         parts, lines, votes, named, gathered, offset = [], [], [self.votes], [], [], 0
-        with self.path.open("wb") as out:
+        with naming(self.path), self.path.open("wb") as out:
             for index, row in enumerate(rows):
                 line = self._line(row)
                 lines.append(self._facts(row, offset))

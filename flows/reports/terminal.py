@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from components.base.errors import naming
 from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
 from components.gates.table import brief_metrics
@@ -58,7 +59,8 @@ def markdown(status: RunStatus, simulated: bool) -> str:
 def write_report(folder: Path, status: RunStatus, simulated: bool) -> Path:
     """Write `report.md` into the run's folder."""
     path = folder / "report.md"
-    path.write_text(markdown(status, simulated), encoding="utf-8")
+    with naming(path):
+        path.write_text(markdown(status, simulated), encoding="utf-8")
     return path
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
 from components.base.process import describe_process, is_alive, this_process
 
 
@@ -76,7 +76,8 @@ def note_embedded_servers(folder: Path) -> None:
     if servers:
         folder.mkdir(parents=True, exist_ok=True)
         note = {"owner": this_process(), "servers": servers}
-        (folder / f"{os.getpid()}.json").write_text(json.dumps(note))
+        with naming(folder):
+            (folder / f"{os.getpid()}.json").write_text(json.dumps(note))
 
 
 def end_orphans(folder: Path) -> list[int]:
