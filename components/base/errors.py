@@ -47,7 +47,7 @@ _DISK = {
     errno.EISDIR: "A folder stands where a file must be: move it away, or name another file",
     errno.EFBIG: "A file may not become so large there: raise the limit (`ulimit -f`), or name another file system",
     errno.EIO: "The disk fails: check it, or name another place",
-    errno.EPERM: "Give yourself the right to that there, or name another place",
+    errno.EPERM: "Give yourself the right to write there, or name another place",
     errno.ENOTDIR: "A file stands where a folder must be: move it away, or name another folder",
 }
 _OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
@@ -63,8 +63,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        numbered = error.errno is not None if isinstance(error, OSError) else _number_in(error) is not None
-        if numbered and getattr(error, "filename", None) is None:
+        number = error.errno if isinstance(error, OSError) else _number_in(error)
+        if number in _DISK and getattr(error, "filename", None) is None:
             error.filename = os.fspath(path)  # type: ignore[attr-defined]
         raise
 

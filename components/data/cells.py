@@ -1,106 +1,18 @@
-"""What one row or cell holds, where it may be more than Python or a later stage can: a bad row is one row's problem."""
+"""Rows of Arrow tables, of which one cell may be more than Python can hold: a bad row is one row's problem."""
 
-import json
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from components.base.strict_json import DEEPEST, TOO_DEEP, depth_of, twice
 from components.data.rows import Problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEEPEST = 100
-"""Lists and objects inside each other. JSON's own reader fails at about a thousand, its writer at fewer."""
-
-
 LARGEST_ROW = 16 * 2**20
 """Bytes of a row of an Arrow table."""
-
-
-class BadJson(ValueError):
-    """JSON that can't be read. `line` is where it breaks its grammar, None where it only holds what can't be held;
-    `more` says that a whole value stands there, and then something else."""
-
-    def __init__(self, text: str, line: int | None = None, place: int = 0, more: bool = False) -> None:
-        super().__init__(f"{text} at character {place}" if place else text)
-        self.text, self.line, self.more = text, line, more
-
-
-def parse_json(text: str) -> Any:
-    """The value of a JSON text, strictly: no NaN, no key twice, no number or nesting that others can't take.
-
-    Raises:
-        BadJson: it isn't that.
-    """
-    try:
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
-    except json.JSONDecodeError as error:
-        raise BadJson(error.msg, error.lineno, error.pos + 1, error.msg == "Extra data") from error
-    except RecursionError as error:
-        raise _too_deep() from error
-    except BadJson:
-        raise
-    except ValueError as error:  # a whole number of over 4,300 digits
-        raise BadJson("a number has too many digits to be read") from error
-    if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
-        raise _too_deep()
-    return value
-
-
-def elements(text: str) -> Iterator[str]:
-    """The texts of the elements of a JSON array, found by its brackets."""
-    depth = start = 0
-    for found in _TOKEN.finditer(text):
-        token = found[0]
-        if token in "[{":
-            depth += 1
-            start = found.end() if depth == 1 else start
-        elif token in "]}":
-            depth -= 1
-        if (token == "," and depth == 1) or (token == "]" and depth == 0):
-            yield text[start : found.start()]
-            start = found.end()
-    if depth:  # it breaks off
-        yield text[start:]
-
-
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},]', re.DOTALL)
-
-
-def twice(names: Iterable[str]) -> str:
-    """The names that stand more than once, in quotes; empty where none does."""
-    return ", ".join(repr(name) for name, count in Counter(names).items() if count > 1)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise BadJson(f"{name} is no JSON value")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise BadJson(f"a key stands twice: {twice(name for name, _ in pairs)}. Keep one of each")
-    return found
-
-
-def _too_deep() -> BadJson:
-    return BadJson(f"lists and objects are nested more than {DEEPEST} deep")
-
-
-def _depth(value: Any) -> int:
-    """How deep lists and objects stand inside each other, counted up to one more than `DEEPEST`."""
-    depth, level = 0, [value]
-    while level and depth <= DEEPEST + 1:
-        level = [
-            inner
-            for each in level
-            if isinstance(each, list | dict)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-        depth += 1
-    return depth - 1
+_UNHELD = (ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError)
+"""What pyarrow raises of one cell: its own errors, and those of Python's decoders, dates and time zones."""
 
 
 class Unheld:
@@ -165,13 +77,13 @@ def arrow_rows(batch: "pa.RecordBatch") -> Iterator[tuple[Mapping[str, Any], Pro
 def _rows_of(batch: "pa.RecordBatch") -> Iterator[tuple[Mapping[str, Any], Problem | None]]:
     try:
         rows = batch.to_pylist()
-    except Exception:  # whatever one cell of a thousand raises; each is then looked at by itself
+    except _UNHELD:  # of one cell in a thousand; each is then looked at by itself
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         rows = [{name: _held(column[n]) for name, column in columns.items()} for n in range(batch.num_rows)]
     nested = any(_is_nested(field.type) for field in batch.schema)
     for row in rows:
-        deep = nested and _depth(row) > DEEPEST
-        yield row, Problem("readable", str(_too_deep())) if deep else None
+        deep = nested and depth_of(row) > DEEPEST
+        yield row, Problem("readable", TOO_DEEP) if deep else None
 
 
 def _is_nested(kind: Any) -> bool:
@@ -185,7 +97,7 @@ def _held(cell: Any) -> Any:
 
     try:
         return cell.as_py()
-    except Exception:  # pyarrow raises what Python's decoders, dates and time zones raise
+    except _UNHELD:
         if isinstance(cell, pa.StructScalar):
             return {field.name: _held(cell[place]) for place, field in enumerate(cell.type)}
         if isinstance(cell, pa.MapScalar):

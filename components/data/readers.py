@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO, Any, AnyStr, NoReturn, cast
 
 from components.base.errors import UserError
-from components.data.cells import BadJson, arrow_rows, doubled_fields, elements, parse_json, twice
+from components.base.strict_json import BadJson, elements, parse_json, twice
+from components.data.cells import arrow_rows, doubled_fields
 from components.data.rows import Problem, RawRow
 from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
 

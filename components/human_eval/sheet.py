@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from components.base.errors import UserError
-from components.data.cells import BadJson, parse_json
-from components.data.rows import shown
+from components.base.strict_json import BadJson, parse_json
 from components.data.spreadsheet import unprotect
 
 SIMULATED = "ratings.simulated.csv"
@@ -149,7 +148,7 @@ def _text(path: Path, number: int, name: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{path}, row {number}, column `{name}`: text is needed, not {shown(value)}.")
+        raise UserError(f"{path}, row {number}, column `{name}`: text is needed, not {str(value)[:40]!r}.")
     return value.strip() if name == "item" else value
 
 

@@ -48,7 +48,7 @@ _SIMPLE = re.compile(r"[A-Za-z_][\w .-]*")
 _ANSWER = set("answer reply response_text completion_text target solution assistant".split())
 
 
-class Reading(NamedTuple):
+class FileReading(NamedTuple):
     """A file by its first rows."""
 
     kind: str
@@ -70,7 +70,7 @@ class Reading(NamedTuple):
         return {"source": self.kind, "file": str(path), "format": self.format, "ignored": self.ignored, "hint": hint}
 
 
-def reading_of(path: Path, data: DataConfig) -> Reading:
+def reading_of(path: Path, data: DataConfig) -> FileReading:
     """What a file is by the fields of its first rows: `preferences`, `demonstrations`, `prompts` or a rating `sheet`.
 
     The first three are looked for under the names that `data` has for their columns, then under the standard ones.
@@ -81,7 +81,7 @@ def reading_of(path: Path, data: DataConfig) -> Reading:
     first = list(islice(read_source(path, data.hub.split), DETECT_ON))
     refuse_unblinded(first, path)
     if is_sheet(first):
-        return Reading("sheet", "rating sheet", [], {}, False)
+        return FileReading("sheet", "rating sheet", [], {}, False)
 
     def readings(name: str) -> Iterator[list[RawRow]]:
         with suppress(UserError):  # it lacks a column that is named for another file
@@ -133,7 +133,7 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
         )
 
 
-def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> Reading:
+def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
     columns = list(dict.fromkeys(str(column) for row in rows if row.problem is None for column in row.data))
     known = set(_FIELDS[name].split())
     ignored = [
@@ -142,13 +142,13 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> Reading:
         if column not in known and not (kind == "preferences" and column.startswith("votes_"))
     ]
     if kind == "preferences":
-        return Reading(kind, name, ignored, {}, False)
+        return FileReading(kind, name, ignored, {}, False)
     names = preference_columns(ignored)
     mistaken = bool(names) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)
     if not names and not mistaken and kind == "prompts":
         answer = next((column for column in ignored if _plain(column) in _ANSWER), None)
         names = {"response": answer} if answer else {}
-    return Reading(kind, name, ignored, names, mistaken)
+    return FileReading(kind, name, ignored, names, mistaken)
 
 
 def preference_columns(columns: Sequence[str]) -> dict[str, str]:

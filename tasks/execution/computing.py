@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from components.base.errors import naming
 from components.base.files import replacing
 from components.base.settings import Settings
 from components.keys.changes import KeyParts
@@ -154,7 +155,8 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
         show(kept.append(step, metrics, total=total, tokens=tokens, resumed=resumed or None))
 
     try:
-        return run(work.job, {name: given.path for name, given in work.inputs.items()}, out, observe)
+        with naming(out):
+            return run(work.job, {name: given.path for name, given in work.inputs.items()}, out, observe)
     finally:
         kept.close()
 
@@ -166,7 +168,8 @@ def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> 
         shutil.copyfile(points, out / "attachments" / POINTS)
     from tasks.execution import plots
 
-    plots.render(work.stage.name, work.job, metrics, points, out)
+    with naming(out / "attachments"):
+        plots.render(work.stage.name, work.job, metrics, points, out)
 
 
 def _take_up(folder: Path, number: int) -> Path:

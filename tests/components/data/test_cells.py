@@ -12,7 +12,6 @@ import pytest
 
 from components.base.errors import UserError
 from components.data import readers
-from components.data.cells import BadJson, parse_json
 from components.data.readers import read_source
 
 GOOD = {"prompt": "p", "chosen": "x", "rejected": "y"}
@@ -149,16 +148,3 @@ def test_a_row_of_parquet_larger_than_the_bound_is_one_bad_row(tmp_path: Path, m
     table = pa.table({"prompt": [str(n) * (2**20 if n == 1 else 9) for n in range(4)]})
     pq.write_table(table, tmp_path / "a.parquet", compression="none")
     assert problems(tmp_path / "a.parquet") == {2: "the row is larger than 1 MiB"}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("9" * 5000, "too many digits"), ("NaN", "NaN is no JSON value"), ('{"a": {"b": 1, "b": 2}}', "twice: 'b'")],
-)
-def test_json_that_cannot_be_held_is_told_from_what_breaks_its_grammar(text: str, said: str) -> None:
-    with pytest.raises(BadJson, match=said) as error:
-        parse_json(text)
-    assert error.value.line is None
-    with pytest.raises(BadJson) as error:
-        parse_json('{"a":\n 1')
-    assert error.value.line == 2
