@@ -19,7 +19,10 @@ def tether_home() -> Path:
     Raises:
         UserError: the path can't be a folder, or can't stand in the addresses of the databases below it.
     """
-    path = user_path(os.environ.get("TETHER_HOME") or ".tether", "TETHER_HOME").absolute()
+    try:
+        path = user_path(os.environ.get("TETHER_HOME") or ".tether", "TETHER_HOME").absolute()
+    except FileNotFoundError as error:
+        raise UserError("the current directory is not there any more. Change to one that is.") from error
     if "?" in str(path.resolve()):
         raise UserError(
             f"TETHER_HOME = {path}: its path has a question mark. MLflow and Prefect would cut the addresses of their "

@@ -1,14 +1,15 @@
 """Hugging Face datasets: a hub name becomes a local file, whose digest then is an input like any other file's."""
 
+import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from components.base.errors import UserError
 from components.base.files import replacing
-from components.base.jsonl import write_rows
+from components.base.jsonl import json_line
 from components.base.paths import user_path
 from components.data.cells import arrow_rows, check_batch
 from components.data.config import HubConfig
@@ -52,9 +53,18 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
             f"{field}: {name!r} is no file here, and as a hub dataset (split {hub.split!r}) it can't be loaded: "
             f"{reason}. Check the name and the network (or HF_TOKEN for a private one), or give a local file."
         ) from error
-    with replacing(target) as temporary:
-        write_rows(temporary, dataset)
+    whole = isinstance(dataset, datasets.Dataset)  # else it comes row by row
+    with replacing(target) as temporary, temporary.open("wb") as out:
+        out.writelines(map(_line, (row.data for row in _rows(dataset)) if whole else dataset))
     return target
+
+
+def _line(data: Mapping[str, object]) -> bytes:
+    """A row as JSON; what JSON doesn't know (dates, bytes) becomes text, as does what isn't UTF-8."""
+    try:
+        return json_line(data)
+    except (TypeError, UnicodeEncodeError):
+        return (json.dumps(data, sort_keys=True, default=str) + "\n").encode()
 
 
 def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
@@ -71,15 +81,23 @@ def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
         saved = saved[split]
     number = 0
     try:
-        # As Arrow, not as Python: one cell that Python can't hold is then a problem of its row.
-        for table in saved.with_format("arrow").iter(batch_size=1000):
-            for batch in table.to_batches():
-                check_batch(batch)
-                for data, problem in arrow_rows(batch):
-                    number += 1
-                    yield RawRow(number, data, problem)
+        for row in _rows(saved):
+            number = row.number
+            yield row
     except Exception as error:
-        if isinstance(error, UserError):
-            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{folder} can't be read after row {number}: {reason}. Save the dataset again.") from error
+
+
+def _rows(dataset: Any) -> Iterator[RawRow]:
+    """The rows of a `datasets.Dataset`, numbered from 1.
+
+    They come as Arrow, not as Python: one cell that Python can't hold is then a problem of its row.
+    """
+    number = 0
+    for table in dataset.with_format("arrow").iter(batch_size=1000):
+        for batch in table.to_batches():
+            check_batch(batch)
+            for data, problem in arrow_rows(batch):
+                number += 1
+                yield RawRow(number, data, problem)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from components.base.errors import TetherError, disk_error
+from components.base.errors import TetherError, disk_error, printable
 from components.training.stopping import Interrupted, graceful
 from flows.environment import check_packages, prepare_environment, tether_home
 
@@ -44,7 +44,7 @@ def _fail(error: BaseException) -> NoReturn:
         raise typer.Exit(TERMINATED if isinstance(error, Interrupted) else INTERRUPTED) from None
     error = disk_error(error) or error
     if isinstance(error, TetherError):
-        typer.echo(f"tether: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"tether: {printable(' '.join(str(error).split()))}", err=True)
         raise typer.Exit(error.exit_code) from None
     traceback.print_exception(error)
     typer.echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)

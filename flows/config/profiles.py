@@ -22,6 +22,7 @@ _WITHOUT_BUILT_IN_TASK: dict[str, JsonValue] = {
 }
 
 
+_MOST_EXTENDED, _DEEPEST = 20, 20
 _NULL = ("null", "~")
 
 
@@ -60,11 +61,11 @@ def parse_override(text: str) -> Override:
     Raises:
         UserError: no equals sign, an empty part in the path, or no value.
     """
+    where = f"--set {text if len(text) <= 100 else f'{text[:97]}...'}"
     key, equals, value = text.partition("=")
     path = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(path):
-        raise UserError(f"--set {text}: expected KEY=VALUE, as in --set ppo.kl.coefficient=0.1.")
-    where = f"--set {text if len(text) <= 100 else f'{text[:97]}...'}"
+    if not equals or not all(path) or len(path) > _DEEPEST:
+        raise UserError(f"{where}: expected KEY=VALUE, as in --set ppo.kl.coefficient=0.1.")
     found = yaml_text.parse(value, where)
     if found is None and value.strip().lower() not in _NULL:  # as of a shell variable that is not set
         raise UserError(f"{where}: the value is empty. Write null for none, as in --set {key}=null.")
@@ -130,6 +131,8 @@ def _find(profile: str, base: Path) -> Path:
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, JsonValue]:
+    if len(above) > _MOST_EXTENDED:
+        raise UserError(f"{above[0]}: more than {_MOST_EXTENDED} profiles extend each other. Write some into one.")
     if path in above:
         chain = " → ".join(p.name for p in (*above, path))
         raise UserError(f"{path}: extends itself ({chain}).")

@@ -46,6 +46,8 @@ _Loader.add_implicit_resolver(
 
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
     """Decimal, with or without leading zeros (PyYAML reads 010 as octal eight)."""
+    if len(node.value) > _DIGITS:
+        raise _problem(node, f"a number has more than {_DIGITS} digits")
     return int(node.value, 10)
 
 
@@ -58,7 +60,7 @@ _TAGS = {
     "tag:yaml.org,2002:map": yaml.MappingNode,
 }
 """What JSON has, and how it is written."""
-_MOST, _DEEPEST, _LARGEST = 20_000, 50, 2**20
+_MOST, _DEEPEST, _LARGEST, _DIGITS = 20_000, 50, 2**20, 1000
 """Values in a file with its aliases written out, groups inside each other, and characters. The demo has 100, 4 and
 4,000."""
 

@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.base.errors import GateFailed, UserError
+from components.base.errors import GateFailed, UserError, printable
 from components.data.hub import resolve_source
+from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
 from flows.config.run_config import load_config
@@ -113,7 +114,7 @@ def _read_as(report: "FileReport") -> Iterator[str]:
         if read["source"] == "sheet":
             yield f"To score it, `tether human-eval score {read['file']} --run RUN`."
         if read["ignored"]:
-            yield f"Columns that this has no use for: {', '.join(read['ignored'])}."
+            yield f"Columns that this has no use for: {listed(read['ignored'])}."
         if read["hint"]:
             yield read["hint"]
 
@@ -128,7 +129,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
 
     console = Console()
     for line in _read_as(report):
-        console.print(line, markup=False, highlight=False)
+        console.print(printable(line), markup=False, highlight=False)
     table = Table(pad_edge=False, box=None)
     for name, justify in (
         ("", "left"), ("check", "left"), ("severity", "left"), ("value", "right"), ("threshold", "right"),
@@ -161,7 +162,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         if measure is not None:
             console.print(f"{title} {measure:.3f}{_interval(ends)}.", highlight=False)
     if report.get("annotators"):
-        console.print(_annotators(report["annotators"]), markup=False, highlight=False)
+        console.print(printable(_annotators(report["annotators"])), markup=False, highlight=False)
     if report["longer_wins"] is not None:
         kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
         more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
@@ -173,6 +174,6 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         console.print(f"Written to {out}: {written}", markup=False, highlight=False)
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
     for reason in report.get("reasons", ()):
-        console.print(reason.rstrip(".") + ".", markup=False, highlight=False)
+        console.print(printable(reason.rstrip(".") + "."), markup=False, highlight=False)
     failed = failed or "nothing was read that a run could learn from"
     console.print("The contract holds." if report["passed"] else f"The contract fails: {failed}.", highlight=False)

@@ -75,6 +75,15 @@ def test_a_home_that_cannot_be_one_is_refused_in_one_paragraph(
     assert len(str(error.value)) < 500 and not list(tmp_path.iterdir())
 
 
+def test_a_directory_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.delenv("TETHER_HOME", raising=False)
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UserError, match="the current directory is not there any more"):
+        environment.tether_home()
+
+
 NOBODY = """
 import os, pwd, runpy, sys
 for name in ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME"):

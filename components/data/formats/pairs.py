@@ -30,6 +30,7 @@ from components.data.rows import (
     RawRow,
     Row,
     blank,
+    listed,
     most_common_format,
     shown,
     text_problems,
@@ -71,7 +72,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None
     what = f"every pair lacks `{missing}`" if missing else "its rows are no preference pairs"
     raise UserError(
-        f"{path}: {what}. The first {len(rows)} rows have the fields {', '.join(fields) or 'none'}; expected are "
+        f"{path}: {what}. The first {len(rows)} rows have the fields {listed(fields)}; expected are "
         "`chosen` and `rejected` (transcripts or lists of messages), with `prompt` (texts), or `prompt`, `a`, `b` and "
         "`votes` or `label`, or `prompt` and `responses` (a ranking). Add what is missing, or "
         "map your names with data.columns."

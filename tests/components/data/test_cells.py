@@ -90,7 +90,7 @@ def test_text_that_is_no_utf8_is_a_problem_of_its_cell_in_parquet(tmp_path: Path
         pa.array([0, 1], pa.timestamp("ms", "Mars/Phobos")),
         pa.array([0, 2**62], pa.duration("s")),
     ],
-    ids=str,
+    ids=lambda column: str(column.type),
 )
 def test_a_date_beyond_the_year_9999_or_of_an_unknown_zone_kills_no_run(tmp_path: Path, column: pa.Array) -> None:
     rows = list(read_source(write_parquet(tmp_path / "a.parquet", noted=column)))

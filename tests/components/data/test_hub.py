@@ -75,6 +75,18 @@ def test_a_hub_dataset_is_fetched_once_and_then_read_as_a_file(tmp_path, monkeyp
     assert other != first
 
 
+def test_dates_of_a_hub_dataset_and_text_that_is_no_utf8_are_written_as_text(tmp_path, monkeypatch):
+    import pyarrow as pa
+
+    wrong = pa.Array.from_buffers(pa.utf8(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
+    noted = pa.array([0, 2**62], pa.timestamp("us"))
+    dataset = datasets.Dataset(pa.table({"prompt": ["a", "b"], "chosen": wrong, "noted": noted}))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: dataset)
+    rows = list(read_source(resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")))
+    assert [row.data["chosen"] for row in rows] == ["ok", "\udcff\udcfe"]
+    assert [row.data["noted"] for row in rows] == ["1970-01-01 00:00:00", "a timestamp[us] that can't be read"]
+
+
 def test_a_folder_saved_by_datasets_is_read(tmp_path):
     datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "one"))
     datasets.DatasetDict({"dev": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "several"))

@@ -128,6 +128,21 @@ def test_an_alias_of_a_value_is_read() -> None:
     assert yaml_text.parse("a: &x {b: 1}\nc: *x", "here") == {"a": {"b": 1}, "c": {"b": 1}}
 
 
+def test_a_number_of_thousands_of_digits_and_a_key_of_thousands_of_parts_are_refused() -> None:
+    with pytest.raises(UserError, match="more than 1000 digits"):
+        parse_override("seed=" + "9" * 5000)
+    with pytest.raises(UserError, match="expected KEY=VALUE") as error:
+        parse_override("a." * 3000 + "b=1")
+    assert len(str(error.value)) < 300
+
+
+def test_a_chain_of_profiles_ends(tmp_path: Path) -> None:
+    for n in range(400):
+        (tmp_path / f"p{n}.yaml").write_text(f"extends: ./p{n + 1}.yaml\n")
+    with pytest.raises(UserError, match="more than 20 profiles extend each other"):
+        read_profile(tmp_path / "p0.yaml")
+
+
 @pytest.mark.parametrize("path", ["a" * 5000 + ".yaml", "\0.yaml", "~nobody-of-that-name/x.yaml", "/dev/zero"])
 def test_a_path_that_can_be_none_is_the_users_mistake(path: str) -> None:
     with pytest.raises(UserError, match=r"the profile = .*this (can't be opened|is a device)") as error:

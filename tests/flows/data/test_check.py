@@ -1,6 +1,7 @@
 """`tether data check` through the real command."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,24 @@ def test_ratings_are_told_for_what_they_are_with_the_command_that_is_meant_for_t
         done = tether("run", "tiny", "--set", setting, home=tmp_path / "home", cwd=tmp_path, embedded=True)
         assert done.returncode == 2 and said in done.stderr and "human-eval score" in done.stderr, done.stderr
     assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_names_out_of_a_file_reach_the_terminal_without_their_escape_sequences(tether, tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"prompt": f"q {n}", "\x1b[2J\udcff": 1}) + "\n" for n in range(9))
+    name = os.fsdecode(b"r\xff.jsonl")
+    (tmp_path / name).write_text(rows)
+    (tmp_path / "none.jsonl").write_text('{"\\u001b[2J": 1}\n')
+    done = check(tether, tmp_path, name)
+    assert done.returncode == 0, done.stderr
+    assert r"no use for: \x1b[2J\udcff." in done.stdout and r"r\udcff.jsonl: read as prompts." in done.stdout
+    refused = check(tether, tmp_path, "none.jsonl")
+    assert refused.returncode == 2 and r"\x1b[2J" in refused.stderr and "\x1b" not in refused.stderr + done.stdout
+
+
+def test_a_message_names_at_most_twenty_of_a_files_columns(tether, tmp_path: Path) -> None:
+    write_rows(tmp_path / "wide.jsonl", [{f"column {n}": n for n in range(5000)}])
+    done = check(tether, tmp_path, "wide.jsonl")
+    assert done.returncode == 2 and "and 4980 more" in done.stderr and len(done.stderr) < 2000
 
 
 def test_a_profile_brings_its_tokenizer_and_lengths(tether, tmp_path: Path) -> None:
