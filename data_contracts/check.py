@@ -19,6 +19,14 @@ from data_contracts.rows.reading import reading_of
 from data_contracts.validate import write_quarantine
 
 
+class NothingValid(UserError):
+    """A source holds not one valid row. `report` says all that was found nevertheless, and is written."""
+
+    def __init__(self, text: str, report: FileReport) -> None:
+        super().__init__(text)
+        self.report = report
+
+
 class Contract(Examination):
     """The contract on the sources that are given, and no others."""
 
@@ -84,7 +92,7 @@ def check(
         tokenized: as for `Contract`.
 
     Raises:
-        UserError: a file can't be read.
+        UserError: a file can't be read. NothingValid: one holds not one valid row.
     """
     found = Contract(job, inputs, scratch, progress, tokenized)
     checks, context = found.judge()
@@ -95,6 +103,8 @@ def check(
     if out is not None:
         counts = {"pairs kept": str(report["pairs"]), "rows quarantined": str(quarantined)}
         write_data_docs(context, out / "data_docs", checks, {name: str(path) for name, path in inputs.items()} | counts)
+    if found.nothing:
+        raise NothingValid(" ".join(found.nothing.values()), report)
     return report
 
 

@@ -44,7 +44,7 @@ def check_file(
     from rich.console import Console
 
     from components.base.files import whole_folder
-    from data_contracts.check import check
+    from data_contracts.check import NothingValid, check
     from data_contracts.examine import KINDS
     from data_contracts.rows.reading import reading_of
     from data_contracts.sheets import check_sheet
@@ -81,7 +81,10 @@ def check_file(
             progress.show({"step": rows, "metrics": {}, "total": None})
 
         with written as partial:
-            report = check(job, inputs, Path(scratch), partial, show, tokenized=profile is not None)
+            try:
+                report = check(job, inputs, Path(scratch), partial, show, tokenized=profile is not None)
+            except NothingValid as error:  # the contract fails, which is no mistake in how it was asked for
+                report = error.report
     report["read"] = [reading.as_json(path)]
     if reading.mistaken:
         report["passed"] = False
