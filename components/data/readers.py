@@ -299,7 +299,8 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
             if size > _most_unpacked(path):
                 raise _bomb(path)
             at_once = _LARGEST_LINE * file.metadata.num_rows // max(size, 1)
-            for batch in file.iter_batches(batch_size=min(max(at_once, 1), 1000)):
+            # Few at once all the same: the text that all rows of a column share is stored once, and read for each.
+            for batch in file.iter_batches(batch_size=min(max(at_once, 1), 16)):
                 for data, problem in arrow_rows(batch):
                     number += 1
                     yield RawRow(number, data, problem)

@@ -143,6 +143,14 @@ def test_a_parquet_bomb_and_a_line_without_end_are_refused_with_the_bound(
             list(read_source(tmp_path / name))
 
 
+def test_a_text_that_parquet_stores_once_for_many_rows_fills_no_memory(tmp_path: Path) -> None:
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array(["x" * 2**22]))
+    pq.write_table(pa.table({"prompt": shared}), tmp_path / "a.parquet", store_schema=False)
+    rows = read_source(tmp_path / "a.parquet")
+    assert [len(str(row.data["prompt"])) for row in rows] == [2**22] * 500
+    assert pa.default_memory_pool().max_memory() < 2**29, "2 GiB in all"
+
+
 def test_a_row_of_parquet_larger_than_the_bound_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("components.data.cells.LARGEST_ROW", 2**20)
     table = pa.table({"prompt": [str(n) * (2**20 if n == 1 else 9) for n in range(4)]})
