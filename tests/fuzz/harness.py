@@ -36,14 +36,16 @@ def seed_of_commit() -> str:
     )
 
 
-def fuzz(seed: str, cases: int, folder: Path, *readers: str) -> subprocess.CompletedProcess[str]:
+def fuzz(
+    seed: str, cases: int, folder: Path, *readers: str, output: int | None = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     """Run so many cases of each of `readers` (none: of all) in another process, its files in `folder`."""
     command = [sys.executable, "-m", "tests.fuzz.harness", "--inside", "--seed", seed, "--cases", str(cases)]
     # Arrow's own allocator reserves gigabytes of addresses at once, which the limit of memory would count.
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, "--folder", str(folder), *readers],
-        cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
 
 
@@ -107,9 +109,7 @@ def main() -> int:
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp(prefix="tether-fuzz-"))
     if not given.inside:
-        done = fuzz(given.seed, given.cases, folder, *given.readers)
-        print(done.stdout, end="")
-        return done.returncode
+        return fuzz(given.seed, given.cases, folder, *given.readers, output=None).returncode
     faulthandler.enable()
     signal.signal(signal.SIGALRM, _stop)
     for reader in READERS:
