@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-browser faults faults-sample test-slow check bench serve install lock audit clean
+.PHONY: demo test test-servers test-browser faults faults-sample fuzz test-slow check bench serve install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -31,6 +31,11 @@ faults: $(INSTALLED)
 # so that every commit tests others; the first line of the output says the id, and TETHER_FAULTS_SAMPLE=ID repeats its draw.
 faults-sample: export TETHER_FAULTS_SAMPLE ?= $(shell git rev-parse HEAD 2>/dev/null || date +%F)
 faults-sample: faults
+
+# 5,000 damaged files for each reader of files from outside; `make test` tries some, others for each commit.
+# ARGS="--seed TEXT pairs.parquet" repeats those of one reader.
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.harness --cases 5000 $(ARGS)
 
 # Real preferences and the real pretrained model, in .tether; needs TETHER_DATA (default ../shared/data).
 test-slow: $(INSTALLED)

@@ -1,25 +1,27 @@
 """`tether data check`: the contract on a file, without a run."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from components.base.errors import UserError
 from components.data.config import DataConfig
-from components.data.formats import demonstrations, pairs
-from components.data.readers import read_source
-from components.data.rows import RawRow
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, FileReport, Progress
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import FIRST_ROWS, JudgedCheck
 from data_contracts.rows.frames import length_preference
-from data_contracts.rows.gather import DETECT_ON, RowSource, renamed
-from data_contracts.sheets import is_sheet
+from data_contracts.rows.reading import reading_of
 from data_contracts.validate import write_quarantine
+
+
+class NothingValid(UserError):
+    """A source holds not one valid row. `report` says all that was found nevertheless, and is written."""
+
+    def __init__(self, text: str, report: FileReport) -> None:
+        super().__init__(text)
+        self.report = report
 
 
 def check(
@@ -38,7 +40,7 @@ def check(
         tokenized: whether `job` is a run's, so that its tokenizer and lengths mean something.
 
     Raises:
-        UserError: a file can't be read, or holds not one valid row.
+        UserError: a file can't be read. NothingValid: one holds not one valid row.
     """
     found = Examination(job, inputs, scratch, progress, alone=True, tokenized=tokenized)
     checks, context = found.judge()
@@ -49,6 +51,8 @@ def check(
     if out is not None:
         counts = {"pairs kept": str(report["pairs"]), "rows quarantined": str(quarantined)}
         write_data_docs(context, out / "data_docs", checks, {name: str(path) for name, path in inputs.items()} | counts)
+    if found.nothing:
+        raise NothingValid(" ".join(found.nothing.values()), report)
     return report
 
 
@@ -60,7 +64,8 @@ def _report(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
         "checks": checks,
         **found.agreement.as_json(),
         "longer_wins": None,
-        "passed": all(check["passed"] for check in checks if check["severity"] == "error"),
+        "passed": not found.nothing and all(check["passed"] for check in checks if check["severity"] == "error"),
+        "reasons": list(found.nothing.values()),
     }
     if found.pairs is not None:
         words = found.pairs.ledger.facts["words"]
@@ -72,31 +77,8 @@ def _report(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
 
 
 def kind_of(path: Path, data: DataConfig) -> str:
-    """What a file is by the fields of its first rows: `preferences`, `demonstrations`, `prompts` or a rating `sheet`.
-
-    The first three are looked for under the names that `data` has for their columns, then under the standard ones.
-
-    Raises:
-        UserError: it can't be read, or is none of these.
-    """
-    first = list(islice(read_source(path, data.hub.split), DETECT_ON))
-    if is_sheet(first):
-        return "sheet"
-
-    def readings(name: str) -> Iterator[list[RawRow]]:
-        with suppress(UserError):  # it lacks a column that is named for another file
-            yield list(renamed(RowSource.named(name, path, data)._replace(rows=first)))
-        yield first
-
-    for name, detect in (("preferences", pairs.detect), ("demonstrations", demonstrations.detect)):
-        for rows in readings(name):
-            with suppress(UserError):
-                detect(rows, path)
-                return name
-    if any("prompt" in row.data for rows in readings("prompts") for row in rows):
-        return "prompts"
-    pairs.detect(first, path)
-    raise AssertionError("unreachable: no format was found")
+    """What a file is: `preferences`, `demonstrations`, `prompts` or a rating `sheet` (`reading_of`)."""
+    return reading_of(path, data).kind
 
 
 def first_rows(check: JudgedCheck) -> str:

@@ -37,6 +37,7 @@ from data_contracts.findings.whole import (
 from data_contracts.rows import frames
 from data_contracts.rows.gather import RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import FACTS, Ledger, combined, first_of_each
+from data_contracts.rows.schemas import SourceReading
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ class FileReport(AgreementReport):
     longer_wins: float | None
     """Share of all decided rows in which the longer response (in words) wins, rows that repeat others too."""
     passed: bool
+    reasons: NotRequired[list[str]]
+    """Why it didn't pass, where no check says it."""
+    read: NotRequired[list[SourceReading]]
+    """What each file was read as."""
     annotators: NotRequired[list[AnnotatorRow]]
 
 
@@ -99,30 +104,32 @@ class Examination:
         Raises:
             UserError: a source can't be read, or holds not one valid row.
         """
-        self.job, self.inputs, self.folder = job, inputs, folder
+        self.job, self.inputs, self.folder, self.alone = job, inputs, folder, alone
+        self.nothing: dict[str, str] = {}
+        """Why a source that is given alone has not one valid row, by its name."""
         folder.mkdir(parents=True, exist_ok=True)
         self.read = 0
         """Rows read so far, those whose texts are read counted again."""
         self._progress = progress
         self.competence: DawidSkene | None = None
         """The annotators' model, where the labels are its."""
-        self.sources = {name: self._read(source) for name, source in self._sources(alone).items()}
+        self.sources = {name: self._read(source) for name, source in self._sources().items()}
         self.pairs = self.sources.get("preferences")
-        self.tokenizer = self._tokenizer() if tokenized else None
+        self.tokenizer = self._tokenizer() if tokenized and not self.nothing else None
         for name, examined in self.sources.items():
             self._examine_texts(examined)
-            _refuse_none(examined.source, examined.ledger)
+            self._need_one(examined.source, examined.ledger)
             most = job.data.max_pairs if name == "preferences" else None
             examined.kept = chosen_by_rank(examined.ledger, most)
 
-    def _sources(self, alone: bool) -> dict[str, RowSource]:
+    def _sources(self) -> dict[str, RowSource]:
         data = self.job.data
         for name in KINDS:
             if getattr(data, name) is not None and name not in self.inputs:
                 what = f"data.{name} is {getattr(data, name)!r}"
                 raise CheckFailed(f"{what}, but the stage was given no input of that name")
         given = {name: RowSource.named(name, self.inputs[name], data) for name in KINDS if name in self.inputs}
-        if "preferences" not in given and not alone:
+        if "preferences" not in given and not self.alone:
             taught, labelled = generate(self.job.seed, data.generator)
             made = {"demonstrations": _generated("demonstrations", taught)}
             given = made | {"preferences": _generated("preferences", labelled)} | given
@@ -143,7 +150,7 @@ class Examination:
         ledger.fill(rows, lambda seen: self._progress(before + seen))
         self.read += len(ledger.facts)
         mark_duplicates(ledger)
-        _refuse_none(source, ledger)
+        self._need_one(source, ledger)
         return Examined(source, ledger)
 
     def _tokenizer(self) -> Any:
@@ -173,6 +180,13 @@ class Examination:
         )
         self.read += len(examined.texts.index)
         mark_near_duplicates(ledger, examined.texts, near)
+
+    def _need_one(self, source: RowSource, ledger: Ledger) -> None:
+        if not ledger.good().any():
+            error = not_one_valid(source, ledger.count(), ledger.reasons())
+            if not self.alone:
+                raise error
+            self.nothing.setdefault(source.name, str(error))  # the contract says it, where a run can't go on
 
     # What is asked of it
 
@@ -267,11 +281,6 @@ class Examination:
 
     def _said(self, pairs: Examined, splits: Iterable[int]) -> list[str]:
         return [f"{item['chosen']} {item['rejected']}" for item in self._sample(pairs, splits)]
-
-
-def _refuse_none(source: RowSource, ledger: Ledger) -> None:
-    if not ledger.good().any():
-        raise not_one_valid(source, ledger.count(), ledger.reasons())
 
 
 def _generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
 from components.data.checks_config import ChecksConfig
 from components.data.readers import read_source
-from components.data.rows import Problem, RawRow
+from components.data.rows import Problem
 from components.data.spreadsheet import unprotect
 from data_contracts.examine import FileReport
 from data_contracts.expectations import suites
@@ -19,14 +19,10 @@ from data_contracts.expectations.pages import write_data_docs
 from data_contracts.findings.agreement import agreement_of_counts
 from data_contracts.rows.frames import length_preference
 from data_contracts.rows.ledger import quarantine_line
+from data_contracts.rows.reading import is_sheet as is_sheet
 
 _RATING = re.compile(r"rating_\d+")
 _SIDES = ("a", "b")
-
-
-def is_sheet(rows: Sequence[RawRow]) -> bool:
-    """Whether rows have the columns of a rating sheet."""
-    return any({"item", "response_a", "response_b"} <= row.data.keys() for row in rows)
 
 
 def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Path | None = None) -> FileReport:
@@ -68,7 +64,8 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
             reasons.setdefault(number, []).append(Problem(check["name"], text))
     if out is not None:
         lines = (quarantine_line("sheet", n, reasons[n], dict(record)) for n, record in records if n in reasons)
-        (out / "quarantine.jsonl").write_bytes(b"".join(lines))
+        with naming(out / "quarantine.jsonl"):
+            (out / "quarantine.jsonl").write_bytes(b"".join(lines))
         write_data_docs(context, out / "data_docs", outcomes, {"sheet": str(path)})
     words = np.array([[len(r.get(f"response_{side}", "").split()) for side in _SIDES] for _, r in records])
     wins = counts[:, 0] - counts[:, 1]

@@ -14,7 +14,7 @@ from typing import IO
 
 import numpy as np
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
 from components.base.jsonl import json_line, write_json
 from components.base.observe import Observe
 from components.data.splits import SPLITS
@@ -121,7 +121,7 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     demonstrations = first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))
     prompts = first_of_each(asked.kept, asked.ledger.facts["prompt"])
     sizes: dict[str, float] = {}
-    with ExitStack() as files:
+    with naming(artifact), ExitStack() as files:
 
         def open_(name: str) -> IO[bytes]:
             return files.enter_context((artifact / f"{name}.jsonl").open("wb"))
@@ -169,7 +169,11 @@ def write_quarantine(found: Examination, artifact: Path) -> int:
     `annotators.json`, where the votes name them. Returns how many; a ranking of which pairs were kept out is one."""
     if found.annotators:
         write_json(artifact / ANNOTATORS, found.annotators)
-    with (artifact / "quarantine.jsonl").open("wb") as out, (artifact / "review.jsonl").open("wb") as review:
+    with (
+        naming(artifact / "quarantine.jsonl"),
+        (artifact / "quarantine.jsonl").open("wb") as out,
+        (artifact / "review.jsonl").open("wb") as review,
+    ):
         for examined in found.sources.values():
             for index, line in examined.ledger.quarantined(examined.source.name):
                 out.write(line)

@@ -1,12 +1,14 @@
 """What has to hold before anything heavy is imported: where state lives, that nothing phones home, whose code runs."""
 
+import getpass
 import importlib.util
 import logging
 import os
 import sys
 from pathlib import Path
 
-from components.base.errors import TetherError
+from components.base.errors import TetherError, UserError
+from components.base.paths import user_path
 from components.base.redaction import redact_logs
 from components.base.text import plain
 
@@ -14,12 +16,26 @@ PACKAGES = ("flows", "tasks", "components", "data_contracts")
 
 
 def tether_home() -> Path:
-    """`TETHER_HOME`, else `.tether` in the current directory (absolute; not created)."""
-    return Path(os.environ.get("TETHER_HOME") or ".tether").expanduser().absolute()
+    """`TETHER_HOME`, else `.tether` in the current directory (absolute; not created).
+
+    Raises:
+        UserError: the path can't be a folder, or can't stand in the addresses of the databases below it.
+    """
+    try:
+        path = user_path(os.environ.get("TETHER_HOME") or ".tether", "TETHER_HOME").absolute()
+    except FileNotFoundError as error:
+        raise UserError("the current directory is not there any more. Change to one that is.") from error
+    if "?" in str(path.resolve()):
+        raise UserError(
+            f"TETHER_HOME = {path}: its path has a question mark. MLflow and Prefect would cut the addresses of their "
+            "databases off there and write beside it. Set TETHER_HOME to a folder without one."
+        )
+    return path
 
 
 def prepare_environment(home: Path) -> None:
     """Set, where the user has not, what Prefect, MLflow, Great Expectations and Hugging Face read at import."""
+    _name_the_user(home)
     for name, value in _defaults(home).items():
         os.environ.setdefault(name, value)
     redact_logs()
@@ -36,6 +52,19 @@ class _LogRecord(logging.LogRecord):
 
     def getMessage(self) -> str:
         return plain(super().getMessage())
+
+
+def _name_the_user(home: Path) -> None:
+    """Give a process without `HOME` or without an entry among the users (a container's number) what libraries ask for
+    when they are imported, and fail without."""
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = str(home)
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = str(os.getuid())
 
 
 def _warnings_only(record: logging.LogRecord) -> bool:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
 from components.base.nested import group
 from components.base.settings import Settings
 from components.gates.judging import Waiver
@@ -223,7 +223,8 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
         if (result := work()) is None:
             ctx.end_stage("human_eval", "awaiting_labels")
             sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
-            (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
+            with naming(ctx.folder / "sheet.csv"):
+                (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
         return result
 
 
@@ -234,7 +235,8 @@ def write_reports(ctx: RunContext) -> None:
     from flows.reports.terminal import markdown
 
     text = markdown(load_status(ctx.home, ctx.run), is_simulated(ctx.home, ctx.run))
-    (ctx.folder / "report.md").write_text(text, encoding="utf-8")
+    with naming(ctx.folder / "report.md"):
+        (ctx.folder / "report.md").write_text(text, encoding="utf-8")
     for name, write, again in (
         ("cards", lambda: write_cards(ctx), f"`tether card {ctx.run}` makes one again"),
         (REPORT, lambda: write_page(ctx.home, ctx.run), f"`tether report {ctx.run}` tries again"),

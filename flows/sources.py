@@ -7,10 +7,12 @@ from pathlib import Path
 
 from components.base.errors import UserError
 from components.base.files import whole_folder
+from components.base.paths import user_path
 from components.data.hub import resolve_source
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from data_contracts.rows.gather import look_at
+from data_contracts.rows.reading import refuse_ratings
 from flows.config.run_config import RunConfig
 from flows.data.pretrained import find_base
 from tasks.result import Input
@@ -65,6 +67,7 @@ def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
         if (value := getattr(config.data, name)) is not None:
             path = resolve_source(value, config.data.hub, home / "datasets", f"data.{name}")
             if path.is_file():
+                refuse_ratings(path, f"data.{name}", config.data)
                 look_at(name, path, config.data)
             data[name] = Input.of(path)
     return data
@@ -115,7 +118,7 @@ def find_previous(run: str, home: Path) -> dict[str, Input]:
     Raises:
         UserError: there is no such run, or it has no reward model.
     """
-    folder = Path(run).expanduser()
+    folder = user_path(run, "reward.refresh.from_run")
     folder = folder.resolve() if folder.is_dir() else home / "runs" / run
     store = ArtifactStore(folder.parent.parent)
     try:

@@ -1,8 +1,10 @@
 """One exception hierarchy. The exit code of a command is a property of what went wrong."""
 
+import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterator
 
 from components.base.redaction import has_credentials, redacted
 
@@ -58,8 +60,41 @@ _DISK = {
     errno.EDQUOT: "Make room there, or have the quota raised",
     errno.EROFS: "Make it writable, or set TETHER_HOME to a place that is",
     errno.EACCES: "Give yourself read and write permission there, or set TETHER_HOME to a folder where you have it",
+    errno.ENAMETOOLONG: "Choose a shorter name or path",
+    errno.ELOOP: "Its links lead back to themselves: name the file or folder itself",
+    errno.EISDIR: "A folder stands where a file must be: move it away, or name another file",
+    errno.EFBIG: "A file may not become so large there: raise the limit (`ulimit -f`), or name another file system",
+    errno.EIO: "The disk fails: check it, or name another place",
+    errno.EPERM: "Give yourself the right to write there, or name another place",
     errno.ENOTDIR: "A file stands where a folder must be: move it away, or name another folder",
 }
+_OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have the error of a write in the block name `path`, where it names no file.
+
+    A full disk is found out about when the bytes of an open file go there, and the system doesn't say which file that
+    is. An error that some library of Rust's raises tells the number in its message alone.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else _number_in(error)
+        if number in _DISK and getattr(error, "filename", None) is None:
+            error.filename = os.fspath(path)  # type: ignore[attr-defined]
+        raise
+
+
+def printable(text: str) -> str:
+    """`text` as a terminal shows it: names out of a file can hold escape sequences, and bytes that are no UTF-8."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _number_in(error: BaseException) -> int | None:
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return int(told[1]) if told else None
 
 
 def disk_error(error: BaseException) -> UserError | None:
@@ -70,10 +105,11 @@ def disk_error(error: BaseException) -> UserError | None:
     """
     if isinstance(error, TetherError):
         return None
-    number = error.errno if isinstance(error, OSError) else None
-    if number is None and (told := re.search(r"\(os error (\d+)\)", str(error))):
-        number = int(told[1])
+    number = error.errno if isinstance(error, OSError) and error.errno is not None else _number_in(error)
     where = getattr(error, "filename", None)
+    if number in _OF_WRITES:
+        where = getattr(error, "filename2", None) or where  # of a copy, the second is where it went
+    where = f"{where[:97]}..." if isinstance(where, str) and len(where) > 200 else where
     if number == errno.EEXIST and where and os.path.isfile(where):  # what mkdir says of a file
         number = errno.ENOTDIR
     if number not in _DISK:

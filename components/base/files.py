@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from components.base.errors import naming
 from components.base.process import is_dead_mark, process_mark
 
 
@@ -33,9 +34,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`; what is written there is synced to disk and renamed to `path`."""
     temporary = temporary_beside(path)
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
+        with naming(path):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -50,11 +52,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
     temporary = temporary_beside(path)
     temporary.mkdir(parents=True)
     try:
-        yield temporary
-        for each in (*temporary.rglob("*"), temporary):
-            sync(each)
-        os.rename(temporary, path)
-        sync(path.parent)
+        with naming(path):
+            yield temporary
+            for each in (*temporary.rglob("*"), temporary):
+                sync(each)
+            os.rename(temporary, path)
+            sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -85,6 +88,7 @@ def sync(path: Path) -> None:
     """Have the disk keep what a file or folder holds."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

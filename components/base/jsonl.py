@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from components.base.errors import naming
+
 Message = dict[str, str]
 """A turn of a conversation: its role and content."""
 
@@ -23,11 +25,12 @@ def json_line(row: Mapping[str, object]) -> bytes:
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write `rows`, making the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as out:
+    with naming(path), path.open("wb") as out:
         out.writelines(map(json_line, rows))
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write one JSON value, indented and with sorted keys, making the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, sort_keys=True, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    with naming(path):
+        path.write_text(json.dumps(value, sort_keys=True, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -1,14 +1,17 @@
 """Hugging Face datasets: a hub name becomes a local file, whose digest then is an input like any other file's."""
 
+import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from components.base.errors import UserError
 from components.base.files import replacing
-from components.base.jsonl import write_rows
+from components.base.jsonl import json_line
+from components.base.paths import user_path
+from components.data.cells import arrow_rows, check_batch
 from components.data.config import HubConfig
 from components.data.rows import RawRow
 
@@ -20,9 +23,9 @@ def resolve_source(value: str, hub: HubConfig, cache: Path, field: str) -> Path:
     """The file (or saved folder) that `value` of config field `field` names; a hub dataset is fetched to `cache` once.
 
     Raises:
-        UserError: there is no such file, or the hub can't be reached or has no such dataset.
+        UserError: there is no such file, or it is a device or a pipe; the hub can't be reached or has no such dataset.
     """
-    path = Path(value).expanduser()
+    path = user_path(value, field)
     if path.exists():
         return path
     if _NAME.fullmatch(value) and not _DATA_SUFFIX.search(value):
@@ -50,9 +53,18 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
             f"{field}: {name!r} is no file here, and as a hub dataset (split {hub.split!r}) it can't be loaded: "
             f"{reason}. Check the name and the network (or HF_TOKEN for a private one), or give a local file."
         ) from error
-    with replacing(target) as temporary:
-        write_rows(temporary, dataset)
+    whole = isinstance(dataset, datasets.Dataset)  # else it comes row by row
+    with replacing(target) as temporary, temporary.open("wb") as out:
+        out.writelines(map(_line, (row.data for row in _rows(dataset)) if whole else dataset))
     return target
+
+
+def _line(data: Mapping[str, object]) -> bytes:
+    """A row as JSON; what JSON doesn't know (dates, bytes) becomes text, as does what isn't UTF-8."""
+    try:
+        return json_line(data)
+    except (TypeError, UnicodeEncodeError):
+        return (json.dumps(data, sort_keys=True, default=str) + "\n").encode()
 
 
 def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
@@ -61,11 +73,31 @@ def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
 
     try:
         saved: Any = datasets.load_from_disk(str(folder))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # datasets raises whatever its JSON and Arrow files make it
         raise UserError(f"{folder} is a folder, and none written by datasets' save_to_disk. Give a file.") from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
             raise UserError(f"{folder} has no split {split!r}, only {', '.join(sorted(saved))}. Set data.hub.split.")
         saved = saved[split]
-    for number, data in enumerate(saved, 1):
-        yield RawRow(number, dict(data))
+    number = 0
+    try:
+        for row in _rows(saved):
+            number = row.number
+            yield row
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{folder} can't be read after row {number}: {reason}. Save the dataset again.") from error
+
+
+def _rows(dataset: Any) -> Iterator[RawRow]:
+    """The rows of a `datasets.Dataset`, numbered from 1.
+
+    They come as Arrow, not as Python: one cell that Python can't hold is then a problem of its row.
+    """
+    number = 0
+    for table in dataset.with_format("arrow").iter(batch_size=1000):
+        for batch in table.to_batches():
+            check_batch(batch)
+            for data, problem in arrow_rows(batch):
+                number += 1
+                yield RawRow(number, data, problem)

@@ -5,17 +5,20 @@ a spreadsheet does (the header is row 1), everything else by row. A row that can
 a source that can't be read raises `UserError`.
 """
 
+import contextlib
 import csv
 import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, AnyStr, NoReturn, cast
 
 from components.base.errors import UserError
+from components.base.strict_json import BadJson, elements, parse_json, twice
+from components.data.cells import arrow_rows, doubled_fields
 from components.data.rows import Problem, RawRow
 from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
 
@@ -25,7 +28,12 @@ _SUFFIXES = {
     ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
 _SHOWN = 500
-_LARGEST_CELL = 16 * 2**20
+_MIB = 2**20
+_LARGEST_CELL = 16 * _MIB
+_LARGEST_LINE = 32 * _MIB
+_LARGEST_JSON = 1024 * _MIB
+_UNPACKED, _RATIO = 64 * _MIB, 100
+"""A gzipped file may unpack to so many bytes, or to so many times its own, whichever is more. Text reaches a tenth."""
 
 
 def read_source(path: Path, split: str = "train") -> Iterator[RawRow]:
@@ -36,35 +44,31 @@ def read_source(path: Path, split: str = "train") -> Iterator[RawRow]:
     """
     if not path.exists():
         raise UserError(f"There is no file {path}. Give the path of a data file ({KINDS}) or a hub name (owner/name).")
-    if not path.is_dir() and path.stat().st_size == 0:
-        raise UserError(f"{path} is empty (0 bytes). Give a file with rows in it.")
-    row = None
-    try:
-        for row in _rows(path, split):
-            yield row
-    except (EOFError, zlib.error, OSError) as error:
-        where = "can't be read from its first row on" if row is None else f"breaks off after row {row.number}"
-        raise UserError(
-            f"{path} {where}: {str(error).rstrip('.')}. The file is cut short or damaged; fetch or write it again."
-        ) from error
-    if row is None:
-        raise UserError(f"{path} holds no row. Give a file with rows in it.")
-
-
-def _rows(path: Path, split: str) -> Iterator[RawRow]:
     if path.is_dir():
         from components.data.hub import read_saved
 
-        return read_saved(path, split)
-    return _READERS[_kind(path)](path)
+        rows: Iterable[RawRow] = read_saved(path, split)
+    elif path.stat().st_size == 0:
+        raise UserError(f"{path} is empty (0 bytes). Give a file with rows in it.")
+    else:
+        rows = _READERS[_kind(path)](path)
+    empty = True
+    for row in rows:
+        empty = False
+        yield row
+    if empty:
+        raise UserError(f"{path} holds no row. Give a file with rows in it.")
 
 
 def _kind(path: Path) -> str:
     suffixes = [s.lower() for s in path.suffixes if s.lower() != ".gz"]
     if suffixes and suffixes[-1] in _SUFFIXES:
         return _SUFFIXES[suffixes[-1]]
-    with _open(path) as file:
-        start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    try:
+        with _open(path) as file:
+            start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except (EOFError, zlib.error, OSError) as error:
+        _broken(path, 0, error)
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith((b"{", b"[")):
@@ -81,21 +85,95 @@ def is_gzipped(path: Path) -> bool:
 def _open(path: Path) -> IO[bytes]:
     """The file's bytes, unpacked where it is gzipped."""
     if is_gzipped(path):
-        return cast(IO[bytes], gzip.open(path, "rb"))
+        _refuse_bomb(path)
+        return cast(IO[bytes], io.BufferedReader(_Unpacked(path), _MIB))
     return path.open("rb")
 
 
+def _refuse_bomb(path: Path) -> None:
+    """Find out before its rows are judged, one by one, that a file unpacks to too many bytes, where it says so."""
+    with path.open("rb") as file:
+        file.seek(-min(4, path.stat().st_size), io.SEEK_END)
+        said = int.from_bytes(file.read(), "little")  # modulo 4 GiB; or anything, where the file is cut short
+    if said > _most_unpacked(path):
+        with contextlib.suppress(EOFError, zlib.error, OSError), io.BufferedReader(_Unpacked(path), _MIB) as whole:
+            while whole.read(_MIB):
+                pass
+
+
+def _most_unpacked(path: Path) -> int:
+    return max(_UNPACKED, _RATIO * path.stat().st_size)
+
+
+def _bomb(path: Path) -> UserError:
+    return UserError(
+        f"{path} unpacks to more than {_most_unpacked(path) // _MIB} MiB, over {_RATIO} times its own size, and is not "
+        "read any further: so packed, a small file fills memory and disk. If it is your data nevertheless, write it as "
+        "plain JSON Lines and give that."
+    )
+
+
+class _Unpacked(io.RawIOBase):
+    """The bytes that a gzipped file unpacks to.
+
+    Raises:
+        UserError: at a read, where they are too many for what the file is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.read_so_far, self.most = path, 0, _most_unpacked(path)
+        self._file = gzip.open(path, "rb")  # noqa: SIM115 (closed with this one)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read1(len(buffer))  # what comes before a damaged byte comes first
+        self.read_so_far += len(data)
+        if self.read_so_far > self.most:
+            raise _bomb(self.path)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """The lines of a file; one that has no end is the user's error before it fills memory."""
+    number = 0
+    while line := file.readline(_LARGEST_LINE):
+        number += 1
+        if len(line) == _LARGEST_LINE:
+            raise UserError(
+                f"{path}, line {number}: it is longer than {_LARGEST_LINE // _MIB} MiB, which no row is. Is the file "
+                "what its name says? Each row needs a line of its own."
+            )
+        yield line
+
+
+def _broken(path: Path, row: int, error: Exception) -> NoReturn:
+    where = f"breaks off after row {row}" if row else "can't be read from its first row on"
+    raise UserError(
+        f"{path} {where}: {str(error).rstrip('.')}. The file is cut short or damaged; fetch or write it again."
+    ) from error
+
+
 def _read_jsonl(path: Path) -> Iterator[RawRow]:
-    readable, first = 0, None
-    with _open(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                row = _parse(number, line)
-                readable += row.problem is None
-                first = first or row
-                yield row
+    number, readable, first = 0, 0, None
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(_lines(path, file), 1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    row = _parse(number, line)
+                    readable += row.problem is None
+                    first = first or row
+                    yield row
+    except (EOFError, zlib.error, OSError) as error:
+        _broken(path, number, error)
     if first is not None and first.problem and not readable:
         raise UserError(
             f"Not one line of {path} is a JSON object; line {first.number}: {first.problem.text}. "
@@ -105,19 +183,14 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
 
 def _parse(number: int, line: bytes) -> RawRow:
     try:
-        return _as_row(number, json.loads(line.decode("utf-8"), parse_constant=_no_constant))
+        return _as_row(number, parse_json(line.decode("utf-8")))
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 at byte {error.start + 1}"
-    except json.JSONDecodeError as error:
-        reason = f"bad JSON: {error.msg} at character {error.pos + 1}"
-    except (ValueError, RecursionError) as error:
+    except BadJson as error:
         reason = f"bad JSON: {error}"
-    raw = line[:_SHOWN].decode("utf-8", "backslashreplace").rstrip()
-    return RawRow(number, {"raw": raw}, Problem("readable", reason))
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+    return RawRow(
+        number, {"raw": line[:_SHOWN].decode("utf-8", "backslashreplace").rstrip()}, Problem("readable", reason)
+    )
 
 
 def _as_row(number: int, value: Any) -> RawRow:
@@ -128,16 +201,30 @@ def _as_row(number: int, value: Any) -> RawRow:
 
 
 def _read_json(path: Path) -> Iterator[RawRow]:
+    if path.stat().st_size > _LARGEST_JSON:
+        raise UserError(
+            f"{path} has more than {_LARGEST_JSON // _MIB} MiB, and a JSON array is read whole. Write it as JSON Lines "
+            "(.jsonl), one object a line, which is read row by row."
+        )
     try:
         with _open(path) as file:
-            value = json.loads(file.read().decode("utf-8-sig"), parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
+            text = file.read().decode("utf-8-sig")
+    except (EOFError, zlib.error, OSError) as error:
+        _broken(path, 0, error)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not JSON: not UTF-8 at byte {error.start + 1}. Write it in UTF-8.") from error
+    try:
+        value = parse_json(text)
+    except BadJson as error:
+        is_array = text.lstrip().startswith("[")
+        if error.more or (error.line is None and not is_array):
             yield from _read_jsonl(path)
             return
-        raise UserError(f"{path} is not JSON: {error.msg} at line {error.lineno}. Correct that line.") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}.") from error
+        if error.line is not None:
+            raise UserError(f"{path} is not JSON: {error.text} at line {error.line}. Correct that line.") from error
+        # Something in it can't be held: only the row that it is in is bad.
+        yield from (_parse(number, row.encode()) for number, row in enumerate(elements(text), 1))
+        return
     rows = value if isinstance(value, list) else [value]
     yield from (_as_row(number, row) for number, row in enumerate(rows, 1))
 
@@ -148,16 +235,19 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
     try:
         # Bytes that are no UTF-8 become lone surrogates, which a row check refuses by row.
         with io.TextIOWrapper(_open(path), "utf-8-sig", errors="surrogateescape", newline="") as text:
-            first = text.readline()
-            reader = csv.reader(chain([first], text), delimiter=_delimiter(path, first))
+            lines = _lines(path, text)
+            first = next(lines, "")
+            reader = csv.reader(chain([first], lines), delimiter=_delimiter(path, first))
             header = next(reader, [])
-            if len(set(header)) < len(header):
-                raise UserError(f"The header of {path} names a column twice: {', '.join(header)}. Rename one.")
+            if doubled := twice(header):
+                raise UserError(f"The header of {path} names a column twice: {doubled}. Rename one.")
             for number, cells in enumerate(reader, 2):
                 if cells:
                     yield _csv_row(number, header, cells)
     except csv.Error as error:
         raise UserError(f"{path} is no CSV at row {max(number, 1) + 1} (the header is row 1): {error}.") from error
+    except (EOFError, zlib.error, OSError) as error:
+        _broken(path, number, error)
 
 
 def _delimiter(path: Path, header: str) -> str:
@@ -168,27 +258,32 @@ def _delimiter(path: Path, header: str) -> str:
 
 
 def _csv_row(number: int, header: list[str], cells: list[str]) -> RawRow:
-    if len(cells) != len(header):
-        reason = f"{len(cells)} cells, the header has {len(header)}"
-        return RawRow(number, {"raw": ",".join(cells)[:_SHOWN]}, Problem("readable", reason))
-    texts = dict(zip(header, cells, strict=True))
+    texts = dict(zip(header, cells, strict=False))
     protected = texts.get("id", "").startswith(LABELLED)
-    return RawRow(number, {name: _cell(cell, protected) for name, cell in texts.items()})
+    try:
+        if len(cells) != len(header):
+            raise BadJson(f"{len(cells)} cells, the header has {len(header)}")
+        return RawRow(number, {name: _cell(name, cell, protected) for name, cell in texts.items()})
+    except BadJson as error:
+        return RawRow(number, {"raw": ",".join(cells)[:_SHOWN]}, Problem("readable", str(error)))
 
 
-def _cell(cell: str, protected: bool) -> Any:
+def _cell(name: str, cell: str, protected: bool) -> Any:
     """A cell's text; None if it is empty; messages or votes, which CSV holds as JSON, as themselves.
 
     Where the row is `protected`, what follows an apostrophe is text as it is.
+
+    Raises:
+        BadJson: it is JSON that can't be held.
     """
-    if protected and cell.startswith("'"):
-        return unprotect(cell)
     if cell.startswith(JSON_STARTS):
         try:
-            return json.loads(cell)
-        except ValueError:
-            return cell
-    return cell or None
+            return parse_json(cell)
+        except BadJson as error:
+            if error.line is not None:
+                return cell
+            raise BadJson(f"column `{name}`: {error}") from error
+    return (unprotect(cell) if protected else cell) or None
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
@@ -198,11 +293,19 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1000):
-                for number, data in enumerate(batch.to_pylist(), number + 1):  # noqa: B020 (counts on over batches)
-                    yield RawRow(number, data)
-    except (pa.ArrowException, OSError) as error:
-        raise OSError(str(error).splitlines()[0]) from error
+            if doubled := doubled_fields(file.schema_arrow):
+                raise UserError(f"{path} has a column twice: {doubled}. Rename one.")
+            size = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
+            if size > _most_unpacked(path):
+                raise _bomb(path)
+            at_once = _LARGEST_LINE * file.metadata.num_rows // max(size, 1)
+            # Few at once all the same: the text that all rows of a column share is stored once, and read for each.
+            for batch in file.iter_batches(batch_size=min(max(at_once, 1), 16)):
+                for data, problem in arrow_rows(batch):
+                    number += 1
+                    yield RawRow(number, data, problem)
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        _broken(path, number, ValueError((str(error).splitlines() or [type(error).__name__])[0]))
 
 
 _READERS = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "parquet": _read_parquet}

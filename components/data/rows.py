@@ -118,6 +118,18 @@ class Row:
     problems: list[Problem] = field(default_factory=list)
 
 
+def shown(value: object) -> str:
+    """`value` for a message, cut short where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message; of many, the first."""
+    most = 20
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
+
+
 def unclean(text: str) -> str | None:
     """The first character of `text` that no text should hold, as an escape; None if there is none."""
     found = _UNCLEAN.search(text)

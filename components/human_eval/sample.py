@@ -85,7 +85,8 @@ def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) 
         "items": len(sheet),
         "key_sha256": commitment,
         "for_raters": ["sheet.csv", "sheet.jsonl", "sheet.json"],
-        "text_cells": "In the CSV a cell that starts with an apostrophe is the text after it.",
+        "text_cells": "In the CSV an apostrophe stands before what a spreadsheet would run as a formula (at the start "
+        "of a cell or of a line, after a semicolon or a tab), and before an apostrophe there.",
     }
     write_json(artifact / "sheet.json", info)
     return sheet

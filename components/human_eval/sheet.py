@@ -2,16 +2,17 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from components.base.errors import UserError
+from components.base.strict_json import BadJson, parse_json
 from components.data.spreadsheet import unprotect
 
 SIMULATED = "ratings.simulated.csv"
 """The sheet as the simulated judges filled it in, in a sample artifact."""
+_LARGEST = 256 * 2**20
 TEXTS = ("item", "prompt", "response_a", "response_b")
 
 
@@ -74,6 +75,8 @@ def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
 
 def _decode(path: Path) -> str:
     try:
+        if path.stat().st_size > _LARGEST:
+            raise UserError(f"{path} has more than {_LARGEST >> 20} MiB, which no sheet has. Give the filled sheet.")
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"the sheet {path} can't be read: {error.strerror}.") from error
@@ -115,8 +118,8 @@ def _json_lines(path: Path, text: str) -> Iterable[tuple[int, Mapping[str, objec
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except ValueError as error:
+            record = parse_json(line)
+        except BadJson as error:
             raise UserError(f"{path}, row {number}: not JSON ({error}).") from error
         if not isinstance(record, dict):
             raise UserError(f"{path}, row {number}: a JSON object is needed, with the columns as keys.")
@@ -124,6 +127,11 @@ def _json_lines(path: Path, text: str) -> Iterable[tuple[int, Mapping[str, objec
 
 
 def _check_columns(path: Path, number: int, names: Sequence[str], wanted: Sequence[str]) -> None:
+    if {"sft", "policy"} <= set(names):
+        raise UserError(
+            f"{path}, row {number}: column `policy` is that of the unblinded result, which names the models. "
+            "Give the sheet that the raters filled in."
+        )
     for name in ("item", *wanted):
         if name not in names:
             columns = ", ".join(("item", *wanted))
@@ -140,7 +148,7 @@ def _text(path: Path, number: int, name: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{path}, row {number}, column `{name}`: text is needed, not {value!r}.")
+        raise UserError(f"{path}, row {number}, column `{name}`: text is needed, not {str(value)[:40]!r}.")
     return value.strip() if name == "item" else value
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
 from components.base.jsonl import write_json
 from components.models.config import AdapterConfig
 from components.models.weights import check_finite, check_names, refusing
@@ -186,7 +186,8 @@ def save_adapter(view: AdapterView, folder: Path) -> None:
     head = getattr(view, "score", None)
     if head is not None:
         tensors[f"{_WHOLE}score.weight"] = head.weight
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "adapter_model.safetensors")
+    with naming(file := folder / "adapter_model.safetensors"):
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, file)
     described = {"peft_type": "LORA", "r": config.rank, "lora_alpha": config.alpha, "target_modules": config.targets}
     of_kind = {"task_type": "CAUSAL_LM"} if head is None else {"task_type": "SEQ_CLS", "modules_to_save": ["score"]}
     write_json(folder / "adapter_config.json", described | of_kind)

@@ -22,7 +22,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
+from components.base.jsonl import write_json
 from components.models.adapters import AdapterView
 from components.models.config import ScratchModel
 from components.models.kernels import by_onednn
@@ -154,15 +155,16 @@ def draw_head(head: nn.Linear, seed: int) -> nn.Linear:
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model and its tokenizer as a Hugging Face folder (safetensors), the same bytes for the same weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
+    with naming(folder):
+        model.save_pretrained(folder, safe_serialization=True)
+        tokenizer.save_pretrained(folder)
     for name, whence in (
         ("config.json", ("_name_or_path",)),
         ("tokenizer_config.json", ("name_or_path", "is_local", "local_files_only")),
     ):
         config = json.loads((folder / name).read_text())
         kept = {key: value for key, value in config.items() if key not in whence}
-        (folder / name).write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+        write_json(folder / name, kept)
 
 
 def frozen(model: Any, runtime: Runtime | None = None) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from components.base.errors import naming
 from components.base.files import replacing, sync, temporary_beside
 from components.store.place import Entry
 
@@ -68,7 +69,8 @@ class FolderPlace:
         target = self._made(name)
         temporary = temporary_beside(target)
         try:
-            temporary.write_bytes(data)
+            with naming(target):
+                temporary.write_bytes(data)
             temporary.chmod(0o444)
             sync(temporary)
             os.link(temporary, target)
@@ -128,7 +130,7 @@ class FolderPlace:
     def _create_without_links(self, target: Path, data: bytes) -> bool:
         """For file systems without hard links. A kill may leave half a record; it doesn't verify."""
         try:
-            with target.open("xb") as file:
+            with naming(target), target.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.base.errors import LeaseLost
+from components.base.errors import LeaseLost, naming
 from components.base.files import sweep, temporary_beside
 from components.base.process import Process, is_dead, this_process
 from components.store.folder import open_regular
@@ -169,7 +169,8 @@ def _create(lease: Lease) -> bool:
     """Make the lease's file, whole and only where there is none; False where somebody else was first."""
     draft, ours = temporary_beside(lease.file), False
     try:
-        draft.write_text(json.dumps(this_process()))
+        with naming(lease.file):
+            draft.write_text(json.dumps(this_process()))
         with contextlib.suppress(FileExistsError):
             os.link(draft, lease.file)
         # NFS may say that the file exists where the answer to our own request was lost; the number of links is true.

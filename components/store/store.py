@@ -21,6 +21,7 @@ from pathlib import Path
 
 from components.base.errors import TetherError, UserError, disk_error
 from components.base.hashing import digest_file, digest_json
+from components.base.paths import user_path
 from components.store.folder import FolderPlace
 from components.store.leases import Lease, holder, leased
 from components.store.objects import Objects
@@ -278,7 +279,7 @@ def shared_place(home: Path) -> Place | None:
         from components.store.url import UrlPlace
 
         return UrlPlace(value)
-    folder = Path(value.removeprefix("file://")).expanduser()
+    folder = user_path(value.removeprefix("file://"), VARIABLE)
     if not folder.is_absolute():
         raise UserError(f"{VARIABLE}={value}: give an absolute folder or a URL, as s3://bucket/prefix.")
     return None if folder.resolve() == (home / "store").resolve() else FolderPlace(folder)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from components.base.errors import naming
 from data_contracts.expectations.suites import FIRST_ROWS, JudgedCheck
 
 _PASS, _FAIL = '<strong style="color:#176f2c">PASS</strong>', '<strong style="color:#b3261e">FAIL</strong>'
@@ -53,12 +54,13 @@ def write_data_docs(context: Any, folder: Path, checks: Sequence[JudgedCheck], s
     folder.mkdir(parents=True)
     store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder.absolute())}
     context.add_data_docs_site("tether", {"class_name": "SiteBuilder", "store_backend": store})
-    context.build_data_docs(["tether"])
-    shutil.rmtree(folder / "static", ignore_errors=True)
-    for page in folder.rglob("*.html"):
-        page.write_text(sanitized(page.read_text(encoding="utf-8")), encoding="utf-8")
-    links = sorted(page.relative_to(folder).as_posix() for page in folder.glob("validations/**/*.html"))
-    (folder / "index.html").write_text(index_page(checks, summary, links), encoding="utf-8")
+    with naming(folder):
+        context.build_data_docs(["tether"])
+        shutil.rmtree(folder / "static", ignore_errors=True)
+        for page in folder.rglob("*.html"):
+            page.write_text(sanitized(page.read_text(encoding="utf-8")), encoding="utf-8")
+        links = sorted(page.relative_to(folder).as_posix() for page in folder.glob("validations/**/*.html"))
+        (folder / "index.html").write_text(index_page(checks, summary, links), encoding="utf-8")
 
 
 def index_page(checks: Sequence[JudgedCheck], summary: Mapping[str, str], links: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from components.data.formats import demonstrations, pairs
 from components.data.formats.prompts import parse_prompt
 from components.data.formats.single_votes import gather_votes
 from components.data.readers import is_gzipped, read_source
-from components.data.rows import RawRow, Row
+from components.data.rows import RawRow, Row, listed
 from data_contracts.rows.ledger import Reason, count_reason
 from data_contracts.rows.schemas import schema_problems
 
@@ -120,7 +120,7 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
             if missing and position == 0:
                 raise UserError(
                     f"{source.field} names the column {missing[0]!r}, which {source.shown} doesn't have: its columns "
-                    f"are {', '.join(raw.data)}. Name one of these."
+                    f"are {listed(list(raw.data))}. Name one of these."
                 )
             taken = {ours: raw.data[theirs] for ours, theirs in source.columns.items() if theirs in raw.data}
             rest = {name: value for name, value in raw.data.items() if name not in source.columns.values()}

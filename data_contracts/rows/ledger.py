@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from components.base.errors import naming
 from components.base.jsonl import json_line
 from components.data.checks_config import ChecksConfig, RowChecks
 from components.data.config import SplitConfig
@@ -101,7 +102,7 @@ class Ledger:
     def fill(self, rows: Iterable[Row], progress: Callable[[int], None]) -> None:
         """Read all rows, writing each as a line: a good row's canonical JSON, a bad row's quarantine record."""
         parts, lines, votes, named, gathered = [], [], [self.votes], [], []
-        with self.path.open("wb") as out:
+        with naming(self.path), self.path.open("wb") as out:
             for index, row in enumerate(rows):
                 lines.append(self._facts(row))
                 named += [(index, self.annotators.setdefault(a, len(self.annotators)), side) for a, side in row.votes]

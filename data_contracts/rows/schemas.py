@@ -3,8 +3,23 @@
 from typing import Annotated
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from components.data.rows import CanonicalRow, Problem
+
+
+class SourceReading(TypedDict):
+    """What a file was read as, as `tether data check --json` says it."""
+
+    source: str
+    """`preferences`, `demonstrations`, `prompts` or `sheet`."""
+    file: str
+    format: str
+    ignored: list[str]
+    """Columns that this format has no use for."""
+    hint: str | None
+    """What to do if they should be used."""
+
 
 _DEMONSTRATION = {"prompt", "response", "source", "row"}
 _PROMPT = {"prompt", "category", "source", "row"}

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from components.base.errors import UserError
+from components.base.paths import user_path
 from flows.cli.command import command, echo
 from flows.environment import tether_home
 
@@ -106,4 +107,4 @@ def _named_path(given: str) -> tuple[str, Path]:
     name, equals, path = given.partition("=")
     if not (name and equals and path):
         raise UserError(f"--data {given}: give NAME=PATH, as --data preferences=pairs.jsonl.")
-    return name, Path(path).expanduser()
+    return name, user_path(path, f"--data {name}")

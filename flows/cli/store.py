@@ -118,9 +118,10 @@ def import_(file: Annotated[Path, typer.Argument(help="What `tether store export
     """Import an exported run.
 
     Everything is verified before anything is written. Whose file it is, no digest tells."""
+    from components.base.paths import user_path
     from tasks.retention.archive import import_run
 
-    done = import_run(_store(), file)
+    done = import_run(_store(), user_path(str(file), "import"))
     echo(
         f"run {done.run} {'is here now' if done.new_run else 'was here already, and stays as it is'}: {done.records} "
         f"records ({done.new_records} new), {done.objects} objects. See `tether status {done.run}`."

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.base.nested import group
+from components.base.paths import user_path
 from flows.config import yaml as yaml_text
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -19,6 +20,10 @@ _WITHOUT_BUILT_IN_TASK: dict[str, JsonValue] = {
     "human_eval": {"judges": "people"},
     "gates": {"validate": {"annotator_agreement": None}, "ppo": {"violations_excess": None}},
 }
+
+
+_MOST_EXTENDED, _DEEPEST = 20, 20
+_NULL = ("null", "~")
 
 
 class Override(NamedTuple):
@@ -53,13 +58,17 @@ def parse_override(text: str) -> Override:
     """`a.b=c` as a path and a YAML value.
 
     Raises:
-        UserError: no equals sign, or an empty part in the path.
+        UserError: no equals sign, an empty part in the path, or no value.
     """
+    where = f"--set {text if len(text) <= 100 else f'{text[:97]}...'}"
     key, equals, value = text.partition("=")
     path = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(path):
-        raise UserError(f"--set {text}: expected KEY=VALUE, as in --set ppo.kl.coefficient=0.1.")
-    return Override(path, yaml_text.parse(value, f"--set {text}"))
+    if not equals or not all(path) or len(path) > _DEEPEST:
+        raise UserError(f"{where}: expected KEY=VALUE, as in --set ppo.kl.coefficient=0.1.")
+    found = yaml_text.parse(value, where)
+    if found is None and value.strip().lower() not in _NULL:  # as of a shell variable that is not set
+        raise UserError(f"{where}: the value is empty. Write null for none, as in --set {key}=null.")
+    return Override(path, found)
 
 
 def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override]) -> dict[str, JsonValue]:
@@ -105,8 +114,8 @@ def _is_file_name(profile: str) -> bool:
 
 def _find(profile: str, base: Path) -> Path:
     if _is_file_name(profile):
-        path = base / Path(profile).expanduser()
-        if not path.is_file():
+        path = base / user_path(profile, "the profile")
+        if not user_path(str(path), "the profile").is_file():
             raise UserError(f"{profile}: no such file (looked for {path}).")
         return path.resolve()
     names = profile_names()
@@ -118,6 +127,8 @@ def _find(profile: str, base: Path) -> Path:
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, JsonValue]:
+    if len(above) > _MOST_EXTENDED:
+        raise UserError(f"{above[0]}: more than {_MOST_EXTENDED} profiles extend each other. Write some into one.")
     if path in above:
         chain = " → ".join(p.name for p in (*above, path))
         raise UserError(f"{path}: extends itself ({chain}).")

@@ -49,7 +49,7 @@ class Runner(Settings):
 class Options(Settings):
     """Everything a run is asked to do. Each group's defaults stand in its stage's class, thresholds in the profiles."""
 
-    project: str = Field("tether", max_length=500, pattern=r"^\S(.*\S)?$")
+    project: str = Field("tether", max_length=500, pattern=r"^[^\s\p{Cc}]([^\p{Cc}]*[^\s\p{Cc}])?$")
     """Name of the MLflow experiment that the run is recorded in, and what its registered models are called after."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of everything random; the same seed on the same kind of machine gives the same bytes."""

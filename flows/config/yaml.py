@@ -44,23 +44,80 @@ _Loader.add_implicit_resolver(
 )
 
 
-# Decimal, with or without leading zeros (PyYAML reads 010 as octal eight).
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value, 10))
+def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Decimal, with or without leading zeros (PyYAML reads 010 as octal eight)."""
+    if len(node.value) > _DIGITS:
+        raise _problem(node, f"a number has more than {_DIGITS} digits")
+    return int(node.value, 10)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+
+_TAGS = {
+    **{f"tag:yaml.org,2002:{name}": yaml.ScalarNode for name in ("null", "bool", "int", "float", "str")},
+    "tag:yaml.org,2002:seq": yaml.SequenceNode,
+    "tag:yaml.org,2002:map": yaml.MappingNode,
+}
+"""What JSON has, and how it is written."""
+_MOST, _DEEPEST, _LARGEST, _DIGITS = 20_000, 50, 2**20, 1000
+"""Values in a file with its aliases written out, groups inside each other, and characters. The demo has 100, 4 and
+4,000."""
 
 
 def parse(text: str, where: str) -> Any:
     """The value of one YAML document; `where` names it in errors.
 
     Raises:
-        UserError: it is no YAML, or holds a key twice.
+        UserError: it is no YAML, holds a key twice, a key without a value, or what JSON has no type for, or is larger
+            or deeper than any config.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
+        if len(text) > _LARGEST:
+            raise yaml.YAMLError(f"it has more than {_LARGEST} characters")
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse(node)
+        return loader.construct_document(node)
+    except (yaml.YAMLError, ValueError, KeyError) as error:  # the last of `!!bool maybe`
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{where}{line}: not readable as YAML: {problem}.") from error
+        problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    except RecursionError:
+        line, problem = "", f"groups are nested more than {_DEEPEST} deep"
+    raise UserError(f"{where}{line}: not readable as YAML: {problem}.")
+
+
+def _refuse(root: yaml.Node) -> None:
+    """Raise for what would take for ever to read, or become what no config holds, before anything is made of it.
+
+    An alias counts as what it stands for. So one that stands for a group around itself is nested without end.
+    """
+    waiting, count = [(root, 1)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        count += 1
+        if depth > _DEEPEST:
+            raise _problem(node, f"groups are nested more than {_DEEPEST} deep")
+        if count > _MOST:
+            raise _problem(node, f"it has more than {_MOST} values, each alias counted as what it stands for")
+        if not isinstance(node, _TAGS.get(node.tag, ())):
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            text = "isn't what this is" if node.tag in _TAGS else "is no type of a config's values"
+            raise _problem(node, f"{tag} {text}")
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if isinstance(value, yaml.ScalarNode) and value.value == "" and value.style is None:
+                    raise _problem(key, f"{getattr(key, 'value', 'a key')} has no value; write null for none")
+                waiting += [(key, depth + 1), (value, depth + 1)]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += [(value, depth + 1) for value in node.value]
+
+
+def _problem(node: yaml.Node, text: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)
 
 
 def read_mapping(path: Path) -> dict[str, JsonValue]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from components.base.errors import UserError
+from components.base.paths import user_path
 from components.data.config import HubConfig
 from components.data.formats.prompts import Prompts, read_prompts
 from components.data.hub import resolve_source
@@ -84,7 +85,7 @@ def find_models(names: Sequence[str], home: Path) -> list[CandidateModel]:
 
 
 def _find_model(name: str, home: Path) -> CandidateModel:
-    path = Path(name).expanduser()
+    path = user_path(name, "--model")
     if path.is_dir():
         folder = _checked(path, name)
         return CandidateModel(name, digest_folder(folder), folder)

@@ -1,7 +1,7 @@
 """`tether data check`: find the files, judge them, show what was found."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from components.base.errors import GateFailed, UserError
 from components.base.text import line
 from components.data.hub import resolve_source
+from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
 from flows.config.run_config import load_config
@@ -40,13 +41,14 @@ def check_file(
         out: a folder that is not there yet; None writes nothing.
 
     Raises:
-        UserError: a file can't be read or holds not one valid row, or `out` is there.
+        UserError: a file can't be read or is none that a run reads, or `out` is there.
     """
     from rich.console import Console
 
     from components.base.files import whole_folder
-    from data_contracts.check import check, kind_of
+    from data_contracts.check import NothingValid, check
     from data_contracts.examine import KINDS
+    from data_contracts.rows.reading import reading_of
     from data_contracts.sheets import check_sheet
     from tasks.execution.progress import StageProgress
 
@@ -55,8 +57,8 @@ def check_file(
     config = load_config(profile or DEFAULTS, overrides)
     hub = config.data.hub
     path = resolve_source(file, hub, home / "datasets", "the file")
-    kind = kind_of(path, config.data)
-    inputs = {kind: path}
+    reading = reading_of(path, config.data)
+    kind, inputs = reading.kind, {reading.kind: path}
     for name, value in others.items():
         if value is not None:
             if kind == "sheet":
@@ -67,22 +69,32 @@ def check_file(
     written = nullcontext() if out is None else whole_folder(out)
     if kind == "sheet":
         with written as folder:
-            return check_sheet(path, config.human_eval.ratings, config.data.checks, folder)
+            report = check_sheet(path, config.human_eval.ratings, config.data.checks, folder)
+        return report | {"read": [reading.as_json(path)]}
     named = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
     job = config.job(ValidateJob)
     job = job.model_copy(update={"data": job.data.model_copy(update=named)})
     if profile is not None and config.sft.base is not None:
         inputs["base"] = find_base(config.sft.base, home)
-    with (
-        tempfile.TemporaryDirectory(prefix="tether-check-") as scratch,
-        StageProgress(Console(stderr=True), "check") as progress,
-        written as folder,
-    ):
-        return check(
-            job, inputs, Path(scratch), folder,
-            lambda rows: progress.show({"step": rows, "metrics": {}, "total": None}),
-            tokenized=profile is not None,
-        )  # fmt: skip
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="tether-check-") as scratch, StageProgress(console, "check") as progress:
+
+        def show(rows: int) -> None:
+            progress.show({"step": rows, "metrics": {}, "total": None})
+
+        with written as folder:
+            try:
+                report = check(job, inputs, Path(scratch), folder, show, tokenized=profile is not None)
+            except NothingValid as error:  # the contract fails, which is no mistake in how it was asked for
+                report = error.report
+    report["read"] = [reading.as_json(path)]
+    if reading.mistaken:
+        report["passed"] = False
+        report["reasons"] = [
+            *report.get("reasons", ()),
+            f"{file} looks like preferences, and no pair was read from it: it was read as {reading.format}",
+        ]
+    return report
 
 
 def _interval(ends: list[float] | None) -> str:
@@ -100,6 +112,18 @@ def _annotators(table: "list[AnnotatorRow]") -> str:
     )
 
 
+def _read_as(report: "FileReport") -> Iterator[str]:
+    for read in report.get("read", ()):
+        name = "a rating sheet" if read["source"] == "sheet" else f"{read['source']} ({read['format']})"
+        yield f"{read['file']}: read as {name if read['source'] != read['format'] else read['source']}."
+        if read["source"] == "sheet":
+            yield f"To score it, `tether human-eval score {read['file']} --run RUN`."
+        if read["ignored"]:
+            yield f"Columns that this has no use for: {listed(read['ignored'])}."
+        if read["hint"]:
+            yield read["hint"]
+
+
 def print_check(report: "FileReport", out: Path | None) -> None:
     """A table of the checks that found something, then the votes, then what passes."""
     from rich.console import Console
@@ -112,6 +136,8 @@ def print_check(report: "FileReport", out: Path | None) -> None:
 
     console = Console()
     say = partial(say_on, console)
+    for told in _read_as(report):
+        say(line(told))
     table = Table(pad_edge=False, box=None)
     for name in ("", "check", "severity", "value", "threshold", "rows", "which"):
         table.add_column(name, justify="right" if name in ("value", "threshold", "rows") else "left", overflow="fold")
@@ -146,4 +172,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     if out is not None:
         say(f"Written to {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
+    for reason in report.get("reasons", ()):
+        say(line(reason.rstrip(".") + "."))
+    failed = failed or "nothing was read that a run could learn from"
     say("The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")

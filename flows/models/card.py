@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from components.base.errors import UserError
+from components.base.errors import UserError, naming
 from components.base.nested import group
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
@@ -65,7 +65,8 @@ def write_cards(ctx: RunContext) -> None:
     folder = ctx.folder / "cards"
     for facts in facts_of_run(ctx.home, ctx.run, [result.record for result in ctx.results.values()]):
         folder.mkdir(exist_ok=True)
-        (folder / f"{facts.name}.md").write_text(card(facts), encoding="utf-8")
+        with naming(folder / f"{facts.name}.md"):
+            (folder / f"{facts.name}.md").write_text(card(facts), encoding="utf-8")
 
 
 def front_matter(facts: ModelFacts) -> str:

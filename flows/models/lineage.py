@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from components.base.errors import UserError
 from components.base.hashing import digest_json
 from components.base.nested import flatten
+from components.base.paths import user_path
 from components.store.graph import Graph, Node
 from components.store.records import Record
 from components.store.store import ArtifactStore
@@ -216,7 +217,7 @@ def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Vers
     if digest := graph.find(asked):
         kind = "artifact" if graph.node(digest).records else "source"
         return Subject(kind, digest[:16], (digest,))
-    path = Path(asked).expanduser()
+    path = user_path(asked, "lineage")
     if path.exists():
         digest = Input.of(path).digest
         if not graph.node(digest).names:

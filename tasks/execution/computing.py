@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from components.base.errors import naming
 from components.base.files import replacing
 from components.base.settings import Settings
 from components.keys.changes import KeyParts
@@ -150,7 +151,8 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
             lease.check()
             show(kept.append(step, metrics, total=total, tokens=tokens, resumed=resumed or None))
 
-        return run(work.job, {name: given.path for name, given in work.inputs.items()}, out, observe)
+        with naming(out):
+            return run(work.job, {name: given.path for name, given in work.inputs.items()}, out, observe)
 
 
 def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> None:
@@ -158,7 +160,8 @@ def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> 
     if read_points(points):
         (out / "attachments").mkdir(exist_ok=True)
         shutil.copyfile(points, out / "attachments" / POINTS)
-    plots.render(work.stage.name, work.job, metrics, points, out)
+    with naming(out / "attachments"):
+        plots.render(work.stage.name, work.job, metrics, points, out)
 
 
 def _take_up(folder: Path, number: int) -> Path:

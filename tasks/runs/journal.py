@@ -16,6 +16,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from components.base.errors import naming
 from components.base.files import temporary_beside
 from components.base.hashing import digest_json
 from components.base.nested import group
@@ -200,5 +201,6 @@ def held(folder: Path, wait: bool) -> Iterator[bool]:
 def replace_json(path: Path, model: BaseModel) -> None:
     """Write `model` to `path` in one step; nothing waits for the disk."""
     temporary = temporary_beside(path)
-    temporary.write_text(model.model_dump_json(indent=1))
-    os.replace(temporary, path)
+    with naming(path):
+        temporary.write_text(model.model_dump_json(indent=1))
+        os.replace(temporary, path)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from components.base.errors import naming
+
 Point = dict[str, Any]
 
 
@@ -37,8 +39,9 @@ class Spool:
         new = {name: float(value) for name, value in point["metrics"].items() if (name, step) not in self._seen}
         if new:
             self._seen.update((name, step) for name in new)
-            self._file.write(json.dumps({**point, "metrics": new}) + "\n")
-            self._file.flush()
+            with naming(self.path):
+                self._file.write(json.dumps({**point, "metrics": new}) + "\n")
+                self._file.flush()
 
     def close(self) -> None:
         """Close the file."""

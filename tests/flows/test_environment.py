@@ -3,12 +3,14 @@
 import importlib.metadata
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from components.base.errors import TetherError
+from components.base.errors import TetherError, UserError
 from flows import environment
 from flows.deployment.servers import free_port
 from flows.doctor import breaking, diagnose
@@ -52,6 +54,61 @@ def test_the_home_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert environment.tether_home() == tmp_path / ".tether"
     monkeypatch.setenv("TETHER_HOME", "state")
     assert environment.tether_home() == tmp_path / "state"
+
+
+@pytest.mark.parametrize(
+    ("home", "said"),
+    [
+        ("what?/home", "question mark.*MLflow and Prefect"),
+        ("a" * 5000, "can't be opened: File name too long"),
+        ("~nobody-of-that-name/x", "can't be opened: Could not determine home directory"),
+        ("/dev/null", "a device, a pipe or a socket"),
+    ],
+)
+def test_a_home_that_cannot_be_one_is_refused_in_one_paragraph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TETHER_HOME", home)
+    with pytest.raises(UserError, match=f"TETHER_HOME = .*{said}") as error:
+        environment.tether_home()
+    assert len(str(error.value)) < 500 and not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.delenv("TETHER_HOME", raising=False)
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UserError, match="the current directory is not there any more"):
+        environment.tether_home()
+
+
+NOBODY = """
+import os, pwd, runpy, sys
+for name in ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME"):
+    os.environ.pop(name, None)
+def unknown(*_):
+    raise KeyError("uid not found")
+pwd.getpwuid = pwd.getpwnam = unknown
+sys.argv = ["tether", *sys.argv[1:]]
+runpy.run_module("flows.cli", run_name="__main__")
+"""
+
+
+def test_a_user_without_a_name_and_a_home_is_no_obstacle(tmp_path: Path) -> None:
+    """As in a container that was given a number for its user."""
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(f'{{"prompt": "q {n}", "chosen": "good {n}", "rejected": "bad"}}\n' for n in range(30))
+    )
+    root = Path(__file__).resolve().parents[2]
+    variables = {**os.environ, "TETHER_HOME": str(tmp_path / "home"), "PYTHONPATH": str(root)}
+    for arguments in (["data", "check", "pairs.jsonl"], ["doctor"]):
+        done = subprocess.run(
+            [sys.executable, "-c", NOBODY, *arguments],
+            env=variables, cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_strangers_package_in_the_place_of_ours_is_refused(tmp_path: Path, tether) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from components.base.errors import UserError
 from components.data.formats.pairs import text_field
 from components.data.formats.transcripts import as_messages, split_messages, split_transcript
-from components.data.rows import BadRow, Message, RawRow, Row, most_common_format, text_problems
+from components.data.rows import BadRow, Message, RawRow, Row, listed, most_common_format, text_problems
 
 _ANSWERS = ("response", "completion", "output")
 _LISTS = ("messages", "conversations")
@@ -27,7 +27,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     if found:
         return found
     raise UserError(
-        f"{path}: its rows are no demonstrations. The first {len(rows)} have the fields {', '.join(fields) or 'none'}; "
+        f"{path}: its rows are no demonstrations. The first {len(rows)} have the fields {listed(fields)}; "
         "expected are `prompt` and `response` (or `completion`, `output`), `instruction` and `output`, `messages`, or "
         "`text` (a transcript). Add what is missing, or map your names with data.demonstration_columns."
     )

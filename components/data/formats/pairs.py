@@ -30,13 +30,19 @@ from components.data.rows import (
     RawRow,
     Row,
     blank,
+    listed,
     most_common_format,
+    shown,
     text_problems,
     unclean,
 )
 
 SINGLE_VOTES = "single votes"
 """The format whose rows `gather_votes` makes rows of the format `votes`."""
+_MOST_VOTES = 1_000_000
+"""For one answer in one row; sums of them fit the integers that they are counted with."""
+_LARGEST = 1e9
+"""Margin, score or rank, either way of zero: beyond this a float32 loss loses the other rows of its batch."""
 # No numbers: 0 and 1 in one dataset are 1 and 2 in the next.
 _SIDES = {"a": "first", "a1": "first", "b": "second", "a2": "second", "equal": "equal", "tie": "equal"}
 
@@ -66,7 +72,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None
     what = f"every pair lacks `{missing}`" if missing else "its rows are no preference pairs"
     raise UserError(
-        f"{path}: {what}. The first {len(rows)} rows have the fields {', '.join(fields) or 'none'}; expected are "
+        f"{path}: {what}. The first {len(rows)} rows have the fields {listed(fields)}; expected are "
         "`chosen` and `rejected` (transcripts or lists of messages), with `prompt` (texts), or `prompt`, `a`, `b` and "
         "`votes` or `label`, or `prompt` and `responses` (a ranking). Add what is missing, or "
         "map your names with data.columns."
@@ -259,7 +265,7 @@ def side_of(label: Any) -> str:
     """
     side = _SIDES.get(str(label).strip().lower())
     if side is None:
-        raise BadRow("votes_valid", f"vote {label!r}, expected a, b (also a1, a2) or equal")
+        raise BadRow("votes_valid", f"vote {shown(label)}, expected a, b (also a1, a2) or equal")
     return side
 
 
@@ -278,7 +284,9 @@ def _counted_ballot(data: Mapping[str, object], name: str) -> Ballot | None:
 def _count(value: Any, name: str) -> int:
     text = str(value).strip().removesuffix(".0")
     if isinstance(value, bool) or not text.isascii() or not text.isdigit():
-        raise BadRow("votes_valid", f"`{name}` is {value!r}, expected a count of votes")
+        raise BadRow("votes_valid", f"`{name}` is {shown(value)}, expected a count of votes")
+    if len(text.lstrip("0")) > len(str(_MOST_VOTES)) or int(text) > _MOST_VOTES:
+        raise BadRow("votes_valid", f"`{name}` is {shown(value)}, expected at most {_MOST_VOTES} votes")
     return int(text)
 
 
@@ -293,10 +301,12 @@ def _margin(data: Mapping[str, object]) -> float | None:
 def _number(value: Any, name: str) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of a whole number of over 308 digits
         number = float("nan")
     if isinstance(value, bool) or abs(number) == float("inf") or number != number:
-        raise BadRow("fields_present", f"`{name}` is {value!r}, expected a finite number")
+        raise BadRow("fields_present", f"`{name}` is {shown(value)}, expected a finite number")
+    if abs(number) > _LARGEST:
+        raise BadRow("fields_present", f"`{name}` is {shown(value)}, expected a number from -1e9 to 1e9")
     return number
 
 

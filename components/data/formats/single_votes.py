@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from components.data.formats.pairs import side_of
-from components.data.rows import BadRow, RawRow, blank
+from components.data.rows import BadRow, RawRow, blank, shown
 
 _OWN = ("annotator", "label", "vote")
 _AS_SHOWN = {"first": "a", "second": "b", "equal": "equal"}
@@ -60,7 +60,7 @@ def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
         if annotator is not None and not blank(str(annotator)):
             first = pair.voted.setdefault(str(annotator), row.number)
             if first != row.number:
-                text = f"annotator {str(annotator)!r} votes twice on this pair, first in row {first}"
+                text = f"annotator {shown(str(annotator))} votes twice on this pair, first in row {first}"
                 raise BadRow("votes_valid", text)
             vote["annotator"] = annotator
         pair.votes.append(vote)

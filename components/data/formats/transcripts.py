@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-from components.data.rows import BadRow, Message
+from components.data.cells import Unheld
+from components.data.rows import BadRow, Message, shown
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _LAST = "\n\nAssistant:"
@@ -69,6 +70,8 @@ def split_messages(value: Any, name: str) -> tuple[list[Message], str]:
 
 def kind(value: Any) -> str:
     """What JSON calls the type of `value`."""
+    if isinstance(value, Unheld):
+        return repr(value)
     names = {"NoneType": "null", "str": "text", "int": "a number", "float": "a number", "bool": "true/false"}
     return {**names, "list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
 
@@ -78,7 +81,7 @@ def _message(value: Any, name: str) -> Message:
         raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected an object with role and content")
     role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
     if not isinstance(role, str) or role.lower() not in _ROLES:
-        raise BadRow("fields_present", f"`{name}` has role {role!r}, expected user, assistant or system")
+        raise BadRow("fields_present", f"`{name}` has role {shown(role)}, expected user, assistant or system")
     if not isinstance(content, str):
         raise BadRow("fields_present", f"content of `{name}` is {kind(content)}, expected text")
     role = _ROLES[role.lower()]

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from components.base.errors import UserError
@@ -22,6 +24,26 @@ def test_a_missing_path_is_refused_without_asking_the_hub(tmp_path, monkeypatch,
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("asked the hub"))
     with pytest.raises(UserError, match=r"data\.preferences: there is no file"):
         resolve_source(value, HubConfig(), tmp_path, "data.preferences")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("/dev/zero", "a device, a pipe or a socket"),
+        ("pipe", "a device, a pipe or a socket"),
+        ("", "the path is empty, as of a shell variable that is not set"),
+        ("a" * 5000, "can't be opened: File name too long"),
+        ("a\0b", "can't be opened: embedded null byte"),
+        ("~nobody-of-that-name/x", "can't be opened: Could not determine home directory"),
+    ],
+)
+def test_what_can_not_be_read_to_an_end_or_be_a_path_is_refused_by_its_field(tmp_path, monkeypatch, value, said):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(UserError, match=rf"data\.preferences.*{said}") as error:
+        resolve_source(value, HubConfig(), tmp_path, "data.preferences")
+    assert len(str(error.value)) < 400
 
 
 def test_a_hub_that_cannot_be_reached_is_said_in_one_paragraph(tmp_path, monkeypatch):
@@ -51,6 +73,18 @@ def test_a_hub_dataset_is_fetched_once_and_then_read_as_a_file(tmp_path, monkeyp
     assert [row.data for row in read_source(first)] == ROWS
     other = resolve_source("owner/name", HubConfig(split="train"), tmp_path, "data.preferences")
     assert other != first
+
+
+def test_dates_of_a_hub_dataset_and_text_that_is_no_utf8_are_written_as_text(tmp_path, monkeypatch):
+    import pyarrow as pa
+
+    wrong = pa.Array.from_buffers(pa.utf8(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
+    noted = pa.array([0, 2**62], pa.timestamp("us"))
+    dataset = datasets.Dataset(pa.table({"prompt": ["a", "b"], "chosen": wrong, "noted": noted}))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: dataset)
+    rows = list(read_source(resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")))
+    assert [row.data["chosen"] for row in rows] == ["ok", "\udcff\udcfe"]
+    assert [row.data["noted"] for row in rows] == ["1970-01-01 00:00:00", "a timestamp[us] that can't be read"]
 
 
 def test_a_folder_saved_by_datasets_is_read(tmp_path):

@@ -54,7 +54,7 @@ def test_no_text_gets_more_than_a_paragraph(text: str) -> None:
     ("text", "value"),
     [
         ("1e-4", 1e-4), ("5E3", 5000.0), (".5", 0.5), ("-3", -3), ("010", 10), ("on", "on"), ("no", "no"),
-        ("true", True), ("null", None), ("", None), ("[0.8, 1.25]", [0.8, 1.25]), ("a=b", "a=b"), ("'7'", "7"),
+        ("true", True), ("null", None), ("~", None), ("[0.8, 1.25]", [0.8, 1.25]), ("a=b", "a=b"), ("'7'", "7"),
         ("2026-11-21", "2026-11-21"), ("1_000", "1_000"), ("0x10", "0x10"), ("12:30", "12:30"),
     ],
 )  # fmt: skip
@@ -75,6 +75,79 @@ def test_infinity_and_not_a_number_keep_their_names() -> None:
 def test_what_is_no_key_and_value_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--set"):
         parse_override(text)
+
+
+@pytest.mark.parametrize("text", ["data.preferences=", "a= ", "a=# a comment", "a=---", "a={b: , c: 1}"])
+def test_an_empty_value_as_of_an_unset_shell_variable_is_refused_with_how_to_say_none(text: str) -> None:
+    with pytest.raises(UserError, match=rf"--set {text}.*[Ww]rite null for none"):
+        parse_override(text)
+
+
+def test_a_key_without_a_value_in_a_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("extends: tiny\ndata:\n  preferences:\n")
+    with pytest.raises(UserError, match=r"p\.yaml, line 3: .*preferences has no value; write null for none"):
+        read_profile(tmp_path / "p.yaml")
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (BOMB, "each alias counted as what it stands for"),
+        ("a: &a [*a]", "nested more than 50 deep"),
+        ("data: &a {columns: *a}", "nested more than 50 deep"),
+        ("a: " + "[" * 3000 + "]" * 3000, "nested more than 50 deep"),
+        ("a: " + "{b: " * 200 + "1" + "}" * 200, "nested more than 50 deep"),
+        ("a: [" + "1, " * 30_000 + "]", "more than 20000 values"),
+        ("#" * 2**21, "more than 1048576 characters"),
+        ("seed: !!int [1]", "!!int isn't what this is"),
+        ("seed: !!int {a: 1}", "!!int isn't what this is"),
+        ("seed: !!bool maybe", "maybe"),
+        ("seed: !!timestamp soon", "!!timestamp is no type of a config's values"),
+        ("project: !!binary aGk=", "!!binary is no type"),
+        ("data: !!set {a, b}", "!!set is no type"),
+        ("seed: !mine 3", "!mine is no type"),
+        ("extends: !!python/object/apply:os.getcwd []", "is no type"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_yaml_that_would_fill_memory_or_is_no_config_is_refused_at_once(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    (tmp_path / "p.yaml").write_text(content)
+    with pytest.raises(UserError, match=said) as error:
+        read_profile(tmp_path / "p.yaml")
+    assert str(tmp_path / "p.yaml") in str(error.value) and len(str(error.value)) < 500
+
+
+def test_an_alias_of_a_value_is_read() -> None:
+    assert yaml_text.parse("a: &x {b: 1}\nc: *x", "here") == {"a": {"b": 1}, "c": {"b": 1}}
+
+
+def test_a_number_of_thousands_of_digits_and_a_key_of_thousands_of_parts_are_refused() -> None:
+    with pytest.raises(UserError, match="more than 1000 digits"):
+        parse_override("seed=" + "9" * 5000)
+    with pytest.raises(UserError, match="expected KEY=VALUE") as error:
+        parse_override("a." * 3000 + "b=1")
+    assert len(str(error.value)) < 300
+
+
+def test_a_chain_of_profiles_ends(tmp_path: Path) -> None:
+    for n in range(400):
+        (tmp_path / f"p{n}.yaml").write_text(f"extends: ./p{n + 1}.yaml\n")
+    with pytest.raises(UserError, match="more than 20 profiles extend each other"):
+        read_profile(tmp_path / "p0.yaml")
+
+
+@pytest.mark.parametrize("path", ["a" * 5000 + ".yaml", "\0.yaml", "~nobody-of-that-name/x.yaml", "/dev/zero"])
+def test_a_path_that_can_be_none_is_the_users_mistake(path: str) -> None:
+    with pytest.raises(UserError, match=r"the profile = .*this (can't be opened|is a device)") as error:
+        read_profile(path)
+    assert len(str(error.value)) < 400
 
 
 def test_the_last_of_two_overrides_of_one_key_holds() -> None:

@@ -1,12 +1,15 @@
 """`tether data check` through the real command."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from components.base.jsonl import read_rows, write_rows
+from components.data.config import DataConfig
 from data_contracts.check import kind_of
+from data_contracts.rows.reading import reading_of
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 
@@ -81,6 +84,96 @@ def test_a_rating_sheet_is_checked_alone_and_its_bad_rows_are_quarantined(tether
     write_rows(tmp_path / "prompts.jsonl", [{"prompt": "p"}])
     refused = check(tether, tmp_path, "sheet.csv", "--prompts", "prompts.jsonl")
     assert refused.returncode == 2 and "--prompts prompts.jsonl: sheet.csv is a rating sheet" in refused.stderr
+
+
+VOTES = "prompt,response_a,response_b,annotator,choice\n" + "".join(
+    f"question {n},good answer {n},bad {n},ann{k},{'ab'[k == 4]}\n" for n in range(40) for k in range(5)
+)
+
+
+def test_votes_under_other_names_do_not_pass_as_prompts_and_the_hint_makes_pairs_of_them(tether, tmp_path) -> None:
+    (tmp_path / "votes.csv").write_text(VOTES)
+    done = check(tether, tmp_path, "votes.csv")
+    assert done.returncode == 3, done.stdout
+    assert "votes.csv: read as prompts." in done.stdout and "The contract fails" in done.stdout
+    assert "no use for: response_a, response_b, annotator, choice." in done.stdout
+    report = json.loads(check(tether, tmp_path, "votes.csv", "--json").stdout)
+    (read,) = report["read"]
+    assert not report["passed"] and (read["source"], read["format"]) == ("prompts", "prompts")
+    assert read["ignored"] == ["response_a", "response_b", "annotator", "choice"]
+    setting = read["hint"].split("--set '")[1].split("'")[0]
+    named = check(tether, tmp_path, "votes.csv", "--set", setting, "--json")
+    report = json.loads(named.stdout)
+    assert named.returncode == 0 and (report["rows"], report["pairs"]) == (200, 40)
+    assert report["read"][0]["format"] == "single votes"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "chosen": "x"},
+        {"prompt": "q", "a": "x", "b": "y"},
+        {"prompt": "q", "better_response": "x", "worse_response": "y"},
+        {"prompt": "q", "Answer 1": "x", "Answer 2": "y", "overall preference": 1},
+    ],
+)
+def test_what_looks_like_preferences_never_passes_as_prompts(tmp_path: Path, row: dict[str, str]) -> None:
+    write_rows(tmp_path / "rows.jsonl", [row | {"prompt": f"question {n}"} for n in range(9)])
+    assert reading_of(tmp_path / "rows.jsonl", DataConfig()).mistaken
+
+
+@pytest.mark.parametrize("row", [{"id": 1}, {"category": "a", "answer": "x"}, {"option_1": "x", "option_2": "y"}])
+def test_prompts_with_further_columns_are_prompts_and_the_columns_are_named(tmp_path: Path, row: dict) -> None:
+    write_rows(tmp_path / "rows.jsonl", [row | {"prompt": f"question {n}"} for n in range(9)])
+    found = reading_of(tmp_path / "rows.jsonl", DataConfig())
+    assert (found.kind, found.mistaken) == ("prompts", False)
+    assert found.ignored == [name for name in row if name != "category"]
+
+
+def test_preferences_of_which_not_one_is_valid_fail_the_contract_and_name_their_rows(tether, tmp_path: Path) -> None:
+    write_rows(tmp_path / "pairs.jsonl", [row | {"chosen": ""} for row in GOOD])
+    done = check(tether, tmp_path, "pairs.jsonl", "--json", "--out", "found")
+    assert done.returncode == 3, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["pairs"], report["quarantined"], report["passed"]) == (0, 40, False)
+    assert "not one valid preference pair in 40 rows. The commonest reason: empty response" in report["reasons"][0]
+    assert len(read_rows(tmp_path / "found" / "quarantine.jsonl")) == 40
+
+
+def test_ratings_are_told_for_what_they_are_with_the_command_that_is_meant_for_them(tether, tmp_path: Path) -> None:
+    (tmp_path / "ratings.csv").write_text("item,stratum,prompt,sft,policy,policy_side,rating_1\nq1,x,p,s,t,a,policy\n")
+    (tmp_path / "sheet.csv").write_text("item,prompt,response_a,response_b,rating_1\nq1,p,x,y,a\n")
+    done = check(tether, tmp_path, "ratings.csv")
+    assert done.returncode == 2 and "is the unblinded result of a rating" in done.stderr
+    assert "tether human-eval score" in done.stderr and "tether report" in done.stderr
+    shown = check(tether, tmp_path, "sheet.csv").stdout
+    assert "sheet.csv: read as a rating sheet." in shown and "tether human-eval score sheet.csv --run" in shown
+    for setting, said in (
+        ("data.preferences=sheet.csv", "data.preferences: sheet.csv is a rating sheet"),
+        ("data.prompts=sheet.csv", "data.prompts: sheet.csv is a rating sheet"),
+        ("data.demonstrations=ratings.csv", "ratings.csv is the unblinded result"),
+    ):
+        done = tether("run", "tiny", "--set", setting, home=tmp_path / "home", cwd=tmp_path, embedded=True)
+        assert done.returncode == 2 and said in done.stderr and "human-eval score" in done.stderr, done.stderr
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_names_out_of_a_file_reach_the_terminal_without_their_escape_sequences(tether, tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"prompt": f"q {n}", "\x1b[2J\udcff": 1}) + "\n" for n in range(9))
+    name = os.fsdecode(b"r\xff.jsonl")
+    (tmp_path / name).write_text(rows)
+    (tmp_path / "none.jsonl").write_text('{"\\u001b[2J": 1}\n')
+    done = check(tether, tmp_path, name)
+    assert done.returncode == 0, done.stderr
+    assert r"no use for: \x1b[2J\udcff." in done.stdout and r"r\udcff.jsonl: read as prompts." in done.stdout
+    refused = check(tether, tmp_path, "none.jsonl")
+    assert refused.returncode == 2 and r"\x1b[2J" in refused.stderr and "\x1b" not in refused.stderr + done.stdout
+
+
+def test_a_message_names_at_most_twenty_of_a_files_columns(tether, tmp_path: Path) -> None:
+    write_rows(tmp_path / "wide.jsonl", [{f"column {n}": n for n in range(5000)}])
+    done = check(tether, tmp_path, "wide.jsonl")
+    assert done.returncode == 2 and "and 4980 more" in done.stderr and len(done.stderr) < 2000
 
 
 def test_a_profile_brings_its_tokenizer_and_lengths(tether, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from components.base.errors import UserError
-from components.data.formats.pairs import detect, parse_pair
+from components.data.formats.pairs import detect, parse_pair, parse_pairs
 from components.data.rows import Problem, RawRow
 
 USER = {"role": "user", "content": "hi"}
@@ -135,6 +135,16 @@ TURNS = "\n\nHuman: {}\n\nAssistant: {}"
         (GOOD | {"chosen": "a\x00b"}, ("text_clean", "control character '\\x00' in chosen")),
         (GOOD | {"prompt": "a\ud800"}, ("text_clean", "control character '\\ud800' in prompt turn 1")),
         (GOOD | {"margin": "much"}, ("fields_present", "`margin` is 'much', expected a finite number")),
+        (GOOD | {"margin": 10**400}, ("fields_present", f"`margin` is 1{'0' * 56}..., expected a finite number")),
+        (GOOD | {"margin": 1e38}, ("fields_present", "`margin` is 1e+38, expected a number from -1e9 to 1e9")),
+        (
+            GOOD | {"votes": 2**31, "votes_chosen": 2**31},
+            ("votes_valid", "`votes_chosen` is 2147483648, expected at most 1000000 votes"),
+        ),
+        (VOTED | {"votes": {"a": 10**400}},
+         ("votes_valid", f"`votes.a` is 1{'0' * 56}..., expected at most 1000000 votes")),
+        (VOTED | {"votes_a": "9" * 5000},
+         ("votes_valid", f"`votes_a` is '{'9' * 56}..., expected at most 1000000 votes")),
         ({"chosen": TURNS.format("a", "x"), "rejected": TURNS.format("b", "y")}, ("prompts_agree", "prompts differ")),
         ({"chosen": [USER, says("x")], "rejected": [says("y")]}, ("prompts_agree", "prompts differ")),
         ({"chosen": TURNS.format("a", "x"), "rejected": "\n\nHuman: a"}, ("turns_valid", "no assistant turn")),
@@ -148,6 +158,13 @@ def test_each_fault_of_a_row_is_named(data, reason):
     row = read(data)
     assert [tuple(p) for p in row.problems] == [reason]
     assert row.data == data
+
+
+def test_a_rank_of_400_digits_is_a_bad_row():
+    (row,) = parse_pairs(
+        RawRow(1, {"prompt": "hi", "responses": ["x", "y"], "ranks": [1, 10**400]}), "ranking", "preferences", 99
+    )
+    assert [problem.check for problem in row.problems] == ["fields_present"]
 
 
 @pytest.mark.parametrize(

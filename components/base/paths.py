@@ -1,0 +1,31 @@
+"""Paths as users write them."""
+
+import stat
+from pathlib import Path
+
+from components.base.errors import UserError
+
+
+def user_path(text: str, field: str) -> Path:
+    """The path that a user wrote as `text` for the option `field`, `~` expanded; nothing need be there.
+
+    Raises:
+        UserError: it is empty, can't be a path, or names a device, a pipe or a socket, which has no end to read to.
+    """
+    if not text.strip():
+        raise UserError(f"{field}: the path is empty, as of a shell variable that is not set. Name a file or folder.")
+    shown = text if len(text) <= 100 else f"{text[:97]}..."
+    try:
+        path = Path(text).expanduser()
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL; the home of a user who isn't known
+        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        raise UserError(f"{field} = {shown!r}: this can't be opened: {reason}. Name another path.") from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(
+            f"{field} = {shown}: this is a device, a pipe or a socket. What is read has to have an end and to stay as "
+            "it is: write it into a file and give that."
+        )
+    return path

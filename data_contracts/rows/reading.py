@@ -1,0 +1,184 @@
+"""What a file is read as, which of its columns that leaves out, and how to name them: said before it is judged.
+
+A file may be a whole one of another kind than it is taken for: votes under names of their own beside a `prompt` are
+valid prompts. So what is left out is said, and what looks like preferences is never passed as anything else.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.data.config import DataConfig
+from components.data.formats import demonstrations, pairs
+from components.data.readers import read_source
+from components.data.rows import RawRow
+from data_contracts.rows.gather import DETECT_ON, RowSource, renamed
+from data_contracts.rows.schemas import SourceReading
+
+_OF_PAIRS = "category source margin score_chosen score_rejected votes votes_chosen votes_rejected"
+_OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal label vote"
+_FIELDS = {
+    "transcripts": f"chosen rejected {_OF_PAIRS}",
+    "strings": f"prompt chosen rejected {_OF_PAIRS}",
+    "conversational": f"prompt chosen rejected {_OF_PAIRS}",
+    "votes": f"{_OF_VOTES} {_OF_PAIRS}",
+    pairs.SINGLE_VOTES: f"{_OF_VOTES} annotator {_OF_PAIRS}",
+    "ranking": f"prompt responses ranks {_OF_PAIRS}",
+    "response": "prompt response completion output",
+    "instruction": "instruction input instances response completion output",
+    "conversation": "messages conversations",
+    "transcript": "text",
+    "prompts": "prompt stance category",
+}
+"""The fields that each format reads. Pairs also read what starts with `votes_`; whoever labels needs an `id`."""
+
+_BETTER = {"chosen": "rejected", "better": "worse", "best": "worst", "good": "bad", "winner": "loser", "win": "lose",
+           "preferred": "dispreferred", "accepted": "rejected", "positive": "negative"}  # fmt: skip
+_FIRST = {"a": "b", "1": "2", "0": "1", "first": "second", "left": "right", "one": "two"}
+_VERDICT = set("label vote choice winner preference preferred verdict judgment judgement decision selected selection "
+               "better".split())  # fmt: skip
+_ANNOTATOR = re.compile(r"(annotator|rater|worker|labell?er|judge|reviewer)(_?(id|name))?")
+_SIMPLE = re.compile(r"[A-Za-z_][\w .-]*")
+"""Needs no quotes in YAML."""
+_ANSWER = set("answer reply response_text completion_text target solution assistant".split())
+
+
+class FileReading(NamedTuple):
+    """A file by its first rows."""
+
+    kind: str
+    format: str
+    ignored: list[str]
+    names: dict[str, str]
+    """Standard field to one of the ignored columns that may hold it."""
+    mistaken: bool
+    """Whether it looks like preferences, and is read as something else."""
+
+    def as_json(self, path: Path) -> SourceReading:
+        """Return it with what to do."""
+        columns = "demonstration_columns" if "response" in self.names else "columns"
+        quoted = {ours: name if _SIMPLE.fullmatch(name) else json.dumps(name) for ours, name in self.names.items()}
+        names = ", ".join(f"{ours}: {name}" for ours, name in quoted.items())
+        hint = f"To use them, name them: --set 'data.{columns}={{{names}}}'." if self.names else None
+        if self.mistaken and hint is None:
+            hint = "It has columns of preferences, but not all that a pair needs (docs/guide/data.md has the formats)."
+        return {"source": self.kind, "file": str(path), "format": self.format, "ignored": self.ignored, "hint": hint}
+
+
+def reading_of(path: Path, data: DataConfig) -> FileReading:
+    """What a file is by the fields of its first rows: `preferences`, `demonstrations`, `prompts` or a rating `sheet`.
+
+    The first three are looked for under the names that `data` has for their columns, then under the standard ones.
+
+    Raises:
+        UserError: it can't be read, is none of these, or tells who wrote which response.
+    """
+    first = list(islice(read_source(path, data.hub.split), DETECT_ON))
+    refuse_unblinded(first, path)
+    if is_sheet(first):
+        return FileReading("sheet", "rating sheet", [], {}, False)
+
+    def readings(name: str) -> Iterator[list[RawRow]]:
+        with suppress(UserError):  # it lacks a column that is named for another file
+            yield list(renamed(RowSource.named(name, path, data)._replace(rows=first)))
+        yield first
+
+    for name, detect in (("preferences", pairs.detect), ("demonstrations", demonstrations.detect)):
+        for rows in readings(name):
+            with suppress(UserError):
+                return _reading(name, detect(rows, path), rows)
+    for rows in readings("prompts"):
+        if any("prompt" in row.data for row in rows):
+            return _reading("prompts", "prompts", rows)
+    pairs.detect(first, path)
+    raise AssertionError("unreachable: no format was found")
+
+
+def is_sheet(rows: Iterable[RawRow]) -> bool:
+    """Whether rows have the columns of a rating sheet."""
+    return any({"item", "response_a", "response_b"} <= row.data.keys() for row in rows)
+
+
+def refuse_ratings(path: Path, field: str, data: DataConfig) -> None:
+    """Refuse a rating sheet, blind or not, where `field` asks for data to learn from.
+
+    Raises:
+        UserError: it is one, or can't be read.
+    """
+    first = list(islice(read_source(path, data.hub.split), DETECT_ON))
+    refuse_unblinded(first, path)
+    if is_sheet(first):
+        raise UserError(
+            f"{field}: {path} is a rating sheet, and no data to learn from. Score it when it is filled in, with "
+            f"`tether human-eval score {path} --run RUN`; `tether data check {path}` checks it before."
+        )
+
+
+def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
+    """Refuse what human_eval wrote with the authors named.
+
+    Raises:
+        UserError: rows name them.
+    """
+    if any({"item", "sft", "policy"} <= row.data.keys() for row in rows):
+        raise UserError(
+            f"{path} is the unblinded result of a rating, as human_eval writes it: it says which model wrote what, and "
+            "is neither a sheet nor data to learn from. `tether report RUN` shows what came of it; a filled sheet is "
+            "scored with `tether human-eval score SHEET --run RUN`."
+        )
+
+
+def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
+    columns = list(dict.fromkeys(str(column) for row in rows if row.problem is None for column in row.data))
+    known = set(_FIELDS[name].split())
+    ignored = [
+        column
+        for column in columns
+        if column not in known and not (kind == "preferences" and column.startswith("votes_"))
+    ]
+    if kind == "preferences":
+        return FileReading(kind, name, ignored, {}, False)
+    names = preference_columns(ignored)
+    mistaken = bool(names) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)
+    if not names and not mistaken and kind == "prompts":
+        answer = next((column for column in ignored if _plain(column) in _ANSWER), None)
+        names = {"response": answer} if answer else {}
+    return FileReading(kind, name, ignored, names, mistaken)
+
+
+def preference_columns(columns: Sequence[str]) -> dict[str, str]:
+    """Standard field to the column of preferences that its name says it is; empty where there are no two sides with a
+    verdict on them."""
+    plain = {_plain(column): column for column in columns}
+    if sides := _two(plain, _BETTER):
+        return dict(zip(("chosen", "rejected"), sides, strict=True))
+    verdict = next((column for name, column in plain.items() if _VERDICT & set(name.split("_"))), None)
+    sides = _two(plain, _FIRST)
+    if verdict is None or sides is None:
+        return {}
+    annotator = next((column for name, column in plain.items() if _ANNOTATOR.fullmatch(name)), None)
+    names = dict(zip(("a", "b"), sides, strict=True)) | {"label": verdict}
+    return names | ({"annotator": annotator} if annotator and annotator != "annotator" else {})
+
+
+def _two(plain: Mapping[str, str], words: Mapping[str, str]) -> tuple[str, str] | None:
+    """Two columns whose names differ in one word, or one last letter or digit, that is a pair of `words`."""
+    for name, column in plain.items():
+        parts = re.findall(r"[a-z]+?(?=_|\d|$)|\d", name)
+        for place, part in enumerate(parts):
+            other = words.get(part)
+            if other is not None:
+                wanted = "".join([*parts[:place], other, *parts[place + 1 :]])
+                if found := next((c for n, c in plain.items() if n.replace("_", "") == wanted), None):
+                    return column, found
+    return None
+
+
+def _plain(column: str) -> str:
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column)
+    return re.sub(r"[^a-z0-9]+", "_", snake.lower()).strip("_")

@@ -1,0 +1,166 @@
+"""The readers that are fuzzed: how a valid file is made, and what reads it. A further reader is one `Reader(...)`.
+
+A reader may end in a value or in a `TetherError`, within `SECONDS` and `MEMORY`, whatever the file holds.
+"""
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SECONDS = 10
+MEMORY = 1 << 30
+"""Bytes beyond what the process had when it had read the valid file."""
+
+
+class Reader(NamedTuple):
+    """A reader of files from outside."""
+
+    name: str
+    make: Callable[[Path], Path]
+    """Write a valid file, and what it needs beside it, into a folder; returns the file that is to be changed."""
+    read: Callable[[Path], object]
+    """Read it as the product does."""
+
+
+def file(name: str, content: bytes) -> Callable[[Path], Path]:
+    """`make` of a reader whose valid file is this one."""
+
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+TEXT = "My parcel, which I ordered on Monday; is late — where is it?"
+PAIRS = [
+    {"prompt": TEXT, "chosen": "It comes on Tuesday.", "rejected": "That happens.", "margin": 1.5, "category": "late"},
+    {"prompt": f"{TEXT} 2", "chosen": "x", "rejected": "y", "votes": 5, "votes_chosen": 4, "votes_helpful": 3},
+    {"chosen": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}],
+     "rejected": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "What?"}]},
+    {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello!", "rejected": "\n\nHuman: Hi\n\nAssistant: What?"},
+]  # fmt: skip
+VOTES = [
+    {"prompt": TEXT, "a": "one", "b": "two", "votes": [{"annotator": "ann", "label": "a"}, {"label": "b"}, "tie"]},
+    {"prompt": TEXT, "a": "one", "b": "three", "votes": {"a": 3, "b": 1, "equal": 0}},
+    {"prompt": TEXT, "a": "one", "b": "four", "votes_a": 3, "votes_b": 1},
+    {"prompt": TEXT, "a": "one", "b": "five", "label": "a1", "stance": "for"},
+]
+RANKINGS = [{"prompt": f"{TEXT} {n}", "responses": ["one", "two", "three"], "ranks": [1, 2, 2]} for n in range(3)]
+TAUGHT = [
+    {"instruction": TEXT, "input": "more", "output": "Here."},
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]},
+]
+SINGLE = [["id", "prompt", "a", "b", "annotator", "label"]]
+SINGLE += [[f"tether-{n}", f"{TEXT}\n- {n % 3}", "one", "'two", f"ann {n}", "ab"[n % 2]] for n in range(9)]
+SHEET = [["item", "prompt", "response_a", "response_b", "rating_1", "rating_2"]]
+SHEET += [[f"q{n:04d}-abcdef01", TEXT, "one;\n'=two", "three", "a", "tie"] for n in range(4)]
+PROFILE = """# what it is for
+extends: tiny
+seed: 3
+data: &own {preferences: pairs.jsonl, columns: {chosen: better}, split: {train: 0.5, calibration: 0.2, test: 0.3}}
+ppo:
+  kl: {target: 2.5}
+  updates: 1e1
+gates:
+  ppo: {kl: null}
+  extra:
+    ppo:
+      floor: {metric: ppo/entropy, op: ">=", threshold: 0.2, description: "it still explores"}
+"""
+
+
+def lines(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def table(rows: list[list[str]], delimiter: str = ",") -> bytes:
+    import io
+
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows(rows)
+    return text.getvalue().encode()
+
+
+def parquet(folder: Path) -> Path:
+    import datetime
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = {name: [TEXT, f"{TEXT} 2", "x"] for name in ("prompt", "chosen", "rejected")}
+    columns = {
+        "noted": pa.array([datetime.datetime(2026, 1, 1)] * 3, pa.timestamp("us", "UTC")),
+        "votes": pa.array([3, 4, None], pa.int64()),
+        "kind": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "more": pa.array([[{"role": "user", "content": "x"}], [], None]),
+    }
+    pq.write_table(pa.table(rows | columns), folder / "pairs.parquet", row_group_size=2)
+    return folder / "pairs.parquet"
+
+
+def saved(folder: Path) -> Path:
+    import datasets
+
+    rows = [{"prompt": TEXT, "chosen": f"x {n}", "rejected": "y"} for n in range(9)]
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder))
+    return next(folder.glob("*.arrow"))
+
+
+def read_data(path: Path) -> None:
+    """As a run and `tether data check` read a file: by its kind, into a ledger, its bad rows into quarantine."""
+    from components.base.errors import TetherError
+    from components.data.checks_config import ChecksConfig
+    from components.data.config import DataConfig, SplitConfig
+    from data_contracts.rows.gather import RowSource, judged_rows
+    from data_contracts.rows.ledger import Ledger
+    from data_contracts.rows.reading import reading_of
+
+    data = DataConfig()
+    source = path.parent if path.suffix == ".arrow" else path
+    try:
+        reading_of(source, data).as_json(source)
+    finally:
+        for name in ("preferences", "demonstrations", "prompts"):
+            try:
+                ledger = Ledger(path.parent.parent / "ledger", ChecksConfig(), SplitConfig(), 0)
+                rows = judged_rows(RowSource.named(name, source, data), data.max_characters)
+                ledger.fill(rows, lambda seen: None)
+                for _ in ledger.quarantined(name):
+                    pass
+                ledger.reasons()
+            except TetherError:
+                continue
+
+
+def read_rating_sheet(path: Path) -> None:
+    from components.human_eval.sheet import read_sheet
+
+    read_sheet(path, 2, ("a", "b", "tie"))
+
+
+def read_config(path: Path) -> None:
+    from flows.config.run_config import check_config, load_config, to_values
+    from flows.config.yaml import dump, parse
+
+    config = load_config(path)
+    assert check_config(parse(dump(to_values(config)), "dumped"), "dumped") == config
+
+
+READERS = [
+    Reader("pairs.jsonl", file("pairs.jsonl", lines(PAIRS)), read_data),
+    Reader("votes.jsonl", file("votes.jsonl", lines(VOTES)), read_data),
+    Reader("rankings.jsonl", file("rankings.jsonl", lines(RANKINGS)), read_data),
+    Reader("taught.jsonl", file("taught.jsonl", lines(TAUGHT)), read_data),
+    Reader("pairs.json", file("pairs.json", json.dumps(PAIRS, indent=1).encode()), read_data),
+    Reader("pairs.jsonl.gz", file("pairs.jsonl.gz", gzip.compress(lines(PAIRS), mtime=0)), read_data),
+    Reader("votes.csv", file("votes.csv", table(SINGLE)), read_data),
+    Reader("pairs.parquet", parquet, read_data),
+    Reader("saved folder", saved, read_data),
+    Reader("sheet.csv", file("sheet.csv", table(SHEET, ";")), read_rating_sheet),
+    Reader("sheet.jsonl", file("sheet.jsonl", lines([dict(zip(SHEET[0], SHEET[1], strict=True))])), read_rating_sheet),
+    Reader("profile.yaml", file("profile.yaml", PROFILE.encode()), read_config),
+]
