@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint infra/constraints.txt
 
-.PHONY: demo test test-servers test-browser faults faults-sample test-slow check bench serve install clean
+.PHONY: demo test test-servers test-browser faults faults-sample test-slow check mutants bench serve install clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -39,6 +39,11 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Hours: lines that compute metrics, keys, gates and digests, broken one at a time; fails where too few breaks fail a test.
+# ARGS="--minutes 30" stops earlier, ARGS=--survivors goes on with what survived.
+mutants: $(INSTALLED)
+	nice -n 19 $(BIN)/python tests/mutants/run.py $(ARGS)
 
 # Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; a reward model
 # of real arguments; the contract on 160,000 pairs; the demo over ten seeds, without the tether and with a tighter one;
