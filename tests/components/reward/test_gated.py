@@ -303,7 +303,7 @@ def test_the_worst_slice_is_that_of_slices_cut_anew(trained: Trained, scorer: Sc
     assert trained.metrics["reward/slice_accuracy_low"] == pytest.approx(min(lows), abs=1e-3)
     draws = (np.random.default_rng(2).random((2000, len(rows))) < confidence).astype(float)
     null = np.array([
-        [error_in(p, confidence[inside], drawn[inside]) for p, inside in zip(parts, judged, strict=True)] for drawn in draws
+        [error_in(p, confidence[i], drawn[i]) for p, i in zip(parts, judged, strict=True)] for drawn in draws
     ])  # fmt: skip
 
     def over(level: float) -> float:
