@@ -123,6 +123,7 @@ def run_tests(copy: Path, tests: list[str], limit: float) -> str:
     child = os.fork()
     if not child:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.chdir(copy)
         os.environ["PYTHONPATH"] = str(copy)
         sys.path.insert(0, str(copy))
@@ -209,6 +210,7 @@ def main() -> int:
     parser.add_argument("--go-on", action="store_true", help="run only what was not run yet; take the rest as recorded")
     parser.add_argument("--skip-unbroken", action="store_true", help="don't run the tests without a mutant first")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that copies and tests go too
     config = tomllib.loads((HERE / "mutants.toml").read_text(encoding="utf-8"))
     sample, before = draw(config, excuses()), recorded()
     known = {m: before[m] for m in sample if m in before}
