@@ -12,6 +12,7 @@ replacements. Mutants are written into a copy of the checkout. Exit code 1: too 
 import argparse
 import ast
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -50,6 +51,11 @@ class Mutant(NamedTuple):
     column: int
     operator: str
     occurrence: int
+
+    def source(self) -> str:
+        """Digest of the module as it is now; empty where it is gone."""
+        file = ROOT / self.module
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.exists() else ""
 
     def changed(self) -> tuple[str, str, str]:
         """The mutated source, and the first line that differs, before and after."""
@@ -96,9 +102,8 @@ def draw(config: dict[str, Any], excused: set[tuple[str, str, str]]) -> list[Mut
             found.append(mutant)
         if len(found) == config["sample"]:
             break
-    print(
-        f"{len(found)} mutants of {len(places)} places in {len(config['modules'])} modules, drawn by {config['seed']}"
-    )
+    modules, seed = config["modules"], config["seed"]
+    print(f"{len(found)} mutants of {len(places)} places in {len(modules)} modules, drawn by {seed}")
     return found
 
 
@@ -164,9 +169,10 @@ def copy_of_checkout(folder: Path) -> Path:
 
 
 def recorded() -> dict[Mutant, str]:
-    """The last outcome of each mutant that was run before."""
+    """The last outcome of each mutant that was run before, of modules that did not change since."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
-    return {Mutant(*row["mutant"]): row["outcome"] for row in map(json.loads, lines)}
+    rows = [(Mutant(*row["mutant"]), row) for row in map(json.loads, lines)]
+    return {mutant: row["outcome"] for mutant, row in rows if row["source"] == mutant.source()}
 
 
 def run_all(config: dict[str, Any], sample: list[Mutant], minutes: float) -> dict[Mutant, str]:
@@ -183,7 +189,8 @@ def run_all(config: dict[str, Any], sample: list[Mutant], minutes: float) -> dic
             outcome = run_tests(copy, config["modules"][mutant.module], config["limit_seconds"])
             shutil.copyfile(ROOT / mutant.module, copy / mutant.module)
             found[mutant] = "survived" if outcome == "passed" else "killed"
-            print(json.dumps({"mutant": mutant, "outcome": found[mutant]}), file=results, flush=True)
+            row = {"mutant": mutant, "source": mutant.source(), "outcome": found[mutant]}
+            print(json.dumps(row), file=results, flush=True)
             print(f"{len(found):4} {outcome:8} {mutant.module}:{mutant.row} {mutant.operator}", flush=True)
     return found
 
