@@ -98,13 +98,23 @@ def draw(config: dict[str, Any], excused: set[tuple[str, str, str]]) -> list[Mut
     found: list[Mutant] = []
     for place in rng.sample(sorted(places), len(places)):
         mutant = rng.choice(places[place])
-        if (mutant.module, *mutant.changed()[1:]) not in excused:
+        mutated, *lines = mutant.changed()
+        if _is_python(mutated) and (mutant.module, *lines) not in excused:
             found.append(mutant)
         if len(found) == config["sample"]:
             break
     modules, seed = config["modules"], config["seed"]
     print(f"{len(found)} mutants of {len(places)} places in {len(modules)} modules, drawn by {seed}")
     return found
+
+
+def _is_python(text: str) -> bool:
+    """Whether it parses: what doesn't, such as `{**a}` with another operator for `**`, any test would kill."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def excuses() -> set[tuple[str, str, str]]:
