@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-browser faults faults-sample fuzz test-slow check bench serve install lock audit clean
+.PHONY: demo test test-servers test-browser faults faults-sample fuzz test-slow check mutants bench serve install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -46,6 +46,11 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Hours: lines that compute metrics, keys, gates and digests, broken one at a time; fails where too few breaks fail a test.
+# ARGS="--minutes 30" stops earlier, ARGS=--survivors goes on with what survived.
+mutants: $(INSTALLED)
+	nice -n 19 $(BIN)/python tests/mutants/run.py $(ARGS)
 
 # Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; a reward model
 # of real arguments; the contract on 160,000 pairs; the demo over ten seeds, without the tether and with a tighter one;

@@ -127,7 +127,9 @@ def test_the_judge_is_named_after_whose_ratings_they_are(
 
 def test_sheets_of_another_sample_unknown_and_doubled_items_are_refused(make_case: Callable[..., Any]) -> None:
     case, other = make_case(), make_case("other", seed=1)
-    with pytest.raises(UserError, match=r"filled\.csv, row 2: item q\S+ belongs to the sheet of another sample"):
+    ours = case.rows()[0].item.partition("-")[2]
+    said = rf"filled\.csv, row 2: item q\S+ belongs to the sheet of another sample \(items of this one end in -{ours}\)"
+    with pytest.raises(UserError, match=said):
         case.score(other.fill(prefer("Hey")))
     good = case.fill(prefer("Hey")).read_text(encoding="utf-8")
     unknown = case.root / "unknown.csv"

@@ -100,7 +100,15 @@ def test_a_line_names_the_first_few_and_counts_the_rest() -> None:
     other = {**PARTS, "job": {"seed": 1}, "inputs": {"sft": "b" * 64}}
     found = changes(PARTS, other)
     assert in_a_line(found, most=1) == "input sft aaaaaaaaaaaa -> bbbbbbbbbbbb and 3 more"
+    assert in_a_line(found).endswith(" and 1 more") and in_a_line(found[:3]) == ", ".join(map(str, found[:3]))
     assert in_a_line(found).startswith("input sft") and in_a_line(found[:1]) == str(found[0])
+
+
+def test_a_long_value_is_cut_to_forty_letters_and_a_text_stands_without_quotes() -> None:
+    job = {"a": "x" * 40, "b": "y" * 41, "c": ["z"] * 20}
+    before, after = {**PARTS, "job": dict.fromkeys(job, "-")}, {**PARTS, "job": job}
+    expected = ["a - -> " + "x" * 40, "b - -> " + "y" * 37 + "...", "c - -> " + ('["z",' + '"z",' * 9)[:37] + "..."]
+    assert [str(change) for change in changes(before, after)] == expected
 
 
 def test_a_module_is_a_file_and_a_package_its_init() -> None:

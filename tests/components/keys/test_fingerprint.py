@@ -210,6 +210,11 @@ def test_a_library_version_is_part_of_the_key(repo, monkeypatch):
     assert key(repo) != before
 
 
+def test_a_library_that_is_not_installed_is_named(repo):
+    with pytest.raises(TetherError, match="no-such-library is not installed"):
+        stage_key("toy", Job(), {}, "components.toy.stage", ["pydantic", "no-such-library"], repo)
+
+
 def test_the_parts_say_what_the_key_is_made_of(repo):
     parts = stage_key("toy", Job(), {"data": "ab"}, "components.toy.stage", ["pydantic"], repo)[1]
     assert parts["job"] == {"seed": 1, "learning_rate": 0.1}

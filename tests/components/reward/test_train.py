@@ -303,3 +303,30 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
 
 def test_the_order_in_which_objectives_are_named_changes_nothing() -> None:
     assert RewardConfig(objectives={"b": 1, "a": 2}).heads == RewardConfig(objectives={"a": 2, "b": 1}).heads
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_step_tells_the_tokens_that_it_computed_padding_to_the_pairs_longer_response_among_them(
+    stages: Any, tmp_path: Path, runtime: Runtime, shared: bool
+) -> None:
+    told: list[float | None] = []
+    stages.run("reward", tmp_path, lambda step, metrics, total=None, *, tokens=None, **_: told.append(tokens),
+               shared_prompts=shared, max_pairs=16)  # fmt: skip
+    _, tokenizer = load_reward_model(stages.inputs["reward"], runtime)
+    rows = read_rows(stages.inputs["data"] / "pairs.train.jsonl")[:16]
+    pairs = encode_pairs(tokenizer, rows, stages.job("reward").generation)
+    longer = sum(max(len(p.chosen), len(p.rejected)) for p in pairs)
+    sides = [list(zip(p.chosen[:-1], p.rejected[:-1], strict=False)) for p in pairs]
+    once = sum(next((i for i, (a, b) in enumerate(both) if a != b), len(both)) for both in sides)
+    assert told == [sum(len(p.chosen) + len(p.rejected) for p in pairs) - once if shared else 2 * longer]
+
+
+def test_the_first_steps_accuracy_is_that_of_the_model_before_it_learned(stages: Any, tmp_path: Path) -> None:
+    job = stages.job("reward", max_pairs=16)
+    model, (_, tokenizer) = start_model(job, stages.inputs["sft"], 0), load_causal_lm(stages.inputs["sft"], job.runtime)
+    pairs = encode_pairs(tokenizer, read_rows(stages.inputs["data"] / "pairs.train.jsonl")[:16], job.generation)
+    sides = [p.chosen for p in pairs], [p.rejected for p in pairs]
+    chosen, rejected = (score_sequences(model, tokenizer.pad_token_id, side, job.runtime) for side in sides)
+    (step,) = steps_of(stages, tmp_path, max_pairs=16)
+    assert step["reward/train_accuracy"] == pytest.approx(float((chosen > rejected).float().mean())) != 0
+    assert ((chosen > rejected) & (chosen < rejected + 1)).sum() >= 3, "an untrained model is sure of few pairs"

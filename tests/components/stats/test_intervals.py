@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.stats.intervals import (
+    Interval,
     cluster_codes,
     clustered_auroc,
     clustered_mean,
@@ -30,6 +31,12 @@ FLEISS_1971 = [
 def test_kappa_is_the_published_value_of_both_worked_examples() -> None:
     assert fleiss_kappa(WIKIPEDIA) == pytest.approx(0.210, abs=5e-4)
     assert fleiss_kappa(FLEISS_1971) == pytest.approx(0.430, abs=5e-4)
+
+
+def test_an_interval_names_both_ends_or_neither() -> None:
+    assert Interval(1.0, 0.5, 1.5).ends == [0.5, 1.5]
+    assert Interval(1.0, float("nan"), 1.5).ends is None and Interval(1.0, 0.5, float("inf")).ends is None
+    assert Interval(1.0, float("nan"), 1.5).named("x") == {"x": 1.0, "x_low": None, "x_high": 1.5}
 
 
 def test_kappa_is_1_for_agreement_0_for_coin_flips_and_nan_where_undefined() -> None:

@@ -1,5 +1,6 @@
 """A hit is only ever the whole of what was published."""
 
+import errno
 import math
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ import time
 
 import pytest
 
-from components.base.errors import TetherError
+from components.base.errors import TetherError, UserError
 from components.base.hashing import digest_file, digest_json
 from components.keys.fingerprint import ROOT
 from components.store.folder import FolderPlace
@@ -54,6 +55,29 @@ def test_what_was_published_is_found_and_readable(tmp_path):
     assert (folder / "model" / "weights.bin").read_bytes() == bytes(range(256)) * 40
     assert store.path(record.digest) == folder
     assert store.attachment(found, "plot.png").read_bytes() == b"png"
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSPC])
+def test_a_work_folder_on_another_disk_is_copied_and_another_error_is_none_of_it(tmp_path, monkeypatch, number):
+    replace = os.replace
+
+    def on_another_disk(source, target):
+        if os.path.basename(os.path.dirname(target)) == "objects" and os.path.dirname(source) != os.path.dirname(
+            target
+        ):
+            raise OSError(number, os.strerror(number), source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", on_another_disk)
+    if number == errno.ENOSPC:
+        with pytest.raises(UserError, match="No space left"):
+            publish(tmp_path)
+        return
+    record = publish(tmp_path)
+    store = ArtifactStore(tmp_path)
+    assert (store.path(store.lookup(KEY)) / "model" / "weights.bin").read_bytes() == bytes(range(256)) * 40
+    left = [path for path in store.work_folder(KEY).rglob("*") if path.is_file()]
+    assert record.files and not left, "moved, not copied"
 
 
 def test_the_digest_is_that_of_the_plain_folder_and_leaves_attachments_out(tmp_path):

@@ -20,6 +20,7 @@ from components.store.store import ArtifactStore, Record
 from tasks.execution import computing
 from tasks.execution.runner import peek, run_stage
 from tasks.result import Input
+from tasks.runs.journal import read_done
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 
@@ -159,7 +160,7 @@ def test_a_waived_gate_lets_the_run_go_on_and_stands_in_the_status(start, kit, p
         assert run_stage(ppo, job, {}, ctx).state == "waived"
     kl = next(gate for gate in entry(home, "ppo").gates if gate.name == "ppo.kl")
     assert (kl.passed, kl.waived) == (False, True)
-    assert load_status(home).state == "waived"
+    assert entry(home, "ppo").state == "waived"
     assert "WAIVED ppo.kl" in said(ctx)
     assert "ada: known data shift" in said(ctx)
 
@@ -178,6 +179,25 @@ def test_the_users_mistake_leaves_no_work_no_record_and_no_artifact(start, kit, 
     assert not (home / "store" / "records").exists()
     assert not (home / "store" / "objects").exists()
     assert load_status(home).state == "failed"
+
+
+def test_a_stage_that_fails_has_taken_the_seconds_since_it_began(start, kit, home):
+    with start() as ctx, pytest.raises(UserError):
+        run_stage(kit.toy("sft"), kit.ToyJob(stop="user", stop_at=2, pause=0.2), {}, ctx)
+    assert 0.4 <= entry(home, "sft").seconds < 60
+
+
+def test_what_a_run_hands_to_mlflow_has_files_only_where_it_computed_them(start, kit):
+    with start() as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    with start() as again:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
+    (done,), (hit,) = read_done(ctx.folder), read_done(again.folder)
+    assert "timings.json" in done.attachments and all(path.is_file() for path in done.attachments.values())
+    assert not done.hit and hit.hit and hit.attachments == {}
+    assert (done.step, hit.run, hit.record.run) == (4, again.run, ctx.run), (
+        "metrics stand after the curve's last step, 3"
+    )
 
 
 def test_a_missing_source_is_the_users_mistake(tmp_path):

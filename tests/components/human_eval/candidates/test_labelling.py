@@ -2,6 +2,7 @@
 
 import csv
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def test_sides_are_balanced_and_neither_they_nor_the_order_follow_the_prompts(tm
     assert on_a != [MODELS[n % 2] for n in range(20)] and on_a != [MODELS[1 - n % 2] for n in range(20)]
     assert [pair.prompt_id for pair in pairs] != sorted(pair.prompt_id for pair in pairs)
     assert pairs == make_pairs(CANDIDATES, 1, 20_000, seed=0) != make_pairs(CANDIDATES, 1, 20_000, seed=1)
+    (mark,) = {pair.id.rpartition("-")[2] for pair in pairs}
+    assert re.fullmatch("[0-9a-f]{8}", mark), "what tells this sheet's pairs from another's"
 
 
 def test_who_knows_the_seed_and_the_texts_can_not_tell_the_sides() -> None:

@@ -116,6 +116,8 @@ def test_all_right_all_wrong_and_all_tied_have_no_finite_slope_and_say_so() -> N
     assert right["accuracy"] == 1.0 and right["accuracy_low"] < 0.5
     wrong = described([-1.0, -2.0], range(2), 1.0, seed=0)
     assert wrong["calibration_slope"] == -SLOPE_CAP and wrong["slope_capped"]
+    a_little = [described(each, range(2), 1.0, seed=0) for each in ([0.1, 0.2], [-0.1, -0.2])]
+    assert [each["calibration_slope"] for each in a_little] == [SLOPE_CAP, -SLOPE_CAP], "however small the margins"
     tied = described([0.0, 0.0], range(2), 1.0, seed=0)
     assert np.isnan(tied["calibration_slope"]) and tied["ece"] == tied["ece_null_95"] == 0.0
     assert temperature_at_end(fit_temperature([1.0, 2.0])) and temperature_at_end(fit_temperature([-1.0, -2.0]))

@@ -1,0 +1,48 @@
+"""What people look at first, and by what names and words."""
+
+from components.gates.table import GATES, MAIN_METRICS, Gate, MainMetric, brief_metrics
+
+BRIEF = {
+    "validate": ["data/pairs", "data/quarantined", "data/annotator_agreement"],
+    "sft": ["sft/loss", "sft/perplexity", "sft/gold", "sft/violations"],
+    "reward": ["reward/accuracy", "reward/accuracy_low", "reward/ece", "reward/test_pairs"],
+    "ppo": ["ppo/proxy_reward", "ppo/kl", "ppo/kl_per_token", "ppo/gold", "ppo/violations"],
+    "human_eval": ["human_eval/win_rate", "human_eval/win_rate_low", "human_eval/fleiss_kappa"],
+}
+
+
+def test_a_line_shows_a_stages_few_main_metrics_that_it_recorded_and_no_others() -> None:
+    assert {s: brief_metrics(s, [m.name for m in metrics]) for s, metrics in MAIN_METRICS.items()} == BRIEF
+    assert brief_metrics("ppo", ["ppo/violations", "ppo/entropy", "ppo/kl"]) == ["ppo/kl", "ppo/violations"]
+
+
+def test_a_stage_that_the_table_does_not_list_shows_its_own_first_four() -> None:
+    recorded = ["dpo/e", "dpo/c", "ppo/kl", "dpo/a", "dpo/d", "dpo/b"]
+    assert brief_metrics("dpo", recorded) == ["dpo/a", "dpo/b", "dpo/c", "dpo/d"]
+
+
+def test_a_card_shows_all_but_what_only_the_run_is_about() -> None:
+    left_out = {m.name for metrics in MAIN_METRICS.values() for m in metrics if not m.card}
+    assert left_out == {
+        "data/pairs", "data/quarantined", "data/annotator_agreement", "reward/accuracy_low", "reward/test_pairs",
+        "ppo/proxy_reward", "human_eval/win_rate_low",
+    }  # fmt: skip
+
+
+def test_words_and_unit_make_a_metrics_text() -> None:
+    assert MainMetric("x/kl", "KL to the SFT model", "nats a token").text == "KL to the SFT model, nats a token"
+    assert MainMetric("x/kl", "KL to the SFT model").text == "KL to the SFT model"
+
+
+def test_a_gates_name_gives_its_stage_its_key_and_where_none_is_named_its_metric() -> None:
+    gate = Gate("ppo.kl.per_token", "<=", "")
+    assert (gate.stage, gate.short, gate.metric) == ("ppo", "kl.per_token", "ppo/kl.per_token")
+    assert Gate("ppo.kl", "<=", "", "ppo/kl_high").metric == "ppo/kl_high"
+
+
+def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_measured() -> None:
+    assert [g.name for g in GATES.values() if g.warn_only] == ["ppo.kl_floor"]
+    assert [g.name for g in GATES.values() if g.if_measured] == ["reward.refresh_gain_low"]
+    assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
+        "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",
+    }  # fmt: skip

@@ -1,0 +1,86 @@
+"""Every number that an SFT gate judges, computed again from the published model, its samples and the demonstrations."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from components.base.jsonl import read_rows
+from components.gates.table import GATES
+from components.models.config import GenerationConfig
+from components.models.sampling import generate_responses
+from components.sft import stage
+
+PROMPT, CAP, HELD_OUT = 40, 24, 14
+OPTIONS = {"epochs": 5, "evaluate": HELD_OUT, "max_demonstrations": 150, "learning_rate": 2e-2}
+
+
+class Read:
+    """A published model's own view of demonstrations, by transformers alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+
+    def response(self, row: dict[str, Any]) -> list[int]:
+        return (self.tokenizer(row["response"], add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id])[
+            :CAP
+        ]
+
+    @torch.no_grad()
+    def loss(self, rows: list[dict[str, Any]]) -> float:
+        """Nats a response token; the pad token can't be sampled."""
+        nats, tokens = 0.0, 0
+        for row in rows:
+            text = self.tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+            prompt, response = self.tokenizer(text, add_special_tokens=False)["input_ids"][-PROMPT:], self.response(row)
+            logits = self.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+            logits[:, self.tokenizer.pad_token_id] = -math.inf
+            nats -= float(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None]).sum())
+            tokens += len(response)
+        return nats / tokens
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_the_gated_numbers_are_those_of_the_published_model(
+    stages: Any, tmp_path: Path, base: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled: list[Any] = []
+    monkeypatch.setattr(stage, "generate_responses", lambda *a: sampled.extend(generate_responses(*a)) or sampled)
+    start = stages.inputs["sft"] / "model"
+    inputs = {"data": stages.inputs["data"]} | ({"base": start} if base else {})
+    job = stages.job("sft", generation=GenerationConfig(max_prompt_tokens=PROMPT, max_new_tokens=CAP), **OPTIONS)
+    metrics = stage.run(job, inputs, tmp_path, lambda *a, **k: None)
+
+    data, ours = stages.inputs["data"], Read(tmp_path / "artifact" / "model")
+    heldout = read_rows(data / "demonstrations.heldout.jsonl")[:HELD_OUT]
+    loss = ours.loss(heldout)
+    if base:
+        before = Read(start).loss(heldout)
+    else:
+        train = read_rows(data / "demonstrations.train.jsonl")[:150]
+        seen = Counter(token for row in train for token in ours.response(row))
+        share = {
+            token: (seen[token] + 1) / (seen.total() + len(ours.tokenizer)) for token in range(len(ours.tokenizer))
+        }
+        tokens = [token for row in heldout for token in ours.response(row)]
+        before = -sum(math.log(share[token]) for token in tokens) / len(tokens)
+    samples = read_rows(tmp_path / "artifact" / "samples.jsonl")
+    assert [s["prompt"] for s in samples] == [r["prompt"] for r in read_rows(data / "prompts.test.jsonl")[:HELD_OUT]]
+    decoded = [ours.tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in sampled]
+    assert [s["response"] for s in samples] == decoded
+    ended = [r.token_ids[-1] == ours.tokenizer.eos_token_id for r in sampled]
+    assert [s["ended"] for s in samples] == ended
+    assert all(end or len(r.token_ids) == CAP for r, end in zip(sampled, ended, strict=True))
+    expected = {
+        "sft/loss": loss,
+        "sft/perplexity_ratio": math.exp(loss - before),
+        "sft/ended": sum(ended) / HELD_OUT,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert 0 < metrics["sft/ended"] < 1 and abs(expected["sft/perplexity_ratio"] - 1) > 0.05
+    assert expected.keys() == {gate.metric for gate in GATES.values() if gate.stage == "sft"}
