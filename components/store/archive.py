@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.base.errors import TetherError, UserError
-from components.base.files import replacing
+from components.base.files import make_folder, replacing
 from components.store.records import ATTEMPT, KEY, SHA, Miss, Record, check_names, parse_record, record_text
 from components.store.store import ArtifactStore
 
@@ -88,7 +88,7 @@ def admit(archive: Archive, store: ArtifactStore) -> list[Record]:
         UserError: the file changed since it was read.
     """
     new = []
-    store.objects.mkdir(parents=True, exist_ok=True)
+    make_folder(store.objects)
     with store.using():
         for sha in archive.objects:
             if store.contents.problem(sha) is not None and not store.contents.receive(sha, archive.chunks(sha)):

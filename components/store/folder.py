@@ -5,11 +5,13 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from components.base.files import replacing, sync, temporary_beside
+from components.base.files import make_folder, replacing, sync, temporary_beside
 from components.store.place import Entry
 
 _CHUNK = 1 << 20
@@ -17,7 +19,11 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FolderPlace:
-    """A `Place` of this machine, or one that several share. Files are read-only, synced and renamed into place."""
+    """A `Place` of this machine, or one that several share. Files are read-only, synced and renamed into place.
+
+    Folders in it have the permissions of its root, whatever the umask of who makes them: who may write into the one may
+    write into the others.
+    """
 
     exclusive = True
 
@@ -86,7 +92,7 @@ class FolderPlace:
     def using(self) -> Iterator[None]:
         """A shared lock on the folder. It dies with its process. Where there can be none, nobody can collect."""
         try:
-            file = (self.root / ".lock").open("a")
+            file = self._lock()
         except OSError:
             yield
             return
@@ -97,8 +103,8 @@ class FolderPlace:
     @contextlib.contextmanager
     def collecting(self) -> Iterator[float]:
         """An exclusive lock on the folder: waits for those who use it, and they wait for us."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("a") as file:
+        make_folder(self.root)
+        with self._lock() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield time.time()
 
@@ -109,12 +115,24 @@ class FolderPlace:
         with replacing(target) as temporary:
             yield temporary
             temporary.chmod(0o444)
-        sync(target.parent)
 
     def _made(self, name: str) -> Path:
         target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.root)
+        make_folder(target.parent, stat.S_IMODE(self.root.stat().st_mode))
         return target
+
+    def _lock(self) -> IO[str]:
+        """Open the file that is locked; another user's too, where it can be read."""
+        path = self.root / ".lock"
+        try:
+            file = path.open("a")
+        except PermissionError:
+            return path.open()
+        shared, own = stat.S_IMODE(self.root.stat().st_mode) & 0o666, os.fstat(file.fileno())
+        if own.st_uid == os.geteuid() and stat.S_IMODE(own.st_mode) != shared:
+            os.fchmod(file.fileno(), shared)
+        return file
 
     def _create_without_links(self, target: Path, data: bytes) -> bool:
         """For file systems without hard links. A kill may leave half a record; it doesn't verify."""
@@ -126,4 +144,5 @@ class FolderPlace:
         except FileExistsError:
             return False
         target.chmod(0o444)
+        sync(target.parent)
         return True

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from components.base.files import make_folder, sync
+
 
 def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
     """Make `folder` the view of `files` (relative path to sha256; names that were checked), unless it is.
@@ -36,7 +38,7 @@ def _links(folder: Path) -> dict[str, str | None]:
 @contextlib.contextmanager
 def alone(views: Path) -> Iterator[None]:
     """While this is held nobody else makes a view, or removes one."""
-    views.mkdir(parents=True, exist_ok=True)
+    make_folder(views)
     with (views.parent / ".views.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -50,9 +52,12 @@ def _link(folder: Path, wanted: Mapping[str, str]) -> None:
             link = building / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
+        for each in (building, *(path for path in building.rglob("*") if path.is_dir() and not path.is_symlink())):
+            sync(each)
         if folder.exists():
             folder.rename(old)
         building.rename(folder)
+        sync(folder.parent)
     finally:
         for each in (building, old):
             shutil.rmtree(each, ignore_errors=True)
