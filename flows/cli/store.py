@@ -39,9 +39,13 @@ def list_(as_json: Json = False) -> None:
     for each in found:
         typer.echo(
             f"{each.stage:<18}{each.digest[:12]}  {_size(each.size):>9}  {each.time[:16]}  {each.run}  "
-            f"key {each.key[:12]}\n    kept by {', '.join(each.kept_by) or 'nothing'}"
+            f"key {each.key[:12]}\n    kept by {_keepers(each.kept_by)}"
         )
     typer.echo(f"{len(found)} artifacts in {here.place.where}. Files that several share are counted in each.")
+
+
+def _keepers(kept_by: list[str] | None) -> str:
+    return "what isn't known" if kept_by is None else ", ".join(kept_by) or "nothing"
 
 
 @command(store, "verify")

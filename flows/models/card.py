@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from components.base.files import make_folder, write_whole
 from components.base.nested import group
 from components.data.support_desk.task import SIMULATED
 from components.gates.text import number, outcome, rule
@@ -45,8 +46,8 @@ def write_cards(ctx: RunContext) -> None:
     """Write a card into `runs/<run>/cards/` for each model that the gates let through; MLflow gets it from there."""
     folder = ctx.folder / "cards"
     for facts in facts_of_run(ctx.home, ctx.run, [result.record for result in ctx.results.values()]):
-        folder.mkdir(exist_ok=True)
-        (folder / f"{facts.name}.md").write_text(card(facts), encoding="utf-8")
+        make_folder(folder)
+        write_whole(folder / f"{facts.name}.md", card(facts))
 
 
 def front_matter(facts: ModelFacts) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from components.base.files import replacing
+from components.base.files import write_whole
 from components.data.support_desk.task import SIMULATED
 from components.gates.table import brief_metrics
 from components.gates.text import number
@@ -40,9 +40,7 @@ def write_page(home: Path, run: str) -> Path:
     """
     path = home / "runs" / run / "report.html"
     text = page(run_facts(home, run))
-    with replacing(path) as temporary:
-        # A quarantined row may hold what UTF-8 can't.
-        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+    write_whole(path, text.encode("utf-8", "backslashreplace"))  # a quarantined row may hold what UTF-8 can't
     return path
 
 

@@ -4,6 +4,7 @@ Nothing else reads or writes that file. `StatusFile` is the run that this proces
 people read it.
 """
 
+import logging
 import math
 import threading
 import time
@@ -16,13 +17,16 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from components.base.errors import TetherError, UserError
+from components.base.files import make_folder
 from components.base.process import Process, is_alive, this_process
 from components.gates.judging import Verdict, Waiver
 from components.gates.table import GATES
 from tasks.result import State
 from tasks.runs.explained import Explanation
-from tasks.runs.journal import Sent, current_user, replace_json
+from tasks.runs.journal import Sent, current_user, write_model
 from tasks.runs.label import UNNAMED, Label
+
+logger = logging.getLogger(__name__)
 
 WORST_FIRST: tuple[State, ...] = get_args(State)
 RUN_FILE = "run.json"
@@ -177,7 +181,7 @@ class StatusFile:
         self.folder = folder
         self._document = document
         self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._write()
 
     @classmethod
@@ -242,11 +246,15 @@ class StatusFile:
 
     def _write(self) -> None:
         self._document.updated = _now()
-        replace_json(self.folder / RUN_FILE, self._document)
+        write_model(self.folder / RUN_FILE, self._document)
 
 
 def load_status(home: Path, run_id: str | None = None) -> RunStatus:
-    """Return one run's status; None is the newest run. Raises UserError if there is no such run."""
+    """Return one run's status; None is the newest run that can be read.
+
+    Raises:
+        UserError: there is no such run, or its file is damaged.
+    """
     if run_id is None:
         runs = list_runs(home)
         if not runs:
@@ -265,19 +273,20 @@ def run_folder(home: Path, run: str) -> Path:
 
 def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
     """Return every run's status, newest first, and the damaged ones: id to when the file was written (since 1970)."""
-    found, damaged = [], {}
-    for path in (home / "runs").glob(f"*/{RUN_FILE}"):
-        try:
-            found.append(_status(read_file(path.parent), {}))
-        except (OSError, UserError):
-            with suppress(FileNotFoundError):  # discarded meanwhile
-                damaged[path.parent.name] = path.stat().st_mtime
-    return sorted(found, key=lambda each: each.started, reverse=True), damaged
+    files, errors = _files(home)
+    damaged = {}
+    for run in errors:
+        with suppress(FileNotFoundError):  # discarded meanwhile
+            damaged[run] = (home / "runs" / run / RUN_FILE).stat().st_mtime
+    return [_status(each, {}) for each in files], damaged
 
 
 def list_runs(home: Path) -> list[str]:
-    """Return every run's id, newest first."""
-    return [each.run for each in _files(home)]
+    """Return every run's id, newest first; a warning names each that can't be read."""
+    found, damaged = _files(home)
+    for error in damaged.values():
+        logger.warning("%s It is left out.", error)
+    return [each.run for each in found]
 
 
 def has_run(home: Path, run: str) -> bool:
@@ -287,14 +296,21 @@ def has_run(home: Path, run: str) -> bool:
 
 def run_of_flow(home: Path, flow_run: str) -> str | None:
     """Return the run that a Prefect flow run began, if it is tried again; None at its first try."""
-    return next((each.run for each in _files(home) if each.origin.get("flow_run") == flow_run), None)
+    return next((each.run for each in _files(home)[0] if each.origin.get("flow_run") == flow_run), None)
 
 
 def read_file(folder: Path) -> RunFile:
     """Return the run.json in `folder`. Raises UserError if it does not hold what Tether writes."""
     try:
-        return RunFile.model_validate_json((folder / RUN_FILE).read_text())
-    except ValueError as error:
+        found = RunFile.model_validate_json((folder / RUN_FILE).read_bytes())
+        for stamp in (found.started, found.updated, found.finished):
+            datetime.fromisoformat(stamp or found.started)
+        if found.run != folder.name:
+            raise ValueError(f"it is that of run {found.run}")
+        return found
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{folder / RUN_FILE} is damaged ({str(error).splitlines()[0]}). Restore the file, or move the folder "
             f"{folder} out of {folder.parent}."
@@ -326,7 +342,7 @@ def _status(document: RunFile, in_mlflow: Mapping[str, str]) -> RunStatus:
     if document.died:
         _interrupt(stages)
     extra: list[State] = ["interrupted"] if document.died else ["running"] if running else []
-    end = _seconds(_now() if running else document.finished or document.updated)
+    end = _seconds(_now() if running else document.finished or document.updated or document.started)
     state, seconds = worst([*extra, *(stage.state for stage in stages)]), round(end - _seconds(document.started), 3)
     return RunStatus.model_validate(dict(document) | {"state": state, "seconds": seconds, "stages": stages})
 
@@ -345,10 +361,17 @@ _FINE = {"passed", "cached", "waived", "not_run"}
 """States that do not say why a run is over before its last stage."""
 
 
-def _files(home: Path) -> list[RunFile]:
-    """Return every run's file, newest first."""
-    found = [read_file(path.parent) for path in (home / "runs").glob(f"*/{RUN_FILE}")]
-    return sorted(found, key=lambda each: each.started, reverse=True)
+def _files(home: Path) -> tuple[list[RunFile], dict[str, UserError]]:
+    """Return every run's file, newest first, and what is wrong with those that can't be read, by run."""
+    found, damaged = [], {}
+    for path in (home / "runs").glob(f"*/{RUN_FILE}"):
+        try:
+            found.append(read_file(path.parent))
+        except FileNotFoundError:
+            continue  # discarded meanwhile
+        except UserError as error:
+            damaged[path.parent.name] = error
+    return sorted(found, key=lambda each: each.started, reverse=True), damaged
 
 
 def _now() -> str:
