@@ -24,9 +24,20 @@ def sweep(folder: Path) -> None:
     """Remove what processes of this machine that were killed left unfinished below `folder`."""
     for parent, folders, files in os.walk(folder):  # which, unlike rglob, passes over what others remove meanwhile
         for name in fnmatch.filter([*folders, *files], ".*.tmp"):
-            path, mark = Path(parent, name), name.rpartition(".tmp")[0].rpartition(".")[0].rpartition(".")[2]
-            if is_dead_mark(mark):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            _remove_if_dead(Path(parent, name))
+
+
+def sweep_drafts(path: Path) -> None:
+    """Remove what killed processes left of `path` beside it; what else lies there is not looked at."""
+    for name in fnmatch.filter(os.listdir(path.parent), ".*.tmp"):
+        if name.startswith(f".{path.name}."):
+            _remove_if_dead(path.with_name(name))
+
+
+def _remove_if_dead(path: Path) -> None:
+    mark = path.name.rpartition(".tmp")[0].rpartition(".")[0].rpartition(".")[2]
+    if is_dead_mark(mark):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -78,6 +89,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """
     temporary = temporary_beside(path)
     make_folder(path.parent)
+    sweep_drafts(path)
     temporary.mkdir()
     try:
         yield temporary

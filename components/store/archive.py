@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.base.errors import TetherError, UserError
-from components.base.files import make_folder, replacing
+from components.base.files import make_folder, replacing, sweep_drafts
 from components.store.records import ATTEMPT, KEY, SHA, Miss, Record, check_names, parse_record, record_text
 from components.store.store import ArtifactStore
 
@@ -53,6 +53,7 @@ def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes]
     small = {f"run/{name}": data for name, data in files.items()}
     small |= {f"records/{record.key}/1.json": record_text(record).encode() for record in numbered}
     objects = {sha: (record, name) for record in numbered for name, sha in record.objects.items()}
+    sweep_drafts(target.absolute())
     with replacing(target) as temporary, tarfile.open(temporary, "w:", format=tarfile.PAX_FORMAT) as tar:
         for name, data in sorted(small.items()):
             tar.addfile(_member(name, len(data)), io.BytesIO(data))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
-from components.base.files import whole_folder
+from components.base.files import sweep, whole_folder
 from components.store.archive import Archive, admit, read_archive, write_archive
 from components.store.retention import stored
 from components.store.store import ArtifactStore, Miss, Record
@@ -53,6 +53,8 @@ def import_run(store: ArtifactStore, path: Path) -> Imported:
         UserError: the file doesn't hold; nothing of it was written.
     """
     archive = read_archive(path)
+    for part in ("runs", "store"):  # of an import that was killed
+        sweep(store.home / part)
     run = _document(archive).run
     new_records = admit(archive, store)
     folder = store.home / "runs" / run

@@ -98,12 +98,17 @@ class Home:
 
     def before(self, stage: str, folder: Path) -> "Home":
         """A copy of this home in `folder` in which `stage` and what follows have not been computed."""
-        shutil.copytree(self.path, folder, symlinks=True)
-        home = Home(folder, dict(self.environment))
+        home = self.copy(folder)
         shutil.rmtree(folder / "runs")
         shutil.rmtree(folder / "store" / "views")
         for key in home.keys(*STAGES[STAGES.index(stage) :]):
             shutil.rmtree(folder / "store" / "records" / key)
+        return home
+
+    def copy(self, folder: Path) -> "Home":
+        """A copy of this home in `folder`."""
+        shutil.copytree(self.path, folder, symlinks=True)
+        home = Home(folder, dict(self.environment))
         places = (
             ("experiments", "artifact_location"),
             ("runs", "artifact_uri"),

@@ -13,11 +13,13 @@ jumps by `seconds`); the file `happened` is made then. Without a fault the momen
 `synced`, if named, `synced.py` writes what gets a name before it is on the disk.
 """
 
+import atexit
 import datetime
 import glob
 import json
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -47,6 +49,46 @@ def phase_of(path: str, home: str) -> str | None:
     if parts[0] == "runs" and "run.json" in parts[-1]:
         return "status"
     return next((name for prefix, name in PHASES.items() if parts[: len(prefix)] == prefix), None)
+
+
+class Every(sqlite3.Connection):
+    """A connection each of whose commits is a moment of `CommandHook`."""
+
+    moment = staticmethod(lambda: None)
+
+    def commit(self) -> None:
+        self.moment()
+        super().commit()
+
+
+class CommandHook:
+    """Kills a command that is no run before its `command`-th change below the home's parent, or commit to a database.
+
+    Without a number the changes are counted, and their number is written to `trace` at the end.
+    """
+
+    def __init__(self, plan: dict[str, Any], home: str) -> None:
+        self.plan, self.top, self.seen = plan, os.path.dirname(home), 0
+        connect = sqlite3.connect
+        sqlite3.dbapi2.connect = lambda *given, **options: connect(*given, **{"factory": Every, **options})
+        Every.moment = self.moment  # type: ignore[assignment]
+        sys.addaudithook(self)
+        if "trace" in plan:
+            atexit.register(lambda: Path(plan["trace"]).write_text(str(self.seen)))
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in CHANGES or not isinstance(arguments[0], str | os.PathLike):
+            return
+        if event == "open" and not writes(arguments):
+            return
+        path = os.path.abspath(os.fspath(arguments[0]))
+        if path.startswith(self.top + os.sep) and path not in (self.plan.get("trace"), self.plan["happened"]):
+            self.moment()
+
+    def moment(self) -> None:
+        self.seen += 1
+        if self.seen == self.plan.get("command"):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Hook:
@@ -154,7 +196,10 @@ def main() -> None:
     home = os.path.abspath(os.environ["TETHER_HOME"])
     if "synced" in plan:
         Watch(plan["synced"], home)
-    sys.addaudithook(Hook(plan, home))
+    if "command" in plan:
+        CommandHook(plan, home)
+    else:
+        sys.addaudithook(Hook(plan, home))
     tether()
 
 
