@@ -50,17 +50,18 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
     """
     store = ArtifactStore(home)
     before = earlier_stages(stage)
-    if run is None and not list_runs(home):
+    runs = [run] if run is not None else list_runs(home)
+    if not runs:
         load_status(home)  # says how to start one
     if run is None and not own_runs(home):
         raise UserError(f"rerun {stage}: every run here was imported. Name the one that you trust with --from RUN.")
     unfit: dict[str, str] = {}
     for name in [run] if run is not None else own_runs(home):  # an imported run has to be named
         status = load_status(home, name)
-        values = run_values(home, name)
         try:
+            values = run_values(home, name)
             own = check_config(values, source="its config")
-        except UserError as error:  # of an older version
+        except UserError as error:  # damaged, or of an older version
             unfit[name] = str(error)
             continue
         if differing := {} if config is None else changed_before(stage, own, config):

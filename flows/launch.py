@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.base.errors import UserError, naming
+from components.base.errors import UserError
+from components.base.files import write_whole
 from components.base.nested import group
 from components.base.settings import Settings
 from components.gates.judging import Waiver
@@ -223,8 +224,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
         if (result := work()) is None:
             ctx.end_stage("human_eval", "awaiting_labels")
             sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
-            with naming(ctx.folder / "sheet.csv"):
-                (ctx.folder / "sheet.csv").write_bytes(sheet.read_bytes())
+            write_whole(ctx.folder / "sheet.csv", sheet.read_bytes())
         return result
 
 
@@ -235,8 +235,7 @@ def write_reports(ctx: RunContext) -> None:
     from flows.reports.terminal import markdown
 
     text = markdown(load_status(ctx.home, ctx.run), is_simulated(ctx.home, ctx.run))
-    with naming(ctx.folder / "report.md"):
-        (ctx.folder / "report.md").write_text(text, encoding="utf-8")
+    write_whole(ctx.folder / "report.md", text)
     for name, write, again in (
         ("cards", lambda: write_cards(ctx), f"`tether card {ctx.run}` makes one again"),
         (REPORT, lambda: write_page(ctx.home, ctx.run), f"`tether report {ctx.run}` tries again"),
@@ -271,5 +270,9 @@ def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -
 
 
 def is_simulated(home: Path, run: str) -> bool:
-    """Whether a run's data are the built-in task's."""
-    return group(run_values(home, run), "data").get("preferences", "") is None
+    """Whether a run's data are the built-in task's, as far as its config can be read."""
+    try:
+        return group(run_values(home, run), "data").get("preferences", "") is None
+    except UserError as error:
+        logger.warning("%s Whether the run's data are simulated isn't known.", error)
+        return False

@@ -1,6 +1,7 @@
 """Files and folders that are whole or not there."""
 
 import contextlib
+import errno
 import fnmatch
 import hashlib
 import json
@@ -24,22 +25,61 @@ def sweep(folder: Path) -> None:
     """Remove what processes of this machine that were killed left unfinished below `folder`."""
     for parent, folders, files in os.walk(folder):  # which, unlike rglob, passes over what others remove meanwhile
         for name in fnmatch.filter([*folders, *files], ".*.tmp"):
-            path, mark = Path(parent, name), name.rpartition(".tmp")[0].rpartition(".")[0].rpartition(".")[2]
-            if is_dead_mark(mark):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            _remove_if_dead(Path(parent, name))
+
+
+def sweep_drafts(path: Path) -> None:
+    """Remove what killed processes left of `path` beside it; what else lies there is not looked at."""
+    for name in fnmatch.filter(os.listdir(path.parent), ".*.tmp"):
+        if name.startswith(f".{path.name}."):
+            _remove_if_dead(path.with_name(name))
+
+
+def _remove_if_dead(path: Path) -> None:
+    mark = path.name.rpartition(".tmp")[0].rpartition(".")[0].rpartition(".")[2]
+    if is_dead_mark(mark):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; what is written there is synced to disk and renamed to `path`."""
+    """A temporary name beside `path`; what is written there is synced to disk and renamed to `path`, and that too."""
     temporary = temporary_beside(path)
     try:
         with naming(path):
             yield temporary
             sync(temporary)
             os.replace(temporary, path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader finds the old content or the new, whole, even after a power failure.
+
+    Raises:
+        OSError: the disk is full or can't be written; the old content is still there. UnicodeEncodeError: a text that
+            UTF-8 can't hold.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def make_folder(folder: Path, mode: int | None = None) -> None:
+    """Make a folder and those above it, unless they are there, and sync their names to disk.
+
+    `mode` is the permissions of the new ones; None leaves them to the umask.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent, mode)
+    folder.mkdir(exist_ok=True)
+    if mode is not None:
+        with contextlib.suppress(PermissionError):  # another user has made it meanwhile
+            folder.chmod(mode)
+    sync(folder.parent)
 
 
 @contextlib.contextmanager
@@ -50,7 +90,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
         OSError: at the end, where `path` is there and isn't an empty folder.
     """
     temporary = temporary_beside(path)
-    temporary.mkdir(parents=True)
+    make_folder(path.parent)
+    sweep_drafts(path)
+    temporary.mkdir()
     try:
         with naming(path):
             yield temporary
@@ -85,10 +127,17 @@ def read_sealed(path: Path) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Have the disk keep what a file or folder holds."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Have the disk keep what a file or folder holds.
+
+    A folder that may be used but not listed, or whose file system syncs none, is left to the system.
+    """
     try:
         with naming(path):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise

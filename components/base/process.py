@@ -45,7 +45,7 @@ def is_alive(process: Process) -> bool:
         return False  # this machine has been started anew since
     if process.get("pid_namespace", _place()["pid_namespace"]) != _place()["pid_namespace"]:
         return True
-    return _start_time(process["pid"]) == process["started"]
+    return _runs(process)
 
 
 def is_dead(process: Process) -> bool:
@@ -55,7 +55,13 @@ def is_dead(process: Process) -> bool:
     """
     if any(process.get(name) != value or not value for name, value in _place().items()):
         return False
-    return _start_time(process["pid"]) != process["started"]
+    return not _runs(process)
+
+
+def _runs(process: Process) -> bool:
+    """Whether a process of this place has that id and start time; none has, where a damaged file lacks one of them."""
+    started = _start_time(process.get("pid", 0))
+    return started is not None and started == process.get("started")
 
 
 def process_mark() -> str:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from components.base.errors import CheckFailed, UserError
-from components.base.files import replacing
+from components.base.files import make_folder, replacing
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_scores
@@ -158,7 +158,7 @@ def _kept_if_stopped(out: Path, update: int, samples: Samples) -> Iterator[list[
         yield batch
     except CheckFailed as error:
         path = out / "checkpoint" / f"stopped-{update + 1}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         tensors = {name: value for part in batch for name, value in vars(part).items() if isinstance(value, Tensor)}
         with replacing(path) as temporary:
             save_file({name: value.cpu().clone() for name, value in tensors.items()}, temporary)

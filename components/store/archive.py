@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from components.base.errors import TetherError, UserError
-from components.base.files import replacing
+from components.base.files import make_folder, replacing, sweep_drafts
 from components.base.hashing import digest_json
 from components.base.nested import check_depth
 from components.store.folder import open_regular
@@ -70,6 +70,7 @@ def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes]
     small = {f"run/{name}": data for name, data in files.items()}
     small |= {f"records/{record.key}/1.json": record_text(record).encode() for record in numbered}
     objects = {sha: (record, name) for record in numbered for name, sha in record.objects.items()}
+    sweep_drafts(target.absolute())
     with replacing(target) as temporary, tarfile.open(temporary, "w:", format=tarfile.GNU_FORMAT) as tar:
         for name, data in sorted(small.items()):
             tar.addfile(_member(name, len(data)), io.BytesIO(data))
@@ -117,7 +118,7 @@ def admit(archive: Archive, store: ArtifactStore) -> list[Record]:
         UserError: the file changed since it was read.
     """
     new = []
-    store.objects.mkdir(parents=True, exist_ok=True)
+    make_folder(store.objects)
     with store.using():
         for sha in archive.objects:
             if store.contents.problem(sha) is not None and not store.contents.receive(sha, archive.chunks(sha)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from components.base.errors import naming
-from components.base.files import replacing, sync, temporary_beside
+from components.base.files import make_folder, replacing, sync, temporary_beside
 from components.store.place import Entry
 
 _CHUNK = 1 << 20
@@ -22,7 +22,11 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FolderPlace:
-    """A `Place` of this machine, or one that several share. Files are read-only, synced and renamed into place."""
+    """A `Place` of this machine, or one that several share. Files are read-only, synced and renamed into place.
+
+    Folders in it have the permissions of its root, whatever the umask of who makes them: who may write into the one may
+    write into the others.
+    """
 
     exclusive = True
 
@@ -97,7 +101,7 @@ class FolderPlace:
     def using(self) -> Iterator[None]:
         """A shared lock on the folder. It dies with its process. Where there can be none, nobody can collect."""
         try:
-            file = open_lock(self.root / ".lock")
+            file = self._lock()
         except OSError:
             yield
             return
@@ -108,8 +112,8 @@ class FolderPlace:
     @contextlib.contextmanager
     def collecting(self) -> Iterator[float]:
         """An exclusive lock on the folder: waits for those who use it, and they wait for us."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open_lock(self.root / ".lock") as file:
+        make_folder(self.root)
+        with self._lock() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield time.time()
 
@@ -120,12 +124,24 @@ class FolderPlace:
         with replacing(target) as temporary:
             yield temporary
             temporary.chmod(0o444)
-        sync(target.parent)
 
     def _made(self, name: str) -> Path:
         target = self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.root)
+        make_folder(target.parent, stat.S_IMODE(self.root.stat().st_mode))
         return target
+
+    def _lock(self) -> BinaryIO:
+        """Open the file that is locked; another user's too, where it can be read."""
+        path = self.root / ".lock"
+        try:
+            file = open_lock(path)
+        except PermissionError:
+            return open_regular(path)
+        shared, own = stat.S_IMODE(self.root.stat().st_mode) & 0o666, os.fstat(file.fileno())
+        if own.st_uid == os.geteuid() and stat.S_IMODE(own.st_mode) != shared:
+            os.fchmod(file.fileno(), shared)
+        return file
 
     def _create_without_links(self, target: Path, data: bytes) -> bool:
         """For file systems without hard links. A kill may leave half a record; it doesn't verify."""
@@ -137,6 +153,7 @@ class FolderPlace:
         except FileExistsError:
             return False
         target.chmod(0o444)
+        sync(target.parent)
         return True
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.base.errors import LeaseLost, naming
-from components.base.files import sweep, temporary_beside
+from components.base.files import make_folder, sweep, sync, temporary_beside
 from components.base.process import Process, is_dead, this_process
 from components.store.folder import open_regular
 
@@ -100,6 +100,7 @@ def leased(
         # Not there: it was taken over, and is the other's to free.
         with contextlib.suppress(FileNotFoundError):
             os.rename(lease.file, folder / _name(lease.number, "free"))
+            sync(folder)
 
 
 def holder(folder: Path) -> Process | None:
@@ -115,7 +116,7 @@ def holder(folder: Path) -> Process | None:
 def _acquire(folder: Path, on_wait: Callable[[], None] | None, ttl: float, poll: float) -> Lease:
     watch, said = _Watch(ttl, 4 * poll), False
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         highest = _highest(folder)
         if watch.is_over(folder, highest):
             lease = Lease(folder, highest + 1)
@@ -171,8 +172,10 @@ def _create(lease: Lease) -> bool:
     try:
         with naming(lease.file):
             draft.write_text(json.dumps(this_process()))
+            sync(draft)
         with contextlib.suppress(FileExistsError):
             os.link(draft, lease.file)
+            sync(lease.folder)  # a number that a power failure took back would be given to two holders
         # NFS may say that the file exists where the answer to our own request was lost; the number of links is true.
         ours = draft.stat().st_nlink == 2
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from components.base.errors import TetherError, disk_error
-from components.base.files import sync
+from components.base.files import make_folder, sync
 from components.base.hashing import canonical_json, digest_file, digest_json
 from components.store.folder import FolderPlace
 from components.store.place import VARIABLE, Place
@@ -34,7 +34,7 @@ class Objects:
         Raises:
             TetherError: it holds a link, or a name that isn't plain.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         names = {path.relative_to(folder).as_posix(): path for path in files_below(folder)}
         files = {name: digest_file(path) for name, path in names.items()}
         check_files(files)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
+from components.base.files import sweep
 from components.store.place import Place
 from components.store.records import ATTEMPT, KEY, Miss, Record, attempts_of, check_names
 from components.store.store import ArtifactStore
@@ -165,6 +166,7 @@ def collect(
             gone += _objects_that_go(place, _objects(kept), _objects(needless), now[place.where] - YOUNG_SECONDS)
             gone += _temporaries(place, now[place.where] - YOUNG_SECONDS)
         if not dry_run:
+            sweep(store.home / "store")
             by_name = {place.where: place for place in swept}
             for each in gone:
                 by_name[each.where].remove(each.name)

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from components.base.errors import TetherError, UserError, disk_error
+from components.base.files import make_folder
 from components.base.hashing import digest_file, digest_json
 from components.base.paths import user_path
 from components.store.folder import FolderPlace
@@ -101,7 +102,7 @@ class ArtifactStore:
             UserError: its disk is full, or the store that `TETHER_STORE` names can't be written.
         """
         try:
-            self.objects.mkdir(parents=True, exist_ok=True)
+            make_folder(self.objects)
             with self.using():
                 files = self.contents.take(folder)
                 if not files:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from components.base.errors import TetherError
+from components.base.files import make_folder, sync
 from components.store.folder import open_lock
 
 
@@ -52,7 +53,7 @@ def _links(folder: Path) -> dict[str, str | None]:
 @contextlib.contextmanager
 def alone(views: Path) -> Iterator[None]:
     """While this is held nobody else makes a view, or removes one."""
-    views.mkdir(parents=True, exist_ok=True)
+    make_folder(views)
     with open_lock(views.parent / ".views.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -66,11 +67,14 @@ def _link(folder: Path, wanted: Mapping[str, str]) -> None:
             link = building / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
+        for each in (building, *(path for path in building.rglob("*") if path.is_dir() and not path.is_symlink())):
+            sync(each)
         if folder.is_symlink() or folder.is_file():
             folder.unlink()
         if folder.exists():
             folder.rename(old)
         building.rename(folder)
+        sync(folder.parent)
     finally:
         for each in (building, old):
             shutil.rmtree(each, ignore_errors=True)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.optim import AdamW
 
-from components.base.files import read_sealed, replacing, seal, sync
+from components.base.files import make_folder, read_sealed, replacing, seal
 from components.base.hashing import digest_file
 from components.training.stopping import Held
 
@@ -81,7 +81,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: ob
     Raises:
         TypeError: `state` holds what JSON cannot.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for killed in folder.glob(".step-*.tmp"):
         killed.unlink()
     tensors_file = folder / f"step-{step:09d}.safetensors"
@@ -91,7 +91,6 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: ob
     text = seal({"step": step, "tensors_sha256": digest, "state": state})
     with replacing(_json_file(folder, step)) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    sync(folder)
     for old in _steps(folder)[KEPT:]:
         _remove(folder, old)
 

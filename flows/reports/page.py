@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, Tem
 from markupsafe import Markup, escape
 
 from components.base.errors import UserError
-from components.base.files import replacing
+from components.base.files import write_whole
 from components.data.support_desk.task import SIMULATED
 from components.gates.table import brief_metrics
 from components.gates.text import number
@@ -50,9 +50,7 @@ def write_page(home: Path, run: str) -> Path:
             f"{path} can't be written: an imported artifact of run {run} is not what a stage writes "
             f"({type(error).__name__}: {error}). Do not trust the run; remove {path.parent} if you do not need it."
         ) from error
-    with replacing(path) as temporary:
-        # A quarantined row may hold what UTF-8 can't.
-        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+    write_whole(path, text.encode("utf-8", "backslashreplace"))  # a quarantined row may hold what UTF-8 can't
     return path
 
 

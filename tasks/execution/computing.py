@@ -4,7 +4,6 @@ Whoever computes (the process of the run, or a worker that it was dispatched to)
 nothing of the run that wants it. Nothing here imports torch before the stage does.
 """
 
-import json
 import logging
 import platform
 import shutil
@@ -18,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from components.base.errors import naming
-from components.base.files import replacing
+from components.base.files import make_folder, replacing, sync
 from components.base.settings import Settings
 from components.keys.changes import KeyParts
 from components.keys.code_version import code_version
@@ -28,7 +27,7 @@ from components.store.records import Environment
 from components.store.store import ArtifactStore, Miss, Record
 from tasks.execution import plots
 from tasks.result import Input, InputChanged
-from tasks.runs.points import Point, Spool, read_points
+from tasks.runs.points import Point, Spool, is_point, read_points
 from tasks.stages import Stage
 
 logger = logging.getLogger(__name__)
@@ -176,6 +175,7 @@ def _take_up(folder: Path, number: int) -> Path:
     for path in sorted(earlier, reverse=True):
         if not out.exists() and _has_checkpoint(path):
             path.rename(out)
+            sync(folder)
         else:
             shutil.rmtree(path, ignore_errors=True)
     if out.exists():
@@ -184,26 +184,18 @@ def _take_up(folder: Path, number: int) -> Path:
         (folder / POINTS).unlink(missing_ok=True)
     for name in ("artifact", "attachments"):
         shutil.rmtree(out / name, ignore_errors=True)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     return out
 
 
 def _mend(points: Path) -> None:
-    """Leave out damaged lines: a curve with a gap is better than a stage that can't go on from its checkpoint."""
+    """Remove damaged lines, so that they are told of once."""
     lines = points.read_bytes().splitlines(keepends=True) if points.is_file() else []
-    whole = [line for line in lines if _is_point(line)]
+    whole = [line for line in lines if is_point(line)]
     if len(whole) < len(lines):
         logger.warning("%s: %d damaged points of earlier steps are left out", points, len(lines) - len(whole))
         with replacing(points) as temporary:
             temporary.write_bytes(b"".join(whole))
-
-
-def _is_point(line: bytes) -> bool:
-    try:
-        point = json.loads(line)
-        return isinstance(point["step"], int) and all(isinstance(v, float) for v in point["metrics"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
 
 
 def _has_checkpoint(out: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import JsonValue
 from rich.console import Console
 
-from components.base.files import sweep
+from components.base.files import make_folder, sweep
 from components.gates.judging import GatesConfig, Waiver, check_waivers
 from components.keys.fingerprint import ROOT
 from components.store.retention import remove_finished_work
@@ -93,7 +93,7 @@ class RunContext:
         for part in ("runs", "store", "work"):
             sweep(home / part)
         remove_finished_work(store)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         # Before the status, which makes it a run: one that dies in between must not be a run without a config.
         write_values(folder, config or {})
         status = StatusFile.start(folder, run, profile, stages, origin, label)

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from components.base.errors import UserError
 from components.base.process import Process, describe_process, is_alive, this_process
 from components.base.redaction import redacted
-from tasks.runs.journal import replace_json
+from tasks.runs.journal import write_model
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def own_server(home: Path, seconds: float = START_SECONDS) -> Iterator[str]:
                 pass_fds=[listening.fileno()], start_new_session=True,
             )  # fmt: skip
     try:
-        replace_json(note, _Note(owner=this_process(), servers=[describe_process(process.pid)]))
+        write_model(note, _Note(owner=this_process(), servers=[describe_process(process.pid)]))
         _wait_for(process, url, log, seconds)
         os.environ["PREFECT_API_URL"] = url
         yield url
@@ -151,14 +151,15 @@ def end_orphans(folder: Path) -> list[int]:
     for path in sorted(folder.glob("*.json")):
         try:
             note = _Note.model_validate_json(path.read_bytes())
-        except ValueError:
+        except (OSError, ValueError):
             logger.warning("%s is damaged and was removed; a Prefect server that it named may still run", path)
         else:
             if is_alive(note.owner):
                 continue
             for server in note.servers:
-                if is_alive(server) and server["host"] == this_process()["host"]:
-                    os.kill(int(server["pid"]), signal.SIGTERM)
+                if is_alive(server) and server.get("host") == this_process()["host"]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(server["pid"]), signal.SIGTERM)
                     ended.append(int(server["pid"]))
         path.unlink(missing_ok=True)
         path.with_suffix(".log").unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
-from components.base.files import whole_folder
+from components.base.files import sweep, whole_folder
 from components.store.archive import admit, read_archive, write_archive
 from components.store.retention import stored
 from components.store.store import ArtifactStore, Miss, Record
@@ -54,6 +54,8 @@ def import_run(store: ArtifactStore, path: Path) -> Imported:
         UserError: the file doesn't hold, or another run of that id is here; nothing of it was written.
     """
     archive = read_archive(path, _room(store))
+    for part in ("runs", "store"):  # of an import that was killed
+        sweep(store.home / part)
     document, files = believed_files(archive)
     run, folder = document.run, store.home / "runs" / document.run
     new_run = not has_run(store.home, run)

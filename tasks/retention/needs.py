@@ -1,5 +1,6 @@
 """What the store has to keep: what runs, pins and registered models need. Asks MLflow; imports it when called."""
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,6 +12,8 @@ from components.store.retention import kept_by, read_pins, stored
 from components.store.store import ArtifactStore, Record
 from tasks.runs.status import RUN_FILE, load_readable
 from tasks.tracking.registry import versions
+
+logger = logging.getLogger(__name__)
 
 KEPT_RUNS = 10
 """The newest runs, which are kept without being asked for."""
@@ -75,16 +78,21 @@ class StoredArtifact(NamedTuple):
     """The run that computed it."""
     time: str
     """UTC, ISO 8601."""
-    kept_by: list[str]
+    kept_by: list[str] | None
+    """None where a damaged file keeps it from being known."""
     imported: str
     """When it was imported (UTC, ISO 8601); empty where it was computed here."""
 
 
 def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
-    """List every record, the newest first. Raises UserError if what keeps them isn't known, as `needs` says."""
+    """List every record, the newest first; a warning says why what keeps them isn't known, where `needs` raises it."""
     sizes = {entry.name: entry.size for entry in store.place.entries("objects")}
     records = stored(store, store.place)
-    kept = kept_by(records, needs(store))
+    kept: dict[tuple[str, str], set[str]] | None = None
+    try:
+        kept = kept_by(records, needs(store))
+    except UserError as error:
+        logger.warning("What keeps artifacts isn't known: %s", error)
     rows = [
         StoredArtifact(
             stage=each.record.stage,
@@ -94,7 +102,7 @@ def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
             size=sum(sizes.get(sha, 0) for sha in set(each.record.objects.values())),
             run=each.record.run,
             time=each.record.started,
-            kept_by=sorted(kept.get(each.identity, ())),
+            kept_by=None if kept is None else sorted(kept.get(each.identity, ())),
             imported=each.record.imported,
         )
         for each in records

@@ -6,7 +6,8 @@ from pathlib import Path
 import yaml
 from pydantic import JsonValue, TypeAdapter
 
-from components.base.errors import UserError, naming
+from components.base.errors import UserError
+from components.base.files import write_whole
 
 CONFIG = "config.yaml"
 DEEPEST = 20
@@ -15,9 +16,7 @@ _VALUES = TypeAdapter(dict[str, JsonValue])
 
 def write_values(folder: Path, values: Mapping[str, JsonValue]) -> None:
     """Write the resolved config of the run in `folder`."""
-    with naming(folder / CONFIG):
-        text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
-        (folder / CONFIG).write_text(text, encoding="utf-8")
+    write_whole(folder / CONFIG, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True))
 
 
 def run_values(home: Path, run: str) -> dict[str, JsonValue]:

@@ -7,24 +7,28 @@ runs/<run>/mlflow.json         what MLflow has of the folder, and what it calls 
 import fcntl
 import getpass
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from components.base.errors import naming
-from components.base.files import temporary_beside
+from components.base.errors import UserError
+from components.base.files import make_folder, write_whole
 from components.base.hashing import digest_json
 from components.base.nested import group
 from components.gates.judging import Verdict
 from components.keys.code_version import CodeVersion
 from components.store.store import Record
 from tasks.result import Input, StageResult, lineage_of
+from tasks.runs.config import run_values
 from tasks.runs.points import points_file, read_points
+
+logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 
@@ -125,21 +129,47 @@ def current_user() -> str:
 
 def write_done(folder: Path, done: Done) -> None:
     """Write the result of a (sub-)stage for the run in `folder`; it replaces an earlier one."""
-    (folder / "done").mkdir(exist_ok=True)
-    replace_json(folder / "done" / f"{done.record.stage}.json", done)
+    make_folder(folder / "done")
+    write_model(folder / "done" / f"{done.record.stage}.json", done)
 
 
 def read_done(folder: Path) -> list[Done]:
-    """What the (sub-)stages of the run in `folder` gave so far, the oldest first."""
-    found = [Done.model_validate_json(path.read_text()) for path in (folder / "done").glob("[!.]*.json")]
-    return sorted(found, key=lambda each: each.time)
+    """What the (sub-)stages of the run in `folder` gave so far, the oldest first.
+
+    Raises:
+        UserError: a file of one is damaged.
+    """
+    found, damaged = readable_done(folder)
+    for error in damaged:
+        raise error
+    return found
+
+
+def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
+    """The same of those whose file can be read, and what is wrong with the others."""
+    found, damaged = [], []
+    for path in sorted((folder / "done").glob("[!.]*.json")):
+        try:
+            found.append(Done.model_validate_json(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            damaged.append(
+                UserError(
+                    f"{path} is damaged ({_first_line(error)}). Restore the file, or remove it: MLflow then gets "
+                    "nothing of what that stage gave."
+                )
+            )
+    return sorted(found, key=lambda each: each.time), damaged
 
 
 def recorded_paths(home: Path, runs: Iterable[str]) -> dict[str, Path]:
-    """Where `runs` read their external inputs: digest to path."""
-    folders = [home / "runs" / run for run in sorted(runs)]
-    inputs = [given for folder in folders for done in read_done(folder) for given in done.inputs]
-    return {given.digest: given.path for given in inputs if not given.stage}
+    """Where `runs` read their external inputs: digest to path. A warning names each file that can't be read."""
+    found: dict[str, Path] = {}
+    for run in sorted(runs):
+        readable, damaged = readable_done(home / "runs" / run)
+        for error in damaged:
+            logger.warning("%s", error)
+        found |= {given.digest: given.path for done in readable for given in done.inputs if not given.stage}
+    return found
 
 
 class Sent(BaseModel):
@@ -164,14 +194,26 @@ class Sent(BaseModel):
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """As it stands for the run in `folder` (nothing sent where there's no file)."""
+        """As it stands for the run in `folder` (nothing sent where there's no file).
+
+        Of a damaged file the project alone is known: what MLflow has is then looked up there, and nothing twice.
+        """
         kept = (folder / name for name in ("mlflow.json", "tracking.json"))  # the second: an earlier version's
         path = next((each for each in kept if each.is_file()), None)
-        return cls.model_validate_json(path.read_text()) if path else cls()
+        if path is None:
+            return cls()
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            logger.warning("%s is damaged (%s): MLflow is asked what it has of this run", path, _first_line(error))
+            project: object = ""
+            with suppress(UserError):  # said by whoever needs the config
+                project = run_values(folder.parent.parent, folder.name).get("project", "")
+            return cls(project=str(project))
 
     def save(self, folder: Path) -> None:
         """Replace the file."""
-        replace_json(folder / "mlflow.json", self)
+        write_model(folder / "mlflow.json", self)
 
 
 def left_by_earlier(folder: Path) -> bool:
@@ -179,8 +221,16 @@ def left_by_earlier(folder: Path) -> bool:
     facts, sent = folder / "tracking.jsonl", folder / "tracking.json"
     if not facts.is_file():
         return False
-    known = json.loads(sent.read_text()) if sent.is_file() else {}
-    return known.get("facts", 0) < facts.stat().st_size
+    try:
+        known = json.loads(sent.read_bytes())["facts"]
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # none, or a damaged one
+        known = 0
+    return not isinstance(known, int) or known < facts.stat().st_size
 
 
 @contextmanager
@@ -198,9 +248,10 @@ def held(folder: Path, wait: bool) -> Iterator[bool]:
         yield True
 
 
-def replace_json(path: Path, model: BaseModel) -> None:
-    """Write `model` to `path` in one step; nothing waits for the disk."""
-    temporary = temporary_beside(path)
-    with naming(path):
-        temporary.write_text(model.model_dump_json(indent=1))
-        os.replace(temporary, path)
+def write_model(path: Path, model: BaseModel) -> None:
+    """Write `model` to `path` as JSON, in one step."""
+    write_whole(path, model.model_dump_json(indent=1))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -4,6 +4,7 @@
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from components.base.errors import naming
+
+logger = logging.getLogger(__name__)
 
 Point = dict[str, Any]
 
@@ -54,8 +57,12 @@ def points_file(folder: Path, stage: str) -> Path:
 
 
 def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[list[Point], int]:
-    """Whole points from byte `offset` on (at most `limit`; none where there is no file), and where the next begins."""
+    """Whole points from byte `offset` on (at most `limit`; none where there is no file), and where the next begins.
+
+    Damaged lines are left out, and a warning says how many: a curve with a gap is better than none.
+    """
     points: list[Point] = []
+    damaged = 0
     if not path.is_file():
         return points, offset
     with path.open("rb") as file:
@@ -65,8 +72,23 @@ def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[lis
             if not line.endswith(b"\n") or len(points) == limit:
                 break
             offset += len(line)
-            points.append(json.loads(line))
+            if is_point(line):
+                points.append(json.loads(line))
+            else:
+                damaged += 1
+    if damaged:
+        logger.warning("%s: %d damaged lines are left out of its curves", path, damaged)
     return points, offset
+
+
+def is_point(line: bytes) -> bool:
+    """Whether a line of a file is what `Spool` writes."""
+    try:
+        point = json.loads(line)
+        whole = isinstance(point["step"], int) and isinstance(point["time"], int)
+        return whole and all(isinstance(value, float) for value in point["metrics"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
 
 
 def read_points(path: Path) -> list[Point]:

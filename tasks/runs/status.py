@@ -17,13 +17,14 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from components.base.errors import TetherError, UserError
+from components.base.files import make_folder
 from components.base.process import Process, is_alive, this_process
 from components.gates.judging import Verdict, Waiver
 from components.gates.table import GATES
 from components.store.folder import open_regular
 from tasks.result import State
 from tasks.runs.explained import Explanation
-from tasks.runs.journal import Sent, current_user, replace_json
+from tasks.runs.journal import Sent, current_user, write_model
 from tasks.runs.label import UNNAMED, Label
 
 logger = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ class StatusFile:
         self.folder = folder
         self._document = document
         self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._write()
 
     @classmethod
@@ -258,11 +259,15 @@ class StatusFile:
 
     def _write(self) -> None:
         self._document.updated = _now()
-        replace_json(self.folder / RUN_FILE, self._document)
+        write_model(self.folder / RUN_FILE, self._document)
 
 
 def load_status(home: Path, run_id: str | None = None) -> RunStatus:
-    """Return one run's status; None is the newest run. Raises UserError if there is no such run."""
+    """Return one run's status; None is the newest run that can be read.
+
+    Raises:
+        UserError: there is no such run, or its file is damaged.
+    """
     if run_id is None:
         runs = own_runs(home) or list_runs(home)
         if not runs:
@@ -281,24 +286,25 @@ def run_folder(home: Path, run: str) -> Path:
 
 def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
     """Return every run's status, newest first, and the damaged ones: id to when the file was written (since 1970)."""
-    found, damaged = [], {}
-    for path in (home / "runs").glob(f"*/{RUN_FILE}"):
-        try:
-            found.append(_status(read_file(path.parent), {}))
-        except (OSError, UserError):
-            with suppress(FileNotFoundError):  # discarded meanwhile
-                damaged[path.parent.name] = path.stat().st_mtime
-    return sorted(found, key=lambda each: each.started, reverse=True), damaged
+    files, errors = _files(home)
+    damaged = {}
+    for run in errors:
+        with suppress(FileNotFoundError):  # discarded meanwhile
+            damaged[run] = (home / "runs" / run / RUN_FILE).stat().st_mtime
+    return [_status(each, {}) for each in files], damaged
 
 
 def list_runs(home: Path) -> list[str]:
-    """Return every run's id, newest first."""
-    return [each.run for each in _files(home)]
+    """Return every run's id, newest first; a warning names each that can't be read."""
+    found, damaged = _files(home)
+    for error in damaged.values():
+        logger.warning("%s It is left out.", error)
+    return [each.run for each in found]
 
 
 def own_runs(home: Path) -> list[str]:
     """Return the id of every run that was not imported, newest first: what is meant where no run is named."""
-    return [each.run for each in _files(home) if not each.imported]
+    return [each.run for each in _files(home)[0] if not each.imported]
 
 
 def has_run(home: Path, run: str) -> bool:
@@ -308,7 +314,7 @@ def has_run(home: Path, run: str) -> bool:
 
 def run_of_flow(home: Path, flow_run: str) -> str | None:
     """Return the run that a Prefect flow run began, if it is tried again; None at its first try."""
-    ours = (each for each in _files(home) if not each.imported)
+    ours = (each for each in _files(home)[0] if not each.imported)
     return next((each.run for each in ours if each.origin.get("flow_run") == flow_run), None)
 
 
@@ -316,7 +322,10 @@ def read_file(folder: Path) -> RunFile:
     """Return the run.json in `folder`. Raises UserError if it does not hold what Tether writes."""
     try:
         with open_regular(folder / RUN_FILE) as file:
-            return RunFile.model_validate_json(file.read())
+            found = RunFile.model_validate_json(file.read())
+        if found.run != folder.name:
+            raise ValueError(f"it is that of run {found.run}")
+        return found
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
@@ -370,15 +379,17 @@ _FINE = {"passed", "cached", "waived", "not_run"}
 """States that do not say why a run is over before its last stage."""
 
 
-def _files(home: Path) -> list[RunFile]:
-    """Return every run's file that can be read, newest first; one that can't hides no other."""
-    found = []
+def _files(home: Path) -> tuple[list[RunFile], dict[str, UserError]]:
+    """Return every run's file, newest first, and what is wrong with those that can't be read, by run."""
+    found, damaged = [], {}
     for path in (home / "runs").glob(f"*/{RUN_FILE}"):
         try:
             found.append(read_file(path.parent))
+        except FileNotFoundError:
+            continue  # discarded meanwhile
         except UserError as error:
-            logger.warning("%s", error)
-    return sorted(found, key=lambda each: each.started, reverse=True)
+            damaged[path.parent.name] = error
+    return sorted(found, key=lambda each: each.started, reverse=True), damaged
 
 
 def _now() -> str:

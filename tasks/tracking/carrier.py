@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from components.base.errors import UserError
 from components.keys.code_version import code_version
 from tasks.runs.journal import Sent, code_tags, held
 from tasks.runs.status import load_readable, read_file
@@ -96,7 +97,8 @@ def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
     """Bring MLflow to what a run that is over has left, unless another process does.
 
     Returns:
-        What MLflow has against this run (it was deleted there, say), which is no reason to hold back others.
+        What MLflow has against this run (it was deleted there, say), or a damaged file of its folder: no reason to hold
+        back others.
 
     Raises:
         Exception: MLflow doesn't answer.
@@ -108,7 +110,10 @@ def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
             recorder.bring(folder, over=True)
         except Exception as error:
             recorder.check()
-            logger.warning("MLflow does not take what is left of run %s: %s", folder.name, in_short(error))
+            if isinstance(error, UserError):  # MLflow has nothing to do with it
+                logger.warning("run %s is not sent to MLflow: %s", folder.name, error)
+            else:
+                logger.warning("MLflow does not take what is left of run %s: %s", folder.name, in_short(error))
             return error
         logger.info("what run %s had left is in MLflow now", folder.name)
         return None

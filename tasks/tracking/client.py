@@ -5,9 +5,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from components.base.errors import UserError
 from components.base.redaction import redacted
 
 VARIABLE = "MLFLOW_TRACKING_URI"
+SQLITE = b"SQLite format 3\0"
+"""How its files begin."""
 _ENVIRONMENT = {
     # Read by mlflow at import.
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -37,7 +40,12 @@ def load_mlflow() -> Any:
 
 
 def connect(home: Path) -> Any:
-    """An `MlflowClient` on the tracking store, its tables made where it is new (1 to 5 s)."""
+    """An `MlflowClient` on the tracking store, its tables made where it is new (1 to 5 s).
+
+    Raises:
+        UserError: the file below `home` is no database.
+    """
+    check_database(home)
     mlflow = load_mlflow()
     uri = tracking_uri(home)
     home.mkdir(parents=True, exist_ok=True)
@@ -52,6 +60,20 @@ def connect(home: Path) -> Any:
         fcntl.flock(lock, fcntl.LOCK_EX)
         client.search_experiments(max_results=1)
     return client
+
+
+def check_database(home: Path) -> None:
+    """Raise UserError if MLflow's database is a file below `home` that is no database."""
+    path = home / "mlflow.db"
+    if not tracking_uri(home).startswith("sqlite:") or VARIABLE in os.environ or not path.is_file():
+        return
+    with path.open("rb") as file:
+        beginning = file.read(len(SQLITE))
+    if beginning not in (b"", SQLITE):  # empty where its first process was killed
+        raise UserError(
+            f"{path} is damaged: it is no SQLite database. Restore it, or move it away: MLflow then begins anew, and "
+            f"has no earlier run."
+        )
 
 
 def in_short(error: Exception) -> str:

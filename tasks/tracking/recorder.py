@@ -52,6 +52,8 @@ class Recorder:
         file, status, done = read_file(folder), load_status(self._home, folder.name), read_done(folder)
         sent = Sent.load(folder)
         if sent.experiment is None:
+            if not sent.project:
+                sent.project = str(run_values(self._home, folder.name).get("project", ""))
             sent.experiment = experiment(self._client, self._home, sent.project)
         if sent.parent is None:
             self._open(folder, file, sent)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.base.errors import UserError
-from tasks.tracking.client import VARIABLE, connect, in_short, load_mlflow, tracking_uri
+from tasks.tracking.client import VARIABLE, check_database, connect, in_short, load_mlflow, tracking_uri
 from tasks.tracking.promotion import state_lines
 
 FEW = 30
@@ -89,6 +89,7 @@ def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
     uri = tracking_uri(home)
     if uri.startswith("sqlite:") and not (home / "mlflow.db").is_file():
         return []
+    check_database(home)
     try:
         client = connect(home)
         aliases = {model.name: model.aliases for model in load_mlflow().search_registered_models()}

@@ -58,7 +58,7 @@ WRAPPED = (
     ("tasks.runs.points:Spool", "close", "MLflow"),
     ("tasks.execution.runner", "_record", "MLflow"),
     ("tasks.execution.runner", "run_stage", "rest"),
-    ("tasks.prefect_flow.server", "replace_json", STARTED),
+    ("tasks.prefect_flow.server", "write_model", STARTED),
 )
 """Where (`module` or `module:class`), what, and the part that it is."""
 

@@ -35,6 +35,9 @@ RULES = [
 """Every file below store/, work/ and runs/ of a home in which nothing runs; views hold links alone."""
 
 
+NOT_SYNCED = "not_synced"
+"""The file beside the undisturbed home that says what got a name in it before it was on the disk."""
+
 Moment = tuple[str, str, int]
 """Stage, phase, and how manieth of these."""
 
@@ -95,12 +98,17 @@ class Home:
 
     def before(self, stage: str, folder: Path) -> "Home":
         """A copy of this home in `folder` in which `stage` and what follows have not been computed."""
-        shutil.copytree(self.path, folder, symlinks=True)
-        home = Home(folder, dict(self.environment))
+        home = self.copy(folder)
         shutil.rmtree(folder / "runs")
         shutil.rmtree(folder / "store" / "views")
         for key in home.keys(*STAGES[STAGES.index(stage) :]):
             shutil.rmtree(folder / "store" / "records" / key)
+        return home
+
+    def copy(self, folder: Path) -> "Home":
+        """A copy of this home in `folder`."""
+        shutil.copytree(self.path, folder, symlinks=True)
+        home = Home(folder, dict(self.environment))
         places = (
             ("experiments", "artifact_location"),
             ("runs", "artifact_uri"),
@@ -141,7 +149,7 @@ def undisturbed(folder: Path, environment: dict[str, str]) -> tuple[Home, list[M
             unfinished = folder / "trace.unfinished"
             unfinished.unlink(missing_ok=True)
             shutil.rmtree(home.path, ignore_errors=True)
-            done = home.tether(plan={"trace": str(unfinished)})
+            done = home.tether(plan={"trace": str(unfinished), "synced": str(folder / NOT_SYNCED)})
             assert done.code == 0, tail(done)
             home.check()
             unfinished.rename(trace)

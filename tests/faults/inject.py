@@ -9,14 +9,17 @@ beginning on, whichever runs by then. Nothing of ours is patched, and every writ
 
 What: `kill` (SIGKILL, `delay` seconds later; if `processes` names notes of servers, of those instead of this process),
 `errno` (the change fails with `errno`; with `lasting` all later ones of its phase do too), or `clock` (the wall clock
-jumps by `seconds`); the file `happened` is made then. Without a fault the moments are written to `trace`.
+jumps by `seconds`); the file `happened` is made then. Without a fault the moments are written to `trace`. In the file
+`synced`, if named, `synced.py` writes what gets a name before it is on the disk.
 """
 
+import atexit
 import datetime
 import glob
 import json
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -24,6 +27,10 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.faults.synced import Watch, writes
 
 CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "os.truncate"}
 PHASES = {
@@ -44,6 +51,46 @@ def phase_of(path: str, home: str) -> str | None:
     return next((name for prefix, name in PHASES.items() if parts[: len(prefix)] == prefix), None)
 
 
+class Every(sqlite3.Connection):
+    """A connection each of whose commits is a moment of `CommandHook`."""
+
+    moment = staticmethod(lambda: None)
+
+    def commit(self) -> None:
+        self.moment()
+        super().commit()
+
+
+class CommandHook:
+    """Kills a command that is no run before its `command`-th change below the home's parent, or commit to a database.
+
+    Without a number the changes are counted, and their number is written to `trace` at the end.
+    """
+
+    def __init__(self, plan: dict[str, Any], home: str) -> None:
+        self.plan, self.top, self.seen = plan, os.path.dirname(home), 0
+        connect = sqlite3.connect
+        sqlite3.dbapi2.connect = lambda *given, **options: connect(*given, **{"factory": Every, **options})
+        Every.moment = self.moment  # type: ignore[assignment]
+        sys.addaudithook(self)
+        if "trace" in plan:
+            atexit.register(lambda: Path(plan["trace"]).write_text(str(self.seen)))
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in CHANGES or not isinstance(arguments[0], str | os.PathLike):
+            return
+        if event == "open" and not writes(arguments):
+            return
+        path = os.path.abspath(os.fspath(arguments[0]))
+        if path.startswith(self.top + os.sep) and path not in (self.plan.get("trace"), self.plan["happened"]):
+            self.moment()
+
+    def moment(self) -> None:
+        self.seen += 1
+        if self.seen == self.plan.get("command"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Hook:
     """Counts the moments, and acts at the one it waits for."""
 
@@ -55,7 +102,7 @@ class Hook:
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event not in CHANGES or self.acting or not arguments or not isinstance(arguments[0], str | os.PathLike):
             return
-        if event == "open" and not _writes(arguments):
+        if event == "open" and not writes(arguments):
             return
         where = os.fspath(arguments[0])
         moved = event == "os.rename" and isinstance(arguments[1], str | os.PathLike)
@@ -119,13 +166,6 @@ class Hook:
         return OSError(self.plan["errno"], os.strerror(self.plan["errno"]), target)
 
 
-def _writes(arguments: tuple[Any, ...]) -> bool:
-    mode, flags = arguments[1], arguments[2]
-    if isinstance(mode, str):
-        return any(letter in mode for letter in "wax+")
-    return bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-
-
 def _jump(seconds: float) -> None:
     """From now on the wall clock is off by `seconds`; the monotonic one goes on as it must."""
     now, now_ns = time.time, time.time_ns
@@ -151,10 +191,15 @@ def main() -> None:
     """Plant the fault, then be `tether`."""
     plan = json.loads(sys.argv[1])
     sys.argv[1:] = sys.argv[2:]
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from flows.cli.__main__ import main as tether
 
-    sys.addaudithook(Hook(plan, os.path.abspath(os.environ["TETHER_HOME"])))
+    home = os.path.abspath(os.environ["TETHER_HOME"])
+    if "synced" in plan:
+        Watch(plan["synced"], home)
+    if "command" in plan:
+        CommandHook(plan, home)
+    else:
+        sys.addaudithook(Hook(plan, home))
     tether()
 
 

@@ -111,7 +111,7 @@ WRITERS = [
     Full("folder", _folder),
     Full("store", lambda path: FolderPlace(path.parent).create(path.name, LONG.encode())),
     Full("ledger", _ledger),
-    Full("run.json", lambda path: journal.replace_json(path, _Model())),
+    Full("run.json", lambda path: journal.write_model(path, _Model())),
     Full("points", _points),
     Full("config.yaml", lambda path: config.write_values(path.parent, {"project": LONG}), "config.yaml"),
     Full("safetensors", _safetensors),

@@ -1,5 +1,6 @@
 """Files that are whole or not there, and what killed writers leave."""
 
+import errno
 import os
 import shutil
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from components.base.files import replacing, sweep, whole_folder
+from components.base.files import make_folder, replacing, sweep, whole_folder, write_whole
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -67,3 +68,28 @@ def test_sweeping_beside_a_process_that_removes_folders_goes_on(
     monkeypatch.setattr("components.base.files.is_dead_mark", removes_both)
     sweep(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replaced_file_and_a_new_folder_have_their_names_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("components.base.files.sync", lambda path: synced.append(path.name))
+    make_folder(tmp_path / "a" / "b")
+    assert synced == [tmp_path.name, "a"]
+    write_whole(tmp_path / "a" / "b" / "file", "text")
+    assert synced[2].startswith(".file.") and synced[3:] == ["b"]
+    assert (tmp_path / "a" / "b" / "file").read_text() == "text"
+
+
+def test_a_write_that_fails_leaves_the_old_content_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    write_whole(tmp_path / "file", "old")
+    monkeypatch.setattr("components.base.files.sync", full)
+    with pytest.raises(OSError, match="full"):
+        write_whole(tmp_path / "file", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]

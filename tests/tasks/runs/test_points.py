@@ -50,3 +50,16 @@ def test_nan_is_a_point_like_any_other(path):
 def test_curves_are_in_order_of_steps():
     points = [{"step": 2, "metrics": {"a": 2}}, {"step": 1, "metrics": {"a": 1, "b": 5}}]
     assert curves(points) == {"a": [(1, 1), (2, 2)], "b": [(1, 5)]}
+
+
+@pytest.mark.parametrize("line", ["", "[]", "null", "5", '{"step": 2}', '{"step": "2", "time": 1, "metrics": {}}'])
+def test_a_damaged_line_is_left_out_of_the_curves_and_said(path, line, caplog):
+    spool = Spool(path)
+    spool.append(1, {"a": 1})
+    spool.append(2, {"a": 2})
+    spool.close()
+    first, second = path.read_text().splitlines()
+    path.write_text("\n".join((first, line, second)) + "\n")
+    assert [point["step"] for point in read_points(path)] == [1, 2]
+    assert "1 damaged lines are left out" in caplog.text
+    assert points_after(path, 0)[1] == path.stat().st_size

@@ -212,3 +212,32 @@ def test_a_run_json_whose_times_are_none_or_that_is_no_file_breaks_no_command_th
     assert "damaged/run.json is damaged" in caplog.text
     readable, damaged = load_readable(tmp_path)
     assert [each.run for each in readable] == ["whole"] and list(damaged) == ["damaged"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        b"", b"[]", b"null", b"5", b"\xff", b'{"run": "r1"', {"started": "soon"}, {"updated": "soon"},
+        {"finished": "soon"}, {"run": "r2"}, {"stages": 5}, {"process": 5},
+    ],
+)  # fmt: skip
+def test_a_damaged_run_json_is_named_in_a_warning_and_the_newest_readable_run_is_shown(begin, tmp_path, caplog, change):
+    begin("r1").finish()
+    begin("r2").finish()
+    path = tmp_path / "runs" / "r1" / "run.json"
+    path.write_bytes(
+        change if isinstance(change, bytes) else json.dumps(json.loads(path.read_text()) | change).encode()
+    )
+    assert list_runs(tmp_path) == ["r2"] and load_status(tmp_path).run == "r2"
+    assert str(path) in caplog.text
+    with pytest.raises(UserError, match=r"r1/run\.json is damaged"):
+        load_status(tmp_path, "r1")
+
+
+def test_a_status_without_its_process_is_of_a_run_that_died(begin, tmp_path):
+    begin("r1")
+    path = tmp_path / "runs" / "r1" / "run.json"
+    document = json.loads(path.read_text())
+    del document["process"]["pid"], document["updated"]
+    path.write_text(json.dumps(document))
+    assert load_status(tmp_path, "r1").state == "interrupted"

@@ -1,0 +1,55 @@
+"""A damaged file about MLflow, or about what a stage gave, is said and costs nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.base.errors import UserError
+from tasks.runs.config import run_values, write_values
+from tasks.runs.journal import Sent, left_by_earlier, read_done, recorded_paths
+
+DAMAGED = (b"", b"[]", b"null", b"5", b'{"project": "o', bytes(range(256)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "one"
+    path.mkdir(parents=True)
+    write_values(path, {"project": "ours"})
+    return path
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_of_a_damaged_mlflow_json_the_project_is_known_and_nothing_counts_as_sent(
+    folder: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "mlflow.json").write_bytes(data)
+    assert Sent.load(folder) == Sent(project="ours")
+    assert "mlflow.json is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_a_damaged_result_is_named_and_the_inputs_of_other_runs_are_found(
+    folder: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "done").mkdir()
+    (folder / "done" / "ppo.json").write_bytes(data)
+    with pytest.raises(UserError, match=r"done/ppo\.json is damaged"):
+        read_done(folder)
+    assert recorded_paths(folder.parent.parent, ["one"]) == {}
+    assert "done/ppo.json is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("data", [data for data in DAMAGED if data] + [b"", b"- a", b"a: [", b"\xff"])
+def test_a_damaged_config_is_named(folder: Path, data: bytes) -> None:
+    (folder / "config.yaml").write_bytes(data)
+    with pytest.raises(UserError, match=r"config\.yaml is damaged"):
+        run_values(folder.parent.parent, "one")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"5", b'{"facts": "x"}', b"\xff"])
+def test_a_damaged_note_of_an_earlier_version_says_of_nothing_that_it_is_sent(folder: Path, data: bytes) -> None:
+    (folder / "tracking.jsonl").write_text(json.dumps({"a": 1}))
+    (folder / "tracking.json").write_bytes(data)
+    assert left_by_earlier(folder)
