@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from components.base.errors import UserError
+from components.base.files import replacing, sweep_drafts
 from components.base.redaction import redacted
 
 VARIABLE = "MLFLOW_TRACKING_URI"
@@ -54,12 +55,29 @@ def connect(home: Path) -> Any:
     mlflow.set_tracking_uri(uri)
     if named is None:  # it writes there too, and `tracking_uri` would take that for the user's word about any home
         os.environ.pop(VARIABLE, None)
-    client = mlflow.MlflowClient(tracking_uri=uri)
     # Several processes that migrate one fresh SQLite file crash and leave it broken for ever.
     with (home / "mlflow.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if named is None:
+            _make_database(home / "mlflow.db")
+        client = mlflow.MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)
     return client
+
+
+def _make_database(path: Path) -> None:
+    """Make MLflow's tables in a new database, which gets its name when it has them all.
+
+    MLflow makes them in many transactions, and can't go on where a kill came between two.
+    """
+    if path.is_file() and path.stat().st_size:
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    sweep_drafts(path)
+    with replacing(path) as temporary:
+        made = SqlAlchemyStore(f"sqlite:///{temporary.resolve()}", "./mlruns")
+        made.engine.dispose()
 
 
 def check_database(home: Path) -> None:

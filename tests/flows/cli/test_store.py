@@ -199,7 +199,7 @@ def test_a_registry_that_cannot_be_asked_stops_the_collector(home, monkeypatch):
     assert found(home, records) == ["sft", "ppo"]
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     (home / "mlflow.db").write_text("no database")
-    with pytest.raises(UserError, match="can't be asked"):
+    with pytest.raises(UserError, match=r"mlflow\.db is damaged"):
         needs(store, keep_runs=0)
 
 

@@ -84,7 +84,7 @@ def test_curves_stand_as_numbers_beside_their_pictures(tmp_path: Path) -> None:
 
 def test_a_long_table_of_numbers_is_thinned_and_says_so(tmp_path: Path) -> None:
     run = stored_run(tmp_path, upto="sft")
-    points = "".join(f'{{"step": {i}, "metrics": {{"ppo/kl": {i}.5}}}}\n' for i in range(1, 302))
+    points = "".join(f'{{"step": {i}, "time": 1, "metrics": {{"ppo/kl": {i}.5}}}}\n' for i in range(1, 302))
     (tmp_path / "runs" / run / "metrics" / "ppo.jsonl").write_text(points)
     text = shown_text(tmp_path)
     assert "1 1.5 4 4.5 7 7.5" in text and "301 301.5" in text and "100 of 301 steps, evenly spaced." in text
