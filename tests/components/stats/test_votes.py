@@ -274,3 +274,13 @@ def test_ukpconvargs_votes_give_the_published_agreement() -> None:
     agreement = annotator_agreement(votes)
     often = agreement.compared >= 30
     assert np.corrcoef(agreement.share[often], fit.accuracy[often])[0, 1] > 0.7
+
+
+def test_two_prompts_are_enough_for_an_interval_and_one_is_not() -> None:
+    counts, prompts = np.array([[4, 1], [1, 4], [3, 2], [5, 0], [0, 5], [4, 1]]), [0, 0, 0, 1, 1, 1]
+    found = fleiss_kappa_interval(counts, prompts)
+    alone = fleiss_kappa(counts[:3]), fleiss_kappa(counts[3:])
+    half = 12.7062 * abs(alone[0] - alone[1]) / 2  # Student's t with one degree of freedom; (C - 1) / C of two squares
+    assert found.value == pytest.approx(fleiss_kappa(counts))
+    assert found.low == pytest.approx(found.value - half, rel=1e-4)
+    assert np.isnan(fleiss_kappa_interval(counts, [0] * 6).low)

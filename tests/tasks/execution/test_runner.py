@@ -1,5 +1,6 @@
 """The life of a stage: computed once, judged always, and nothing half-written left behind."""
 
+import errno
 import functools
 import json
 import multiprocessing
@@ -198,6 +199,17 @@ def test_what_a_run_hands_to_mlflow_has_files_only_where_it_computed_them(start,
     assert (done.step, hit.run, hit.record.run) == (4, again.run, ctx.run), (
         "metrics stand after the curve's last step, 3"
     )
+
+
+def test_a_result_stands_though_its_work_folder_can_not_be_removed(start, kit, monkeypatch):
+    def stuck(path, ignore_errors=False, **_):
+        if not ignore_errors:
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    with start() as ctx, monkeypatch.context() as patch:
+        patch.setattr(computing.shutil, "rmtree", stuck)
+        result = run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    assert result.state == "passed" and ctx.store.lookup(result.record.key) == result.record
 
 
 def test_a_missing_source_is_the_users_mistake(tmp_path):
