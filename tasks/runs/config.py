@@ -57,6 +57,6 @@ def parse_values(text: str) -> dict[str, JsonValue]:
 def _load(text: str) -> dict[str, JsonValue]:
     try:
         values = yaml.safe_load(text)
-        return _VALUES.validate_python({} if values is None else values)
+        return _VALUES.validate_python(values)
     except yaml.YAMLError as error:
         raise ValueError(f"it is not readable as YAML: {' '.join(str(error).split())}") from error

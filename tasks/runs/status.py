@@ -296,15 +296,19 @@ def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
 
 def list_runs(home: Path) -> list[str]:
     """Return every run's id, newest first; a warning names each that can't be read."""
-    found, damaged = _files(home)
-    for error in damaged.values():
-        logger.warning("%s It is left out.", error)
-    return [each.run for each in found]
+    return [each.run for each in _readable(home)]
 
 
 def own_runs(home: Path) -> list[str]:
     """Return the id of every run that was not imported, newest first: what is meant where no run is named."""
-    return [each.run for each in _files(home)[0] if not each.imported]
+    return [each.run for each in _readable(home) if not each.imported]
+
+
+def _readable(home: Path) -> list[RunFile]:
+    found, damaged = _files(home)
+    for error in damaged.values():
+        logger.warning("%s It is left out.", error)
+    return found
 
 
 def has_run(home: Path, run: str) -> bool:
