@@ -23,7 +23,7 @@ test-servers: $(INSTALLED)
 test-browser: $(INSTALLED)
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
-# Runs killed at 60 moments, and 45 other faults: full disks, damaged files, servers that die, signals.
+# Runs killed at 60 moments, other commands at 30, and 45 other faults: full disks, damaged files, servers that die, signals.
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal $(ARGS)
 
