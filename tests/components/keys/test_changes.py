@@ -75,6 +75,7 @@ def test_each_kind_of_change_is_named(group, path, value, expected, line) -> Non
         inside = inside[name]
     inside[path[-1]] = value
     [found] = changes(PARTS, other)
+    assert found in {found}, "a value like any other"
     assert (found.part, found.name, found.change) == expected
     assert str(found) == line
 

@@ -21,7 +21,7 @@ from components.store.store import ArtifactStore, Record
 from tasks.execution import computing
 from tasks.execution.runner import peek, run_stage
 from tasks.result import Input
-from tasks.runs.journal import read_done
+from tasks.runs.journal import read_done, recorded_paths
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 
@@ -199,6 +199,15 @@ def test_what_a_run_hands_to_mlflow_has_files_only_where_it_computed_them(start,
     assert (done.step, hit.run, hit.record.run) == (4, again.run, ctx.run), (
         "metrics stand after the curve's last step, 3"
     )
+
+
+def test_what_a_run_read_from_outside_is_found_by_its_digest_and_what_a_stage_made_is_not(start, kit, home, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text("one pair")
+    source = Input.of(tmp_path / "pairs.jsonl")
+    with start() as ctx:
+        sft = run_stage(kit.toy("sft"), kit.ToyJob(), {"preferences": source}, ctx)
+        run_stage(kit.toy("ppo"), kit.ToyJob(), {"sft": sft}, ctx)
+    assert recorded_paths(home, [ctx.run]) == {source.digest: tmp_path / "pairs.jsonl"}
 
 
 def test_a_result_stands_though_its_work_folder_can_not_be_removed(start, kit, monkeypatch):

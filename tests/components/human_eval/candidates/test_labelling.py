@@ -94,6 +94,8 @@ def test_pairs_are_of_different_models_and_temperatures_first() -> None:
     assert all(x["model"] != y["model"] and x["temperature"] != y["temperature"] for x, y in two)
     assert len({r["id"] for pair in two for r in pair}) == 4
     assert len(choose_pairs(responses, 99, rng)) == 6
+    many = [response(str(n), str(n)) for n in range(26)]
+    assert len(choose_pairs(many, 300, rng)) == 300 < 26 * 25 / 2
     same = [response(str(n), str(n)) for n in range(4)]
     assert len({r["id"] for pair in choose_pairs(same, 2, rng) for r in pair}) == 4
 
