@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue, ValidationError, create_model, model_vali
 from pydantic.fields import FieldInfo
 
 from components.base.errors import UserError, refuse_credentials
+from components.base.redaction import has_credentials
 from components.base.settings import Settings
 from components.data.config import DataConfig
 from components.gates.judging import ExtraGate, GatesConfig
@@ -46,10 +47,15 @@ class Runner(Settings):
         return {"pool": given} if isinstance(given, str) else given
 
 
+_CONTROL = r"\x00-\x1f\x7f-\x9f"
+_PRINTABLE = rf"^[^\s{_CONTROL}]([^{_CONTROL}]*[^\s{_CONTROL}])?$"
+"""No control characters, no blanks at the ends. Prefect's form takes only patterns that Python's `re` takes."""
+
+
 class Options(Settings):
     """Everything a run is asked to do. Each group's defaults stand in its stage's class, thresholds in the profiles."""
 
-    project: str = Field("tether", max_length=500, pattern=r"^[^\s\p{Cc}]([^\p{Cc}]*[^\s\p{Cc}])?$")
+    project: str = Field("tether", max_length=500, pattern=_PRINTABLE)
     """Name of the MLflow experiment that the run is recorded in, and what its registered models are called after."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of everything random; the same seed on the same kind of machine gives the same bytes."""
@@ -158,8 +164,9 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
         for short, threshold in _groups(thresholds):
             if stage != "extra" and (key := f"gates.{stage}.{short}") not in gates:
                 raise UserError(f"{source}: {unknown(key, threshold, gates)}")
-    for key, text in _texts(values):
-        refuse_credentials(f"{source}: {key}", text)
+    if has_credentials("\n".join(text for _, text in _texts(values))):
+        for key, text in _texts(values):
+            refuse_credentials(f"{source}: {key}", text)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

@@ -1,5 +1,7 @@
 """The composed config: profiles are valid, jobs hold what they name, and errors name key, value and nearest key."""
 
+import json
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -185,3 +187,9 @@ def test_every_option_has_a_docstring() -> None:
                 yield prefix + name
 
     assert list(undocumented(RunConfig)) == []
+
+
+def test_every_options_pattern_is_one_that_prefects_form_takes() -> None:
+    schema = RunConfig.model_json_schema()
+    patterns = re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', json.dumps(schema))
+    assert patterns and [re.compile(json.loads(pattern)) for pattern in patterns]
