@@ -224,7 +224,8 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
         if (result := work()) is None:
             ctx.end_stage("human_eval", "awaiting_labels")
             sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
-            write_whole(ctx.folder / "sheet.csv", sheet.read_bytes())
+            if not (ctx.folder / "sheet.csv").exists():  # of a run that is taken up again it may hold labels by now
+                write_whole(ctx.folder / "sheet.csv", sheet.read_bytes())
         return result
 
 
