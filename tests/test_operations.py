@@ -45,6 +45,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 DOC = (ROOT / "docs" / "operations.md").read_text()
 UPDATES = 60
+LONGER = 2 * UPDATES + 1
+"""So that PPO is still at work when a killed pipeline was noticed and the next one has started."""
 """PPO's, where it has to last until another pipeline is up."""
 FEW = 20
 """The same, where it has to last long enough to be killed."""
@@ -294,12 +296,12 @@ def test_a_killed_worker_process_is_noticed_and_the_next_run_resumes_to_the_same
 def test_a_killed_pipeline_leaves_its_worker_at_work_and_the_next_one_attaches(
     stack: Stack, client: SyncPrefectClient
 ) -> None:
-    first = trigger(client, updates=UPDATES + 1)
+    first = trigger(client, updates=LONGER)
     ppo = working_child(client, stack, first)
     kill(client.read_flow_run(first.id))
     gone = ended(client, first, "the pipeline's SIGKILL is noticed", 60)
     assert gone.state is not None and gone.state.name == "Crashed"
-    second = ended(client, trigger(client, updates=UPDATES + 1), "the next run ends")
+    second = ended(client, trigger(client, updates=LONGER), "the next run ends")
     assert second.state is not None and second.state.is_completed(), log(client, second)
     assert f"attached to {stack.api.removesuffix('/api')}/runs/flow-run/{ppo.id}" in log(client, second)
     assert child(client, second) is None, "nothing was started twice"

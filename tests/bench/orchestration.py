@@ -28,7 +28,7 @@ SECONDS_BAR, HITS_BAR = 30.0, 10.0
 
 INSIDE = "inside the stages' functions"
 START, END = "process start, imports of ours", "process end"
-PREFECT, STARTED, TASKS = "embedded Prefect: start", "embedded Prefect: noted", "embedded Prefect: tasks"
+PREFECT, STARTED, TASKS = "embedded Prefect: process", "embedded Prefect: start", "embedded Prefect: tasks"
 NEXT = {STARTED: "waiting for imports beside Prefect's start", TASKS: "embedded Prefect: end"}
 """What the flow goes on to after one of its parts."""
 IMPORTS = {
@@ -58,7 +58,7 @@ WRAPPED = (
     ("tasks.runs.points:Spool", "close", "MLflow"),
     ("tasks.execution.runner", "_record", "MLflow"),
     ("tasks.execution.runner", "run_stage", "rest"),
-    ("tasks.prefect_flow.server", "write_model", STARTED),
+    ("tasks.prefect_flow.server", "_wait_for", STARTED),
 )
 """Where (`module` or `module:class`), what, and the part that it is."""
 
