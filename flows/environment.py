@@ -9,7 +9,7 @@ from pathlib import Path
 
 from components.base.errors import TetherError, UserError
 from components.base.paths import user_path
-from components.base.redaction import redact_logs
+from components.base.redaction import redacted
 from components.base.text import plain
 
 PACKAGES = ("flows", "tasks", "components", "data_contracts")
@@ -38,7 +38,6 @@ def prepare_environment(home: Path) -> None:
     _name_the_user(home)
     for name, value in _defaults(home).items():
         os.environ.setdefault(name, value)
-    redact_logs()
     # Whatever level Prefect gives the root logger, our own warnings are said.
     for package in PACKAGES:
         logging.getLogger(package).setLevel(logging.WARNING)
@@ -48,10 +47,10 @@ def prepare_environment(home: Path) -> None:
 
 
 class _LogRecord(logging.LogRecord):
-    """A log record whose text commands no terminal: it may name what others wrote."""
+    """A log record without credentials, whose text commands no terminal: it may name what others wrote."""
 
     def getMessage(self) -> str:
-        return plain(super().getMessage())
+        return plain(redacted(super().getMessage()))
 
 
 def _name_the_user(home: Path) -> None:

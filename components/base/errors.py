@@ -87,11 +87,6 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
-def printable(text: str) -> str:
-    """`text` as a terminal shows it: names out of a file can hold escape sequences, and bytes that are no UTF-8."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def _number_in(error: BaseException) -> int | None:
     told = re.search(r"\(os error (\d+)\)", str(error))
     return int(told[1]) if told else None

@@ -19,17 +19,3 @@ def flatten(values: Mapping[str, JsonValue], prefix: str = "") -> dict[str, Json
     for name, value in values.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
-
-
-def check_depth(value: object, most: int = 50) -> None:
-    """See that lists and mappings are nested at most so deep, which what reads them can bear.
-
-    Raises:
-        ValueError: they are nested deeper.
-    """
-    level: list[object] = [value]
-    for _ in range(most):
-        groups = [each for each in level if isinstance(each, dict | list)]
-        level = [each for found in groups for each in (found.values() if isinstance(found, dict) else found)]
-    if any(isinstance(each, dict | list) for each in level):
-        raise ValueError(f"it is nested more than {most} deep")

@@ -1,9 +1,7 @@
 """Credentials out of whatever is shown or stored: of URLs, and of this process's environment."""
 
-import logging
 import os
 import re
-from typing import Any
 from urllib.parse import unquote
 
 _USER = re.compile(r"(?<=://)[^\s/?#'\"<>]*@")
@@ -30,23 +28,6 @@ def redacted(text: str) -> str:
 def has_credentials(text: str) -> bool:
     """Whether a URL in `text` holds a password or a secret in its query, or `text` a secret of the environment."""
     return redacted(text) != text
-
-
-def redact_logs() -> None:
-    """From now on, every line that this process logs is redacted, whichever library says it."""
-    make = logging.getLogRecordFactory()
-    if getattr(make, "redacts", False):
-        return
-
-    def record(*args: Any, **options: Any) -> logging.LogRecord:
-        made = make(*args, **options)
-        said = made.getMessage()
-        if (shown := redacted(said)) != said:
-            made.msg, made.args = shown, ()
-        return made
-
-    record.redacts = True  # type: ignore[attr-defined]
-    logging.setLogRecordFactory(record)
 
 
 def _secrets() -> list[str]:

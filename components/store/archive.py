@@ -20,7 +20,7 @@ from typing import BinaryIO
 from components.base.errors import TetherError, UserError
 from components.base.files import make_folder, replacing, sweep_drafts
 from components.base.hashing import digest_json
-from components.base.nested import check_depth
+from components.base.strict_json import DEEPEST, TOO_DEEP, depth_of
 from components.store.folder import open_regular
 from components.store.records import SHA, STAGE, Miss, Record, check_names, parse_record, record_text
 from components.store.store import ArtifactStore
@@ -230,7 +230,8 @@ def _record(name: str, data: bytes, key: str) -> Record:
     """Return the record in a member, looked at as closely as can be without the stage's code."""
     try:
         text = data.decode()
-        check_depth(json.loads(text))
+        if depth_of(json.loads(text)) > DEEPEST:
+            raise ValueError(TOO_DEEP)
     except (ValueError, RecursionError) as error:
         raise TetherError(f"{name}: the record does not parse ({error})") from error
     record = parse_record(text, key)

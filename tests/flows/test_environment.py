@@ -1,6 +1,7 @@
 """Nothing phones home, state stays in one folder, and no stranger's package is run for ours."""
 
 import importlib.metadata
+import logging
 import os
 import socket
 import subprocess
@@ -165,3 +166,17 @@ def test_doctor_names_what_a_plain_install_breaks(monkeypatch: pytest.MonkeyPatc
     assert "cron schedule creates no run" in breaking()[1].text
     installed |= {"fastapi": "0.150.9", "sqlalchemy": "2.0.58"}
     assert [finding.level for finding in breaking()] == ["ok"]
+
+
+def test_a_line_that_a_library_logs_loses_credentials_and_what_could_command_a_terminal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PREFECT_HOME", "TQDM_DISABLE"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    before = logging.getLogRecordFactory()
+    try:
+        environment.prepare_environment(tmp_path)
+        logging.getLogger("urllib3").warning("retry of %s \x1b[2J", "http://me:geheim-4711@host/x")
+    finally:
+        logging.setLogRecordFactory(before)
+    assert [record.getMessage() for record in caplog.records] == [r"retry of http://host/x \x1b[2J"]
