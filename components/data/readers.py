@@ -108,7 +108,7 @@ def _most_unpacked(path: Path) -> int:
 def _bomb(path: Path) -> UserError:
     return UserError(
         f"{path} unpacks to more than {_most_unpacked(path) // _MIB} MiB, over {_RATIO} times its own size, and is not "
-        "read any further: so packed, a small file fills memory and disk. If it is your data nevertheless, write it as "
+        "read any further, because a small file can fill memory and disk that way. If it is your data, write it as "
         "plain JSON Lines and give that."
     )
 

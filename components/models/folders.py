@@ -97,10 +97,10 @@ def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
 
 def _check_use(model: Any, folder: Path, named_by: str) -> None:
     """See, on one token, that the model computes, and that a reward model can be made of it."""
-    with refusing(folder, named_by, "holds a model that computes nothing from one token"), torch.no_grad():
+    with refusing(folder, named_by, "holds a model that cannot compute a single token"), torch.no_grad():
         model(input_ids=torch.tensor([[model.config.eos_token_id]]), use_cache=True)
     with (
-        refusing(folder, named_by, "holds a model that transformers can make no reward model of"),
+        refusing(folder, named_by, "holds a model that transformers has no reward-model class for"),
         torch.device("meta"),
     ):
         if not hasattr(AutoModelForSequenceClassification.from_config(model.config), "score"):

@@ -157,7 +157,7 @@ def test_an_architecture_that_no_reward_model_can_be_made_of_is_refused_before_i
     tokenizer = load_tokenizer(saved / "policy")
     shape = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     save_model(BertLMHeadModel(BertConfig(**shape, intermediate_size=8, is_decoder=True)), tokenizer, tmp_path / "bert")
-    with pytest.raises(UserError, match="no reward model of"):
+    with pytest.raises(UserError, match="no reward-model class for"):
         load_base(tmp_path / "bert")
     gpt2 = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64)
     save_model(GPT2LMHeadModel(gpt2), tokenizer, tmp_path / "gpt2")
