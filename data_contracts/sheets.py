@@ -35,7 +35,8 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
         UserError: it can't be read, or has no rating column.
     """
     records = list(_records(path))
-    columns = [name for name in records[0][1] if _RATING.fullmatch(name)]
+    # Of all rows: a JSON Lines row may leave out a rating that was not given.
+    columns = list(dict.fromkeys(name for _, record in records for name in record if _RATING.fullmatch(name)))
     if not columns:
         raise UserError(f"{path} has no column rating_1. Give the sheet that a run wrote, with its rating columns.")
     items = Counter(record.get("item", "") for _, record in records)

@@ -109,6 +109,11 @@ def _table(path: Path, text: str, wanted: Sequence[str]) -> Iterable[tuple[int, 
     _check_columns(path, 1, header, wanted)
     for number, cells in enumerate(lines[1:], 2):
         if any(cell.strip() for cell in cells):
+            if any(cell.strip() for cell in cells[len(header) :]):
+                raise UserError(
+                    f"{path}, row {number}: {len(cells)} cells where the first row has {len(header)}. A cell was split "
+                    "or moved: put the text back into quotes."
+                )
             padded = cells + [""] * (len(header) - len(cells))
             yield number, {name: unprotect(cell) for name, cell in zip(header, padded, strict=False)}
 

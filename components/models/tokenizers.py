@@ -89,19 +89,33 @@ def load_tokenizer(folder: Path, field: str = "sft.base") -> Any:
     return tokenizer
 
 
+_FIXED = {"date_string": "26 Jul 2024"}
+"""What chat templates of Llama 3 write in place of today's date; the day is the one that they fall back to."""
 _PROBES = (
     [{"role": "user", "content": "Hello."}],
     [{"role": "user", "content": "a" * 4000}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
 )
 _RENDER = """
-import json, resource, sys
+import datetime, json, random, resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils import chat_template_utils
 asked = json.load(sys.stdin)
+
+def rendered(probe, day):
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2001 + 7 * day, 1 + day, 1 + day, 2 * day, tzinfo=tz)
+    chat_template_utils.datetime = Clock
+    random.seed(day)
+    return chat_template_utils.render_jinja_template([probe], add_generation_prompt=True, **asked)
+
 for number, probe in enumerate(asked.pop("probes")):
     try:
-        render_jinja_template([probe], add_generation_prompt=True, **asked)
+        if len({str(rendered(probe, day)) for day in range(9)}) > 1:
+            sys.exit("it renders the same question differently each time (strftime_now or random), so the same "
+                     "configuration would not give the same model again")
     except Exception as error:
         if number == 0 or isinstance(error, MemoryError):
             sys.exit(f"{type(error).__name__}: {error}"[:400])
@@ -111,24 +125,34 @@ for number, probe in enumerate(asked.pop("probes")):
 def try_template(tokenizer: Any, folder: Path, field: str) -> None:
     """Render a question with the chat template, a program of others, in a process of limited time and memory.
 
-    It may refuse a conversation of several turns (the contract counts these), but not a question, and not run on.
+    It may refuse a conversation of several turns (the contract counts these), but not a question, and not run on. It
+    renders on nine days with nine seeds of Python's random numbers, which must not show.
 
     Raises:
-        UserError: it fails, takes more than 5 s of processor time, or more than 2 GiB.
+        UserError: it fails, takes more than 5 s of processor time, or more than 2 GiB, or depends on day or chance.
     """
     with refusing(folder, field, "holds a tokenizer without one chat template"):
-        asked = {"chat_template": tokenizer.get_chat_template(), "probes": _PROBES, **tokenizer.special_tokens_map}
+        asked = {
+            "chat_template": tokenizer.get_chat_template(),
+            "probes": _PROBES,
+            **_FIXED,
+            **tokenizer.special_tokens_map,
+        }
     command, text = [sys.executable, "-c", _RENDER], json.dumps(asked, default=str)
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         by_limit = "it takes more than 5 s or 2 GiB" if done.returncode < 0 or "MemoryError" in done.stderr else ""
         reason = by_limit or (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UserError(
-            f"{field}: the chat template of the tokenizer in {folder} can't render a single question: {reason}. "
-            "Correct the template."
+            f"{field}: the chat template of the tokenizer in {folder} can't be used: {reason}. Correct the template."
         )
 
 
 def rendered_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
     """A prompt in the tokenizer's chat template, ready for the response."""
-    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **_FIXED)
+
+
+def rendered_conversation(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
+    """A whole conversation, its last response included, in the tokenizer's chat template."""
+    return tokenizer.apply_chat_template(list(messages), tokenize=False, **_FIXED)

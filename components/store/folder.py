@@ -13,11 +13,9 @@ from typing import BinaryIO
 
 from components.base.errors import naming
 from components.base.files import make_folder, replacing, sync, temporary_beside
-from components.store.place import Entry
+from components.store.place import LARGEST_READ, Entry
 
 _CHUNK = 1 << 20
-LARGEST_READ = 64 << 20
-"""Bytes of the largest file that `read` takes into memory: a record or a pin has some kilobytes."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 

@@ -9,6 +9,10 @@ VARIABLE = "TETHER_STORE"
 """Names another folder or an fsspec URL for the store; unset: HOME/store."""
 
 
+LARGEST_READ = 64 << 20
+"""Bytes of the largest file that `read` takes into memory: a record or a pin has some kilobytes."""
+
+
 class Entry(NamedTuple):
     """A file of a place."""
 
@@ -35,7 +39,7 @@ class Place(Protocol):
         """Bytes of a file; None where there is none."""
 
     def read(self, name: str) -> bytes:
-        """A small file. Raises FileNotFoundError where there is none."""
+        """A small file. Raises FileNotFoundError where there is none, and OSError where it has over `LARGEST_READ`."""
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """A file, piece by piece; it has to be there."""

@@ -1,6 +1,7 @@
 """A store behind an fsspec URL, as s3://bucket/prefix. fsspec is imported here alone, and only when first asked."""
 
 import contextlib
+import errno
 import functools
 import time
 import uuid
@@ -11,7 +12,7 @@ from typing import Any
 
 from components.base.errors import TetherError, UserError
 from components.base.redaction import redacted
-from components.store.place import VARIABLE, Entry
+from components.store.place import LARGEST_READ, VARIABLE, Entry
 
 _CHUNK = 1 << 20
 
@@ -53,7 +54,15 @@ class UrlPlace:
 
     def read(self, name: str) -> bytes:
         with self._asking("read", FileNotFoundError):
-            return self._fs.cat_file(name)
+            try:
+                data: bytes = self._fs.cat_file(name, start=0, end=LARGEST_READ + 1)
+            except Exception:
+                if self._fs.info(name)["size"] != 0:
+                    raise
+                data = b""  # S3 has no range in an empty file
+        if len(data) > LARGEST_READ:
+            raise OSError(errno.EFBIG, f"it has more than {LARGEST_READ} bytes", f"{self.where}/{name}")
+        return data
 
     def chunks(self, name: str) -> Iterator[bytes]:
         with self._asking("read"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from components.data.config import NearDuplicateConfig
 from components.data.rows import CanonicalRow, Problem
 from components.models.config import GenerationConfig
-from components.models.tokenizers import rendered_prompt
+from components.models.tokenizers import rendered_conversation, rendered_prompt
 from data_contracts.findings.near import Signatures, runs_of_words, signatures
 from data_contracts.rows.ledger import Ledger
 
@@ -162,7 +162,7 @@ def rendered_and_judged(
 
 def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], response: str) -> bool:
     """Whether the chat template renders the conversation with its response as `prompt`, the response, then EOS."""
-    whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": response}], tokenize=False)
+    whole = rendered_conversation(tokenizer, [*messages, {"role": "assistant", "content": response}])
     answer = response.strip()
     rest = whole.removeprefix(prompt).lstrip()
     return whole.startswith(prompt) and rest.removeprefix(answer).lstrip().startswith(str(tokenizer.eos_token))

@@ -1,5 +1,6 @@
 """What only the whole of the rows shows: competence of annotators, duplicates, contradictions, near-duplicates."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from data_contracts.findings.near import near_earlier
 from data_contracts.findings.texts import RowTexts
 from data_contracts.rows.ledger import Ledger, combined
 
+_log = logging.getLogger(__name__)
+
 TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
 
 
@@ -31,7 +34,14 @@ def competence(rows: Iterable[Row], shown: str) -> DawidSkene:
             "`votes` must be a list of {annotator, label}. Add the annotators, or set data.labels=majority."
         )
     item, annotator, label = np.array(votes).T
-    return dawid_skene(Votes(item, annotator, label, items=index + 1))
+    fit = dawid_skene(Votes(item, annotator, label, items=index + 1))
+    if not fit.converged:
+        _log.warning(
+            "%s: Dawid and Skene's model has not converged, so its labels may depend on where it was stopped. "
+            "Compare them with data.labels=majority.",
+            shown,
+        )
+    return fit
 
 
 def relabelled(rows: Iterable[Row], posterior: NDArray[np.float64]) -> Iterator[Row]:

@@ -213,5 +213,6 @@ def quarantine_line(source: str, number: int, problems: Iterable[Problem], data:
     """A row that was kept out, and why, as a line of JSON in ASCII: it may hold what UTF-8 can't."""
     reasons = [problem.text.encode("ascii", "backslashreplace").decode() for problem in problems]
     row = {"file": source, "row": number, "reasons": reasons, "data": data}
-    # What JSON doesn't know (dates and bytes of a Parquet file) becomes text.
-    return (json.dumps(row, sort_keys=True, default=str) + "\n").encode()
+    # What JSON doesn't know (of a Parquet file: dates, bytes, NaN) becomes text.
+    row = json.loads(json.dumps(row, default=str), parse_constant=str)
+    return (json.dumps(row, sort_keys=True) + "\n").encode()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from components.base.errors import naming
+from components.base.errors import UserError, naming
 from components.base.files import make_folder, replacing, sync
 from components.base.settings import Settings
 from components.keys.changes import KeyParts
@@ -39,6 +39,10 @@ POINTS = "points.jsonl"
 
 ASKED = "asked for, by rerun or --refresh"
 """Why a stage that the store has is computed all the same."""
+
+
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
+"""What reading a file of another form ends in."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,21 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
                 lease.check()  # whatever went wrong then, this is why
         elif isinstance(error, InputChanged) or not _has_checkpoint(out):
             shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, _MALFORMED) and (imported := _imported(work)):
+            raise UserError(
+                f"{work.stage.name} can't use {imported}, which was computed elsewhere and imported "
+                f"({type(error).__name__}: {error}). Its files are not what this version of Tether writes. Rerun from "
+                "the stage before, so that it is computed here."
+            ) from error
         raise
     shutil.rmtree(folder, ignore_errors=True)
     return record
+
+
+def _imported(work: Work) -> str:
+    """The inputs that rest on an imported record, for people."""
+    given = (f"{name} {each.digest[:12]}" for name, each in work.inputs.items() if each.imported)
+    return ", ".join(given)
 
 
 def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict[str, float]:

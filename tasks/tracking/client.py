@@ -31,6 +31,18 @@ def tracking_uri(home: Path) -> str:
     return os.environ.get(VARIABLE) or f"sqlite:///{(home / 'mlflow.db').resolve()}"
 
 
+def database_file(home: Path) -> Path | None:
+    """The SQLite file that holds MLflow's runs; None where its address is a server's or another database's."""
+    uri = tracking_uri(home)
+    if VARIABLE not in os.environ:
+        return home / "mlflow.db"
+    if not uri.startswith("sqlite:"):
+        return None
+    from sqlalchemy.engine import make_url
+
+    return Path(make_url(uri).database or "")
+
+
 def load_mlflow() -> Any:
     """The library (1 to 4 s)."""
     for name, value in _ENVIRONMENT.items():
@@ -44,7 +56,7 @@ def connect(home: Path) -> Any:
     """An `MlflowClient` on the tracking store, its tables made where it is new (1 to 5 s).
 
     Raises:
-        UserError: the file below `home` is no database.
+        UserError: the file of its runs is no SQLite database.
     """
     check_database(home)
     mlflow = load_mlflow()
@@ -81,9 +93,9 @@ def _make_database(path: Path) -> None:
 
 
 def check_database(home: Path) -> None:
-    """Raise UserError if MLflow's database is a file below `home` that is no database."""
-    path = home / "mlflow.db"
-    if not tracking_uri(home).startswith("sqlite:") or VARIABLE in os.environ or not path.is_file():
+    """Raise UserError if the file of MLflow's runs is no SQLite database."""
+    path = database_file(home)
+    if path is None or not path.is_file():
         return
     with path.open("rb") as file:
         beginning = file.read(len(SQLITE))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.base.errors import UserError
-from tasks.tracking.client import VARIABLE, check_database, connect, in_short, load_mlflow, tracking_uri
+from tasks.tracking.client import VARIABLE, check_database, connect, database_file, in_short, load_mlflow, tracking_uri
 from tasks.tracking.promotion import state_lines
 
 FEW = 30
@@ -86,8 +86,8 @@ def find_version(home: Path, asked: str) -> Version | None:
 
 def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
     """What `ask` finds, given a client, with the aliases that point there. Raises as `versions`."""
-    uri = tracking_uri(home)
-    if uri.startswith("sqlite:") and not (home / "mlflow.db").is_file():
+    file = database_file(home)
+    if file is not None and not file.is_file():
         return []
     check_database(home)
     try:
@@ -96,8 +96,8 @@ def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
         found = ask(client)
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests': whichever, the answer isn't known
         raise UserError(
-            f"MLflow's registry at {uri} can't be asked ({in_short(error)}), so what registered models need isn't "
-            f"known. Start it, or set {VARIABLE} to where it is."
+            f"MLflow's registry at {tracking_uri(home)} can't be asked ({in_short(error)}), so what registered models "
+            f"need isn't known. Start it, or set {VARIABLE} to where it is."
         ) from error
     return [
         Version(

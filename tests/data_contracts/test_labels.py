@@ -1,5 +1,6 @@
 """Rankings, single questions, competence of annotators, prompts of PPO's own: what reaches the artifact."""
 
+import functools
 import json
 from collections import defaultdict
 
@@ -8,6 +9,7 @@ import pytest
 from components.base.errors import UserError
 from components.data.formats.pairs import parse_pairs
 from components.data.rows import RawRow
+from data_contracts.findings import whole
 
 
 def ranking(**data):
@@ -99,6 +101,16 @@ def test_competence_outweighs_a_majority_of_annotators_who_are_often_wrong(tmp_p
     weighed = pairs_of(tmp_path / "weighed")
     assert len(weighed) == 80 and all(row["chosen"].startswith("good") for row in weighed)
     assert all(0.5 <= row["soft_label"] <= 1 and row["votes_chosen"] in (2, 4) for row in weighed)
+
+
+def test_competence_that_has_not_converged_is_said(tmp_path, validate, monkeypatch, caplog):
+    source = tmp_path / "votes.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in voted()))
+    validate(tmp_path / "whole", {"preferences": source}, labels="dawid_skene")
+    assert "converged" not in caplog.text
+    monkeypatch.setattr(whole, "dawid_skene", functools.partial(whole.dawid_skene, max_iterations=1))
+    validate(tmp_path / "short", {"preferences": source}, labels="dawid_skene")
+    assert "votes.jsonl: Dawid and Skene's model has not converged" in caplog.text
 
 
 def test_competence_without_annotators_is_refused(tmp_path, validate):

@@ -314,7 +314,7 @@ def test_a_template_that_reads_no_row_right_is_the_users_error_with_the_reason(e
 
 @pytest.mark.parametrize("mistake", ["{% for m in", "{{ messages[0]['content'] + 1 }}"])
 def test_a_template_that_cannot_work_is_the_users_error_by_folder(examined, pretrained, mistake):
-    with pytest.raises(UserError, match=r"chat template of the tokenizer in .*base can't render a single question"):
+    with pytest.raises(UserError, match=r"chat template of the tokenizer in .*base can't be used"):
         examined(clean(), base=pretrained(mistake))
 
 

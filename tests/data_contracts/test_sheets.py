@@ -84,3 +84,11 @@ def test_every_check_of_a_sheet_is_planted_here():
 def test_a_sheet_without_ratings_is_the_users_error(checked):
     with pytest.raises(UserError, match="no column rating_1"):
         checked(clean(), COLUMNS[:4])
+
+
+def test_a_rating_column_that_the_first_row_of_json_lines_leaves_out_counts_all_the_same(tmp_path):
+    rows = [{name: value.strip() for name, value in row.items()} for row in clean()]
+    del rows[0]["rating_2"]
+    (tmp_path / "sheet.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = check_sheet(tmp_path / "sheet.jsonl", ("a", "b", "tie"), ChecksConfig())
+    assert fired(report) == {"rated": [1]} and report["kappa"] == pytest.approx(1)

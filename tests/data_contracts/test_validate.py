@@ -1,6 +1,7 @@
 import gzip
 import json
 
+import pyarrow.parquet
 import pytest
 
 from components.base.errors import CheckFailed, UserError
@@ -91,6 +92,15 @@ def test_what_utf8_cannot_hold_is_quarantined_and_written_down(tmp_path, validat
     source = write(tmp_path / "p.jsonl", [*pairs(), '{"prompt": "q", "chosen": "\\ud800", "rejected": "x"}'])
     validate(tmp_path / "out", {"preferences": source})
     assert lines(tmp_path / "out", "quarantine")[0]["data"]["chosen"] == "\ud800"
+
+
+def test_a_number_that_json_does_not_know_is_quarantined_as_text(tmp_path, validate):
+    rows = [*pairs(), {"prompt": "q", "chosen": "good", "rejected": "x", "votes": [float("nan")]}]
+    columns = {name: [row.get(name) for row in rows] for name in rows[-1]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "p.parquet")
+    validate(tmp_path / "out", {"preferences": tmp_path / "p.parquet"})
+    (line,) = (tmp_path / "out/artifact/quarantine.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail)["data"]["votes"] == ["NaN"]
 
 
 def test_without_demonstrations_the_chosen_responses_are_taught_in_their_own_split(tmp_path, validate):

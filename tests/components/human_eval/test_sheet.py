@@ -119,3 +119,13 @@ def test_a_broken_sheet_is_the_users_mistake_and_names_its_place(tmp_path: Path,
 def test_a_missing_sheet_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.csv can't be read: No such file"):
         read_sheet(tmp_path / "none.csv", 2, VALID)
+
+
+def test_a_row_whose_text_was_split_into_further_cells_is_named_and_no_cell_is_dropped(tmp_path: Path) -> None:
+    file = as_csv(tmp_path / "s.csv", numbered([("p", "one", "two", ("a", "b")), ("p", "one", "two", ("a", "b"))], 2))
+    header, first, second = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([header, first + ",,", second]))
+    assert len(read_sheet(file, 2, VALID)) == 2, "empty cells at the end are a spreadsheet's habit"
+    file.write_text("\n".join([header, first, second + ",b"]))
+    with pytest.raises(UserError, match="row 3: 7 cells where the first row has 6"):
+        read_sheet(file, 2, VALID)

@@ -17,7 +17,7 @@ from components.models.adapters import Backbone, load_adapter, save_adapter
 from components.models.config import AdapterConfig, ScratchModel
 from components.models.folders import build_causal_lm, load_base, load_causal_lm, load_reward_model, save_model
 from components.models.runtime import Runtime
-from components.models.tokenizers import load_tokenizer, train_tokenizer
+from components.models.tokenizers import load_tokenizer, rendered_prompt, train_tokenizer
 
 CPU = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
 LOADERS: dict[str, Callable[[Path], Any]] = {
@@ -209,5 +209,27 @@ def test_an_adapters_weights_are_all_from_its_file(
 def test_a_chat_template_that_fails_or_does_not_end_is_refused(saved: Path, tmp_path: Path, template: str) -> None:
     folder = Path(shutil.copytree(saved / "policy", tmp_path / "model"))
     (folder / "chat_template.jinja").write_text(template)
-    with pytest.raises(UserError, match="can't render a single question"):
+    with pytest.raises(UserError, match="can't be used"):
         load_tokenizer(folder)
+
+
+LLAMA = (
+    "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }} "
+)
+"""How templates of Llama 3.2 begin."""
+
+
+@pytest.mark.parametrize(
+    "begins", ["{{ strftime_now('%d') }}", "{{ ['x', 'y', 'z'] | random }}"], ids=["day", "chance"]
+)
+def test_a_chat_template_that_renders_otherwise_tomorrow_is_refused(saved: Path, tmp_path: Path, begins: str) -> None:
+    folder = Path(shutil.copytree(saved / "policy", tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text(begins + "{{ messages[0].content }}")
+    with pytest.raises(UserError, match="differently each time"):
+        load_tokenizer(folder)
+
+
+def test_a_chat_template_that_asks_for_the_date_writes_one_day_for_ever(saved: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved / "policy", tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text(LLAMA + "{{ messages[0].content }}")
+    assert rendered_prompt(load_tokenizer(folder), [{"role": "user", "content": "Hello."}]) == "26 Jul 2024 Hello."

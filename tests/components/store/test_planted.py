@@ -11,8 +11,8 @@ from components.base.errors import TetherError
 from components.base.files import temporary_beside
 from components.base.hashing import canonical_json
 from components.base.process import this_process
-from components.store.folder import LARGEST_READ
 from components.store.leases import holder, leased
+from components.store.place import LARGEST_READ
 from components.store.records import record_text
 from components.store.retention import YOUNG_SECONDS, collect, read_pins, remove_finished_work, write_pin
 from components.store.store import ArtifactStore, Miss, Record

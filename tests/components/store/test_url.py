@@ -277,3 +277,24 @@ def test_a_look_into_a_local_store_writes_nothing_and_imports_no_fsspec(tmp_path
         "assert 'fsspec' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_a_file_too_large_to_be_a_record_is_not_taken_into_memory(shared, tmp_path, monkeypatch):
+    record = publish(tmp_path / "one")
+    store = ArtifactStore(tmp_path / "two")
+    name, size, _ = store.shared.entries(f"records/{KEY}")[0]
+    name = f"records/{KEY}/{name}"
+    for module in ("url", "folder"):
+        monkeypatch.setattr(f"components.store.{module}.LARGEST_READ", size)
+    assert store.lookup(KEY).digest == record.digest
+    for module in ("url", "folder"):
+        monkeypatch.setattr(f"components.store.{module}.LARGEST_READ", size - 1)
+    with pytest.raises(OSError, match=f"more than {size - 1} bytes"):
+        store.shared.read(name)
+    store.shared.put("records/empty", write(tmp_path / "empty"))
+    assert store.shared.read("records/empty") == b""
+
+
+def write(path: Path) -> Path:
+    path.write_bytes(b"")
+    return path

@@ -182,6 +182,20 @@ def test_the_users_mistake_leaves_no_work_no_record_and_no_artifact(start, kit, 
     assert load_status(home).state == "failed"
 
 
+def test_an_import_of_another_form_is_one_paragraph_and_our_own_error_is_none(start, kit, home, tmp_path):
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / "value.txt").write_text("no number")
+    given = Input.of(tmp_path / "sft")
+    imported = given.model_copy(update={"imported": True})
+    with (
+        start() as ctx,
+        pytest.raises(UserError, match=f"ppo can't use sft {given.digest[:12]}, which was computed else"),
+    ):
+        run_stage(kit.toy("ppo"), kit.ToyJob(), {"sft": imported}, ctx)
+    with start() as ctx, pytest.raises(ValueError, match="invalid literal"):
+        run_stage(kit.toy("ppo"), kit.ToyJob(), {"sft": given}, ctx)
+
+
 def test_a_stage_that_fails_has_taken_the_seconds_since_it_began(start, kit, home):
     with start() as ctx, pytest.raises(UserError):
         run_stage(kit.toy("sft"), kit.ToyJob(stop="user", stop_at=2, pause=0.2), {}, ctx)
