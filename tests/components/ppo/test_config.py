@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from components.models.config import GenerationConfig
 from components.ppo.config import KLConfig, PpoConfig
 
 
@@ -52,3 +53,10 @@ def test_an_impossible_option_is_refused_by_name(options: dict[str, Any], messag
 
 def test_a_long_run_does_not_overflow_the_reach() -> None:
     assert KLConfig().reach(10**7) == float("inf")
+
+
+def test_unless_asked_the_objective_is_score_and_kl_alone_of_samples_of_the_policy_itself() -> None:
+    """docs/decisions.md, "Usual advice": each of these has a reason there."""
+    config = PpoConfig()
+    assert (config.entropy_coefficient, config.discount, config.epochs, config.critic.kind) == (0, 1, 2, "separate")
+    assert GenerationConfig().temperature == 1
