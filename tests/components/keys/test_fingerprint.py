@@ -231,3 +231,10 @@ def test_fingerprinting_imports_neither_torch_nor_the_stage():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", ["components", "components/toy", "components/deep", "components/deep/inner"])
+def test_code_in_any_package_that_an_import_runs_is_in_the_key(repo, package):
+    before = code_parts("components.toy.stage", repo)
+    (repo / package / "__init__.py").write_text("setting = 1\n")
+    assert code_parts("components.toy.stage", repo) != before

@@ -316,3 +316,26 @@ def test_an_archive_that_the_disk_has_no_room_for_is_refused_before_it_is_read(a
     assert read_archive(archive, room=size).records
     with pytest.raises(UserError, match="there is room for 10"):
         read_archive(archive, room=10)
+
+
+@pytest.mark.parametrize(("seconds", "fine"), [(3.5, True), (0.0, True), (-1.0, False), (float("inf"), False)])
+def test_a_record_took_some_time(tmp_path, seconds, fine):
+    source = ArtifactStore(tmp_path / "source")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").write_text("1")
+    record = source.publish(KEY, tmp_path / "out", None, {"stage": "sft", "parts": PARTS, "seconds": seconds})
+    write_archive(tmp_path / "run.tar", source, FILES, [record])
+    if fine:
+        assert [each.seconds for each in read_archive(tmp_path / "run.tar").records] == [seconds]
+    else:
+        with pytest.raises(TetherError, match="it took"):
+            read_archive(tmp_path / "run.tar")
+
+
+def test_what_is_read_into_memory_is_bounded_whatever_the_size_of_the_objects(archive, monkeypatch):
+    beside = sum(len(data) for name, data in members(archive).items() if not name.startswith("objects/"))
+    monkeypatch.setattr("components.store.archive.MOST", beside)
+    read_archive(archive)
+    monkeypatch.setattr("components.store.archive.MOST", beside - 1)
+    with pytest.raises(TetherError, match="beside its objects"):
+        read_archive(archive)

@@ -236,3 +236,11 @@ def test_a_work_folder_that_ends_just_as_it_is_looked_at_stops_nobody(store, mon
     collect(store, lambda: {A: {"run r"}, C: {"run r"}}, dry_run=True)
     remove_finished_work(store)
     assert not (store.work / A).exists()
+
+
+@pytest.mark.timeout(30)
+def test_what_much_was_made_from_is_followed_once_and_not_once_for_every_way_there(store):
+    digest = {}
+    for layer in range(40):
+        digest = dict.fromkeys(("a", "b"), publish(store, f"{layer:064d}", str(layer), **digest).digest)
+    assert collect(store, lambda: {f"{39:064d}": {"run r"}}) == []

@@ -376,3 +376,14 @@ def test_a_stage_that_is_no_plain_name_stands_in_no_files_name(tmp_path, stage):
     store = ArtifactStore(tmp_path)
     written, path = committed(store, 1, stage)
     assert path.name == "1.json" and store.published(written.key) == [written]
+
+
+def test_an_artifact_that_is_asked_for_by_its_digest_is_found_behind_newer_ones(tmp_path):
+    first = publish(tmp_path)
+    store = ArtifactStore(tmp_path)
+    work = store.work_folder("other")
+    fill(work)
+    (work / "artifact" / "metrics.json").write_text('{"a": 2}')
+    second = store.publish(KEY, work / "artifact", None, {"stage": "toy"})
+    assert (store.lookup(KEY, first.digest), store.lookup(KEY, second.digest)) == (first, second)
+    assert store.lookup(KEY) == second and isinstance(store.lookup(KEY, "d" * 64), Miss)

@@ -298,3 +298,18 @@ def test_a_file_too_large_to_be_a_record_is_not_taken_into_memory(shared, tmp_pa
 def write(path: Path) -> Path:
     path.write_bytes(b"")
     return path
+
+
+def test_a_damaged_copy_here_is_named_and_a_local_store_is_read_once(shared, tmp_path, monkeypatch):
+    publish(tmp_path / "one")
+    store = ArtifactStore(tmp_path / "two")
+    found = store.lookup(KEY)
+    copy = store.objects / found.files["model/weights.bin"]
+    copy.chmod(0o644)
+    copy.write_text("WEIGHTS")
+    (flaw,) = verify(store).damaged
+    assert flaw.name == f"objects/{copy.name}"
+    monkeypatch.delenv("TETHER_STORE")
+    publish(tmp_path / "alone")
+    report = verify(ArtifactStore(tmp_path / "alone"))
+    assert (report.records, report.objects, report.damaged) == (1, 3, []), "weights, plot and manifest, each once"

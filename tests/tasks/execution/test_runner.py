@@ -502,3 +502,11 @@ def test_a_source_folder_may_consist_of_links_to_files_as_the_hubs_cache_does(tm
     (tmp_path / "linked" / "deep").symlink_to(tmp_path / "plain")
     with pytest.raises(UserError, match=r"deep is a link to a folder. Give a copy without"):
         Input.of(tmp_path / "linked")
+
+
+def test_a_result_is_handed_to_mlflow_with_the_time_in_milliseconds(start, kit):
+    before = time.time()
+    with start() as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    (done,) = read_done(ctx.folder)
+    assert before - 1 <= done.time / 1000 <= time.time()

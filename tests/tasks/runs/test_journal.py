@@ -53,3 +53,9 @@ def test_a_damaged_note_of_an_earlier_version_says_of_nothing_that_it_is_sent(fo
     (folder / "tracking.jsonl").write_text(json.dumps({"a": 1}))
     (folder / "tracking.json").write_bytes(data)
     assert left_by_earlier(folder)
+
+
+def test_an_empty_journal_of_an_earlier_version_has_nothing_left_to_send(folder: Path) -> None:
+    assert not left_by_earlier(folder)
+    (folder / "tracking.jsonl").touch()
+    assert not left_by_earlier(folder)
