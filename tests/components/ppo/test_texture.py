@@ -2,12 +2,14 @@
 
 import itertools
 import re
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.ppo.texture import dissimilarity, distinct_ngrams
+from components.ppo.texture import LeaveOneOut, dissimilarity, distinct_ngrams
 from components.stats.intervals import jackknifed_ratio
 
 WORDS = st.sampled_from(["we", "will", "replace", "it", "."])
@@ -74,3 +76,23 @@ def test_what_cannot_be_compared_is_refused() -> None:
             measure([], [])
         with pytest.raises(ValueError, match="2 responses and 1 prompts"):
             measure(["a", "b"], [0])
+
+
+@pytest.mark.parametrize("measure", [distinct_ngrams, dissimilarity])
+def test_the_interval_of_a_ratio_holds_1_for_two_samples_of_one_policy(measure: Callable[..., LeaveOneOut]) -> None:
+    rng = np.random.default_rng(2)
+    openings, remedies, endings = (
+        [" ".join(rng.choice(list("abcdefghijklm"), size)) for _ in range(n)] for size, n in ((2, 6), (5, 40), (3, 9))
+    )
+    odds = 1 / np.arange(1, 41) / np.sum(1 / np.arange(1, 41))
+
+    def drawn() -> LeaveOneOut:
+        said = [f"{rng.choice(openings)} {rng.choice(remedies, p=odds)} {rng.choice(endings)}" for _ in range(128)]
+        return measure(said, [i // 2 for i in range(128)])
+
+    covered = []
+    for _ in range(150):
+        mine, its = drawn(), drawn()
+        ratio = jackknifed_ratio(mine.value, its.value, mine.without, its.without)
+        covered.append(ratio.low <= 1 <= ratio.high)
+    assert np.mean(covered) >= 0.9
