@@ -194,4 +194,4 @@ def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:
     rows = read_rows(data / "demonstrations.heldout.jsonl")[: job.ppo.evaluate]
     examples = encode_demonstrations(models.tokenizer, rows, job.generation)
     mine, its = (response_losses(m, models.tokenizer, examples, job.runtime) for m in (models.policy, models.sft))
-    return perplexity_ratio(mine, its, examples, rows).metrics("ppo/demonstration_perplexity_ratio")
+    return perplexity_ratio(mine, its, examples).metrics("ppo/demonstration_perplexity_ratio")

@@ -49,17 +49,18 @@ def response_losses(
     return found
 
 
-def perplexity_ratio(
-    losses: Sequence[float], baseline: Sequence[float], examples: Sequence[Example], rows: Sequence[Demonstration]
-) -> Interval:
+def perplexity_ratio(losses: Sequence[float], baseline: Sequence[float], examples: Sequence[Example]) -> Interval:
     """Perplexity of demonstrations over a baseline's, from `losses` and `baseline` (n,) of their responses in nats.
 
-    exp of the difference of mean losses a token; the ends are the exponentials of `clustered_ratio`'s, where
-    demonstrations of one prompt may depend on each other.
+    exp of the difference of mean losses a token; the ends are the exponentials of `loss_a_token`'s.
     """
     excess = [mine - its for mine, its in zip(losses, baseline, strict=True)]
-    difference = clustered_ratio(excess, [len(r) for _, r in examples], [str(row["prompt"]) for row in rows])
-    return Interval(*map(math.exp, difference))
+    return Interval(*map(math.exp, loss_a_token(excess, examples)))
+
+
+def loss_a_token(losses: Sequence[float], examples: Sequence[Example]) -> Interval:
+    """Sum of `losses` (n,) of responses over the sum of their tokens; demonstrations of one prompt may depend."""
+    return clustered_ratio(losses, [len(r) for _, r in examples], [tuple(p) for p, _ in examples])
 
 
 def mean_loss(model: Any, tokenizer: Any, examples: Sequence[Example], runtime: Runtime, batch_size: int = 32) -> float:

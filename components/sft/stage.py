@@ -19,11 +19,12 @@ from components.sft.config import SftJob
 from components.sft.demonstrations import (
     Example,
     encode_demonstrations,
+    loss_a_token,
     perplexity_ratio,
     response_losses,
     token_losses,
 )
-from components.stats.intervals import clustered_proportion, clustered_ratio
+from components.stats.intervals import clustered_proportion
 from components.training.loop import TrainingExamples, fit, torch_seed
 
 
@@ -51,9 +52,9 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     model.eval()
     save_model(model, tokenizer, out / "artifact" / "model")
     losses = response_losses(model, tokenizer, heldout_examples, job.runtime)
-    loss = clustered_ratio(losses, tokens, [str(row["prompt"]) for row in heldout])
+    loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
-    metrics |= perplexity_ratio(losses, baseline, heldout_examples, heldout).metrics("sft/perplexity_ratio")
+    metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
     metrics |= _sample(job, inputs["data"], model, tokenizer, out)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics

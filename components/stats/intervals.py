@@ -67,6 +67,22 @@ def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float
     return Interval(mean, mean - half, mean + half)
 
 
+def clustered_ratio(numerators: ArrayLike, denominators: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
+    """R = sum y / sum x of `numerators` y and `denominators` x, both (n,), with `clustered_mean`'s interval.
+
+    KL over tokens is KL per token. Linearised (Cochran, Sampling Techniques, 3rd ed. 1977, eq. 6.12): the interval is
+    that of the mean of R + (y - R x) / mean(x).
+
+    Raises:
+        ValueError: the two differ in length, or as `clustered_mean`.
+    """
+    y, x = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
+    if y.shape != x.shape:
+        raise ValueError(f"numerators and denominators differ in shape: {y.shape} and {x.shape}")
+    ratio = y.sum() / x.sum()
+    return clustered_mean(ratio + (y - ratio * x) / x.mean(), clusters)
+
+
 def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL) -> Interval:
     """The mean of `values` (n,) in [0, 1] (an accuracy or win rate, ties a half) with an interval inside [0, 1].
 
@@ -96,30 +112,6 @@ def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Int
     if left.shape != right.shape:
         raise ValueError(f"paired values differ in shape: {left.shape} and {right.shape}")
     return clustered_mean(left - right, clusters)
-
-
-def clustered_ratio(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
-    """Sum of `a` over sum of `b`, both (n,) and measured on the same rows, where rows of a cluster may depend.
-
-    Linearised (Cochran, Sampling Techniques, 3rd ed. 1977, chapter 6), with R = sum a / sum b and e = a - R b:
-
-        var(R) = C / (C - 1) * sum_c (sum of e in c)^2 / (sum b)^2,    ends R -+ t_{C-1} sqrt(var)
-
-    With one cluster the ends are NaN.
-
-    Raises:
-        ValueError: `a` and `b` differ in length, `b` does not add up to more than 0, or as `clustered_mean`.
-    """
-    codes = cluster_codes(clusters)
-    above, below = _checked(a, codes)[0], _checked(b, codes)[0]
-    if not below.sum() > 0:
-        raise ValueError("a ratio to values that add up to 0 or less")
-    ratio = float(above.sum() / below.sum())
-    error, groups = _standard_error(above - ratio * below, codes, 0.0)
-    if groups < 2:
-        return Interval(ratio, float("nan"), float("nan"))
-    half = t_quantile(LEVEL, groups) * error / float(below.mean())
-    return Interval(ratio, ratio - half, ratio + half)
 
 
 def jackknifed_ratio(a: float, b: float, a_without: ArrayLike, b_without: ArrayLike) -> Interval:

@@ -175,9 +175,8 @@ def test_a_ratios_interval_is_that_of_a_regression_through_the_origin_and_covers
     half = stats.t.ppf(0.975, 2) * np.sqrt(3 / 2 * np.square(residuals).sum()) / 9
     assert found == pytest.approx((2.0, 2 - half, 2 + half))
     assert np.isnan(clustered_ratio([1, 2], [1, 1], [0, 0])[1:]).all()
-    for b in ([0, 0], [1, -1]):
-        with pytest.raises(ValueError, match="add up to 0 or less"):
-            clustered_ratio([1, 2], b, [0, 1])
+    with pytest.raises(ValueError, match="differ in shape"):
+        clustered_ratio([1, 2], [1], [0, 1])
     rng, covered = np.random.default_rng(0), []
     for _ in range(500):
         a, b = rng.gamma(2, 3, 120), rng.gamma(3, 4, 120)
