@@ -23,14 +23,18 @@ METRICS: dict[str, dict[str, float]] = {
         "data/annotator_agreement": 0.7321, "data/pairs_train": 400, "data/pairs_calibration": 120,
         "data/pairs_test": 200,
     },
-    "sft": {"sft/loss": 0.4321, "sft/perplexity": 1.5405, "sft/perplexity_ratio": 0.0654},
+    "sft": {
+        "sft/loss": 0.4321, "sft/perplexity": 1.5405, "sft/perplexity_ratio": 0.0654, "sft/loss_high": 0.4432,
+        "sft/perplexity_ratio_high": 0.0765,
+    },
     "reward": {
         "reward/accuracy": 0.8123, "reward/accuracy_low": 0.7712, "reward/accuracy_high": 0.8467, "reward/ece": 0.0345,
         "reward/ece_null_95": 0.0456, "reward/test_pairs": 200, "reward/invariance": 0, "reward/position_invariance": 0,
     },
     "ppo": {
         "ppo/kl": 2.345, "ppo/kl_high": 2.789, "ppo/proxy_reward": 1.357, "ppo/reward_gain": 1.246, "ppo/stopped": 0,
-        "ppo/demonstration_perplexity_ratio": 1.5, "ppo/length_ratio": 1.1,
+        "ppo/demonstration_perplexity_ratio": 1.5, "ppo/length_ratio": 1.1, "ppo/length_ratio_low": 1.0,
+        "ppo/length_ratio_high": 1.2, "ppo/demonstration_perplexity_ratio_high": 1.6,
     },
     "human_eval": {
         "human_eval/win_rate": 0.6543, "human_eval/win_rate_low": 0.5987, "human_eval/win_rate_high": 0.7056,

@@ -165,6 +165,10 @@ def _judge(gate: Gate, metrics: Mapping[str, float], threshold: Threshold, waive
         passed, text = False, f"{gate.metric} is missing, must be {rule}{recorded}"
     elif not math.isfinite(value):
         passed, text = False, f"{gate.metric} is {value}, must be {rule}"
+    elif gate.ends:
+        ends = [metrics.get(f"{gate.metric}{end}", math.nan) for end in ("_low", "_high")]
+        passed = all(_holds(gate.op, end, threshold) for end in ends)
+        text = f"{gate.metric} is {value:.6g} with an interval from {ends[0]:.6g} to {ends[1]:.6g}, must be {rule}"
     else:
         passed = _holds(gate.op, value, threshold)
         text = f"{gate.metric} is {value:.6g}, must be {rule}"

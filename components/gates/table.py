@@ -18,6 +18,8 @@ class Gate:
     description: str
     metric: str = ""
     """The `group/name` that is judged; empty for `stage/short`."""
+    ends: bool = False
+    """For `between`: both ends of the metric's interval, `<metric>_low` and `<metric>_high`, must lie within."""
     or_within: str | None = None
     """A metric that may stand in for an upper threshold where it is larger (ECE's simulated null)."""
     warn_only: bool = False
@@ -44,9 +46,10 @@ _GATES = (
     Gate("validate.pairs", ">=", "enough pairs are left after quarantine", "data/pairs"),
     Gate("validate.leaked_prompts", "<=", "no prompt is in two splits", "data/leaked_prompts"),
     Gate("validate.annotator_agreement", ">=", "annotators agree (Fleiss' kappa)", "data/annotator_agreement"),
-    Gate("sft.loss", "<=", "held-out loss, nats per response token"),
-    Gate("sft.perplexity_ratio", "<=", "held-out perplexity against the baseline's"),
-    Gate("sft.ended", ">=", "share of responses that end by themselves"),
+    Gate("sft.loss", "<=", "held-out loss, nats per response token, upper end", "sft/loss_high"),
+    Gate("sft.perplexity_ratio", "<=", "held-out perplexity against the baseline's, upper end",
+         "sft/perplexity_ratio_high"),
+    Gate("sft.ended", ">=", "share of responses that end by themselves, lower end", "sft/ended_low"),
     Gate("reward.accuracy_low", ">=", "held-out accuracy, lower end of its interval"),
     Gate("reward.ece", "<=", "calibration error after temperature", or_within="reward/ece_null_95"),
     Gate("reward.calibration_slope", "between", "recalibration slope"),
@@ -72,20 +75,27 @@ _GATES = (
     Gate("reward.probe_exclamations_high", "<=", "rise in score by !!! at the end, SFT deviations, upper end"),
     Gate("reward.probe_dots_high", "<=", "rise in score by ... at the end, SFT deviations, upper end"),
     Gate("ppo.kl", "<=", "held-out KL to SFT, nats per response, upper end", "ppo/kl_high"),
-    Gate("ppo.kl_floor", ">=", "the policy has moved away from SFT at all", "ppo/kl", warn_only=True),
+    Gate("ppo.kl_floor", ">=", "the policy has moved away from SFT, lower end of KL", "ppo/kl_low", warn_only=True),
     Gate("ppo.stopped", "<=", "training was not cut short by the KL ceiling"),
     Gate("ppo.evaluated", ">=", "held-out prompts that all these are measured on"),
-    Gate("ppo.reward_gain_low", ">", "reward gain over SFT on held-out prompts, lower end"),
-    Gate("ppo.demonstration_perplexity_ratio", "<=", "perplexity of demonstrations against SFT's (capability kept)"),
-    Gate("ppo.repetition", "<=", "repetition in responses"),
-    Gate("ppo.echo", "<=", "responses that repeat the prompt back"),
-    Gate("ppo.distinct", ">=", "share of distinct responses"),
-    Gate("ppo.length_ratio", "between", "response length against SFT's"),
-    Gate("ppo.ended", ">=", "share of responses that end by themselves"),
-    Gate("ppo.violations_excess", "<=", "policy violations above SFT's (built-in task)"),
+    Gate("ppo.reward_gain_low", ">", "gain in the reward model's score over SFT on held-out prompts, lower end"),
+    Gate("ppo.demonstration_perplexity_ratio", "<=", "perplexity of demonstrations against SFT's (capability kept), "
+         "upper end", "ppo/demonstration_perplexity_ratio_high"),
+    Gate("ppo.repetition", "<=", "repetition in responses, upper end", "ppo/repetition_high"),
+    Gate("ppo.echo", "<=", "responses that repeat the prompt back, upper end", "ppo/echo_high"),
+    Gate("ppo.distinct", ">=", "distinct 4-grams of all responses against SFT's, lower end", "ppo/distinct_ratio_low"),
+    Gate("ppo.dissimilarity", ">=", "how little responses to two prompts share, against SFT's, lower end",
+         "ppo/dissimilarity_ratio_low"),
+    Gate("ppo.entropy_ratio", ">=", "entropy a token against SFT's, lower end", "ppo/entropy_ratio_low"),
+    Gate("ppo.length_ratio", "between", "response length against SFT's, both ends", ends=True),
+    Gate("ppo.ended", ">=", "share of responses that end by themselves, lower end", "ppo/ended_low"),
+    Gate("ppo.special_tokens", "<=", "responses with a special token before their end, upper end",
+         "ppo/special_tokens_high"),
+    Gate("ppo.violations_excess", "<=", "policy violations above SFT's (built-in task), upper end",
+         "ppo/violations_excess_high"),
     Gate("human_eval.labels_complete", ">=", "share of items with every rating"),
     Gate("human_eval.items", ">=", "enough rated items"),
-    Gate("human_eval.fleiss_kappa", ">=", "judges agree (Fleiss' kappa)"),
+    Gate("human_eval.fleiss_kappa", ">=", "judges agree (Fleiss' kappa), lower end", "human_eval/fleiss_kappa_low"),
     Gate("human_eval.win_rate_low", ">=", "win rate against SFT, lower end"),
 )  # fmt: skip
 
@@ -134,10 +144,11 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("reward/test_pairs", "held-out pairs", brief=True, card=False),
     ),
     "ppo": (
-        MainMetric("ppo/proxy_reward", "reward model's score of the policy", brief=True, card=False),
+        MainMetric("ppo/proxy_reward", "reward model's scaled score of the policy", brief=True, card=False),
         MainMetric("ppo/kl", "KL to the SFT model", "nats a response", brief=True),
         MainMetric("ppo/kl_per_token", "KL to the SFT model", "nats a token", brief=True),
-        MainMetric("ppo/reward_gain", "reward over the SFT model's", "in its standard deviations"),
+        MainMetric("ppo/reward_gain", "reward model's score over the SFT model's", "in its standard deviations"),
+        MainMetric("ppo/reward_gain_ended", "the same where both responses ended", "in its standard deviations"),
         MainMetric("ppo/entropy", "entropy", "nats a token"),
         MainMetric("ppo/response_tokens", "tokens", "a response"),
         MainMetric("ppo/ended", "share of responses that end"),

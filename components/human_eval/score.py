@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-import numpy as np
-
 from components.base.errors import UserError
 from components.base.hashing import canonical_json, digest_file
 from components.base.jsonl import read_rows, write_json
@@ -17,7 +15,8 @@ from components.data.spreadsheet import write_csv
 from components.human_eval.blinding import JudgedItem, SealedKey, Side
 from components.human_eval.config import ScoreJob
 from components.human_eval.sheet import SIMULATED, SheetInfo, SheetRow, rating_columns, read_sheet
-from components.stats.intervals import clustered_proportion, fleiss_kappa
+from components.stats.intervals import clustered_proportion
+from components.stats.votes import fleiss_kappa_interval
 
 _ITEM = re.compile(r"(q\d+)-([0-9a-f]{8})")
 
@@ -126,15 +125,15 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "human_eval/items": float(len(rated)),
     }
     valid = sample.about["ratings"]
-    kappa = fleiss_kappa([[given.count(value) for value in valid] for given in rated.values()])
-    if np.isfinite(kappa):
-        metrics["human_eval/fleiss_kappa"] = kappa
+    votes = [[given.count(value) for value in valid] for given in rated.values()]
+    kappa = fleiss_kappa_interval(votes, clusters, level=job.human_eval.level)
+    metrics |= kappa.metrics("human_eval/fleiss_kappa")
     result = {
         "judges": judged_by(sample, ratings),
         "target": "share of items on which the policy is preferred to SFT; a tie counts a half; mean over raters first",
         "level": job.human_eval.level,
         "win_rate": win._asdict(),
-        "fleiss_kappa": kappa if np.isfinite(kappa) else None,
+        **kappa.named("fleiss_kappa"),
         "items": len(rated),
         "items_sampled": len(ratings),
         "labels_complete": metrics["human_eval/labels_complete"],

@@ -20,6 +20,7 @@ from components.models.config import GenerationConfig
 from components.models.kernels import packed_weights
 from components.models.logprobs import vocabulary_logits
 from components.models.runtime import Runtime
+from components.models.tokenizers import special_tokens, visible_text
 
 LEAVE_EVERY = {"cpu": 1, "cuda": 8}
 """Tokens between the looks at which rows have ended, by kind of device: a look makes the host wait for a GPU."""
@@ -75,9 +76,18 @@ class Samples:
         return torch.cat([torch.zeros_like(self.prompt_mask), self.response_mask], 1)
 
     def texts(self, tokenizer: Any) -> list[str]:
-        """The responses as text, EOS and padding left out."""
-        kept = [ids[mask] for ids, mask in zip(self.response_ids, self.response_mask, strict=True)]
-        return tokenizer.batch_decode(kept, skip_special_tokens=True)
+        """The responses as text, without the final EOS and padding; `visible_text` shows any other special token."""
+        return [visible_text(tokenizer, ids) for ids in self._said()]
+
+    def special_tokens(self, tokenizer: Any) -> list[int]:
+        """How many special tokens each response holds, the final EOS and padding not counted."""
+        special = special_tokens(tokenizer)
+        return [sum(token in special for token in ids) for ids in self._said()]
+
+    def _said(self) -> list[list[int]]:
+        """Each response's token ids without the EOS that ends it."""
+        rows = zip(self.response_ids, self.response_mask, self.ended.tolist(), strict=True)
+        return [ids[mask].tolist()[: -1 if ended else None] for ids, mask, ended in rows]
 
 
 @dataclass(frozen=True)

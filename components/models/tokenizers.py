@@ -148,6 +148,30 @@ def try_template(tokenizer: Any, folder: Path, field: str) -> None:
         )
 
 
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Every token that the tokenizer marks as special, by id: often more than it has a use for (SmolLM2 marks 17 and
+    names 3)."""
+    marked = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+    return marked | {i: str(token) for i, token in named}
+
+
+def visible_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Decode `ids` with each special token shown where it stands, as ⟨|system|⟩.
+
+    The angle brackets are replaced (U+27E8, U+27E9), so that no chat template, tokenizer or HTML page reads the text as
+    markup. Without special tokens among `ids` this is the tokenizer's own decoding.
+    """
+    special = special_tokens(tokenizer)
+    places = [place for place, token in enumerate(ids) if token in special]
+    text = str(tokenizer.decode(ids, skip_special_tokens=True))
+    cuts = [len(tokenizer.decode(ids[:place], skip_special_tokens=True)) for place in places]
+    for place, cut in zip(reversed(places), reversed(cuts), strict=True):
+        shown = special[ids[place]].replace("<", "⟨").replace(">", "⟩")
+        text = text[:cut] + shown + text[cut:]
+    return text
+
+
 def rendered_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
     """A prompt in the tokenizer's chat template, ready for the response."""
     return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **_FIXED)

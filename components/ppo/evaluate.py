@@ -1,9 +1,9 @@
 """The policy against the SFT policy on held-out prompts: what the gates judge."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,21 +18,35 @@ from components.ppo.config import PpoJob
 from components.ppo.experience import rewarded_scores
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models, frozen_pass
-from components.sft.demonstrations import encode_demonstrations, mean_loss
-from components.stats.intervals import clustered_mean, paired_gain
+from components.ppo.texture import dissimilarity, distinct_ngrams, echo, repetition
+from components.sft.demonstrations import encode_demonstrations, perplexity_ratio, response_losses
+from components.stats.intervals import (
+    Interval,
+    clustered_mean,
+    clustered_proportion,
+    clustered_ratio,
+    jackknifed_ratio,
+    paired_gain,
+)
 from components.training.loop import torch_seed
 
 
 class Answered(NamedTuple):
-    """A response with its score, KL to SFT (summed k1, nats) and texture."""
+    """A response with its scores, KL to SFT (summed k1, nats) and texture."""
 
     response: str
+    """As `visible_text` shows it, special tokens included."""
     score: float
+    """The reward model's, shifted and scaled and nothing else: what is judged."""
+    reward: float
+    """The score as training rewards it: clipped, a missing EOS and the length counted."""
     kl: float
     tokens: int
     entropy: float
     """Mean over its tokens, nats."""
     ended: bool
+    special_tokens: int
+    """How many it holds, the final EOS not counted."""
     repetition: float
     echo: float
     truth: dict[str, float]
@@ -53,28 +67,23 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
         ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True)),
     )
     clusters = [str(p) for p in prompts]
-    kl = clustered_mean([r.kl for r in policy], clusters)
-    gain = clustered_mean([a.score - b.score for a, b in zip(policy, sft, strict=True)], clusters)
     metrics = {
         "ppo/evaluated": float(len(prompts)),
-        "ppo/kl": kl.value,
-        "ppo/kl_high": kl.high,
+        **_judged(policy, sft, clusters),
+        **_diversity(policy, sft, clusters),
+        **_forgetting(models, job, data),
         "ppo/kl_per_token": sum(r.kl for r in policy) / sum(r.tokens for r in policy),
         "ppo/proxy_reward": _mean(r.score for r in policy),
-        "ppo/reward_gain": gain.value,
-        "ppo/reward_gain_low": gain.low,
+        "ppo/rewarded_score": _mean(r.reward for r in policy),
         "ppo/entropy": _mean(r.entropy for r in policy),
         "ppo/response_tokens": _mean(r.tokens for r in policy),
-        "ppo/length_ratio": _mean(r.tokens for r in policy) / _mean(r.tokens for r in sft),
-        "ppo/ended": _mean(r.ended for r in policy),
-        "ppo/repetition": _mean(r.repetition for r in policy),
-        "ppo/echo": _mean(r.echo for r in policy),
-        "ppo/distinct": len({r.response for r in policy}) / len(policy),
-        "ppo/sft_distinct": len({r.response for r in sft}) / len(sft),
-        "ppo/demonstration_perplexity_ratio": _forgetting(models, job, data),
+        "ppo/sft_special_tokens": _mean(r.special_tokens > 0 for r in sft),
     }
     if policy[0].truth:
-        gold = paired_gain([a.truth["gold"] for a in policy], [b.truth["gold"] for b in sft], clusters)
+        gold, violations = (
+            paired_gain([a.truth[name] for a in policy], [b.truth[name] for b in sft], clusters)
+            for name in ("gold", "violations")
+        )
         mine, its = ({k: _mean(r.truth[k] for r in rows) for k in rows[0].truth} for rows in (policy, sft))
         metrics |= {
             "ppo/gold": mine["gold"],
@@ -83,14 +92,58 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
             "ppo/gold_gain_high": gold.high,
             "ppo/violations": mine["violations"],
             "ppo/sft_violations": its["violations"],
-            "ppo/violations_excess": mine["violations"] - its["violations"],
+            **violations.metrics("ppo/violations_excess"),
             "ppo/echoes": mine["echoes"],
         }
     return metrics | (best_of(models, prompts, job, data, job.ppo.best_of) if job.ppo.best_of else {})
 
 
+def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
+    """What gates judge of the responses one by one, each with the ends of its interval."""
+
+    def share(values: Iterable[float]) -> Interval:
+        return clustered_proportion(list(values), clusters)
+
+    gain = [a.score - b.score for a, b in zip(policy, sft, strict=True)]
+    both = [a.ended and b.ended for a, b in zip(policy, sft, strict=True)]
+    metrics = {
+        **clustered_mean([r.kl for r in policy], clusters).metrics("ppo/kl"),
+        **clustered_mean(gain, clusters).metrics("ppo/reward_gain"),
+        "ppo/both_ended": _mean(both),
+        **clustered_ratio([r.tokens for r in policy], [r.tokens for r in sft], clusters).metrics("ppo/length_ratio"),
+        **share(r.ended for r in policy).metrics("ppo/ended"),
+        **share(r.repetition for r in policy).metrics("ppo/repetition"),
+        **share(r.echo for r in policy).metrics("ppo/echo"),
+        **share(r.special_tokens > 0 for r in policy).metrics("ppo/special_tokens"),
+    }
+    if any(both):
+        ended = clustered_mean(list(compress(gain, both)), compress(clusters, both))
+        metrics |= ended.metrics("ppo/reward_gain_ended")
+    return metrics
+
+
+def _diversity(policy: Sequence[Answered], sft: Sequence[Answered], prompts: Sequence[str]) -> dict[str, float]:
+    """How much the responses differ from each other, against as many of SFT's: 1 is nothing lost."""
+    metrics: dict[str, float] = {}
+    for name, ratio, measure in (
+        ("distinct_4", "distinct_ratio", distinct_ngrams),
+        ("dissimilarity", "dissimilarity_ratio", dissimilarity),
+    ):
+        mine, its = (measure([r.response for r in rows], prompts) for rows in (policy, sft))
+        metrics |= {f"ppo/{name}": mine.value, f"ppo/sft_{name}": its.value}
+        metrics |= jackknifed_ratio(mine.value, its.value, mine.without, its.without).metrics(f"ppo/{ratio}")
+    entropy, its_entropy = ([r.entropy for r in rows] for rows in (policy, sft))
+    return {
+        **metrics,
+        "ppo/distinct": len({r.response for r in policy}) / len(policy),
+        "ppo/sft_distinct": len({r.response for r in sft}) / len(sft),
+        "ppo/sft_entropy": _mean(its_entropy),
+        **clustered_ratio(entropy, its_entropy, prompts).metrics("ppo/entropy_ratio"),
+    }
+
+
 def best_of(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, n: int) -> dict[str, float]:
-    """The baseline that trains nothing: of `n` SFT responses to each prompt, the one the reward model likes best.
+    """The baseline that trains nothing: of `n` SFT responses to each prompt, the one with the highest judged score.
 
     Its KL to SFT is at most log n - (n - 1) / n nats a response (Stiennon et al. 2020, G.3; Beirami et al. 2024).
     """
@@ -123,38 +176,22 @@ def respond(
             found = frozen_pass(asked, replace(samples, seen=None), job)  # the judged KL is the training path's
             mask = samples.response_mask
             kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
-            scores = rewarded_scores(found["raw_scores"], samples, models.scale, job.ppo.score)
-            lengths = mask.sum(1)
+            scores = models.scale(found["raw_scores"])
+            rewards = rewarded_scores(found["raw_scores"], samples, models.scale, job.ppo.score)
+            lengths, special = mask.sum(1), samples.special_tokens(models.tokenizer)
             for i, (prompt, text) in enumerate(zip(prompts[batch], samples.texts(models.tokenizer), strict=True)):
                 rows.append(Answered(
-                    text, scores[i].item(), kl[i].item(), int(lengths[i]),
+                    text, scores[i].item(), rewards[i].item(), kl[i].item(), int(lengths[i]),
                     entropy=found["entropy"][i].sum().item() / int(lengths[i]), ended=bool(samples.ended[i]),
-                    repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
+                    special_tokens=special[i], repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
                     truth=task_scores(data, prompt, text),
                 ))  # fmt: skip
     return rows
 
 
-def _forgetting(models: Models, job: PpoJob, data: Path) -> float:
+def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:
     """Perplexity of held-out demonstrations under the policy over that under SFT: 1 is nothing lost."""
     rows = read_rows(data / "demonstrations.heldout.jsonl")[: job.ppo.evaluate]
     examples = encode_demonstrations(models.tokenizer, rows, job.generation)
-    losses = [mean_loss(m, models.tokenizer, examples, job.runtime) for m in (models.policy, models.sft)]
-    return math.exp(losses[0] - losses[1])
-
-
-def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
-    words = re.findall(r"\w+|[^\w\s]", text.lower())
-    return list(zip(*(words[i:] for i in range(n)), strict=False))
-
-
-def repetition(text: str, n: int = 4) -> float:
-    """Share of a text's n-grams that stood in it before (0 where it has none)."""
-    grams = _ngrams(text, n)
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def echo(prompt: str, response: str, n: int = 4) -> float:
-    """Share of a response's n-grams that stand in the prompt (0 where it has none)."""
-    grams, source = _ngrams(response, n), set(_ngrams(prompt, n))
-    return sum(gram in source for gram in grams) / len(grams) if grams else 0.0
+    mine, its = (response_losses(m, models.tokenizer, examples, job.runtime) for m in (models.policy, models.sft))
+    return perplexity_ratio(mine, its, examples).metrics("ppo/demonstration_perplexity_ratio")

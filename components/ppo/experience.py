@@ -30,6 +30,8 @@ class Experience:
     """(B, T) the critic's values before the update; None where there is no critic."""
     scores: Tensor
     """(B,) scores as rewarded: scaled, clipped, missing EOS and length counted."""
+    judged: Tensor
+    """(B,) scores as judged: shifted and scaled, nothing else."""
     advantages: Tensor
     """(B, T), 0 where the mask is False."""
     returns: Tensor | None
@@ -67,6 +69,7 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
         raise CheckFailed("the reward model gave a score that isn't finite.")
     old, reference, sft, values = found["policy"], found["reference"], found["sft"], found.get("values")
     scores = rewarded_scores(found["raw_scores"], samples, models.scale, config.score)
+    judged = models.scale(found["raw_scores"])
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
     advantages, returns, unit = estimate_advantages(rewards, values, mask, config)
@@ -76,8 +79,8 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     kl = kl_estimates(old, sft, mask)
     at_1 = kl_estimates(found["policy_at_1"], found["sft_at_1"], mask)
     metrics = {
-        "ppo/proxy_reward": scores.mean().item(),
-        "ppo/scaled_score": models.scale(found["raw_scores"]).mean().item(),
+        "ppo/proxy_reward": judged.mean().item(),
+        "ppo/rewarded_score": scores.mean().item(),
         "ppo/kl": kl.k1.sum(1).mean().item(),
         "ppo/kl_k2": kl.k2.sum(1).mean().item(),
         "ppo/kl_k3": kl.k3.sum(1).mean().item(),
@@ -94,7 +97,9 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
         metrics["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean().item()
     # The rewards, and in them the score, were divided by the unit: a KL beside them is divided likewise.
     kl_weight = 0.0 if in_reward else beta / unit
-    return Experience(samples, old, values, scores, advantages, returns, value_clip, reference, kl_weight, metrics)
+    return Experience(
+        samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics
+    )
 
 
 def check_sampler(sampled: Tensor, recomputed: Tensor, mask: Tensor, dtype: str) -> float:

@@ -131,8 +131,10 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
             seen.history.append({"update": update + 1, **metrics})
             last = update + 1 == config.updates or seen.stopped
             if update % config.sample_every == 0 or last:
-                shown = islice(zip(asked_of, texts, experience.scores.tolist(), truths, strict=True), SAMPLES_SHOWN)
-                seen.samples += [{"update": update, "prompt": p, "response": r, "score": s} | t for p, r, s, t in shown]
+                scores = experience.judged.tolist(), experience.scores.tolist()
+                shown = islice(zip(asked_of, texts, *scores, truths, strict=True), SAMPLES_SHOWN)
+                rows = ({"prompt": p, "response": r, "score": s, "reward": w} | t for p, r, s, w, t in shown)
+                seen.samples += [{"update": update} | row for row in rows]
             if pace.due(update + 1, last):
                 kept = {"state": asdict(seen), "beta": controller.beta, "holding": controller.holding}
                 save_state(folder, update + 1, modules, learner.optimizers, kept)

@@ -1,5 +1,6 @@
 """Demonstrations as tokens, and how surprised a model is by them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from components.models.config import GenerationConfig
 from components.models.logprobs import token_stats
 from components.models.runtime import Runtime
 from components.models.tokenizers import Demonstration
+from components.stats.intervals import Interval, clustered_ratio
 from components.training.loop import seeded
 
 Example = tuple[list[int], list[int]]
@@ -35,10 +37,33 @@ def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Run
 
 
 @torch.no_grad()
+def response_losses(
+    model: Any, tokenizer: Any, examples: Sequence[Example], runtime: Runtime, batch_size: int = 32
+) -> list[float]:
+    """Negative log-probability of the response of each of `examples` (n,), nats."""
+    found = [0.0] * len(examples)
+    for batch in length_buckets([len(p) + len(r) for p, r in examples], batch_size, seeded(0), shuffle=False):
+        losses = token_losses(model, tokenizer.pad_token_id, [examples[i] for i in batch], runtime).double().cpu()
+        for i, own in zip(batch, losses.split([len(examples[i][1]) for i in batch]), strict=True):
+            found[i] = float(own.sum())
+    return found
+
+
+def perplexity_ratio(losses: Sequence[float], baseline: Sequence[float], examples: Sequence[Example]) -> Interval:
+    """Perplexity of demonstrations over a baseline's, from `losses` and `baseline` (n,) of their responses in nats.
+
+    exp of the difference of mean losses a token; the ends are the exponentials of `loss_a_token`'s.
+    """
+    excess = [mine - its for mine, its in zip(losses, baseline, strict=True)]
+    return Interval(*map(math.exp, loss_a_token(excess, examples)))
+
+
+def loss_a_token(losses: Sequence[float], examples: Sequence[Example]) -> Interval:
+    """Sum of `losses` (n,) of responses over the sum of their tokens; demonstrations of one prompt may depend."""
+    return clustered_ratio(losses, [len(r) for _, r in examples], [tuple(p) for p, _ in examples])
+
+
 def mean_loss(model: Any, tokenizer: Any, examples: Sequence[Example], runtime: Runtime, batch_size: int = 32) -> float:
     """Mean negative log-probability of the response tokens of all `examples`, nats per token."""
-    batches = length_buckets([len(p) + len(r) for p, r in examples], batch_size, seeded(0), shuffle=False)
-    losses = [
-        token_losses(model, tokenizer.pad_token_id, [examples[i] for i in b], runtime).double().cpu() for b in batches
-    ]
-    return float(torch.cat(losses).mean())
+    losses = response_losses(model, tokenizer, examples, runtime, batch_size)
+    return sum(losses) / sum(len(response) for _, response in examples)

@@ -16,7 +16,15 @@ from components.models.kernels import by_onednn
 from components.models.sampling import generate_responses
 from components.models.tokenizers import Demonstration, texts_of, train_tokenizer
 from components.sft.config import SftJob
-from components.sft.demonstrations import Example, encode_demonstrations, mean_loss, token_losses
+from components.sft.demonstrations import (
+    Example,
+    encode_demonstrations,
+    loss_a_token,
+    perplexity_ratio,
+    response_losses,
+    token_losses,
+)
+from components.stats.intervals import clustered_proportion
 from components.training.loop import TrainingExamples, fit, torch_seed
 
 
@@ -33,17 +41,20 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     by_onednn(model.to(job.runtime.device))
     examples = encode_demonstrations(tokenizer, train, job.generation)
     heldout_examples = encode_demonstrations(tokenizer, heldout, job.generation)
-    metrics = {"sft/unigram_perplexity": math.exp(unigram_loss(examples, heldout_examples, len(tokenizer)))}
+    tokens = [len(response) for _, response in heldout_examples]
+    baseline = unigram_losses(examples, heldout_examples, len(tokenizer))
+    metrics = {"sft/unigram_perplexity": math.exp(sum(baseline) / sum(tokens))}
     if "base" in inputs:
-        metrics["sft/base_perplexity"] = math.exp(mean_loss(model, tokenizer, heldout_examples, job.runtime))
+        baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
+        metrics["sft/base_perplexity"] = math.exp(sum(baseline) / sum(tokens))
 
     fine_tune(job, model, tokenizer.pad_token_id, examples, out, observe)
     model.eval()
     save_model(model, tokenizer, out / "artifact" / "model")
-    loss = mean_loss(model, tokenizer, heldout_examples, job.runtime)
-    metrics |= {"sft/loss": loss, "sft/perplexity": math.exp(loss)}
-    baseline = metrics["sft/base_perplexity" if "base" in inputs else "sft/unigram_perplexity"]
-    metrics["sft/perplexity_ratio"] = metrics["sft/perplexity"] / baseline
+    losses = response_losses(model, tokenizer, heldout_examples, job.runtime)
+    loss = loss_a_token(losses, heldout_examples)
+    metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
+    metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
     metrics |= _sample(job, inputs["data"], model, tokenizer, out)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
@@ -61,12 +72,12 @@ def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example],
     fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe)
 
 
-def unigram_loss(train: Sequence[Example], heldout: Sequence[Example], vocabulary: int) -> float:
-    """Nats per response token of a unigram model with add-one smoothing, the baseline that ignores all context."""
+def unigram_losses(train: Sequence[Example], heldout: Sequence[Example], vocabulary: int) -> list[float]:
+    """Nats of each held-out response (n,) under a unigram model with add-one smoothing, the baseline that ignores all
+    context."""
     counts = Counter(token for _, response in train for token in response)
     total = sum(counts.values()) + vocabulary
-    losses = [math.log(total / (counts[token] + 1)) for _, response in heldout for token in response]
-    return sum(losses) / len(losses)
+    return [sum(math.log(total / (counts[token] + 1)) for token in response) for _, response in heldout]
 
 
 def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path) -> dict[str, float]:
@@ -80,4 +91,5 @@ def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path) -> d
     samples = ({"prompt": p, "response": r.text, "ended": r.ended} | s for p, r, s in rows)
     write_rows(out / "artifact" / "samples.jsonl", samples)
     means = {f"sft/{name}": sum(s[name] for s in scores) / len(scores) for name in scores[0] if name != "echoes"}
-    return {"sft/ended": sum(r.ended for r in responses) / len(responses)} | means
+    ended = clustered_proportion([r.ended for r in responses], [str(p) for p in prompts])
+    return ended.metrics("sft/ended") | means

@@ -29,6 +29,10 @@ class Interval(NamedTuple):
             for key, number in zip((name, f"{name}_low", f"{name}_high"), self, strict=True)
         }
 
+    def metrics(self, name: str) -> dict[str, float]:
+        """As `named`, without what is unknown: a gate on a metric that is missing fails."""
+        return {key: number for key, number in self.named(name).items() if number is not None}
+
     @property
     def ends(self) -> list[float] | None:
         """Both ends, for JSON; None where they are unknown."""
@@ -63,6 +67,22 @@ def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float
     return Interval(mean, mean - half, mean + half)
 
 
+def clustered_ratio(numerators: ArrayLike, denominators: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
+    """R = sum y / sum x of `numerators` y and `denominators` x, both (n,), with `clustered_mean`'s interval.
+
+    KL over tokens is KL per token. Linearised (Cochran, Sampling Techniques, 3rd ed. 1977, eq. 6.12): the interval is
+    that of the mean of R + (y - R x) / mean(x).
+
+    Raises:
+        ValueError: the two differ in length, or as `clustered_mean`.
+    """
+    y, x = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
+    if y.shape != x.shape:
+        raise ValueError(f"numerators and denominators differ in shape: {y.shape} and {x.shape}")
+    ratio = y.sum() / x.sum()
+    return clustered_mean(ratio + (y - ratio * x) / x.mean(), clusters)
+
+
 def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL) -> Interval:
     """The mean of `values` (n,) in [0, 1] (an accuracy or win rate, ties a half) with an interval inside [0, 1].
 
@@ -92,6 +112,37 @@ def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Int
     if left.shape != right.shape:
         raise ValueError(f"paired values differ in shape: {left.shape} and {right.shape}")
     return clustered_mean(left - right, clusters)
+
+
+def jackknifed_ratio(a: float, b: float, a_without: ArrayLike, b_without: ArrayLike) -> Interval:
+    """a / b of two statistics of the same clusters, by the delete-one jackknife of log a - log b.
+
+    With theta_c the logarithm without cluster c of C (Efron and Stein 1981, Annals of Statistics 9:586),
+
+        var = (C - 1) / C * sum_c (theta_c - mean theta)^2,    ends a / b * exp(-+ t_{C-1} sqrt(var))
+
+    All three are NaN where b is not above 0. Where a is 0 so are both ends; where a statistic is 0 or undefined without
+    some cluster, or there is one cluster, the ends are NaN.
+
+    Args:
+        a_without, b_without: (C,) the statistics without each cluster.
+
+    Raises:
+        ValueError: these differ in shape.
+    """
+    left, right = np.asarray(a_without, dtype=np.float64), np.asarray(b_without, dtype=np.float64)
+    if left.shape != right.shape or left.ndim != 1:
+        raise ValueError(f"statistics without each cluster differ in shape: {left.shape} and {right.shape}")
+    nan = float("nan")
+    if not b > 0:
+        return Interval(nan, nan, nan)
+    if a <= 0:
+        return Interval(0.0, 0.0, 0.0)
+    if left.size < 2 or not (np.isfinite(left) & np.isfinite(right) & (left > 0) & (right > 0)).all():
+        return Interval(a / b, nan, nan)
+    spread = float(np.sqrt((left.size - 1) * (np.log(left) - np.log(right)).var()))
+    factor = math.exp(t_quantile(LEVEL, left.size) * spread)
+    return Interval(a / b, a / b / factor, a / b * factor)
 
 
 def clustered_auroc(

@@ -75,7 +75,10 @@ def _codes(values: Any, name: str, low: int, end: int, dtype: type) -> NDArray[A
 
 
 def fleiss_kappa_interval(
-    counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False
+    counts: ArrayLike,
+    clusters: Iterable[Hashable] | None = None,
+    symmetric: bool = False,
+    level: float = LEVEL,
 ) -> Interval:
     """`stats.fleiss_kappa` of `counts` (I, K) with an interval by the delete-one jackknife.
 
@@ -93,7 +96,7 @@ def fleiss_kappa_interval(
     Raises:
         ValueError: as `stats.fleiss_kappa`, or another number of clusters than of items.
     """
-    return _jackknifed(counts, fleiss_terms, fleiss_agreement, clusters, symmetric)
+    return _jackknifed(counts, fleiss_terms, fleiss_agreement, clusters, symmetric, level)
 
 
 def krippendorff_alpha(
@@ -136,6 +139,7 @@ def _jackknifed(
     agreement: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
     clusters: Iterable[Hashable] | None,
     symmetric: bool,
+    level: float = LEVEL,
 ) -> Interval:
     table = np.asarray(counts)
     terms = terms_of(table)
@@ -153,7 +157,7 @@ def _jackknifed(
     if groups < 2:
         return Interval(value, float("nan"), float("nan"))
     without = beyond_chance(*agreement(total - terms))
-    spread, quantile = np.sqrt((groups - 1) * without.var()), t_quantile(LEVEL, groups)
+    spread, quantile = np.sqrt((groups - 1) * without.var()), t_quantile(level, groups)
     if observed > 1 - 1e-12 and spread < 1e-9:
         draws = np.count_nonzero(terms[:, 0])  # clusters in which anybody could have disagreed
         disagreement = quantile**2 / (draws + quantile**2)  # Wilson's upper end where none is seen

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from components.data.config import NearDuplicateConfig
 from components.data.rows import CanonicalRow, Problem
 from components.models.config import GenerationConfig
-from components.models.tokenizers import rendered_conversation, rendered_prompt
+from components.models.tokenizers import rendered_conversation, rendered_prompt, special_tokens
 from data_contracts.findings.near import Signatures, runs_of_words, signatures
 from data_contracts.rows.ledger import Ledger
 
@@ -57,7 +57,7 @@ def read_texts(
     """
     wanted = ledger.good()
     chosen_for_sample = _sampled(ledger, wanted)
-    markers = None if tokenizer is None else re.compile("|".join(map(re.escape, _special_texts(tokenizer))))
+    markers = None if tokenizer is None else _markers(tokenizer)
     parts = [(np.empty((0, 3), np.int32), signatures([]), signatures([]))]
     counts = np.zeros(2)  # unknown tokens, tokens
     samples: dict[int, list[CanonicalRow]] = {}
@@ -98,10 +98,10 @@ def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> set[int]:
     return out
 
 
-def _special_texts(tokenizer: Any) -> list[str]:
-    """What the tokenizer reads as one special token wherever it stands: often more than it has a use for."""
-    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return sorted(added | {str(token) for token in tokenizer.all_special_tokens}, key=len, reverse=True)
+def _markers(tokenizer: Any) -> re.Pattern[str]:
+    """Find what the tokenizer reads as one special token wherever it stands in a text."""
+    texts = sorted(set(special_tokens(tokenizer).values()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts)))
 
 
 def _find_markers(ledger: Ledger, markers: Any, indices: list[int], items: list[CanonicalRow]) -> None:

@@ -21,12 +21,14 @@ from tasks.stages import STAGES
 METRICS: dict[str, dict[str, float]] = {
     "validate": {"data/contract": 1, "data/pairs": 400, "data/leaked_prompts": 0, "data/annotator_agreement": 0.7,
                  "data/prompts_test": 90},
-    "sft": {"sft/loss": 1.25, "sft/perplexity": 3.49, "sft/perplexity_ratio": 0.5, "sft/ended": 0.9},
+    "sft": {"sft/loss": 1.25, "sft/perplexity": 3.49, "sft/perplexity_ratio": 0.5, "sft/ended": 0.9,
+            "sft/loss_high": 1.3, "sft/perplexity_ratio_high": 0.55},
     "reward": {"reward/accuracy": 0.75, "reward/accuracy_low": 0.7, "reward/accuracy_high": 0.8, "reward/ece": 0.031,
                "reward/ece_null_95": 0.044, "reward/test_pairs": 300, "reward/invariance": 0, "reward/shift": 0.5,
                "reward/scale": 2.0, "reward/temperature": 1.5, "reward/position_invariance": 0},
     "ppo": {"ppo/kl": 3.5, "ppo/kl_high": 3.8, "ppo/stopped": 0, "ppo/demonstration_perplexity_ratio": 1.1,
-            "ppo/length_ratio": 1.0},
+            "ppo/demonstration_perplexity_ratio_high": 1.2, "ppo/length_ratio": 1.0, "ppo/length_ratio_low": 0.9,
+            "ppo/length_ratio_high": 1.1},
     "human_eval": {"human_eval/win_rate": 0.66, "human_eval/win_rate_low": 0.61, "human_eval/win_rate_high": 0.71,
                    "human_eval/items": 512, "human_eval/labels_complete": 1},
 }  # fmt: skip

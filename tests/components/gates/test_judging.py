@@ -170,9 +170,23 @@ def test_a_waiver_of_a_gate_that_passed_is_not_recorded_as_used():
 
 def test_a_gate_that_only_warns_never_stops():
     thresholds = {**all_off()["ppo"], "kl_floor": 1.0}
-    found = {each.name: each for each in judge("ppo", {"ppo/kl": 0.01}, thresholds)}["ppo.kl_floor"]
+    found = {each.name: each for each in judge("ppo", {"ppo/kl_low": 0.01}, thresholds)}["ppo.kl_floor"]
     assert not found.passed
     assert not found.stops
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "passes"),
+    [(0.5, 2.0, True), (0.49, 1.2, False), (0.8, 2.01, False), (None, 1.2, False), (0.8, math.nan, False)],
+)
+def test_a_ratio_between_two_bounds_is_judged_by_both_ends_of_its_interval(low, high, passes):
+    metrics = {"ppo/length_ratio": 1.0, "ppo/length_ratio_low": low, "ppo/length_ratio_high": high}
+    known = {name: value for name, value in metrics.items() if value is not None}
+    verdicts = judge("ppo", known, {**all_off()["ppo"], "length_ratio": [0.5, 2.0]})
+    found = next(each for each in verdicts if each.name == "ppo.length_ratio")
+    assert (found.passed, found.value) == (passes, 1.0)
+    if low and math.isfinite(high):
+        assert f"is 1 with an interval from {low} to {high:g}, must be between [0.5, 2]" in found.text
 
 
 def test_a_gate_that_nothing_names_is_off_and_known_as_such():

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import t as student
@@ -21,6 +22,15 @@ from components.gates.table import GATES
 from components.human_eval.sheet import SheetRow
 
 LEVEL = 0.9
+
+
+def kappa(given: list[list[str]]) -> float:
+    """Agreement beyond chance, pair of ratings by pair."""
+    pairs = [list(itertools.combinations(ratings, 2)) for ratings in given if len(ratings) > 1]
+    observed = sum(sum(a == b for a, b in each) / len(each) for each in pairs) / len(pairs)
+    shares = [sum(r.count(v) / len(r) for r in given) / len(given) for v in ("a", "b", "tie")]
+    chance = sum(share**2 for share in shares)
+    return (observed - chance) / (1 - chance)
 
 
 def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[..., Any]) -> None:
@@ -64,16 +74,17 @@ def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[...
     effective, z = win * (1 - win) / variance, student.ppf((1 + LEVEL) / 2, clusters - 1)
     low = brentq(lambda x: win - x - z * math.sqrt(x * (1 - x) / effective), 1e-12, win)
 
-    pairs = [list(itertools.combinations(ratings, 2)) for ratings in given.values() if len(ratings) > 1]
-    observed = sum(sum(a == b for a, b in each) / len(each) for each in pairs) / len(pairs)
-    shares = [sum(r.count(v) / len(r) for r in given.values()) / n for v in ("a", "b", "tie")]
-    chance = sum(share**2 for share in shares)
+    without = [kappa([r for item, r in given.items() if prompts[item] != left]) for left in moved]
+    spread = math.sqrt((clusters - 1) * float(np.var(without)))
     expected = {
         "human_eval/win_rate_low": low,
-        "human_eval/fleiss_kappa": (observed - chance) / (1 - chance),
+        "human_eval/fleiss_kappa_low": kappa(list(given.values())) - z * spread,
         "human_eval/items": float(n),
         "human_eval/labels_complete": sum(all(ratings) for ratings in rows.values()) / 36,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
-    assert 0 < expected["human_eval/labels_complete"] < 1 and 0.05 < expected["human_eval/fleiss_kappa"] < 0.95
+    assert 0 < expected["human_eval/labels_complete"] < 1 and metrics["human_eval/fleiss_kappa"] == pytest.approx(
+        kappa(list(given.values()))
+    )
+    assert 0.05 < metrics["human_eval/fleiss_kappa"] < 0.95
     assert expected.keys() == {gate.metric for gate in GATES.values() if gate.stage == "human_eval"}

@@ -1,6 +1,7 @@
 """Responses are drawn from the policy's own softmax, with the log-probabilities that training will compute."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -188,6 +189,29 @@ def test_micro_batches_hold_every_row_once_and_little_padding(lengths: list[int]
         assert len(found) == -(-len(rows) // size), "nothing to pad: as few as may be"
 
 
+def test_texts_show_special_tokens_where_they_stand_and_only_the_final_eos_is_left_out(language: Any) -> None:
+    tokenizer = language.tokenizer
+    words = tokenizer("We will replace what is broken.", add_special_tokens=False)["input_ids"]
+    system, unknown, eos = (tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("system", "unknown", "end"))
+    rows = [[*words, eos], [system, *words[:2], system, system, *words[2:], eos], [*words, unknown], [eos], [system]]
+    ended = torch.tensor([row[-1] == eos for row in rows])
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [tokenizer.pad_token_id] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[i < len(row) for i in range(longest)] for row in rows])
+    empty = torch.zeros(len(rows), 0)
+    samples = Samples(empty.long(), empty.bool(), ids, mask, ids.float(), ended)
+    assert samples.texts(tokenizer) == [
+        "We will replace what is broken.",
+        "⟨|system|⟩We will⟨|system|⟩⟨|system|⟩ replace what is broken.",
+        "We will replace what is broken.⟨|unknown|⟩",
+        "",
+        "⟨|system|⟩",
+    ]
+    assert samples.special_tokens(tokenizer) == [0, 3, 1, 0, 1]
+    again = tokenizer(samples.texts(tokenizer)[1], add_special_tokens=False)["input_ids"]
+    assert system not in again, "what is shown is no markup to the tokenizer that reads it"
+
+
 def test_generated_responses_come_back_in_the_prompts_order_with_their_tokens(language: Any, runtime: Runtime) -> None:
     messages = [[{"role": "user", "content": "Anna here. " + "Please help. " * (i * 5 % 7)}] for i in range(7)]
     generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=6)
@@ -199,7 +223,8 @@ def test_generated_responses_come_back_in_the_prompts_order_with_their_tokens(la
     found = generate(model, batch_size=3)
     assert found == generate(model, batch_size=3)
     for response in found:
-        assert response.text == language.tokenizer.decode(response.token_ids, skip_special_tokens=True)
+        plain = language.tokenizer.decode(response.token_ids, skip_special_tokens=True)
+        assert re.sub(r"⟨\|\w+\|⟩", "", response.text) == plain
         assert response.ended == (response.token_ids[-1] == language.tokenizer.eos_token_id)
     greedy = [model(torch.tensor([_ids(language, m)])).logits[0, -1, 1:].argmax().item() + 1 for m in messages]
     cold = GenerationConfig(max_new_tokens=1, temperature=1e-3)

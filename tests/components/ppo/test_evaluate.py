@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,10 +63,54 @@ def ends(values: list[float], rows: list[dict[str, Any]]) -> tuple[float, float]
     for value, row in zip(values, rows, strict=True):
         residuals[row["prompt"][-1]["content"]] += value - mean(values)
     clusters = len(residuals)
-    assert max(Counter(row["prompt"][-1]["content"] for row in rows).values()) == 3
     variance = clusters / (clusters - 1) * sum(r**2 for r in residuals.values()) / len(values) ** 2
     half = student.ppf(0.975, clusters - 1) * math.sqrt(variance)
     return mean(values) - half, mean(values) + half
+
+
+def wilson(values: list[float], rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """A share's 95 % interval: where the share is as far from what is tested as its own spread allows."""
+    low, high = ends(values, rows)
+    share, clusters = mean(values), len({row["prompt"][-1]["content"] for row in rows})
+    quantile = student.ppf(0.975, clusters - 1)
+    worth = share * (1 - share) / ((high - low) / (2 * quantile)) ** 2 if 0 < share < 1 else clusters
+    roots = np.roots([1 + quantile**2 / worth, -(2 * share + quantile**2 / worth), share**2])
+    return tuple(sorted(float(root) for root in np.real(roots)))
+
+
+def ratio_ends(above: list[float], below: list[float], rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """A ratio's 95 % interval: the mean's, of what each row adds to the ratio beyond its own share."""
+    ratio = sum(above) / sum(below)
+    low, high = ends([(a - ratio * b) / mean(below) for a, b in zip(above, below, strict=True)], rows)
+    return ratio + low, ratio + high
+
+
+def jackknife_low(statistic: Callable[[list[dict[str, Any]]], float], rows: list[dict[str, Any]]) -> float:
+    """A statistic's lower end, from its logarithm without each prompt."""
+    prompts = list(dict.fromkeys(row["prompt"][-1]["content"] for row in rows))
+    without = [math.log(statistic([r for r in rows if r["prompt"][-1]["content"] != left])) for left in prompts]
+    spread = math.sqrt((len(prompts) - 1) * float(np.var(without)))
+    return statistic(rows) * math.exp(-student.ppf(0.975, len(prompts) - 1) * spread)
+
+
+def distinct_ratio(rows: list[dict[str, Any]]) -> float:
+    shares = []
+    for side in ("policy", "sft"):
+        grams = [gram for row in rows for gram in fourgrams(row[side]["response"]) or [row[side]["response"].lower()]]
+        shares.append(len(set(grams)) / len(grams))
+    return shares[0] / shares[1]
+
+
+def dissimilarity_ratio(rows: list[dict[str, Any]]) -> float:
+    apart = []
+    for side in ("policy", "sft"):
+        said = [(r["prompt"], fourgrams(r[side]["response"]) or [r[side]["response"].lower()]) for r in rows]
+        sets = [set(grams) for _, grams in said]
+        apart.append(mean(
+            sum(gram not in sets[j] for gram in said[i][1]) / len(said[i][1])
+            for i, j in itertools.permutations(range(len(said)), 2) if said[i][0] != said[j][0]
+        ))  # fmt: skip
+    return apart[0] / apart[1]
 
 
 def fourgrams(text: str) -> list[str]:
@@ -93,22 +137,37 @@ def gated(rows: list[dict[str, Any]]) -> dict[str, float]:
     excess = [row["policy"]["violations"] - row["sft"]["violations"] for row in rows]
     return {
         "ppo/evaluated": float(len(rows)),
-        "ppo/kl": mean(of("policy", "kl")),
+        "ppo/kl_low": ends(of("policy", "kl"), rows)[0],
         "ppo/kl_high": ends(of("policy", "kl"), rows)[1],
         "ppo/reward_gain_low": ends(gain, rows)[0],
-        "ppo/repetition": mean(of("policy", "repetition")),
-        "ppo/echo": mean(of("policy", "echo")),
-        "ppo/distinct": len(set(of("policy", "response"))) / len(rows),
+        "ppo/repetition_high": wilson(of("policy", "repetition"), rows)[1],
+        "ppo/echo_high": wilson(of("policy", "echo"), rows)[1],
+        "ppo/distinct_ratio_low": jackknife_low(distinct_ratio, rows),
+        "ppo/dissimilarity_ratio_low": jackknife_low(dissimilarity_ratio, rows),
+        "ppo/entropy_ratio_low": ratio_ends(of("policy", "entropy"), of("sft", "entropy"), rows)[0],
         "ppo/length_ratio": sum(of("policy", "tokens")) / sum(of("sft", "tokens")),
-        "ppo/ended": sum(of("policy", "ended")) / len(rows),
-        "ppo/violations_excess": mean(excess),
+        "ppo/ended_low": wilson(of("policy", "ended"), rows)[0],
+        "ppo/special_tokens_high": wilson([float(n > 0) for n in of("policy", "special_tokens")], rows)[1],
+        "ppo/violations_excess_high": ends(excess, rows)[1],
     }
 
 
+def beside(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """What stands beside the gated numbers: both ends of a ratio, and the gain where both responses ended."""
+    tokens = [[row[side]["tokens"] for row in rows] for side in ("policy", "sft")]
+    both = [row for row in rows if row["policy"]["ended"] and row["sft"]["ended"]]
+    gain = mean(row["policy"]["score"] - row["sft"]["score"] for row in both)
+    low, high = ratio_ends(*tokens, rows)
+    found = {"ppo/length_ratio_low": low, "ppo/length_ratio_high": high, "ppo/both_ended": len(both) / len(rows)}
+    return found | {"ppo/reward_gain_ended": gain}
+
+
 def test_the_rows_gated_numbers_are_those_of_the_policy_and_not_of_sft(ppo: Evaluated) -> None:
+    assert max(Counter(row["prompt"][-1]["content"] for row in ppo.rows).values()) == 3
     expected = gated(ppo.rows)
     assert {name: ppo.metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
-    elsewhere = {"ppo/stopped", "ppo/demonstration_perplexity_ratio"}
+    assert {name: ppo.metrics[name] for name in beside(ppo.rows)} == pytest.approx(beside(ppo.rows), rel=1e-9)
+    elsewhere = {"ppo/stopped", "ppo/demonstration_perplexity_ratio_high"}
     assert {gate.metric for gate in GATES.values() if gate.stage == "ppo"} == expected.keys() | elsewhere
 
 
@@ -122,21 +181,23 @@ def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alik
 
     def respond(*_: Any, **__: Any) -> list[evaluate.Answered]:
         high = next(sides)
-        numbers = high * chance.random((48, 7))
+        numbers = high * chance.random((48, 8))
         return [
             evaluate.Answered(
-                response=f"{high} {int(20 * n[0])}", score=n[1], kl=n[2], tokens=int(high + 10 * n[3]), entropy=n[4],
-                ended=bool(n[5] > 0.7), repetition=n[5] / 2, echo=n[6] / 2,
+                response=" ".join(str(int(high + 9 * x)) for x in n[: 2 + int(4 * n[0])]), score=n[1], reward=n[7],
+                kl=n[2], tokens=int(high + 10 * n[3]), entropy=n[4], ended=bool(n[5] > 0.7),
+                special_tokens=int(n[6] > 0.8), repetition=n[5] / 2, echo=n[6] / 2,
                 truth={"gold": n[0], "violations": n[4], "echoes": n[5]},
             )
             for n in numbers
         ]  # fmt: skip
 
     monkeypatch.setattr(evaluate, "respond", respond)
-    monkeypatch.setattr(evaluate, "_forgetting", lambda *_: 1.25)
+    monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {"ppo/demonstration_perplexity_ratio": 1.25})
     neither = Models(None, None, None, None, None, None)  # type: ignore[arg-type]
     metrics = evaluate.evaluate(neither, stages.job("ppo"), data, tmp_path)
-    expected = gated(read_rows(tmp_path / "artifact" / "evaluation.jsonl"))
+    rows = read_rows(tmp_path / "artifact" / "evaluation.jsonl")
+    expected = gated(rows) | beside(rows)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
     assert metrics["ppo/demonstration_perplexity_ratio"] == 1.25
 
@@ -163,37 +224,45 @@ def test_a_rows_kl_and_score_are_the_models_own(ppo: Evaluated, stages: Any) -> 
     tokenizer = AutoTokenizer.from_pretrained(sft)
     scorer = AutoModelForSequenceClassification.from_pretrained(reward / "model").eval()
     scale = json.loads((reward / "reward.json").read_text())
-    compared = Counter[bool]()
+    compared, special = Counter[bool](), 0
     for row, side in itertools.product(ppo.rows, ("policy", "sft")):
         found = row[side]
         text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
         prompt = tokenizer(text, add_special_tokens=False)["input_ids"][-64:]
-        response = tokenizer(found["response"], add_special_tokens=False)["input_ids"]
+        said = found["response"].replace("⟨", "<").replace("⟩", ">")
+        response = tokenizer(said, add_special_tokens=False)["input_ids"]
+        marked = sum(token in tokenizer.all_special_ids for token in response)
         response += [tokenizer.eos_token_id] if found["ended"] else []
-        if len(response) != found["tokens"] or tokenizer.unk_token_id in response:
-            continue  # a special token was sampled, which the text does not show
+        if len(response) != found["tokens"]:
+            continue  # white space between special tokens is read as an unknown one
+        assert found["special_tokens"] == marked
         compared[found["ended"]] += 1
+        special += found["special_tokens"] > 0
         model = ppo.artifact / "model" if side == "policy" else sft
         ours, reference = (logprobs(each, prompt, response, TEMPERATURE) for each in (model, sft))
         assert found["kl"] == pytest.approx(float((ours - reference).sum()), abs=2e-4)
         with torch.no_grad():
             raw = float(scorer(torch.tensor([prompt + response])).logits)
-        score = min(max((raw - scale["shift"]) / scale["scale"], -2.0), 2.0)
-        score = score if found["ended"] else scale["missing_eos_score"]
-        assert found["score"] == pytest.approx(score - 0.01 * len(response), abs=1e-4)
-    assert compared[True] >= 5 and compared[False] >= 5, compared
+        score = (raw - scale["shift"]) / scale["scale"]
+        assert found["score"] == pytest.approx(score, abs=1e-4), "judged before clip, EOS and length"
+        reward = min(max(score, -2.0), 2.0) if found["ended"] else scale["missing_eos_score"]
+        assert found["reward"] == pytest.approx(reward - 0.01 * len(response), abs=1e-4)
+    assert compared[True] >= 5 and compared[False] >= 5 and special, (compared, special)
 
 
 def test_forgetting_is_the_perplexity_of_held_out_demonstrations_over_sfts(ppo: Evaluated, stages: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(stages.inputs["sft"] / "model")
-    nats, tokens = Counter[str](), 0
-    for row in read_rows(stages.inputs["data"] / "demonstrations.heldout.jsonl"):
+    nats, tokens = defaultdict[str, list[float]](list), list[int]()
+    rows = read_rows(stages.inputs["data"] / "demonstrations.heldout.jsonl")
+    for row in rows:
         text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
         prompt = tokenizer(text, add_special_tokens=False)["input_ids"][-64:]
         response = tokenizer(row["response"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
         response = response[:CAP]
-        tokens += len(response)
+        tokens.append(len(response))
         for name, folder in (("policy", ppo.artifact), ("sft", stages.inputs["sft"])):
-            nats[name] -= float(logprobs(folder / "model", prompt, response, 1.0).sum())
-    ratio = math.exp((nats["policy"] - nats["sft"]) / tokens)
+            nats[name].append(-float(logprobs(folder / "model", prompt, response, 1.0).sum()))
+    excess = [mine - its for mine, its in zip(nats["policy"], nats["sft"], strict=True)]
+    ratio, high = math.exp(sum(excess) / sum(tokens)), math.exp(ratio_ends(excess, tokens, rows)[1])
     assert ppo.metrics["ppo/demonstration_perplexity_ratio"] == pytest.approx(ratio, rel=1e-4) and ratio > 1.001
+    assert ppo.metrics["ppo/demonstration_perplexity_ratio_high"] == pytest.approx(high, rel=1e-3)

@@ -49,11 +49,25 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
     assert json.loads((artifact / "metrics.json").read_text()) == metrics
     names = (
         "kl kl_high kl_per_token proxy_reward reward_gain reward_gain_low demonstration_perplexity_ratio repetition "
+        "rewarded_score both_ended distinct_ratio dissimilarity_ratio entropy_ratio special_tokens sft_special_tokens "
         "distinct length_ratio ended echo gold violations violations_excess stopped entropy response_tokens beta "
         "clip_fraction approx_kl explained_variance ratio_max"
     )
     assert {f"ppo/{name}" for name in names.split()} <= metrics.keys()
     assert all(torch.isfinite(torch.tensor(v)) for v in metrics.values())
+
+
+def test_the_proxy_reward_of_an_update_is_the_judged_score_and_samples_show_it_beside_the_rewarded_one(
+    undisturbed: tuple[Path, dict[str, float]],
+) -> None:
+    artifact = undisturbed[0] / "artifact"
+    history, samples = read_rows(artifact / "history.jsonl"), read_rows(artifact / "samples.jsonl")
+    assert len(samples) == 3 * 8, "all of the batch is shown"
+    for update in (0, 2, 4):
+        rows = [row for row in samples if row["update"] == update]
+        for name, metric in (("score", "ppo/proxy_reward"), ("reward", "ppo/rewarded_score")):
+            assert history[update][metric] == pytest.approx(sum(row[name] for row in rows) / 8, abs=1e-5)
+    assert any(abs(row["score"] - row["reward"]) > 0.01 for row in samples), "a missing EOS is replaced in training"
 
 
 def test_final_numbers_are_those_of_the_held_out_responses(undisturbed: tuple[Path, dict[str, float]]) -> None:

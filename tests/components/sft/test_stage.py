@@ -15,7 +15,7 @@ from components.models.config import GenerationConfig, ScratchModel
 from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
 from components.sft.demonstrations import encode_demonstrations, mean_loss, token_losses
-from components.sft.stage import fine_tune, unigram_loss
+from components.sft.stage import fine_tune, unigram_losses
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_every_response_token_counts_once_eos_too_and_no_prompt_token(
 def test_the_unigram_baseline_by_hand() -> None:
     train, heldout = [([9], [1, 1, 2])], [([9], [1, 3])]
     # add-one over a vocabulary of 4: P(1) = 3/7, P(3) = 1/7
-    assert unigram_loss(train, heldout, 4) == pytest.approx(-(math.log(3 / 7) + math.log(1 / 7)) / 2)
+    assert unigram_losses(train, heldout, 4) == pytest.approx([-(math.log(3 / 7) + math.log(1 / 7))])
 
 
 def test_metrics_are_those_of_the_held_out_demonstrations(
@@ -66,7 +66,8 @@ def test_metrics_are_those_of_the_held_out_demonstrations(
 ) -> None:
     out, metrics = trained
     names = ("loss", "perplexity", "unigram_perplexity", "perplexity_ratio", "ended", "gold", "violations")
-    assert {f"sft/{name}" for name in names} == metrics.keys()
+    ends = {f"sft/{name}_{end}" for name in ("loss", "perplexity_ratio", "ended") for end in ("low", "high")}
+    assert {f"sft/{name}" for name in names} | ends == metrics.keys()
     assert all(math.isfinite(v) for v in metrics.values())
     model, tokenizer = load_causal_lm(out / "artifact", runtime)
     rows = read_rows(stages.inputs["data"] / "demonstrations.heldout.jsonl")[:8]

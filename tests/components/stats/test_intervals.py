@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from components.stats.intervals import (
     Interval,
@@ -9,7 +10,9 @@ from components.stats.intervals import (
     clustered_auroc,
     clustered_mean,
     clustered_proportion,
+    clustered_ratio,
     fleiss_kappa,
+    jackknifed_ratio,
     paired_gain,
 )
 
@@ -136,11 +139,10 @@ def test_clusters_may_be_any_hashable_or_an_array() -> None:
 
 
 def test_auroc_is_scikit_learns_and_its_interval_covers_95_percent_of_the_time() -> None:
-    from scipy.stats import norm
     from sklearn.metrics import roc_auc_score
 
     rng = np.random.default_rng(7)
-    truth, covered = norm.cdf(1 / np.sqrt(2)), []
+    truth, covered = stats.norm.cdf(1 / np.sqrt(2)), []
     for _ in range(400):
         positive, negative = rng.normal(1, 1, 80), rng.normal(0, 1, 120)
         found = clustered_auroc(positive, negative, range(80), range(100, 220))
@@ -165,3 +167,34 @@ def test_auroc_of_values_copied_within_a_cluster_is_no_surer_and_perfect_separat
 
 def test_an_unknown_end_is_null_in_json() -> None:
     assert clustered_mean([1.0, 2.0], ["a", "a"]).named("x") == {"x": 1.5, "x_low": None, "x_high": None}
+
+
+def test_a_ratios_interval_is_that_of_a_regression_through_the_origin_and_covers_the_truth() -> None:
+    found = clustered_ratio([2, 4, 3, 9], [1, 2, 3, 3], ["a", "a", "b", "c"])
+    residuals = np.array([(2 - 2) + (4 - 4), 3 - 6, 9 - 6])  # R = 18 / 9, by cluster
+    half = stats.t.ppf(0.975, 2) * np.sqrt(3 / 2 * np.square(residuals).sum()) / 9
+    assert found == pytest.approx((2.0, 2 - half, 2 + half))
+    assert np.isnan(clustered_ratio([1, 2], [1, 1], [0, 0])[1:]).all()
+    with pytest.raises(ValueError, match="differ in shape"):
+        clustered_ratio([1, 2], [1], [0, 1])
+    rng, covered = np.random.default_rng(0), []
+    for _ in range(500):
+        a, b = rng.gamma(2, 3, 120), rng.gamma(3, 4, 120)
+        covered.append(clustered_ratio(a, b, range(120))[1] <= 0.5 <= clustered_ratio(a, b, range(120))[2])
+    assert 0.92 <= np.mean(covered) <= 0.98
+
+
+def test_the_jackknife_of_a_ratio_of_means_is_the_linearised_one_and_unknown_where_a_statistic_vanishes() -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.gamma(20, 1, 300), rng.gamma(30, 1, 300)
+    without = [(each.sum() - each) / 299 for each in (a, b)]
+    found, expected = jackknifed_ratio(a.mean(), b.mean(), *without), clustered_ratio(a, b, range(300))
+    assert found == pytest.approx(expected, rel=2e-3) and found.low * found.high == pytest.approx(found.value**2)
+    assert jackknifed_ratio(0.0, 0.5, [0, 0], [0.5, 0.5]) == (0, 0, 0), "nothing is left: no gate on a share passes"
+    assert np.isnan(jackknifed_ratio(0.5, 0.0, [1, 1], [0, 0])).all()
+    for left, right in (([1.0, 0.0], [1, 1]), ([1, 1], [np.nan, 1]), ([1.0], [1.0])):
+        unknown = jackknifed_ratio(0.5, 1.0, left, right)
+        assert unknown.value == 0.5 and np.isnan(unknown[1:]).all()
+        assert unknown.metrics("x") == {"x": 0.5}, "a gate on an end that is unknown finds no metric, and fails"
+    with pytest.raises(ValueError, match="differ in shape"):
+        jackknifed_ratio(1, 1, [1, 2], [1])

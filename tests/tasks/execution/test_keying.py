@@ -43,7 +43,7 @@ TABLE = [
     ("components/data/support_desk/task.py", "", CODE, SAMPLING, SAMPLING),
     ("components/base/hashing.py", "", CODE, {"validate", "human_eval.sample", "human_eval"} | SAMPLING, ALL),
     ("components/base/settings.py", "", CODE, ALL, ALL),
-    ("components/stats/intervals.py", "", CODE, {"validate", "reward", "ppo", "human_eval"}, ...),
+    ("components/stats/intervals.py", "", CODE, {"validate", "sft", "reward", "ppo", "human_eval"}, ...),
     ("components/data/rows.py", "", CODE, {"validate", "reward"}, ...),
     ("data_contracts/validate.py", "", CODE, {"validate"}, ...),
     ("components/models/sampling.py", "", CODE, SAMPLING, ...),

@@ -263,7 +263,7 @@ def test_the_gate_table_names_each_outcome(kit):
     from components.gates.judging import Waiver, judge
 
     gates = kit.thresholds(ppo={"kl": 8.0, "kl_floor": 1.0, "ended": 0.9, "repetition": 0.2})
-    metrics = {"ppo/kl_high": 9.0, "ppo/kl": 0.5, "ppo/ended": 0.95}
+    metrics = {"ppo/kl_high": 9.0, "ppo/kl_low": 0.5, "ppo/ended_low": 0.95}
     verdicts = judge("ppo", metrics, gates, [Waiver(gate="ppo.kl", user="ada", reason="why")])
     found = {verdict.name: outcome(verdict) for verdict in verdicts}
     assert (found["ppo.kl"], found["ppo.kl_floor"], found["ppo.ended"]) == ("WAIVED", "WARN", "PASS")

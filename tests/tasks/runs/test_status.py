@@ -173,7 +173,7 @@ def test_a_run_of_an_earlier_version_keeps_its_warnings_and_the_ids_that_mlflow_
     status.update(
         "ppo",
         state="passed",
-        gates=judge("ppo", {"ppo/kl": 0.0}, GatesConfig.model_validate({"ppo": {"kl_floor": 1.0}})),
+        gates=judge("ppo", {"ppo/kl_low": 0.0}, GatesConfig.model_validate({"ppo": {"kl_floor": 1.0}})),
     )
     status.finish()
     folder = tmp_path / "runs" / "r1"

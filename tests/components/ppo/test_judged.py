@@ -1,0 +1,181 @@
+"""The gates of the final evaluation on policies that are known to be better, equal or worse than SFT."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from components.base.jsonl import write_json, write_rows
+from components.data.support_desk.desk import SupportDeskConfig, generate
+from components.gates.judging import GatesConfig, Verdict, judge
+from components.models.config import GenerationConfig
+from components.models.sampling import Samples
+from components.ppo import evaluate
+from components.ppo.config import PpoConfig, PpoJob
+from components.ppo.models import Models
+from components.reward.scoring import ScoreScale
+from components.stats.intervals import paired_gain
+from flows.config.run_config import load_config
+
+PROMPTS = 256
+SCALE = ScoreScale(shift=3.0, scale=2.0, missing_eos_score=-2.3, temperature=1.0, responses=64)
+TEXTS = [" ".join(words) for words in np.random.default_rng(7).choice(list("abcdefghij"), (512, 6))]
+Drawn = tuple[list[float], list[bool]]
+Evaluate = Callable[..., tuple[dict[str, float], list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def evaluated(language: Any, runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluate:
+    """`evaluated(policy, sft)`: metrics and rows of responses with these scaled scores and ends; models stand aside."""
+    _, pairs = generate(5, SupportDeskConfig(demonstrations=100, pairs=PROMPTS))
+    write_json(tmp_path / "task.json", {"name": "none"})
+    write_rows(tmp_path / "prompts.test.jsonl", ({"prompt": row["prompt"]} for row in pairs))
+    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(), ppo=PpoConfig(evaluate=PROMPTS))
+    models = Models("policy", "sft", None, None, language.tokenizer, SCALE)
+
+    @contextmanager
+    def engine(model: str, *_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(sample=lambda prompts, *_: drawn(model, len(prompts)))
+
+    def drawn(model: str, count: int) -> Samples:
+        ended = torch.tensor([next(ends[model]) for _ in range(count)])
+        ids = torch.randint(6, 60, (count, 8), generator=torch.Generator().manual_seed(len(seen[model])))
+        ids[ended, -1] = language.tokenizer.eos_token_id
+        seen[model].append(count)
+        whole = torch.ones_like(ids, dtype=torch.bool)
+        return Samples(ids[:, :0], whole[:, :0], ids, whole, torch.zeros(ids.shape), ended)
+
+    def frozen_pass(asked: Models, samples: Samples, _: PpoJob) -> dict[str, torch.Tensor]:
+        raw = torch.tensor([SCALE.shift + SCALE.scale * next(scores[asked.policy]) for _ in samples.ended])
+        flat = torch.zeros(samples.response_ids.shape)
+        return {"policy": flat, "sft": flat, "entropy": flat + 1, "raw_scores": raw}
+
+    ends: dict[str, Iterator[bool]] = {}
+    scores: dict[str, Iterator[float]] = {}
+    seen: dict[str, list[int]] = {"policy": [], "sft": []}
+    monkeypatch.setattr(evaluate, "rollout_engine", engine)
+    monkeypatch.setattr(evaluate, "frozen_pass", frozen_pass)
+    monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {"ppo/demonstration_perplexity_ratio_high": 1.0})
+
+    def run(policy: Drawn, sft: Drawn) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        for name, (scaled, ended) in {"policy": policy, "sft": sft}.items():
+            scores[name], ends[name] = iter(scaled), iter(ended)
+        metrics = evaluate.evaluate(models, job, tmp_path, tmp_path)
+        return metrics, evaluate.read_rows(tmp_path / "artifact" / "evaluation.jsonl")
+
+    return run
+
+
+def draw(rng: np.random.Generator, mean: float, ended: float) -> Drawn:
+    return rng.normal(mean, 1, PROMPTS).tolist(), (rng.random(PROMPTS) < ended).tolist()
+
+
+def verdict(gate: str, metrics: dict[str, float], gates: GatesConfig) -> Verdict:
+    return next(each for each in judge("ppo", metrics, gates) if each.name == gate)
+
+
+@pytest.mark.parametrize(("gain", "passes"), [(-0.6, False), (0.0, False), (0.3, True)])
+def test_a_policy_that_only_learnt_to_end_gains_nothing(evaluated: Evaluate, gain: float, passes: bool) -> None:
+    rng = np.random.default_rng(3)
+    metrics, rows = evaluated(draw(rng, gain, 0.86), draw(rng, 0.0, 0.36))
+    assert verdict("ppo.reward_gain_low", metrics, load_config("hh-smollm2").gates).passed is passes
+    assert metrics["ppo/reward_gain"] == pytest.approx(gain, abs=0.2)
+
+    def gained(score: str, rows: list[dict[str, Any]]) -> Any:
+        prompts = [str(row["prompt"]) for row in rows]
+        return paired_gain([r["policy"][score] for r in rows], [r["sft"][score] for r in rows], prompts)
+
+    assert gained("reward", rows).low > 0.1, "the score that training rewards says that each of them gained"
+    assert gained("score", rows).metrics("g") == pytest.approx(
+        {end: metrics[f"ppo/reward_gain{end[1:]}"] for end in ("g", "g_low", "g_high")}
+    )
+    both = [row for row in rows if row["policy"]["ended"] and row["sft"]["ended"]]
+    among = gained("score", both)
+    found = [metrics[f"ppo/reward_gain_ended{end}"] for end in ("", "_low", "_high")]
+    assert found == pytest.approx(list(among)) and metrics["ppo/both_ended"] == len(both) / PROMPTS
+    assert metrics["ppo/proxy_reward"] - metrics["ppo/reward_gain"] == pytest.approx(
+        np.mean([row["sft"]["score"] for row in rows])
+    ), "the proxy reward is the score that the gain is of"
+
+
+def test_where_no_pair_ended_the_gain_among_ended_is_unknown_and_all_else_is_known(evaluated: Evaluate) -> None:
+    rng = np.random.default_rng(4)
+    metrics, _ = evaluated(draw(rng, 0.3, 1.0), draw(rng, 0.0, 0.0))
+    assert metrics["ppo/both_ended"] == 0 and "ppo/reward_gain_ended" not in metrics
+    assert np.isfinite(list(metrics.values())).all()
+
+
+def rows_of(rng: np.random.Generator, rate: float, **fields: Any) -> list[evaluate.Answered]:
+    plain: dict[str, Any] = {"score": 0.0, "reward": 0.0, "kl": 1.0, "tokens": 6, "entropy": 1.0, "ended": True}
+    plain |= {"special_tokens": 0, "repetition": 0.0, "echo": 0.0} | fields
+    return [
+        evaluate.Answered(
+            response=text, truth={"gold": 0.0, "violations": float(rng.random() < rate), "echoes": 0.0}, **plain
+        )
+        for text in TEXTS
+    ]
+
+
+def test_equal_policies_pass_the_gate_on_violations_and_one_that_breaks_the_margin_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Any
+) -> None:
+    write_rows(tmp_path / "prompts.test.jsonl", ({"prompt": str(i)} for i in range(512)))
+    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(), ppo=PpoConfig())
+    demo, rng = load_config("demo").gates, np.random.default_rng(0)
+    monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {})
+    monkeypatch.setattr(evaluate, "_diversity", lambda *_: {})
+    monkeypatch.setattr(evaluate, "write_rows", lambda *_: None)
+
+    def passes(rate: float) -> float:
+        found = []
+        for _ in range(100):
+            sides = iter((rows_of(rng, rate), rows_of(rng, 0.05)))
+            monkeypatch.setattr(evaluate, "respond", lambda *_, sides=sides, **__: next(sides))
+            metrics = evaluate.evaluate(Models(*[None] * 6), job, tmp_path, tmp_path)  # type: ignore[arg-type]
+            found.append(verdict("ppo.violations_excess", metrics, demo).passed)
+        return float(np.mean(found))
+
+    assert passes(0.05) >= 0.9, "equal policies"
+    assert passes(0.10) <= 0.06, "one that breaks the policy in one response of 20 more"
+
+
+@pytest.mark.parametrize(
+    ("gate", "worse", "share", "bound"),
+    [
+        ("ppo.ended", {"ended": False}, 0.045, 0.95),
+        ("ppo.repetition", {"repetition": 1.0}, 0.095, 0.1),
+        ("ppo.echo", {"echo": 1.0}, 0.095, 0.1),
+        ("ppo.special_tokens", {"special_tokens": 3}, 0.018, 0.02),
+        ("ppo.length_ratio", {"tokens": 6 * 21}, 0.048, 2),
+        ("ppo.entropy_ratio", {"entropy": 0.0}, 0.74, 0.25),
+        ("ppo.kl", {"kl": 56.0}, 0.097, 6.5),
+    ],
+)
+def test_a_point_estimate_within_its_threshold_fails_where_its_interval_crosses_it(
+    gate: str, worse: dict[str, Any], share: float, bound: float
+) -> None:
+    """A `share` of worse responses so near to the demo's threshold that chance could hide the rest; a third passes."""
+    gates, sft, prompts = load_config("demo").gates, rows_of(np.random.default_rng(0), 0.0), list(map(str, range(512)))
+    for worse_share, passes in ((share / 3, True), (share, False)):
+        policy = [row._replace(**worse) if i < worse_share * 512 else row for i, row in enumerate(sft)]
+        metrics = evaluate._judged(policy, sft, prompts) | evaluate._diversity(policy, sft, prompts)
+        found = verdict(gate, metrics, gates)
+        point = metrics[re.sub("_(low|high)$", "", found.metric)]
+        assert point >= bound if found.op == ">=" else point <= bound
+        assert found.passed is passes
+
+
+def test_a_policy_that_collapses_to_a_few_answers_fails_every_gate_on_diversity() -> None:
+    rng, gates = np.random.default_rng(1), load_config("demo").gates
+    sft, prompts = rows_of(rng, 0.0), [str(i) for i in range(512)]
+    names = ("ppo.distinct", "ppo.dissimilarity", "ppo.entropy_ratio")
+    for answers, passing in ((1, set()), (512, set(names))):
+        policy = [sft[i % answers]._replace(entropy=1.0 if answers > 1 else 0.02) for i in range(512)]
+        metrics = evaluate._diversity(policy, sft, prompts)
+        assert {name for name in names if verdict(name, metrics, gates).passed} == passing
