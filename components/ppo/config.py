@@ -24,7 +24,8 @@ class KLConfig(Settings):
     control: Literal["fixed", "adaptive"] = "adaptive"
     """`fixed` keeps the coefficient; `adaptive` moves it until KL is at the target (Ziegler et al. 2019, 2.2)."""
     coefficient: float = Field(0.1, ge=0)
-    """β at the start, in units of the SFT responses' score standard deviation per nat."""
+    """β at the start, in units of the SFT responses' score standard deviation per nat; with `advantage: grpo`, of the
+    standard deviation of a group's scores per nat."""
     target: float = Field(6.0, gt=0)
     """KL the adaptive controller aims at, in `unit`."""
     unit: Literal["response", "token"] = "response"
@@ -106,7 +107,8 @@ class PpoConfig(OptimizerConfig):
     advantage: Literal["gae", "sequence", "rloo", "grpo"] = "gae"
     """What an action is compared with. `gae`: the critic's value of its state, token by token. The rest give a response
     one advantage: its return less the critic's value of the prompt (`sequence`), less the mean return of the prompt's
-    other responses (`rloo`), or less its group's mean and over its deviation (`grpo`). The last two have no critic."""
+    other responses (`rloo`), or its score less its group's mean and over its group's deviation, with KL undivided
+    (`grpo`). The last two have no critic. `grpo` alone does not lead to π_ref exp(score / β): see docs/decisions.md."""
     clip_range: float = Field(0.2, gt=0, lt=1)
     """ε of the clipped policy loss."""
     discount: float = Field(1.0, gt=0, le=1)

@@ -9,7 +9,7 @@ from components.base.errors import CheckFailed
 from components.models.sampling import Samples
 from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoJob, ScoreConfig
-from components.ppo.maths import kl_estimates, masked_mean, masked_variance, token_rewards
+from components.ppo.maths import kl_estimates, masked_mean, masked_variance, tied_groups, token_rewards
 from components.ppo.models import Models, frozen_pass
 from components.reward.scoring import ScoreScale
 
@@ -69,7 +69,7 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     scores = rewarded_scores(found["raw_scores"], samples, models.scale, config.score)
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
-    advantages, returns, unit = estimate_advantages(rewards, values, mask, config)
+    advantages, returns, unit = estimate_advantages(rewards, scores, values, mask, config)
     value_clip = None
     if returns is not None and config.critic.clip_range is not None:
         value_clip = config.critic.clip_range * masked_variance(returns, mask).sqrt().item()
@@ -88,11 +88,13 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
         "ppo/response_tokens": mask.sum(1).float().mean().item(),
         "ppo/ended": samples.ended.float().mean().item(),
     }
+    if not config.has_critic:
+        metrics["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean().item()
     if samples.seen is None:
         metrics["ppo/sampler_drift"] = check_sampler(samples.logprobs, old, mask, job.runtime.dtype)
     if models.sft is not models.reference:
         metrics["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean().item()
-    # The rewards, and in them the score, were divided by the unit: a KL beside them is divided likewise.
+    # Whitening divided the rewards, and in them the score, by the unit: a KL beside them is divided likewise.
     kl_weight = 0.0 if in_reward else beta / unit
     return Experience(samples, old, values, scores, advantages, returns, value_clip, reference, kl_weight, metrics)
 
