@@ -34,7 +34,8 @@ class KLConfig(Settings):
     """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` an update, and
     at a horizon of 0.2 or less could fall to 0 or below."""
     stop_above: float | None = Field(None, gt=0)
-    """Hard ceiling: the run stops, as failed, after an update whose mean KL exceeds it, in `unit`; null for none."""
+    """Hard ceiling, in `unit`; null for none. The run stops, as failed, once KL was above it in five batches in a row,
+    or for certain above three times it in one."""
     refresh_every: int | None = Field(None, ge=1)
     """Make the policy the new reference every so many updates; null keeps SFT. Only what β pulls towards is refreshed:
     the KL that is logged, held under the ceiling and gated stays that to SFT."""

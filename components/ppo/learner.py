@@ -125,7 +125,7 @@ class Learner:
             "ppo/ratio_max": surrogate.ratio.max().item(),
         }
         if first and experience.samples.seen is not None:
-            metrics["ppo/sampler_drift"] = check_sampler(old, logprobs.detach(), mask, self.job.runtime.dtype)
+            metrics["ppo/sampler_drift"] = check_sampler(old, logprobs.detach(), mask, self.job)
         loss = policy if stats.entropy is None else policy - config.entropy_coefficient * stats.entropy.mean()
         if config.kl.form != "reward":
             tether = kl_loss(logprobs, old, experience.reference[rows], mask, config.kl.form)

@@ -63,6 +63,22 @@ def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float
     return Interval(mean, mean - half, mean + half)
 
 
+def clustered_ratio(numerators: ArrayLike, denominators: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
+    """R = sum y / sum x of `numerators` y and `denominators` x, both (n,), with `clustered_mean`'s interval.
+
+    KL over tokens is KL per token. Linearised (Cochran, Sampling Techniques, 3rd ed. 1977, eq. 6.12): the interval is
+    that of the mean of R + (y - R x) / mean(x).
+
+    Raises:
+        ValueError: the two differ in length, or as `clustered_mean`.
+    """
+    y, x = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
+    if y.shape != x.shape:
+        raise ValueError(f"numerators and denominators differ in shape: {y.shape} and {x.shape}")
+    ratio = y.sum() / x.sum()
+    return clustered_mean(ratio + (y - ratio * x) / x.mean(), clusters)
+
+
 def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL) -> Interval:
     """The mean of `values` (n,) in [0, 1] (an accuracy or win rate, ties a half) with an interval inside [0, 1].
 
