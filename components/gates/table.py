@@ -50,6 +50,7 @@ _GATES = (
     Gate("reward.accuracy_low", ">=", "held-out accuracy, lower end of its interval"),
     Gate("reward.ece", "<=", "calibration error after temperature", or_within="reward/ece_null_95"),
     Gate("reward.calibration_slope", "between", "recalibration slope"),
+    Gate("reward.temperature_at_end", "<=", "calibration pairs name a temperature: its fit met no end of the range"),
     Gate("reward.length_gain_low", ">", "accuracy above a length-only rule, lower end"),
     Gate("reward.invariance", "<=", "a text scores the same alone, in a batch and padded"),
     Gate("reward.ece_width", "<=", "the same in bins of equal width", or_within="reward/ece_width_null_95"),

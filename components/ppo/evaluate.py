@@ -60,6 +60,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
         "ppo/kl": kl.value,
         "ppo/kl_high": kl.high,
         "ppo/kl_per_token": sum(r.kl for r in policy) / sum(r.tokens for r in policy),
+        "ppo/kl_at_temperature_1": kl.value if job.generation.temperature == 1 else kl_at_1(models, prompts, job, data),
         "ppo/proxy_reward": _mean(r.score for r in policy),
         "ppo/reward_gain": gain.value,
         "ppo/reward_gain_low": gain.low,
@@ -87,6 +88,16 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
             "ppo/echoes": mine["echoes"],
         }
     return metrics | (best_of(models, prompts, job, data, job.ppo.best_of) if job.ppo.best_of else {})
+
+
+def kl_at_1(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path) -> float:
+    """KL of the two models at temperature 1, nats a response: E[Σ_t log π_1(a_t|s_t) - log π_ref,1(a_t|s_t)], a ~ π_1.
+
+    Of responses drawn at 1 for it. Those of another temperature T would need the weights Π_t π_1 / π_T, whose variance
+    grows exponentially with the length.
+    """
+    plain = job.model_copy(update={"generation": job.generation.model_copy(update={"temperature": 1.0})})
+    return _mean(row.kl for row in respond(models, models.policy, prompts, plain, data, stream="temperature 1"))
 
 
 def best_of(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, n: int) -> dict[str, float]:

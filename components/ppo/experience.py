@@ -79,14 +79,15 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     kl = kl_estimates(old, sft, mask)
     if not torch.isfinite(kl.k1).all():
         raise CheckFailed("a log-probability isn't finite, so KL to the reference is unknown. Lower ppo.learning_rate.")
-    at_1 = kl_estimates(found["policy_at_1"], found["sft_at_1"], mask)
+    # No KL where T is not 1: the tokens were drawn at T. The evaluation draws others at 1 (`ppo/kl_at_temperature_1`).
+    at_1 = (found["policy_at_1"] - found["sft_at_1"]).masked_fill(~mask, 0)
     metrics = {
         "ppo/proxy_reward": scores.mean().item(),
         "ppo/scaled_score": models.scale(found["raw_scores"]).mean().item(),
         "ppo/kl": kl.k1.sum(1).mean().item(),
         "ppo/kl_k2": kl.k2.sum(1).mean().item(),
         "ppo/kl_k3": kl.k3.sum(1).mean().item(),
-        "ppo/kl_at_temperature_1": at_1.k1.sum(1).mean().item(),
+        "ppo/log_ratio_at_temperature_1": at_1.sum(1).mean().item(),
         "ppo/kl_per_token": masked_mean(kl.k1, mask).item(),
         "ppo/beta": beta,
         "ppo/entropy": masked_mean(found["entropy"], mask).item(),

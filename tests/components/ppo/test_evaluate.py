@@ -184,6 +184,36 @@ def test_a_rows_kl_and_score_are_the_models_own(ppo: Evaluated, stages: Any) -> 
     assert compared[True] >= 5 and compared[False] >= 5, compared
 
 
+def test_kl_at_temperature_1_is_of_responses_drawn_at_1_and_not_at_the_runs_temperature(
+    ppo: Evaluated, stages: Any
+) -> None:
+    """Of responses that transformers draws itself, from the same models; a log-ratio of cold samples is another."""
+    models = [AutoModelForCausalLM.from_pretrained(f / "model").eval() for f in (ppo.artifact, stages.inputs["sft"])]
+    tokenizer = AutoTokenizer.from_pretrained(stages.inputs["sft"] / "model")
+    torch.manual_seed(5)
+    found: dict[float, list[float]] = {1.0: [], TEMPERATURE: []}
+    for row, temperature in itertools.product(ppo.rows, found):
+        text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"][-64:]
+        drawn = models[0].generate(
+            torch.tensor([prompt] * 12), do_sample=True, temperature=temperature, top_k=0, max_new_tokens=CAP,
+            bad_words_ids=[[tokenizer.pad_token_id]], pad_token_id=tokenizer.pad_token_id,
+        )[:, len(prompt) :]  # fmt: skip
+        ends = (drawn == tokenizer.eos_token_id).long()
+        mask = (ends.cumsum(1) - ends) == 0
+        whole = torch.cat([torch.tensor([prompt] * 12), drawn], 1)
+        nats = []
+        for model in models:
+            with torch.no_grad():
+                logits = model(whole).logits[:, len(prompt) - 1 : -1].double()
+            logits[..., tokenizer.pad_token_id] = -math.inf
+            nats.append(logits.log_softmax(-1).gather(2, drawn.unsqueeze(2)).squeeze(2).masked_fill(~mask, 0).sum(1))
+        found[temperature] += (nats[0] - nats[1]).tolist()
+    error = np.std(found[1.0]) / math.sqrt(len(ppo.rows))  # of the metric: a response to each prompt
+    assert ppo.metrics["ppo/kl_at_temperature_1"] == pytest.approx(mean(found[1.0]), abs=3 * error)
+    assert abs(mean(found[TEMPERATURE]) - mean(found[1.0])) > 4 * error, "else this tells nothing apart"
+
+
 def test_forgetting_is_the_perplexity_of_held_out_demonstrations_over_sfts(ppo: Evaluated, stages: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(stages.inputs["sft"] / "model")
     nats, tokens = Counter[str](), 0

@@ -55,10 +55,10 @@ def test_scores_are_scaled_clipped_then_missing_eos_then_length(config: dict[str
 def test_at_the_start_kl_is_0_and_the_sampler_agrees(load: Load, temperature: float) -> None:
     job, models, samples = load(generation=GenerationConfig(max_new_tokens=10, temperature=temperature))
     experience = gather_experience(models, samples, job, beta=0.1)
-    assert abs(experience.metrics["ppo/kl"]) < 1e-5 and abs(experience.metrics["ppo/kl_at_temperature_1"]) < 1e-5
+    assert abs(experience.metrics["ppo/kl"]) < 1e-5 and abs(experience.metrics["ppo/log_ratio_at_temperature_1"]) < 1e-5
     recomputed = gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
     assert recomputed.metrics["ppo/kl"] == 0 and recomputed.metrics["ppo/sampler_drift"] <= 1e-4
-    for name in ("ppo/entropy", "ppo/kl_at_temperature_1", "ppo/proxy_reward"):
+    for name in ("ppo/entropy", "ppo/log_ratio_at_temperature_1", "ppo/proxy_reward"):
         assert experience.metrics[name] == pytest.approx(recomputed.metrics[name], abs=1e-5)
     assert torch.allclose(experience.advantages, recomputed.advantages, atol=1e-3)
     check_start(experience, job)
