@@ -19,7 +19,7 @@ from components.ppo.experience import rewarded_scores
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models, frozen_pass
 from components.sft.demonstrations import encode_demonstrations, mean_loss
-from components.stats.intervals import clustered_mean, paired_gain
+from components.stats.intervals import clustered_mean, clustered_ratio, paired_gain
 from components.training.loop import torch_seed
 
 
@@ -54,12 +54,14 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
     )
     clusters = [str(p) for p in prompts]
     kl = clustered_mean([r.kl for r in policy], clusters)
+    a_token = clustered_ratio([r.kl for r in policy], [r.tokens for r in policy], clusters)
     gain = clustered_mean([a.score - b.score for a, b in zip(policy, sft, strict=True)], clusters)
     metrics = {
         "ppo/evaluated": float(len(prompts)),
         "ppo/kl": kl.value,
         "ppo/kl_high": kl.high,
-        "ppo/kl_per_token": sum(r.kl for r in policy) / sum(r.tokens for r in policy),
+        "ppo/kl_per_token": a_token.value,
+        "ppo/kl_per_token_high": a_token.high,
         "ppo/kl_at_temperature_1": kl.value if job.generation.temperature == 1 else kl_at_1(models, prompts, job, data),
         "ppo/proxy_reward": _mean(r.score for r in policy),
         "ppo/reward_gain": gain.value,

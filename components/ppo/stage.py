@@ -25,6 +25,7 @@ from components.models.folders import save_model
 from components.models.sampling import Samples, rollout_engine
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
+from components.ppo.curves import curve_metrics
 from components.ppo.evaluate import evaluate
 from components.ppo.experience import check_start, gather_experience
 from components.ppo.learner import Learner
@@ -75,8 +76,8 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     last = trained.history[-1]
     kept = ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl", "ppo/kl_to_reference")
     metrics |= {name: last[name] for name in kept if name in last}
+    metrics |= curve_metrics(trained.history, job.ppo.kl)
     metrics |= {
-        "ppo/ratio_max": max(row["ppo/ratio_max"] for row in trained.history),
         "ppo/stopped": float(trained.stopped),
         "ppo/updates": float(len(trained.history)),
     }
