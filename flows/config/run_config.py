@@ -86,6 +86,18 @@ class Options(Settings):
         return self
 
     @model_validator(mode="after")
+    def _kl_is_judged_in_the_targets_unit(self) -> Self:
+        unit, thresholds = self.ppo.kl.unit, {gate.name: threshold for gate, threshold in self.gates.rules("ppo")}
+        own, other = ("ppo.kl_per_token", "ppo.kl") if unit == "token" else ("ppo.kl", "ppo.kl_per_token")
+        if thresholds[own] is None and (unit == "token" or thresholds[other] is not None):
+            raise ValueError(
+                f"gates.{own}: ppo.kl.unit is {unit}, and the gate on nats per {unit} has no threshold, so the KL that "
+                f"is aimed at would not be judged: set gates.{own}, as in --set gates.{own}="
+                f"{2 * self.ppo.kl.target:g} for twice ppo.kl.target"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _reward_model_fits_ppo(self) -> Self:
         if self.ppo.score.ensemble != "mean" and self.reward.published < 2:
             raise ValueError(
