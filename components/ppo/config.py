@@ -80,8 +80,8 @@ class CriticConfig(Settings):
     """`separate`: a model of its own; `shared`: a linear head on the policy's trunk."""
     start: Literal["reward", "sft"] = "reward"
     """What a separate critic starts as: the reward model, or the SFT policy's trunk with a head of zeros."""
-    learning_rate: float = Field(1e-3, gt=0, le=1)
-    """Peak learning rate of a separate critic."""
+    learning_rate: float | None = Field(None, gt=0, le=1)
+    """Peak learning rate of a separate critic; null chooses one as for the policy."""
     coefficient: float = Field(0.5, gt=0)
     """Weight of the value loss beside the policy loss (`shared` only: a separate critic has its own optimiser)."""
     clip_range: float | None = Field(None, gt=0)
@@ -91,8 +91,6 @@ class CriticConfig(Settings):
 class PpoConfig(OptimizerConfig):
     """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""
 
-    learning_rate: float = Field(3e-4, gt=0, le=1)
-    """Peak learning rate of the policy."""
     updates: int = Field(60, ge=1)
     """Batches of rollouts."""
     batch_size: int = Field(128, ge=2)

@@ -292,6 +292,22 @@ def test_a_form_takes_the_newest_run_that_agrees_with_it_on_what_comes_before(tm
         rerun(tmp_path, "ppo", other, config=form)
 
 
+def test_a_learning_rate_that_is_null_is_chosen_once_kept_and_agreed_with(tmp_path: Path) -> None:
+    null = ["sft.learning_rate=null", "ppo.learning_rate=null"]
+    launch = begin(tmp_path, *null)
+    (said,) = launch.notes
+    assert said.startswith("chosen for a model of ") and "sft.learning_rate 0.001, ppo.learning_rate 0.0003" in said
+    first = finish(launch)
+    values = launching.run_values(tmp_path, first)
+    assert values["sft"]["learning_rate"] == 1e-3 and values["ppo"]["learning_rate"] == 3e-4
+    assert rerun(tmp_path, "reward").config.ppo.learning_rate == 3e-4
+    again = rerun(tmp_path, "ppo", config=load_config("tiny", settings(*null)))
+    assert again.notes[0].startswith(f"ppo again from run {first}") and said in again.notes
+    assert stored_stages(begin(tmp_path, "sft.learning_rate=0.001")) == stored_stages(begin(tmp_path, *null))
+    adapted = rerun(tmp_path, "ppo", overrides=settings("ppo.learning_rate=null", "ppo.updates=4"))
+    assert adapted.config.ppo.learning_rate == 3e-4 and "ppo.learning_rate 0.0003" in adapted.notes[-1]
+
+
 def test_a_flow_run_that_is_tried_again_takes_up_its_run_and_its_choice(tmp_path: Path) -> None:
     first = finish(begin(tmp_path))
     form = load_config("tiny")
