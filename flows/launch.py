@@ -14,7 +14,7 @@ from components.gates.judging import Waiver
 from components.store.store import ArtifactStore
 from flows.base_run import changed_before, choose_base, earlier_stages, standing
 from flows.config.profiles import Override, apply_overrides
-from flows.config.run_config import RunConfig, check_config, to_values
+from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
 from flows.data.rates import with_rates
 from flows.rlhf import pipeline, rlhf
 from flows.sources import Sources, find_sources
@@ -64,6 +64,7 @@ def new_run(
         UserError: an input can't be read, or a waiver or `refresh` names nothing that there is.
     """
     check_stages("--refresh", refresh)
+    check_kl_is_judged(config, profile)
     config, notes = with_rates(config, home)
     sources = find_sources(config, home)
     origin = {"flow_run": flow_run} if flow_run else {}
@@ -120,6 +121,7 @@ def rerun(
                 f"--set {field}: {first} depends on it, and comes before {stage}: it would be taken from run "
                 f"{base.run} as it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
             )
+    check_kl_is_judged(config, f"run {base.run}")
     config, chosen = with_rates(config.resolved(), home)
     notes += chosen
     if base.config.seed != config.seed and before:

@@ -25,7 +25,7 @@ ENDS: dict[Trained, Ends] = {
     "ppo.critic": Ends(1e-3, 1e-5),
 }
 """At `SMALL`, what the built-in task was developed with; at `LARGE`, what is usual from 1 to 70 billion (Touvron et al.
-2023, "Llama 2", section 3 and appendix A: 2e-5, 1e-5, 1e-6; a critic's 9e-6 in OpenRLHF)."""
+2023, "Llama 2", sections 3.1 to 3.2.3: 2e-5, 1e-5, 1e-6; a critic's 9e-6 in OpenRLHF)."""
 
 
 def default_rate(trained: Trained, parameters: int, lora: bool = False) -> float:

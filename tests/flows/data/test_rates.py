@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 from safetensors.torch import save_file
 
 from components.base.errors import UserError
@@ -46,6 +48,14 @@ def test_a_models_parameters_are_counted_from_its_files_in_one_or_in_shards(mode
     model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
     assert count_parameters(tmp_path / "whole", "sft.base") == count_parameters(tmp_path / "shards", "x") == parameters
+    (tmp_path / "one").mkdir()
+    writer = GGUFWriter(tmp_path / "one" / "model.gguf", "llama")
+    writer.add_tensor("a", np.zeros((30, 40), dtype=np.float16))
+    writer.add_tensor("b", np.zeros(7, dtype=np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    assert count_parameters(tmp_path / "one", "sft.base") == 1207
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"x" * 40)
     with pytest.raises(UserError, match=r"sft\.base: .*model\.safetensors is no file of weights"):
