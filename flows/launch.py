@@ -14,7 +14,8 @@ from components.gates.judging import Waiver
 from components.store.store import ArtifactStore
 from flows.base_run import changed_before, choose_base, earlier_stages, standing
 from flows.config.profiles import Override, apply_overrides
-from flows.config.run_config import RunConfig, check_config, to_values
+from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
+from flows.data.rates import with_rates
 from flows.rlhf import pipeline, rlhf
 from flows.sources import Sources, find_sources
 from tasks.execution.context import RunContext, refreshed
@@ -63,10 +64,12 @@ def new_run(
         UserError: an input can't be read, or a waiver or `refresh` names nothing that there is.
     """
     check_stages("--refresh", refresh)
+    check_kl_is_judged(config, profile)
+    config, notes = with_rates(config, home)
     sources = find_sources(config, home)
     origin = {"flow_run": flow_run} if flow_run else {}
     ctx = _begin(home, profile, config, origin, label, waivers, refresh=refreshed(refresh))
-    return Launch(ctx, config, sources, unnamed_gates(config))
+    return Launch(ctx, config, sources, notes + unnamed_gates(config))
 
 
 def rerun(
@@ -98,11 +101,12 @@ def rerun(
     before = earlier_stages(stage)
     if early := [name for name in refresh if STAGES[name].shown in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
+    config, chosen = (None, []) if config is None else with_rates(config, home)
     tried = run_of_flow(home, flow_run) if flow_run else None
     if tried is not None:  # the earlier attempt has chosen
         run = load_status(home, tried).origin["from"]
     base = choose_base(home, stage, run, config)
-    notes = [f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else "")]
+    notes = [f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""), *chosen]
     if misfits := base.config.runtime.misfits():
         kept = f"; {', '.join(before)} are taken as they are" if before else ""
         notes.append(
@@ -117,7 +121,9 @@ def rerun(
                 f"--set {field}: {first} depends on it, and comes before {stage}: it would be taken from run "
                 f"{base.run} as it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
             )
-    config = config.resolved()
+    check_kl_is_judged(config, f"run {base.run}")
+    config, chosen = with_rates(config.resolved(), home)
+    notes += chosen
     if base.config.seed != config.seed and before:
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
     sources = find_sources(config, home, taken=base.records)

@@ -30,6 +30,12 @@ class ScratchModel(Settings):
     vocabulary: int = Field(600, ge=300)
     """Most tokens of the tokenizer: whole words where the demonstrations hold fewer, else byte-level BPE."""
 
+    @property
+    def parameters(self) -> int:
+        """Parameters of the Llama with the whole vocabulary: tied embeddings, blocks with an MLP 8/3 as wide, norms."""
+        width, inner = self.hidden_size, 8 * self.hidden_size // 3
+        return self.vocabulary * width + self.layers * (4 * width**2 + 3 * width * inner + 2 * width) + width
+
     @model_validator(mode="after")
     def _heads_of_even_width(self) -> Self:
         if self.hidden_size % (2 * self.heads):  # rotary positions turn pairs of a head's dimensions

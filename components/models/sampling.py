@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from components.base.errors import CheckFailed
 from components.models.adapters import AdapterView
 from components.models.batching import Messages, encode_prompt, pad
 from components.models.cache import open_context
@@ -131,6 +132,9 @@ def sample(
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
         generator: source of all randomness, on the CPU (so that a device doesn't change the stream).
         value_head: values (n,) from last hidden states (n, D).
+
+    Raises:
+        CheckFailed: a logit is NaN or infinite, so there is no distribution to draw from.
     """
     pad_id, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     prompt_ids, prompt_mask = (x.to(device) for x in pad(prompts, pad_id, side="left"))
@@ -140,6 +144,7 @@ def sample(
     uniforms = torch.rand(batch, cap, generator=generator).to(device)
     rows = prompt_mask.sum(1).argsort(stable=True)
     going = torch.ones_like(rows, dtype=torch.bool)
+    sound = torch.ones((), dtype=torch.bool, device=device)
     context = open_context(model, prompt_ids[rows], prompt_mask[rows], cap)
     hidden = context.read_prompts()
     for t in range(cap):
@@ -153,9 +158,13 @@ def sample(
         for name, value in facts.items():
             found.setdefault(name, torch.zeros(batch, cap, device=device))[rows, t] = value
         going &= tokens != eos
+        sound &= (facts["logprobs"] + facts["entropy"]).isfinite().all()
+        look = t % LEAVE_EVERY[torch.device(device).type] == 0
+        if (look or t + 1 == cap) and not sound:
+            raise _no_distribution(model, t + 1)
         if t + 1 == cap:
             break
-        if t % LEAVE_EVERY[torch.device(device).type] == 0:
+        if look:
             kept = _closed_up(going)
             if len(kept) == 0:
                 break
@@ -182,6 +191,17 @@ def _facts(logits: Tensor, scaled: Tensor, probabilities: Tensor, tokens: Tensor
     return {"logprobs": logprobs, "entropy": entropy, "logprobs_at_1": at_1}
 
 
+def _no_distribution(model: Any, token: int) -> CheckFailed:
+    """The error of logits that are not finite by response token `token` (from 1), with the first such weight."""
+    named = model.weights() if isinstance(model, AdapterView) else model.named_parameters()
+    broken = next((name for name, weight in named if not torch.isfinite(weight).all()), None)
+    cause = f"{broken} holds NaN or infinity" if broken else "all weights are finite, so activations overflow"
+    return CheckFailed(
+        f"sampling: the model's logits are NaN or infinite by response token {token}: {cause}. If the model was just "
+        "trained, lower its learning rate; else replace the model that was loaded."
+    )
+
+
 def _closed_up(going: Tensor) -> Tensor:
     """Which of the rows (B,) to keep, in an order that moves none but the last ones, into the gaps."""
     count = int(going.sum())
@@ -192,7 +212,8 @@ def _closed_up(going: Tensor) -> Tensor:
 
 def _choose(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """A token per row (n, V), by inverting the cumulative distribution at `uniform` (n,)."""
-    return _inverse_cdf(probabilities, uniform.double())
+    found = _inverse_cdf(probabilities, uniform.double())
+    return found.clamp(max=probabilities.shape[1] - 1)  # NaN exceeds nothing, and has no place: `sample` says so
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
@@ -208,6 +229,7 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     cumulative = weights.cumsum(1, dtype=torch.float64)
     threshold = uniform * cumulative[:, -1]
     index = torch.searchsorted(cumulative, threshold.unsqueeze(1), right=True)
+    index = index.clamp(max=cumulative.shape[1] - 1)  # as NaN has none
     if not blocked:
         return index.squeeze(1)
     above = cumulative.gather(1, index).squeeze(1) - threshold

@@ -8,6 +8,7 @@ names (transformers 5.23, peft 0.21).
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,28 @@ def check_weights(folder: Path, named_by: str) -> None:
     if "config.json" in files:
         with refusing(folder / "config.json", named_by, "is no config of a model"):
             _check_attention(json.loads((folder / "config.json").read_text(encoding="utf-8")), folder, named_by)
+
+
+def count_parameters(folder: Path, named_by: str) -> int:
+    """Parameters of the model in `folder`, from the headers of its safetensors or GGUF files.
+
+    Raises:
+        UserError: as `check_weights`, or a file's header can't be read.
+    """
+    check_weights(folder, named_by)
+    count = 0
+    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf")):
+        with refusing(path, named_by, "is no file of weights"):
+            if path.suffix == ".gguf":
+                from gguf import GGUFReader
+
+                count += sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
+                continue
+            from safetensors import safe_open
+
+            with safe_open(path, framework="numpy") as file:
+                count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return count
 
 
 def load_whole(auto: Any, folder: Path, named_by: str, *, fresh_head: bool = False, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from components.ppo.config import PpoConfig
-from components.ppo.maths import gae, group_deviations, group_normalised, leave_one_out, masked_variance, whiten
+from components.ppo.maths import gae, group_normalised, leave_one_out, masked_variance, whiten
 
 
 class Advantages(NamedTuple):
@@ -16,13 +16,23 @@ class Advantages(NamedTuple):
     returns: Tensor | None
     """(B, T) what the critic is fitted to; None where there is none."""
     unit: float
-    """What rewards were divided by on the way: a KL loss beside these advantages is divided by it too."""
+    """What whitening divided score and KL by: a KL loss beside these advantages is divided by it too. 1 for `rloo` and
+    `grpo`, which divide no KL."""
 
 
-def estimate_advantages(rewards: Tensor, values: Tensor | None, mask: Tensor, config: PpoConfig) -> Advantages:
-    """Advantages from token rewards (B, T) and, where there is a critic, its values (B, T).
+def estimate_advantages(
+    rewards: Tensor, scores: Tensor, values: Tensor | None, mask: Tensor, config: PpoConfig
+) -> Advantages:
+    """Advantages from token rewards (B, T), the scores (B,) in them and, where there is a critic, its values (B, T).
 
-    Groups of `config.group_size` responses stand together.
+    Groups of `config.group_size` responses stand together. With R = s - βk the sum of a response's rewards, s its score
+    and k its log π_old / π_ref, a response of group G has the advantage
+
+        rloo    R - mean of the others' R                                     (Ahmadian et al. 2024, section 3.3)
+        grpo    (s - mean_G s) / std_G s  -  (βk - mean of the others' βk)    (Shao et al. 2024, 4.1.2, for s alone)
+
+    GRPO divides the score alone. So β is in units of a group's deviation there, and a group whose scores are tied has
+    advantages of size β: the tether pulls, and nothing else does.
     """
     if values is not None:
         token_level = config.advantage == "gae"
@@ -32,8 +42,7 @@ def estimate_advantages(rewards: Tensor, values: Tensor | None, mask: Tensor, co
         return Advantages(whiten(advantages, mask), returns, masked_variance(advantages, mask).add(1e-8).sqrt().item())
     totals = rewards.masked_fill(~mask, 0).sum(1)
     if config.advantage == "rloo":
-        of_response, unit = leave_one_out(totals, config.group_size), 1.0
+        of_response = leave_one_out(totals, config.group_size)
     else:
-        of_response = group_normalised(totals, config.group_size)
-        unit = group_deviations(totals, config.group_size).square().mean().add(1e-8).sqrt().item()
-    return Advantages(of_response.unsqueeze(1).expand_as(mask).masked_fill(~mask, 0), None, unit)
+        of_response = group_normalised(scores, config.group_size) + leave_one_out(totals - scores, config.group_size)
+    return Advantages(of_response.unsqueeze(1).expand_as(mask).masked_fill(~mask, 0), None, 1.0)

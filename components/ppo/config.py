@@ -24,7 +24,8 @@ class KLConfig(Settings):
     control: Literal["fixed", "adaptive"] = "adaptive"
     """`fixed` keeps the coefficient; `adaptive` moves it until KL is at the target (Ziegler et al. 2019, 2.2)."""
     coefficient: float = Field(0.1, ge=0)
-    """β at the start, in units of the SFT responses' score standard deviation per nat."""
+    """β at the start, in units of the SFT responses' score standard deviation per nat; with `advantage: grpo`, of the
+    standard deviation of a group's scores per nat."""
     target: float = Field(6.0, gt=0)
     """KL the adaptive controller aims at, in `unit`."""
     unit: Literal["response", "token"] = "response"
@@ -33,7 +34,8 @@ class KLConfig(Settings):
     """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` an update, and
     at a horizon of 0.2 or less could fall to 0 or below."""
     stop_above: float | None = Field(None, gt=0)
-    """Hard ceiling: the run stops, as failed, after an update whose mean KL exceeds it, in `unit`; null for none."""
+    """Hard ceiling, in `unit`; null for none. The run stops, as failed, once KL was above it in five batches in a row,
+    or for certain above three times it in one."""
     refresh_every: int | None = Field(None, ge=1)
     """Make the policy the new reference every so many updates; null keeps SFT. Only what β pulls towards is refreshed:
     the KL that is logged, held under the ceiling and gated stays that to SFT."""
@@ -78,8 +80,8 @@ class CriticConfig(Settings):
     """`separate`: a model of its own; `shared`: a linear head on the policy's trunk."""
     start: Literal["reward", "sft"] = "reward"
     """What a separate critic starts as: the reward model, or the SFT policy's trunk with a head of zeros."""
-    learning_rate: float = Field(1e-3, gt=0, le=1)
-    """Peak learning rate of a separate critic."""
+    learning_rate: float | None = Field(None, gt=0, le=1)
+    """Peak learning rate of a separate critic; null chooses one as for the policy."""
     coefficient: float = Field(0.5, gt=0)
     """Weight of the value loss beside the policy loss (`shared` only: a separate critic has its own optimiser)."""
     clip_range: float | None = Field(None, gt=0)
@@ -89,8 +91,6 @@ class CriticConfig(Settings):
 class PpoConfig(OptimizerConfig):
     """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""
 
-    learning_rate: float = Field(3e-4, gt=0, le=1)
-    """Peak learning rate of the policy."""
     updates: int = Field(60, ge=1)
     """Batches of rollouts."""
     batch_size: int = Field(128, ge=2)
@@ -106,7 +106,8 @@ class PpoConfig(OptimizerConfig):
     advantage: Literal["gae", "sequence", "rloo", "grpo"] = "gae"
     """What an action is compared with. `gae`: the critic's value of its state, token by token. The rest give a response
     one advantage: its return less the critic's value of the prompt (`sequence`), less the mean return of the prompt's
-    other responses (`rloo`), or less its group's mean and over its deviation (`grpo`). The last two have no critic."""
+    other responses (`rloo`), or its score less its group's mean and over its group's deviation, with KL undivided
+    (`grpo`). The last two have no critic. `grpo` alone does not lead to π_ref exp(score / β): see docs/decisions.md."""
     clip_range: float = Field(0.2, gt=0, lt=1)
     """ε of the clipped policy loss."""
     discount: float = Field(1.0, gt=0, le=1)

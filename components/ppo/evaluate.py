@@ -72,7 +72,9 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
         **_judged(policy, sft, clusters),
         **_diversity(policy, sft, clusters),
         **_forgetting(models, job, data),
-        "ppo/kl_per_token": sum(r.kl for r in policy) / sum(r.tokens for r in policy),
+        "ppo/kl_at_temperature_1": _mean(r.kl for r in policy)
+        if job.generation.temperature == 1
+        else kl_at_1(models, prompts, job, data),
         "ppo/proxy_reward": _mean(r.score for r in policy),
         "ppo/rewarded_score": _mean(r.reward for r in policy),
         "ppo/entropy": _mean(r.entropy for r in policy),
@@ -108,6 +110,7 @@ def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Seque
     both = [a.ended and b.ended for a, b in zip(policy, sft, strict=True)]
     metrics = {
         **clustered_mean([r.kl for r in policy], clusters).metrics("ppo/kl"),
+        **clustered_ratio([r.kl for r in policy], [r.tokens for r in policy], clusters).metrics("ppo/kl_per_token"),
         **clustered_mean(gain, clusters).metrics("ppo/reward_gain"),
         "ppo/both_ended": _mean(both),
         **clustered_ratio([r.tokens for r in policy], [r.tokens for r in sft], clusters).metrics("ppo/length_ratio"),
@@ -140,6 +143,16 @@ def _diversity(policy: Sequence[Answered], sft: Sequence[Answered], prompts: Seq
         "ppo/sft_entropy": _mean(its_entropy),
         **clustered_ratio(entropy, its_entropy, prompts).metrics("ppo/entropy_ratio"),
     }
+
+
+def kl_at_1(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path) -> float:
+    """KL of the two models at temperature 1, nats a response: E[Σ_t log π_1(a_t|s_t) - log π_ref,1(a_t|s_t)], a ~ π_1.
+
+    Of responses drawn at 1 for it. Those of another temperature T would need the weights Π_t π_1 / π_T, whose variance
+    grows exponentially with the length.
+    """
+    plain = job.model_copy(update={"generation": job.generation.model_copy(update={"temperature": 1.0})})
+    return _mean(row.kl for row in respond(models, models.policy, prompts, plain, data, stream="temperature 1"))
 
 
 def best_of(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, n: int) -> dict[str, float]:

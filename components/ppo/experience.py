@@ -1,5 +1,6 @@
 """From sampled responses to what one update learns from: scores, rewards, advantages, and the checks on the way."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,14 +10,16 @@ from components.base.errors import CheckFailed
 from components.models.sampling import Samples
 from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoJob, ScoreConfig
-from components.ppo.maths import kl_estimates, masked_mean, masked_variance, token_rewards
+from components.ppo.maths import kl_estimates, masked_mean, masked_variance, tied_groups, token_rewards
 from components.ppo.models import Models, frozen_pass
 from components.reward.scoring import ScoreScale
+from components.stats.intervals import clustered_mean, clustered_ratio
 
 SAMPLER_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01}
-"""Agreement of the sampler's log-probs with the training path's: in float32 the largest difference; in bfloat16,
-where the sampler's are not used, the mean KL between the two (k3) in nats per token. (Rounding alone makes the mean
-|difference| 0.05 for a model of 135 M, in either direction: a KL of 0.003; another prompt makes it whole nats.)"""
+"""Agreement of the sampler's log-probs with the training path's at temperature 1: in float32 the largest difference; in
+bfloat16, where the sampler's are not used, the mean KL between the two (k3) in nats per token. (Rounding alone makes
+the mean |difference| 0.05 for a model of 135 M, in either direction: a KL of 0.003; another prompt makes it whole nats.
+In float32 its standard deviation is 7.7e-6 a token there, a thirteenth of what is allowed.)"""
 
 
 @dataclass(frozen=True)
@@ -72,50 +75,104 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     judged = models.scale(found["raw_scores"])
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
-    advantages, returns, unit = estimate_advantages(rewards, values, mask, config)
+    advantages, returns, unit = estimate_advantages(rewards, scores, values, mask, config)
     value_clip = None
     if returns is not None and config.critic.clip_range is not None:
         value_clip = config.critic.clip_range * masked_variance(returns, mask).sqrt().item()
     kl = kl_estimates(old, sft, mask)
-    at_1 = kl_estimates(found["policy_at_1"], found["sft_at_1"], mask)
+    if not torch.isfinite(kl.k1).all():
+        raise CheckFailed("a log-probability isn't finite, so KL to the reference is unknown. Lower ppo.learning_rate.")
+    # No KL where T is not 1: the tokens were drawn at T. The evaluation draws others at 1 (`ppo/kl_at_temperature_1`).
+    at_1 = (found["policy_at_1"] - found["sft_at_1"]).masked_fill(~mask, 0)
     metrics = {
         "ppo/proxy_reward": judged.mean().item(),
         "ppo/rewarded_score": scores.mean().item(),
         "ppo/kl": kl.k1.sum(1).mean().item(),
         "ppo/kl_k2": kl.k2.sum(1).mean().item(),
         "ppo/kl_k3": kl.k3.sum(1).mean().item(),
-        "ppo/kl_at_temperature_1": at_1.k1.sum(1).mean().item(),
+        "ppo/log_ratio_at_temperature_1": at_1.sum(1).mean().item(),
         "ppo/kl_per_token": masked_mean(kl.k1, mask).item(),
         "ppo/beta": beta,
         "ppo/entropy": masked_mean(found["entropy"], mask).item(),
         "ppo/response_tokens": mask.sum(1).float().mean().item(),
         "ppo/ended": samples.ended.float().mean().item(),
     }
+    if not config.has_critic:
+        metrics["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean().item()
     if samples.seen is None:
-        metrics["ppo/sampler_drift"] = check_sampler(samples.logprobs, old, mask, job.runtime.dtype)
+        metrics["ppo/sampler_drift"] = check_sampler(samples.logprobs, old, mask, job)
     if models.sft is not models.reference:
         metrics["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean().item()
-    # The rewards, and in them the score, were divided by the unit: a KL beside them is divided likewise.
+    metrics |= lower_ends(kl.k1.sum(1), samples)
+    # Whitening divided the rewards, and in them the score, by the unit: a KL beside them is divided likewise.
     kl_weight = 0.0 if in_reward else beta / unit
     return Experience(
         samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics
     )
 
 
-def check_sampler(sampled: Tensor, recomputed: Tensor, mask: Tensor, dtype: str) -> float:
+def lower_ends(kl: Tensor, samples: Samples) -> dict[str, float]:
+    """Lower ends of the 95 % intervals of a batch's mean KL, from the summed k1 (B,) of its responses.
+
+    Clustered by prompt; empty where all are to one prompt, whose spread says nothing of others.
+    """
+    prompts = [tuple(ids) for ids in samples.prompt_ids.tolist()]
+    whole, a_token = clustered_mean(kl.tolist(), prompts), clustered_ratio(kl.tolist(), _lengths(samples), prompts)
+    found = {"ppo/kl_low": whole.low, "ppo/kl_per_token_low": a_token.low}
+    return {name: low for name, low in found.items() if math.isfinite(low)}
+
+
+def _lengths(samples: Samples) -> list[int]:
+    return samples.response_mask.sum(1).tolist()
+
+
+def sampler_tolerance(dtype: str, temperature: float) -> float:
+    """How far the sampler and the training path may disagree, in `SAMPLER_TOLERANCE`'s units.
+
+    Rounding of a logit x becomes one of x / T. So a difference of log-probabilities grows as 1 / T, and a KL, which is
+    of second order in it, as 1 / T². Above T = 1 the log-probability's own rounding stays, and so does the tolerance.
+    """
+    growth = max(1.0, 1 / temperature)
+    return SAMPLER_TOLERANCE[dtype] * (growth if dtype == "float32" else growth**2)
+
+
+def check_sampler(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob) -> float:
     """Compare the sampler's log-probabilities with `recomputed` (B, T); returns the difference that is judged.
 
     Raises:
-        CheckFailed: it exceeds the tolerance of `dtype`.
+        CheckFailed: it exceeds the `sampler_tolerance` of the job's dtype and temperature.
     """
+    dtype, temperature = job.runtime.dtype, job.generation.temperature
     if dtype == "float32":
         drift = (sampled - recomputed).abs()[mask].max().item()
     else:
         drift = masked_mean(kl_estimates(sampled, recomputed, mask).k3, mask).item()
-    if not drift <= SAMPLER_TOLERANCE[dtype]:
+    allowed = sampler_tolerance(dtype, temperature)
+    if not drift <= allowed:
         raise CheckFailed(
             f"the sampler and the training path disagree on log-probabilities by {drift:.2g} nats "
-            f"({'largest' if dtype == 'float32' else 'mean KL'}; {SAMPLER_TOLERANCE[dtype]:g} is allowed in {dtype}): "
-            "the ratios of PPO would be wrong. Is dropout on, or the prompt truncated differently?"
+            f"({'largest' if dtype == 'float32' else 'mean KL'}; {allowed:g} is allowed in {dtype} at temperature "
+            f"{temperature:g}): the ratios of PPO would be wrong. Is dropout on, or the prompt truncated differently?"
         )
     return drift
+
+
+def check_start(experience: Experience, job: PpoJob) -> None:
+    """Before the first update the policy is the reference: their log-probabilities agree to rounding.
+
+    Rounding errors of N tokens add up as their root, so the mean over B responses of the summed k1 may be
+    tol · max(1, 1 / T) · sqrt(N) / B from 0, with tol = `SAMPLER_TOLERANCE`: thirteen times the deviation that 7.7e-6
+    a token makes, whatever the length and the batch. (1e-4 for the sum stopped a quarter of the runs of 8 responses of
+    1,000 tokens.)
+
+    Raises:
+        CheckFailed: they don't, so KL would be measured against something that isn't the start.
+    """
+    kl, mask = abs(experience.metrics["ppo/kl"]), experience.samples.response_mask
+    growth = max(1.0, 1 / job.generation.temperature)
+    allowed = SAMPLER_TOLERANCE[job.runtime.dtype] * growth * math.sqrt(mask.sum().item()) / len(mask)
+    if not kl <= allowed:
+        raise CheckFailed(
+            f"KL to the reference is {kl:.2g} nats before the first update, where it must be 0 (rounding is allowed "
+            f"{allowed:.2g}): the policy did not start as the reference. Is dropout on?"
+        )

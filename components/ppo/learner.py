@@ -14,7 +14,7 @@ from components.ppo.experience import Experience, check_sampler
 from components.ppo.maths import explained_variance, kl_estimates, kl_loss, masked_mean, policy_loss, value_loss
 from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, micro_batches, scatter
 from components.training.loop import clip_and_step, recomputed, seeded
-from components.training.optim import build_optimizer, learning_rate_at, set_learning_rate
+from components.training.optim import build_optimizer, learning_rate_at, named_rate, set_learning_rate
 
 Loss = tuple[Tensor, dict[str, float]]
 """What is backpropagated, with what to report of it."""
@@ -45,7 +45,7 @@ class Learner:
         rate = learning_rate_at(update, config.updates, config)
         for name, optimizer in self.optimizers.items():
             own = name == "critic" and not isinstance(self.models.critic, SharedCritic)
-            set_learning_rate(optimizer, rate * config.critic.learning_rate / config.learning_rate if own else rate)
+            set_learning_rate(optimizer, rate * named_rate(config.critic.learning_rate) / config.peak if own else rate)
         return rate
 
     def update(self, experience: Experience, update: int) -> dict[str, float]:
@@ -125,7 +125,7 @@ class Learner:
             "ppo/ratio_max": surrogate.ratio.max().item(),
         }
         if first and experience.samples.seen is not None:
-            metrics["ppo/sampler_drift"] = check_sampler(old, logprobs.detach(), mask, self.job.runtime.dtype)
+            metrics["ppo/sampler_drift"] = check_sampler(old, logprobs.detach(), mask, self.job)
         loss = policy if stats.entropy is None else policy - config.entropy_coefficient * stats.entropy.mean()
         if config.kl.form != "reward":
             tether = kl_loss(logprobs, old, experience.reference[rows], mask, config.kl.form)

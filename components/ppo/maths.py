@@ -71,18 +71,25 @@ def leave_one_out(returns: Responses, group_size: int) -> Responses:
     return (groups - (groups.sum(1, keepdim=True) - groups) / (group_size - 1)).flatten()
 
 
-def group_deviations(returns: Responses, group_size: int) -> Float[Tensor, "G"]:
-    """Standard deviation of the returns (B,) of each of G groups, Bessel-corrected."""
-    return returns.unflatten(0, (-1, group_size)).std(1)
+TIE = 1e-4
+"""Scores of a group that lie within this of each other are tied: rounding alone makes as much of one text's score."""
 
 
-def group_normalised(returns: Responses, group_size: int) -> Responses:
-    """Each response's return less its group's mean, over its group's deviation (GRPO: Shao et al. 2024, section 4.1.2).
+def tied_groups(scores: Responses, group_size: int) -> Bool[Tensor, "G"]:
+    """Which of the G groups hold scores (B,) that are all equal, to within `TIE`."""
+    groups = scores.unflatten(0, (-1, group_size))
+    return groups.amax(1) - groups.amin(1) <= TIE
 
-    A group whose returns are all equal says nothing, and gets 0.
+
+def group_normalised(scores: Responses, group_size: int) -> Responses:
+    """Each response's score less its group's mean, over its group's deviation (GRPO: Shao et al. 2024, section 4.1.2).
+
+    (s - mean) / (std + 1e-4), the deviation Bessel-corrected; 0 in a tied group, which ranks nothing. KL has no place
+    in these scores: where they are tied its own spread would be the divisor, and β would cancel.
     """
-    groups = returns.unflatten(0, (-1, group_size))
-    return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
+    groups = scores.unflatten(0, (-1, group_size))
+    normalised = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+    return normalised.masked_fill(tied_groups(scores, group_size).unsqueeze(1), 0).flatten()
 
 
 class PolicyLoss(NamedTuple):

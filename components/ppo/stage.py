@@ -1,5 +1,6 @@
 """The PPO stage, a few numbered steps an update, with its checks, checkpoints and final evaluation."""
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,8 +25,9 @@ from components.models.folders import save_model
 from components.models.sampling import Samples, rollout_engine
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
+from components.ppo.curves import curve_metrics
 from components.ppo.evaluate import evaluate
-from components.ppo.experience import SAMPLER_TOLERANCE, Experience, gather_experience
+from components.ppo.experience import check_start, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.training.checkpoint import Pace
@@ -43,7 +45,7 @@ class Progress:
     samples: list[dict[str, object]] = field(default_factory=list)
     """Some responses, with `update` (from 0)."""
     stopped: bool = False
-    """KL went over the ceiling."""
+    """KL stayed over the ceiling."""
 
 
 def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -74,8 +76,8 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     last = trained.history[-1]
     kept = ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl", "ppo/kl_to_reference")
     metrics |= {name: last[name] for name in kept if name in last}
+    metrics |= curve_metrics(trained.history, job.ppo.kl)
     metrics |= {
-        "ppo/ratio_max": max(row["ppo/ratio_max"] for row in trained.history),
         "ppo/stopped": float(trained.stopped),
         "ppo/updates": float(len(trained.history)),
     }
@@ -95,8 +97,7 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
     modules = models.trained() | ({"reference": models.reference} if refresh_every else {})
     seen = Progress()
     if resumed := restore_state(folder, modules, learner.optimizers):
-        state, controller.beta, controller.holding = (resumed[1][name] for name in ("state", "beta", "holding"))
-        seen = Progress(**state)
+        seen, controller = Progress(**resumed[1]["state"]), KLController(config.kl, **resumed[1]["tether"])
         for row in seen.history:
             observe(int(row["update"]), {k: v for k, v in row.items() if k != "update"}, total=config.updates)
         observe(resumed[0], {}, total=config.updates, resumed=True)
@@ -114,13 +115,13 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
                 experience = gather_experience(models, samples, job, controller.beta)
                 batch.append(experience)
                 if update == 0:
-                    check_start(experience, job.runtime.dtype)
+                    check_start(experience, job)
                 # 3. learn
                 metrics = experience.metrics | learner.update(experience, update)
             # 4. move the tether
-            kl = metrics["ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"]
-            seen.stopped = controller.stops(kl)
-            controller.update(kl)
+            held = "ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"
+            seen.stopped = controller.stops(metrics[held], metrics.get(f"{held}_low", -math.inf))
+            controller.update(metrics[held])
             if refresh_every and (update + 1) % refresh_every == 0:
                 models.refresh_reference()
             # 5. keep what was seen
@@ -136,7 +137,7 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
                 rows = ({"prompt": p, "response": r, "score": s, "reward": w} | t for p, r, s, w, t in shown)
                 seen.samples += [{"update": update} | row for row in rows]
             if pace.due(update + 1, last):
-                kept = {"state": asdict(seen), "beta": controller.beta, "holding": controller.holding}
+                kept = {"state": asdict(seen), "tether": controller.state()}
                 save_state(folder, update + 1, modules, learner.optimizers, kept)
             seconds, tokens = time.perf_counter() - began, float(samples.response_mask.sum())
             speed = {"ppo/samples_per_second": len(texts) / seconds, "ppo/tokens_per_second": tokens / seconds}
@@ -178,14 +179,3 @@ def prompt_batch(count: int, batch_size: int, update: int, seed: int) -> list[in
         out += taken
         position += len(taken)
     return out
-
-
-def check_start(experience: Experience, dtype: str) -> None:
-    """Before the first update the policy is the reference: their log-probabilities agree to rounding.
-
-    Raises:
-        CheckFailed: they don't, so KL would be measured against something that isn't the start.
-    """
-    kl = abs(experience.metrics["ppo/kl"])
-    if not kl <= SAMPLER_TOLERANCE[dtype]:
-        raise CheckFailed(f"KL to the reference is {kl:.2g} nats before the first update, where it must be 0.")

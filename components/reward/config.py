@@ -34,8 +34,6 @@ class RefreshConfig(Settings):
 class RewardConfig(FitConfig):
     """A scalar head (or one per objective) on the SFT checkpoint, trained with the Bradley-Terry loss."""
 
-    learning_rate: float = Field(5e-4, gt=0, le=1)
-    """Peak learning rate."""
     shared_prompts: bool = True
     """Compute what a pair's two sequences begin with once, for both; false for models whose tokens meet by other ways
     than full attention, which is checked before training."""

@@ -94,9 +94,9 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
 
 _REPORTED = (
     "accuracy", "accuracy_low", "accuracy_high", "ece", "ece_null_95", "calibration_slope", "brier", "brier_high",
-    "log_loss", "log_loss_high", "temperature", "length_accuracy", "length_gain_low", "majority_accuracy",
-    "majority_gain_low", "ece_width", "ece_width_null_95", "brier_before", "log_loss_before", "slices_judged",
-    "slice_accuracy_low", "slice_ece_excess", "accuracy_chosen_longer", "accuracy_chosen_shorter",
+    "log_loss", "log_loss_high", "temperature", "temperature_at_end", "length_accuracy", "length_gain_low",
+    "majority_accuracy", "majority_gain_low", "ece_width", "ece_width_null_95", "brier_before", "log_loss_before",
+    "slices_judged", "slice_accuracy_low", "slice_ece_excess", "accuracy_chosen_longer", "accuracy_chosen_shorter",
     "balanced_length_accuracy", "balanced_length_accuracy_low", "length_partial_correlation",
     "length_partial_correlation_low", "length_partial_correlation_high",
 )  # fmt: skip

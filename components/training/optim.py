@@ -12,11 +12,19 @@ if TYPE_CHECKING:
     from torch.optim import AdamW
 
 
+def named_rate(rate: float | None) -> float:
+    """`rate`. Raises `ValueError` if it is null, which only the config of a run that has not begun may hold."""
+    if rate is None:
+        raise ValueError("learning_rate is null: a run's config holds the number that was chosen when it began")
+    return rate
+
+
 class OptimizerConfig(Settings):
     """AdamW with linear warm-up, then constant or linear decay, and gradient clipping by global norm."""
 
-    learning_rate: float = Field(1e-3, gt=0, le=1)
-    """Peak learning rate."""
+    learning_rate: float | None = Field(None, gt=0, le=1)
+    """Peak learning rate; null chooses one by the model's size and by whether an adapter or all of it trains
+    (`components/training/rates.py`), when a run begins."""
     warmup: float = Field(0.05, ge=0, le=1)
     """Share of the steps over which the rate rises linearly from 0."""
     decay: Literal["linear", "none"] = "linear"
@@ -34,6 +42,11 @@ class OptimizerConfig(Settings):
     gradient_checkpointing: bool = unkeyed(False)
     """Keep only what enters each transformer block and compute the rest again for the gradient: less memory, more time,
     the same result."""
+
+    @property
+    def peak(self) -> float:
+        """The learning rate of a run that has begun. Raises `ValueError` where none was chosen."""
+        return named_rate(self.learning_rate)
 
 
 class FitConfig(OptimizerConfig):
@@ -62,7 +75,7 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
     ]
     kind = AdamW if config.epsilon_style == "torch" else _tensorflow_adamw()
     groups = [group for group in groups if group["params"]]
-    return kind(groups, lr=config.learning_rate, betas=(0.9, config.beta2), eps=config.epsilon, fused=True)
+    return kind(groups, lr=config.peak, betas=(0.9, config.beta2), eps=config.epsilon, fused=True)
 
 
 def _tensorflow_adamw() -> type["AdamW"]:
@@ -88,10 +101,10 @@ def learning_rate_at(step: int, steps: int, config: OptimizerConfig) -> float:
     """The learning rate of optimiser step `step` (from 0) of `steps`."""
     warmup = max(1, round(config.warmup * steps))
     if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
+        return config.peak * (step + 1) / warmup
     if config.decay == "none":
-        return config.learning_rate
-    return config.learning_rate * (steps - step) / max(1, steps - warmup)
+        return config.peak
+    return config.peak * (steps - step) / max(1, steps - warmup)
 
 
 def set_learning_rate(optimizer: "AdamW", rate: float) -> None:

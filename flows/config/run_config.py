@@ -144,7 +144,27 @@ def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunC
     Raises:
         UserError: no such profile, or a key or value that is none; the message names key, value and nearest key.
     """
-    return check_config(apply_overrides(read_profile(profile), overrides), source=str(profile))
+    config = check_config(apply_overrides(read_profile(profile), overrides), source=str(profile))
+    check_kl_is_judged(config, source=str(profile))
+    return config
+
+
+def check_kl_is_judged(config: RunConfig, source: str) -> None:
+    """Refuse a config that aims at KL in a unit whose gate has no threshold. A stored run's is read all the same.
+
+    With nats a response, no gate on KL at all is a choice that anybody may make.
+
+    Raises:
+        UserError: naming the gate and a threshold for it.
+    """
+    unit, thresholds = config.ppo.kl.unit, {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
+    own, other = ("ppo.kl_per_token", "ppo.kl") if unit == "token" else ("ppo.kl", "ppo.kl_per_token")
+    if thresholds[own] is None and (unit == "token" or thresholds[other] is not None):
+        raise UserError(
+            f"{source}: gates.{own}: ppo.kl.unit is {unit}, and the gate on nats per {unit} has no threshold, so the "
+            f"KL that is aimed at would not be judged: set gates.{own}, as in --set gates.{own}="
+            f"{2 * config.ppo.kl.target:g} for twice ppo.kl.target."
+        )
 
 
 def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:

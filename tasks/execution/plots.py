@@ -99,7 +99,7 @@ def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> A
 def reward_and_kl(computed: Computed) -> Any:
     """Reward (and gold, where it is known), KL to SFT with what holds it, and β, on one axis of PPO updates."""
     config = computed.job.ppo.kl if isinstance(computed.job, PpoJob) else KLConfig(control="fixed")
-    name, high = ("ppo/kl_per_token", "") if config.unit == "token" else ("ppo/kl", "ppo/kl_high")
+    name, high = ("ppo/kl_per_token", "ppo/kl_per_token_high") if config.unit == "token" else ("ppo/kl", "ppo/kl_high")
     rewards, kl, beta = computed.curve("ppo/proxy_reward"), computed.curve(name), computed.curve("ppo/beta")
     if not rewards or not kl:
         return None

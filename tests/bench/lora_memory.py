@@ -76,7 +76,8 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     after_imports = memory("VmRSS")
     config = PpoConfig(
         batch_size=options.batch, minibatch_size=options.batch, micro_batch_size=options.micro_batch, epochs=2,
-        stop_epochs_above=None, kl={"control": "fixed"}, lora={"rank": options.rank},
+        learning_rate=3e-4, critic={"learning_rate": 1e-3}, stop_epochs_above=None,
+        kl={"control": "fixed"}, lora={"rank": options.rank},
     )  # fmt: skip
     job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(), ppo=config)
     if options.side == "ppo":

@@ -24,7 +24,7 @@ from flows.config.run_config import load_config
 BETA = load_config("demo").ppo.kl.coefficient
 VARIANTS = {
     "tethered": [],
-    "cut (β = 0)": ["ppo.kl.control=fixed", "ppo.kl.coefficient=0"],
+    "cut (β = 0)": ["ppo.kl.control=fixed", "ppo.kl.coefficient=0", "ppo.kl.stop_above=null"],
     "tight (10 β)": ["ppo.kl.control=fixed", f"ppo.kl.coefficient={10 * BETA:g}"],
 }
 SHOWN = (

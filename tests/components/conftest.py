@@ -64,9 +64,11 @@ class Stages(NamedTuple):
             return SftJob(**common, sft=SftConfig(**tiny | {"batch_size": 32, "micro_batch_size": 16} | options))
         if stage == "reward":
             tiny = {"scale_responses": 16, "checkpoint_every": 2, "batch_size": 16, "micro_batch_size": 8}
+            tiny["learning_rate"] = 5e-4
             return RewardJob(**common, reward=RewardConfig(**tiny | options))
         tiny = {"updates": 5, "batch_size": 8, "minibatch_size": 4, "micro_batch_size": 2, "checkpoint_every": 2}
         tiny |= {"kl": {"control": "fixed", "coefficient": 0.1}, "sample_every": 2, "learning_rate": 1e-3}
+        options["critic"] = {"learning_rate": 1e-3} | options.get("critic", {})
         return PpoJob(**common, ppo=PpoConfig(**tiny | options))
 
 

@@ -292,6 +292,39 @@ def test_a_form_takes_the_newest_run_that_agrees_with_it_on_what_comes_before(tm
         rerun(tmp_path, "ppo", other, config=form)
 
 
+def test_a_learning_rate_that_is_null_is_chosen_once_kept_and_agreed_with(tmp_path: Path) -> None:
+    null = ["sft.learning_rate=null", "ppo.learning_rate=null"]
+    launch = begin(tmp_path, *null)
+    (said,) = launch.notes
+    assert said.startswith("chosen for a model of ") and "sft.learning_rate 0.001, ppo.learning_rate 0.0003" in said
+    first = finish(launch)
+    values = launching.run_values(tmp_path, first)
+    assert values["sft"]["learning_rate"] == 1e-3 and values["ppo"]["learning_rate"] == 3e-4
+    assert rerun(tmp_path, "reward").config.ppo.learning_rate == 3e-4
+    again = rerun(tmp_path, "ppo", config=load_config("tiny", settings(*null)))
+    assert again.notes[0].startswith(f"ppo again from run {first}") and said in again.notes
+    assert stored_stages(begin(tmp_path, "sft.learning_rate=0.001")) == stored_stages(begin(tmp_path, *null))
+    adapted = rerun(tmp_path, "ppo", overrides=settings("ppo.learning_rate=null", "ppo.updates=4"))
+    assert adapted.config.ppo.learning_rate == 3e-4 and "ppo.learning_rate 0.0003" in adapted.notes[-1]
+
+
+def test_an_older_runs_kl_in_a_unit_without_a_gate_is_read_and_refused_only_where_ppo_is_computed_again(
+    tmp_path: Path,
+) -> None:
+    token = ["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2"]
+    launch = begin(tmp_path, *token)
+    finish(launch)
+    saved = launch.ctx.folder / "config.yaml"
+    text = saved.read_text()
+    assert "kl_per_token: 0.2" in text
+    saved.write_text(text.replace("kl_per_token: 0.2", "kl_per_token: null"))
+    with pytest.raises(UserError, match=r"gates\.ppo\.kl_per_token: ppo\.kl\.unit is token.* --set gates\.ppo\.kl_per"):
+        rerun(tmp_path, "ppo")
+    assert rerun(tmp_path, "ppo", overrides=settings(token[1])).ctx.run
+    with pytest.raises(UserError, match="would not be judged"):
+        new_run(tmp_path, "mine", check_config({"ppo": {"kl": {"unit": "token"}}}, "mine").resolved())
+
+
 def test_a_flow_run_that_is_tried_again_takes_up_its_run_and_its_choice(tmp_path: Path) -> None:
     first = finish(begin(tmp_path))
     form = load_config("tiny")

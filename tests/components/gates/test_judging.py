@@ -16,6 +16,7 @@ REWARD = {
     "accuracy_low": 0.7,
     "ece": 0.05,
     "calibration_slope": (0.8, 1.25),
+    "temperature_at_end": 0,
     "length_gain_low": 0.0,
     "invariance": 1e-4,
     "ece_width": 0.05,
@@ -37,6 +38,7 @@ GOOD = {
     "reward/ece": 0.03,
     "reward/ece_null_95": 0.02,
     "reward/calibration_slope": 1.0,
+    "reward/temperature_at_end": 0.0,
     "reward/length_gain_low": 0.1,
     "reward/invariance": 1e-5,
     "reward/ece_width": 0.06,
@@ -77,7 +79,7 @@ def verdict(name, metrics, thresholds=REWARD, waivers=()):
 
 def test_good_metrics_pass_every_gate():
     verdicts = judge("reward", GOOD, REWARD)
-    assert len(verdicts) == len(REWARD) == 24
+    assert len(verdicts) == len(REWARD) == 25
     assert all(each.passed for each in verdicts)
     assert failure("reward", verdicts) is None
 

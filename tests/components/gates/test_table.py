@@ -41,9 +41,14 @@ def test_a_gates_name_gives_its_stage_its_key_and_where_none_is_named_its_metric
 
 
 def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_measured() -> None:
-    assert [g.name for g in GATES.values() if g.warn_only] == ["ppo.kl_floor"]
+    assert [g.name for g in GATES.values() if g.warn_only] == [
+        "ppo.kl_floor", "ppo.beta_drift_below_target", "ppo.proxy_rise_at_level_kl", "ppo.ratio_max",
+        "ppo.clip_fraction_max",
+    ]  # fmt: skip
     assert [g.name for g in GATES.values() if g.ends] == ["ppo.length_ratio"]
-    assert [g.name for g in GATES.values() if g.if_measured] == ["reward.refresh_gain_low"]
+    assert [g.name for g in GATES.values() if g.if_measured] == [
+        "reward.refresh_gain_low", "ppo.beta_drift_below_target", "ppo.proxy_rise_at_level_kl",
+    ]  # fmt: skip
     assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
         "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",
     }  # fmt: skip

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from components.base.errors import CheckFailed
+from components.models import sampling
 from components.models.batching import PADDING
 from components.models.config import GenerationConfig
 from components.models.kernels import by_onednn
@@ -235,3 +237,31 @@ def test_generated_responses_come_back_in_the_prompts_order_with_their_tokens(la
 
 def _ids(language: Any, messages: Any) -> list[int]:
     return language.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("where", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+@pytest.mark.parametrize("cap", [1, 12])
+def test_weights_that_are_no_numbers_end_sampling_with_their_name(
+    language: Any, value: float, where: str, cap: int
+) -> None:
+    model = opinionated(language)
+    model.get_parameter(where).view(-1)[-1] = value
+    with pytest.raises(CheckFailed, match=rf"logits are NaN or infinite .*: {where} holds NaN or infinity") as error:
+        draw(language, language.prompts, model=model, max_new_tokens=cap)
+    assert error.value.exit_code == 1
+
+
+@pytest.mark.parametrize("vocabulary", [60, 3000], ids=["whole", "in blocks"])
+@pytest.mark.parametrize("logit", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_overflow_with_finite_weights_end_sampling_as_such(
+    language: Any, monkeypatch: pytest.MonkeyPatch, vocabulary: int, logit: float
+) -> None:
+    def overflowing(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(len(hidden), vocabulary)
+        logits[-1, 7] = logit
+        return logits
+
+    monkeypatch.setattr(sampling, "vocabulary_logits", overflowing)
+    with pytest.raises(CheckFailed, match=r"all weights are finite, so activations overflow.* lower its learning rate"):
+        draw(language, language.prompts)

@@ -1,38 +1,59 @@
 """Which estimator each name of `ppo.advantage` gives, with numbers worked out by hand."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from components.ppo import models
 from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoConfig
+from components.ppo.experience import gather_experience
 
 MASK = torch.tensor([[True, True], [True, False], [True, True], [True, True]])
 # Totals of the responses 3, 1, 6, 4: what stands where the mask is False counts for nothing.
 REWARDS = torch.tensor([[1.0, 2.0], [1.0, 99.0], [2.0, 4.0], [0.0, 4.0]])
+SCORES = torch.tensor([5.0, 2.0, 3.0, 3.0])  # so the KL penalties are -2, -1, 3, 1, and the second group is tied
 
 
-def of_each(name: str, totals: list[float]) -> torch.Tensor:
-    found = estimate_advantages(REWARDS, None, MASK, PpoConfig(advantage=name, group_size=2))
-    assert found.returns is None
+def of_each(name: str, totals: list[float]) -> None:
+    found = estimate_advantages(REWARDS, SCORES, None, MASK, PpoConfig(advantage=name, group_size=2))
+    assert found.returns is None and found.unit == 1
     expected = torch.tensor(totals).unsqueeze(1) * MASK
     assert torch.allclose(found.advantages, expected, atol=1e-3), "each token of a response has the response's"
-    return torch.tensor(found.unit)
 
 
 def test_rloo_is_the_return_less_the_others_mean_in_the_rewards_own_unit() -> None:
-    assert of_each("rloo", [2.0, -2.0, 2.0, -2.0]).item() == 1.0
+    of_each("rloo", [2.0, -2.0, 2.0, -2.0])
 
 
-def test_grpo_is_in_deviations_of_the_group_and_its_unit_is_their_root_mean_square() -> None:
-    half = 1 / math.sqrt(2)  # both groups are 2 apart, so their deviation is sqrt(2)
-    assert of_each("grpo", [half, -half, half, -half]).item() == pytest.approx(math.sqrt(2), rel=1e-4)
+def test_grpo_divides_the_score_by_the_groups_deviation_and_leaves_kl_as_it_is() -> None:
+    half = 1 / math.sqrt(2)  # 3 apart, so the deviation is 3 / sqrt(2)
+    of_each("grpo", [half - 1, -half + 1, 2.0, -2.0])
+
+
+@pytest.mark.parametrize("beta", [0.01, 0.1, 1.0])
+def test_in_a_tied_group_of_grpo_advantages_are_as_large_as_beta_and_a_kl_loss_weighs_beta(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, beta: float
+) -> None:
+    monkeypatch.setattr(models, "score_tokens", lambda model, ids, mask, runtime: torch.ones(len(ids)))
+    for form in ("reward", "k2", "k3"):
+        kl = {"control": "fixed", "coefficient": beta, "form": form}
+        job, loaded, samples = load(advantage="grpo", group_size=4, kl=kl, score={"missing_eos": "keep"})
+        loaded.reference.model.norm.weight.add_(0.2)
+        found = gather_experience(loaded, samples, job, beta)
+        assert found.metrics["ppo/tied_groups"] == 1
+        k = (found.logprobs - found.reference).sum(1).unflatten(0, (2, 4))
+        expected = -beta * 4 / 3 * (k - k.mean(1, keepdim=True)) * (form == "reward")
+        assert torch.allclose(found.advantages[:, 0], expected.flatten(), atol=1e-5)
+        assert found.kl_weight == (0 if form == "reward" else beta)
 
 
 def critic(name: str) -> tuple[torch.Tensor, torch.Tensor | None, float]:
     values = torch.tensor([[1.0, 0.5], [2.0, 7.0], [0.0, 1.0], [1.0, 3.0]])
-    return estimate_advantages(REWARDS, values, MASK, PpoConfig(advantage=name, gae_lambda=0.5))
+    return estimate_advantages(REWARDS, SCORES, values, MASK, PpoConfig(advantage=name, gae_lambda=0.5))
 
 
 def whitened(tokens: list[float]) -> tuple[list[float], float]:

@@ -1,7 +1,10 @@
 """What moves the KL coefficient, and what may not."""
 
+import json
 import math
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
 from components.ppo.config import KLConfig
@@ -57,7 +60,37 @@ def test_a_fixed_coefficient_never_moves() -> None:
     assert controller.beta == 0.1
 
 
-def test_the_hard_ceiling_stops_above_it_only_and_only_where_there_is_one() -> None:
+def stopped_at(kls: Iterable[float], ceiling: float = 10.0, width: float = 0.2) -> int | None:
+    """The update (from 1) after which a run of these mean KLs stops, each of an interval of ± `width` of itself."""
+    controller = adaptive(stop_above=ceiling)
+    return next((n for n, kl in enumerate(kls, 1) if controller.stops(kl, kl * (1 - width))), None)
+
+
+def test_a_policy_that_stays_above_the_ceiling_is_stopped_at_its_fifth_update_there_and_far_beyond_at_once() -> None:
+    assert stopped_at([3, 9.9, 10.0] + [10.1] * 9) == 8
+    assert stopped_at([10.1] * 4 + [9.9] + [10.1] * 4) is None, "five in a row"
+    assert stopped_at([0, 38]) == 2 and stopped_at([0, 37, 9]) is None, "its interval lies above three ceilings"
+    assert stopped_at([0, 60], width=0.6) is None, "one response may have made that"
+    assert not any(adaptive().stops(1e9, 1e9) for _ in range(9))
+
+
+def test_a_healthy_demos_swings_stop_nothing_and_a_runaway_is_stopped() -> None:
+    """Mean KLs 2.57, 5.63, 1.63 were seen: log-normal about 3, deviation 0.6, also where each resembles the last."""
+    chance = np.random.default_rng(0)
+    for rho in (0.0, 0.6):
+        noise = chance.standard_normal((4000, 30))
+        for t in range(1, 30):
+            noise[:, t] = rho * noise[:, t - 1] + math.sqrt(1 - rho**2) * noise[:, t]
+        stopped = [stopped_at(row, ceiling=9.0) for row in 3 * np.exp(0.6 * noise)]
+        assert sum(at is not None for at in stopped) <= 40, "one in a hundred runs of 30 updates"
+        growing = 1.3 ** np.arange(30) * np.exp(0.6 * noise)
+        assert all(at is not None for at in (stopped_at(row, ceiling=9.0) for row in growing[:500]))
+
+
+def test_a_checkpoint_holds_all_that_the_tether_remembers() -> None:
     controller = adaptive(stop_above=10.0)
-    assert [controller.stops(kl) for kl in (9.9, 10.0, 10.1)] == [False, False, True]
-    assert not adaptive().stops(1e9)
+    for kl in (11.0, 12.0, 11.0, 10.5):
+        controller.stops(kl, 0.0)
+        controller.update(kl)
+    again = KLController(controller.config, **json.loads(json.dumps(controller.state())))
+    assert again == controller and again.stops(11.0, 0.0)

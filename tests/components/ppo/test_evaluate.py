@@ -113,6 +113,19 @@ def dissimilarity_ratio(rows: list[dict[str, Any]]) -> float:
     return apart[0] / apart[1]
 
 
+def ratio_high(above: list[float], below: list[float], rows: list[dict[str, Any]]) -> float:
+    """Upper end of sum(above) / sum(below), by how far it moves as each prompt's weight moves a little."""
+    prompts = np.array([row["prompt"][-1]["content"] for row in rows])
+
+    def ratio(weights: np.ndarray) -> float:
+        return float(weights @ np.array(above) / (weights @ np.array(below)))
+
+    moved = [(ratio(1 + 1e-5 * (prompts == p)) - ratio(1 - 1e-5 * (prompts == p))) / 2e-5 for p in set(prompts)]
+    clusters = len(moved)
+    error = math.sqrt(clusters / (clusters - 1) * math.fsum(d * d for d in moved))
+    return ratio(np.ones(len(rows))) + float(student.ppf(0.975, clusters - 1)) * error
+
+
 def fourgrams(text: str) -> list[str]:
     words = re.sub(r"([^\w\s])", r" \1 ", text.lower()).split()
     return [" ".join(words[i : i + 4]) for i in range(len(words) - 3)]
@@ -139,6 +152,7 @@ def gated(rows: list[dict[str, Any]]) -> dict[str, float]:
         "ppo/evaluated": float(len(rows)),
         "ppo/kl_low": ends(of("policy", "kl"), rows)[0],
         "ppo/kl_high": ends(of("policy", "kl"), rows)[1],
+        "ppo/kl_per_token_high": ratio_high(of("policy", "kl"), of("policy", "tokens"), rows),
         "ppo/reward_gain_low": ends(gain, rows)[0],
         "ppo/repetition_high": wilson(of("policy", "repetition"), rows)[1],
         "ppo/echo_high": wilson(of("policy", "echo"), rows)[1],
@@ -165,9 +179,11 @@ def beside(rows: list[dict[str, Any]]) -> dict[str, float]:
 def test_the_rows_gated_numbers_are_those_of_the_policy_and_not_of_sft(ppo: Evaluated) -> None:
     assert max(Counter(row["prompt"][-1]["content"] for row in ppo.rows).values()) == 3
     expected = gated(ppo.rows)
-    assert {name: ppo.metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+    assert {name: ppo.metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert {name: ppo.metrics[name] for name in beside(ppo.rows)} == pytest.approx(beside(ppo.rows), rel=1e-9)
     elsewhere = {"ppo/stopped", "ppo/demonstration_perplexity_ratio_high"}
+    elsewhere |= {f"ppo/{name}" for name in ("ratio_max", "clip_fraction_max")}  # these and the next in test_curves.py
+    elsewhere |= {f"ppo/{name}" for name in ("beta_drift_below_target", "proxy_rise_at_level_kl")}
     assert {gate.metric for gate in GATES.values() if gate.stage == "ppo"} == expected.keys() | elsewhere
 
 
@@ -198,7 +214,7 @@ def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alik
     metrics = evaluate.evaluate(neither, stages.job("ppo"), data, tmp_path)
     rows = read_rows(tmp_path / "artifact" / "evaluation.jsonl")
     expected = gated(rows) | beside(rows)
-    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert metrics["ppo/demonstration_perplexity_ratio"] == 1.25
 
 
@@ -248,6 +264,36 @@ def test_a_rows_kl_and_score_are_the_models_own(ppo: Evaluated, stages: Any) -> 
         reward = min(max(score, -2.0), 2.0) if found["ended"] else scale["missing_eos_score"]
         assert found["reward"] == pytest.approx(reward - 0.01 * len(response), abs=1e-4)
     assert compared[True] >= 5 and compared[False] >= 5 and special, (compared, special)
+
+
+def test_kl_at_temperature_1_is_of_responses_drawn_at_1_and_not_at_the_runs_temperature(
+    ppo: Evaluated, stages: Any
+) -> None:
+    """Of responses that transformers draws itself, from the same models; a log-ratio of cold samples is another."""
+    models = [AutoModelForCausalLM.from_pretrained(f / "model").eval() for f in (ppo.artifact, stages.inputs["sft"])]
+    tokenizer = AutoTokenizer.from_pretrained(stages.inputs["sft"] / "model")
+    torch.manual_seed(5)
+    found: dict[float, list[float]] = {1.0: [], TEMPERATURE: []}
+    for row, temperature in itertools.product(ppo.rows, found):
+        text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"][-64:]
+        drawn = models[0].generate(
+            torch.tensor([prompt] * 12), do_sample=True, temperature=temperature, top_k=0, max_new_tokens=CAP,
+            bad_words_ids=[[tokenizer.pad_token_id]], pad_token_id=tokenizer.pad_token_id,
+        )[:, len(prompt) :]  # fmt: skip
+        ends = (drawn == tokenizer.eos_token_id).long()
+        mask = (ends.cumsum(1) - ends) == 0
+        whole = torch.cat([torch.tensor([prompt] * 12), drawn], 1)
+        nats = []
+        for model in models:
+            with torch.no_grad():
+                logits = model(whole).logits[:, len(prompt) - 1 : -1].double()
+            logits[..., tokenizer.pad_token_id] = -math.inf
+            nats.append(logits.log_softmax(-1).gather(2, drawn.unsqueeze(2)).squeeze(2).masked_fill(~mask, 0).sum(1))
+        found[temperature] += (nats[0] - nats[1]).tolist()
+    error = np.std(found[1.0]) / math.sqrt(len(ppo.rows))  # of the metric: a response to each prompt
+    assert ppo.metrics["ppo/kl_at_temperature_1"] == pytest.approx(mean(found[1.0]), abs=3 * error)
+    assert abs(mean(found[TEMPERATURE]) - mean(found[1.0])) > 4 * error, "else this tells nothing apart"
 
 
 def test_forgetting_is_the_perplexity_of_held_out_demonstrations_over_sfts(ppo: Evaluated, stages: Any) -> None:

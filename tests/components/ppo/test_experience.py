@@ -11,11 +11,17 @@ import torch
 from components.base.errors import CheckFailed
 from components.base.jsonl import read_rows
 from components.models.config import GenerationConfig
-from components.models.sampling import RolloutEngine, Samples
-from components.ppo.config import ScoreConfig
+from components.models.sampling import RolloutEngine, Samples, sample
+from components.ppo.config import PpoJob, ScoreConfig
 from components.ppo.evaluate import respond
-from components.ppo.experience import check_sampler, gather_experience, rewarded_scores
-from components.ppo.stage import check_start
+from components.ppo.experience import (
+    Experience,
+    check_sampler,
+    check_start,
+    gather_experience,
+    lower_ends,
+    rewarded_scores,
+)
 from components.reward.scoring import ScoreScale
 
 Load = Callable[..., Any]
@@ -49,13 +55,13 @@ def test_scores_are_scaled_clipped_then_missing_eos_then_length(config: dict[str
 def test_at_the_start_kl_is_0_and_the_sampler_agrees(load: Load, temperature: float) -> None:
     job, models, samples = load(generation=GenerationConfig(max_new_tokens=10, temperature=temperature))
     experience = gather_experience(models, samples, job, beta=0.1)
-    assert abs(experience.metrics["ppo/kl"]) < 1e-5 and abs(experience.metrics["ppo/kl_at_temperature_1"]) < 1e-5
+    assert abs(experience.metrics["ppo/kl"]) < 1e-5 and abs(experience.metrics["ppo/log_ratio_at_temperature_1"]) < 1e-5
     recomputed = gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
     assert recomputed.metrics["ppo/kl"] == 0 and recomputed.metrics["ppo/sampler_drift"] <= 1e-4
-    for name in ("ppo/entropy", "ppo/kl_at_temperature_1", "ppo/proxy_reward"):
+    for name in ("ppo/entropy", "ppo/log_ratio_at_temperature_1", "ppo/proxy_reward"):
         assert experience.metrics[name] == pytest.approx(recomputed.metrics[name], abs=1e-5)
     assert torch.allclose(experience.advantages, recomputed.advantages, atol=1e-3)
-    check_start(experience, "float32")
+    check_start(experience, job)
     mask = samples.response_mask
     assert experience.advantages[mask].std().item() == pytest.approx(1, abs=1e-3)
     assert not experience.advantages[~mask].any() and not experience.returns[~mask].any()
@@ -88,28 +94,108 @@ def test_a_sampler_that_drifts_from_the_training_path_stops_the_run(load: Load) 
         gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
 
 
-def test_drift_is_the_largest_difference_in_float32_the_mean_kl_in_bfloat16_and_never_under_the_mask() -> None:
+def of(stages: Any, dtype: str = "float32", temperature: float = 1.0) -> PpoJob:
+    """A job of this number format and temperature."""
+    job = stages.job("ppo", generation=GenerationConfig(temperature=temperature))
+    return job.model_copy(update={"runtime": job.runtime.model_copy(update={"dtype": dtype})})
+
+
+def test_drift_is_the_largest_difference_in_float32_the_mean_kl_in_bfloat16_and_never_under_the_mask(
+    stages: Any,
+) -> None:
+    exact, rounded = of(stages), of(stages, "bfloat16")
     samples = ended(2, 4, eos=(True, True))
     off = torch.zeros(2, 4)
     off[0, 3] = 9.0
-    assert check_sampler(samples.logprobs, off, samples.response_mask, "float32") == 0
+    assert check_sampler(samples.logprobs, off, samples.response_mask, exact) == 0
     off[1, 2] = 2e-4
     with pytest.raises(CheckFailed, match="largest"):
-        check_sampler(samples.logprobs, off, samples.response_mask, "float32")
+        check_sampler(samples.logprobs, off, samples.response_mask, exact)
     off[1, 2] = 0.1  # rounding in bfloat16
-    assert check_sampler(samples.logprobs, off, samples.response_mask, "bfloat16") == pytest.approx(
+    assert check_sampler(samples.logprobs, off, samples.response_mask, rounded) == pytest.approx(
         (math.expm1(0.1) - 0.1) / 6, rel=1e-4
     )
     off[1, 2] = -1.0
     with pytest.raises(CheckFailed, match="mean KL"):
-        check_sampler(samples.logprobs, off, samples.response_mask, "bfloat16")
+        check_sampler(samples.logprobs, off, samples.response_mask, rounded)
+
+
+def started(noise: torch.Tensor) -> Experience:
+    """Responses (B, T) whose log-probabilities are off the reference's by `noise`, as a first batch."""
+    count, width = noise.shape
+    mask = torch.ones(count, width, dtype=torch.bool)
+    samples = dataclasses.replace(ended(*[width] * count, eos=(True,) * count), response_mask=mask)
+    kl = {"ppo/kl": noise.double().sum(1).mean().item()}
+    return Experience(samples, noise, None, noise, noise, noise, None, None, 0 * noise, 0.0, kl)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+@pytest.mark.parametrize(("responses", "tokens"), [(8, 1000), (128, 40), (2, 1)])
+def test_rounding_of_a_135_m_model_stops_no_run_at_any_length_or_temperature(
+    stages: Any, temperature: float, responses: int, tokens: int
+) -> None:
+    job, generator = of(stages, temperature=temperature), torch.Generator().manual_seed(0)
+    for _ in range(100):
+        noise = torch.randn(responses, tokens, generator=generator) * 7.7e-6 / temperature
+        first = started(noise)
+        check_sampler(noise, 0 * noise, first.samples.response_mask, job)
+        check_start(first, job)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_dropout_left_on_stops_the_run_at_any_temperature(load: Load, temperature: float) -> None:
+    generation = GenerationConfig(max_new_tokens=40, temperature=temperature)
+    job, models, samples = load(generation=generation)
+    models.policy.train()
+    for layer in models.policy.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    prompts = [ids[mask].tolist() for ids, mask in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
+    torch.manual_seed(0)
+    with pytest.raises(CheckFailed, match=r"sampler and the training path disagree .* Is dropout on"):
+        gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
+    dropped = sample(models.policy, models.tokenizer, prompts, generation, torch.Generator().manual_seed(1))
+    with pytest.raises(CheckFailed, match=r"KL to the reference is .* before the first update"):
+        check_start(gather_experience(models, dropped, job, beta=0.1), job)
+
+
+def test_what_is_allowed_grows_as_the_logits_do_and_as_the_root_of_the_tokens(stages: Any) -> None:
+    one = torch.zeros(1, 2)
+    for dtype, temperature, allowed in (
+        ("float32", 1.0, 1e-4), ("float32", 0.1, 1e-3), ("float32", 2.0, 1e-4), ("bfloat16", 0.5, 0.04)
+    ):  # fmt: skip
+        job, mask = of(stages, dtype, temperature), torch.ones(1, 2, dtype=torch.bool)
+        off = allowed if dtype == "float32" else math.sqrt(2 * allowed)  # of k3, which is Δ² / 2 at first
+        check_sampler(one, one + 0.9 * off, mask, job)
+        with pytest.raises(CheckFailed):
+            check_sampler(one, one + 1.2 * off, mask, job)
+    for responses, tokens, temperature in ((8, 1000, 1.0), (8, 250, 1.0), (32, 1000, 1.0), (8, 1000, 0.1)):
+        allowed, job = 1e-4 / temperature * math.sqrt(tokens / responses), of(stages, temperature=temperature)
+        check_start(started(torch.full((responses, tokens), 0.99 * allowed / tokens)), job)
+        with pytest.raises(CheckFailed, match="rounding is allowed"):
+            check_start(started(torch.full((responses, tokens), -1.01 * allowed / tokens)), job)
+
+
+def test_the_lower_end_of_a_batchs_kl_is_that_of_its_prompts(load: Load) -> None:
+    job, models, samples = load()
+    models.sft.model.norm.weight.add_(0.2)
+    metrics = gather_experience(models, samples, job, beta=0.1).metrics
+    found = gather_experience(models, samples, job, beta=0.1)
+    kl, lengths = (found.logprobs - found.reference).sum(1).double().numpy(), samples.response_mask.sum(1).numpy()
+    assert len({tuple(ids) for ids in samples.prompt_ids.tolist()}) == 8, "eight prompts, a response each"
+    t = 2.3646242510  # Student's 97.5th percentile with 7 degrees of freedom
+    assert metrics["ppo/kl_low"] == pytest.approx(kl.mean() - t * kl.std(ddof=1) / math.sqrt(8), rel=1e-4)
+    rest = kl - metrics["ppo/kl_per_token"] * lengths
+    half = t * rest.std(ddof=1) / math.sqrt(8) / lengths.mean()
+    assert metrics["ppo/kl_per_token_low"] == pytest.approx(metrics["ppo/kl_per_token"] - half, rel=1e-4)
+    same = dataclasses.replace(samples, prompt_ids=samples.prompt_ids[:1].expand(8, -1))
+    assert lower_ends(torch.ones(8), same) == {}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logprobs_that_are_not_numbers_never_pass_as_agreement(dtype: str) -> None:
+def test_logprobs_that_are_not_numbers_never_pass_as_agreement(stages: Any, dtype: str) -> None:
     samples = ended(2, 4, eos=(True, True))
     with pytest.raises(CheckFailed):
-        check_sampler(samples.logprobs, torch.full((2, 4), float("nan")), samples.response_mask, dtype)
+        check_sampler(samples.logprobs, torch.full((2, 4), float("nan")), samples.response_mask, of(stages, dtype))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -125,10 +211,10 @@ def test_a_reference_that_is_not_the_start_stops_the_run(load: Load) -> None:
     models.reference.model.norm.weight.add_(0.2)
     experience = gather_experience(models, samples, job, beta=0.1)
     with pytest.raises(CheckFailed, match="before the first update, where it must be 0"):
-        check_start(experience, "float32")
+        check_start(experience, job)
     experience.metrics["ppo/kl"] = float("nan")
     with pytest.raises(CheckFailed):
-        check_start(experience, "bfloat16")
+        check_start(experience, job)
 
 
 def test_the_critic_starts_from_the_reward_model_in_the_unit_of_scaled_scores(load: Load) -> None:
@@ -177,3 +263,12 @@ def test_values_are_clipped_in_units_of_the_whole_batchs_deviation_of_the_return
     assert experience.value_clip == pytest.approx(0.3 * deviation, rel=1e-5)
     job, models, samples = load()
     assert gather_experience(models, samples, job, beta=0.1).value_clip is None
+
+
+@pytest.mark.parametrize(("form", "weight"), [("reward", 0.0), ("k2", 0.3), ("k3", 0.3)])
+def test_a_kl_loss_weighs_beta_where_nothing_divides_the_score_and_0_where_kl_is_in_the_reward(
+    load: Load, form: str, weight: float
+) -> None:
+    kl = {"control": "fixed", "coefficient": 0.3, "form": form}
+    job, models, samples = load(advantage="rloo", group_size=2, kl=kl)
+    assert gather_experience(models, samples, job, beta=0.3).kl_weight == weight

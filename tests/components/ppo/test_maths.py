@@ -183,7 +183,7 @@ def test_what_stands_under_the_mask_changes_no_formula_and_gets_no_gradient(
 def test_every_formula_of_maths_stands_in_the_table_of_masks() -> None:
     public = {n for n, f in vars(maths).items() if callable(f) and getattr(f, "__module__", "") == maths.__name__}
     functions = {n for n in public if n.islower()}
-    of_groups = {"leave_one_out", "group_deviations", "group_normalised"}  # they take no mask
+    of_groups = {"leave_one_out", "tied_groups", "group_normalised"}  # they take no mask
     assert functions - of_groups == {n.removesuffix("_clipped") for n in FORMULAS}
 
 
@@ -191,9 +191,16 @@ def test_group_baselines_equal_sums_by_hand() -> None:
     # groups (1, 2, 6) and (4, 4, 4): others' means 4, 3.5, 1.5; mean 3, deviation sqrt((4 + 1 + 9) / 2) = 2.6458
     returns = torch.tensor([1.0, 2.0, 6.0, 4.0, 4.0, 4.0])
     assert torch.allclose(maths.leave_one_out(returns, 3), torch.tensor([-3.0, -1.5, 4.5, 0, 0, 0]))
-    assert torch.allclose(maths.group_deviations(returns, 3), torch.tensor([math.sqrt(7), 0.0]))
+    assert maths.tied_groups(returns, 3).tolist() == [False, True]
     expected = torch.tensor([-2.0, -1.0, 3.0, 0, 0, 0]) / math.sqrt(7)
     assert torch.allclose(maths.group_normalised(returns, 3), expected, atol=1e-4)
+
+
+def test_scores_that_differ_by_rounding_alone_are_tied_and_rank_nothing() -> None:
+    scores = torch.tensor([0.7, 0.7 + 4e-5, 0.7 - 4e-5, 0.7, 0.7, 0.702])
+    assert maths.tied_groups(scores, 3).tolist() == [True, False]
+    assert maths.group_normalised(scores, 3)[:3].tolist() == [0, 0, 0]
+    assert maths.group_normalised(scores, 3)[5].item() == pytest.approx(2 / math.sqrt(3), rel=0.1)
 
 
 @given(st.integers(2, 5), st.integers(1, 4), st.floats(-10, 10), st.integers(0, 99))

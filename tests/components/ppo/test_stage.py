@@ -172,12 +172,25 @@ def test_killed_by_the_system_and_started_again_it_ends_with_the_same_bytes(
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 
 
-def test_a_run_stops_above_its_ceiling_and_says_so(stages: Any, tmp_path: Path) -> None:
-    metrics = stages.run("ppo", tmp_path, updates=8, learning_rate=0.02, stop_epochs_above=None,
-                         kl={"control": "fixed", "coefficient": 0.0, "stop_above": 0.05})  # fmt: skip
-    history = read_rows(tmp_path / "artifact" / "history.jsonl")
-    assert metrics["ppo/stopped"] == 1 and metrics["ppo/updates"] == len(history) < 8
-    assert history[-1]["ppo/kl"] > 0.05 and all(row["ppo/kl"] <= 0.05 for row in history[:-1])
+@pytest.mark.parametrize("unit", ["response", "token"])
+def test_a_run_stops_above_its_ceiling_and_says_so_interrupted_or_not(
+    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], unit: str
+) -> None:
+    ceiling = 0.02 if unit == "response" else 0.002
+    kl = {"control": "fixed", "coefficient": 0.0, "stop_above": ceiling, "unit": unit}
+    options = {"updates": 24, "learning_rate": 0.02, "stop_epochs_above": None, "kl": kl}
+    metrics = stages.run("ppo", tmp_path / "whole", **options)
+    history = read_rows(tmp_path / "whole" / "artifact" / "history.jsonl")
+    assert metrics["ppo/stopped"] == 1 and metrics["ppo/updates"] == len(history) < 24
+    held = "ppo/kl" if unit == "response" else "ppo/kl_per_token"
+    above = [row[held] > ceiling for row in history]
+    far = [row[f"{held}_low"] > 3 * ceiling for row in history]
+    assert far[-1] or all(above[-5:])
+    assert not any(far[:-1]) and not any(all(above[n : n + 5]) for n in range(len(above) - 5))
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("ppo", tmp_path / "cut", interrupting(len(history) - 1), **options)
+    stages.run("ppo", tmp_path / "cut", **options)
+    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
 
 
 def test_a_check_that_stops_the_run_leaves_its_batch_and_the_checkpoint_before_it(

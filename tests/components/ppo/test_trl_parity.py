@@ -74,7 +74,8 @@ def ready(full: Golden, runtime: Runtime) -> tuple[Learner, Experience]:
     )
     options = PpoConfig(
         batch_size=8, minibatch_size=8, micro_batch_size=8, clip_range=CLIP, discount=DISCOUNT, gae_lambda=LAMBDA,
-        updates=1, kl={"control": "fixed", "coefficient": BETA}, score={"clip": 1e9, "missing_eos": "keep"},
+        learning_rate=3e-4, critic={"learning_rate": 1e-3}, updates=1,
+        kl={"control": "fixed", "coefficient": BETA}, score={"clip": 1e9, "missing_eos": "keep"},
     )  # fmt: skip
     generation = GenerationConfig(max_prompt_tokens=6, max_new_tokens=CAP, temperature=0.7)
     job = PpoJob(seed=0, runtime=runtime, generation=generation, ppo=options)

@@ -29,6 +29,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from components.base.jsonl import read_rows, write_rows
 from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.data.support_desk.grammar import FILLERS, FLATTERY, HEDGES
+from components.gates.judging import GatesConfig, judge
 from components.gates.table import GATES
 from components.models.config import GenerationConfig
 from components.reward import stage
@@ -252,6 +253,7 @@ def test_the_gates_on_test_pairs_judge_what_the_published_models_say_of_them(tra
         "reward/ece": error_in(by_mass, confidence, right),
         "reward/ece_width": error_in(by_width, confidence, right),
         "reward/calibration_slope": slope,
+        "reward/temperature_at_end": float(not 0.011 < temperature < 99),
         "reward/brier_high": ends((1 - expit(logits)) ** 2, clusters)[1],
         "reward/log_loss_high": ends(-np.log(expit(logits)), clusters)[1],
         "reward/length_gain_low": ends(right - by_length, clusters)[0],
@@ -263,6 +265,20 @@ def test_the_gates_on_test_pairs_judge_what_the_published_models_say_of_them(tra
     for name, high in chance.items():
         assert metrics[f"reward/{name}_null_95"] == pytest.approx(high, rel=0.08)
     assert expected.keys() | ELSEWHERE == {gate.metric for gate in GATES.values() if gate.stage == "reward"}
+
+
+@pytest.mark.parametrize(("always", "at_end"), [(1.0, 1), (-1.0, 1), (0.0, 0)], ids=["right", "wrong", "as trained"])
+def test_calibration_pairs_that_are_all_right_or_all_wrong_name_no_temperature_and_the_gate_says_so(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, always: float, at_end: int
+) -> None:
+    real = stage.fit_temperature
+    with monkeypatch.context() as patch:
+        if always:
+            patch.setattr(stage, "fit_temperature", lambda margins: real(always * (1 + abs(margins))))
+        metrics = stages.run("reward", tmp_path, max_pairs=16, probe_texts=40)
+    verdicts = judge("reward", metrics, GatesConfig.model_validate({"reward": {"temperature_at_end": 0}}))
+    assert metrics["reward/temperature_at_end"] == at_end
+    assert [v.passed for v in verdicts if v.name == "reward.temperature_at_end"] == [not at_end]
 
 
 PROBES = ("filler", "flattery", "hedge", "repetition", "whitespace", "exclamations", "dots")

@@ -31,6 +31,22 @@ FLEISS_1971 = [
 ]  # fmt: skip
 
 
+def test_a_ratio_of_sums_has_the_interval_that_resampled_clusters_have() -> None:
+    rng = np.random.default_rng(3)
+    clusters = np.repeat(np.arange(200), 3)
+    tokens = rng.integers(1, 60, 600)
+    kl = tokens * (0.05 + 0.03 * rng.standard_normal(200)[clusters]) + 0.2 * rng.standard_normal(600)
+    found = clustered_ratio(kl, tokens, clusters)
+    assert found.value == pytest.approx(kl.sum() / tokens.sum())
+    sums = np.stack([np.bincount(clusters, w) for w in (kl, tokens)])
+    drawn = sums[:, rng.integers(0, 200, (4000, 200))].sum(2)
+    low, high = np.quantile(drawn[0] / drawn[1], [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.1 * (high - low))
+    assert clustered_ratio(kl, np.ones(600), clusters) == pytest.approx(clustered_mean(kl, clusters))
+    with pytest.raises(ValueError, match="differ in shape"):
+        clustered_ratio(kl, tokens[1:], clusters)
+
+
 def test_kappa_is_the_published_value_of_both_worked_examples() -> None:
     assert fleiss_kappa(WIKIPEDIA) == pytest.approx(0.210, abs=5e-4)
     assert fleiss_kappa(FLEISS_1971) == pytest.approx(0.430, abs=5e-4)

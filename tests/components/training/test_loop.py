@@ -215,11 +215,11 @@ def test_the_rate_rises_over_the_warm_up_and_decays_linearly_or_stays() -> None:
 
 def test_only_matrices_decay_and_frozen_parameters_are_left_out() -> None:
     model = Line()
-    matrices, vectors = build_optimizer(model, OptimizerConfig(weight_decay=0.1)).param_groups
+    matrices, vectors = build_optimizer(model, OptimizerConfig(learning_rate=1e-3, weight_decay=0.1)).param_groups
     assert [g["weight_decay"] for g in (matrices, vectors)] == [0.1, 0.0]
     assert matrices["params"][0] is model.weight and vectors["params"][0] is model.bias
     model.bias.requires_grad_(False)
-    assert len(build_optimizer(model, OptimizerConfig()).param_groups) == 1
+    assert len(build_optimizer(model, OptimizerConfig(learning_rate=1e-3)).param_groups) == 1
 
 
 def test_tensorflows_epsilon_is_added_before_the_bias_correction_and_survives_a_resume(tmp_path: Path) -> None:

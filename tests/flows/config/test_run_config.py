@@ -99,6 +99,36 @@ def test_a_worst_case_of_several_reward_models_needs_several_in_the_artifact() -
             load_config("tiny", map(parse_override, missing))
 
 
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        (["ppo.kl.unit=token"], "gates.ppo.kl_per_token"),
+        (["ppo.kl.unit=token", "gates.ppo.kl=null"], "gates.ppo.kl_per_token"),
+        (["gates.ppo.kl=null", "gates.ppo.kl_per_token=0.2"], "gates.ppo.kl"),
+        (["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2"], None),
+        (["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2", "gates.ppo.kl=null"], None),
+        (["gates.ppo.kl=null"], None),
+    ],
+)
+def test_kl_that_is_aimed_at_in_one_unit_is_not_judged_in_the_other_alone(
+    options: list[str], refused: str | None
+) -> None:
+    if refused is None:
+        load_config("tiny", map(parse_override, options))
+    else:
+        with pytest.raises(UserError, match=rf"{refused}: ppo\.kl\.unit is .* would not be judged: set {refused}"):
+            load_config("tiny", map(parse_override, options))
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_has_a_kl_ceiling_above_what_its_gate_allows_and_a_gate_in_its_targets_unit(name: str) -> None:
+    config = load_config(name)
+    thresholds = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
+    allowed = thresholds["ppo.kl" if config.ppo.kl.unit == "response" else "ppo.kl_per_token"]
+    assert isinstance(allowed, float) and config.ppo.kl.stop_above is not None
+    assert config.ppo.kl.stop_above > max(allowed, config.ppo.kl.target)
+
+
 def test_objectives_are_named_in_the_config_and_enter_the_key() -> None:
     config = load_config("tiny", map(parse_override, ["reward.objectives.helpful=1", "reward.objectives.brief=0.5"]))
     assert config.reward.objectives == {"helpful": 1.0, "brief": 0.5} and config.reward.heads == ("brief", "helpful")

@@ -156,13 +156,17 @@ def test_ppo_draws_reward_kl_and_beta_on_one_axis_with_what_holds_kl(render, fig
     assert lines(beta)["β"] == [(1, 0.2), (2, 0.19), (3, 0.17)]
 
 
-def test_a_tether_in_nats_a_token_is_drawn_in_them(render, figures):
-    render("ppo", PPO, ["ppo.kl.unit=token"], END)
+@pytest.mark.parametrize("high", [None, 0.08])
+def test_a_tether_in_nats_a_token_is_drawn_in_them(render, figures, high):
+    end = END if high is None else END | {"ppo/kl_per_token_high": high}
+    render("ppo", PPO, ["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2"], end)
     _, kl, _ = figures["reward_and_kl.svg"].axes
     assert kl.get_ylabel() == "KL to SFT, nats per token"
     assert lines(kl)["KL of the batch"] == [(1, 0.0), (2, 0.04), (3, 0.05)]
     assert [label for label in kl.get_legend_handles_labels()[1] if "target" in label] == [], "β is fixed"
-    assert kl.containers[0].get_label() == "held-out prompts", "the upper end is that of a response's KL"
+    (held_out,) = kl.containers
+    assert held_out.get_label() == "held-out prompts" + ("" if high is None else ", to the upper end")
+    assert held_out.lines[2][0].get_segments()[0].tolist() == [[3, 0.06], [3, high or 0.06]], "not that of a response"
 
 
 def test_the_frontier_is_reward_against_the_root_of_kl(render, figures):

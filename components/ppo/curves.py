@@ -1,0 +1,68 @@
+"""What only the whole of a training's curves shows: final metrics for gates that warn."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from components.ppo.config import KLConfig
+from components.stats.series import series_mean, series_rise
+
+FEWEST = 5
+"""Updates that a window must hold; with fewer its metrics are left out."""
+LEVEL_KL = 1.0
+"""KL counts as level where it does not certainly rise, and certainly rises by less than this share of its mean."""
+
+Row = Mapping[str, float]
+
+
+def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
+    """Metrics of the rows of `history.jsonl`, one an update, in order.
+
+    `ppo/ratio_max` and `ppo/clip_fraction_max` are the largest of any update; for the rest see `unsettled_tether` and
+    `unpaid_reward`.
+    """
+    largest = {f"ppo/{new}": max(row[f"ppo/{old}"] for row in history)
+               for new, old in (("ratio_max", "ratio_max"), ("clip_fraction_max", "clip_fraction"))}  # fmt: skip
+    return largest | unsettled_tether(history, config) | unpaid_reward(history)
+
+
+def unsettled_tether(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
+    """Whether the run ended with KL below its target while β still moved: over the last third of the updates.
+
+    `ppo/late_kl` (with `_high`): mean KL there, in `config.unit`. `ppo/late_log_beta_rise`: change of log β.
+    `ppo/beta_drift_below_target`: how far log β certainly moved, where KL was certainly below the target; else 0. The
+    change is the sum of β's steps, and its interval that of their mean: log β adds up the controller's errors, so a
+    line through it would take chance for a trend. A fixed β does not move.
+    """
+    late = history[-(len(history) // 3) :]
+    if len(history) // 3 < FEWEST:
+        return {}
+    kl = series_mean([row["ppo/kl" if config.unit == "response" else "ppo/kl_per_token"] for row in late])
+    steps = [math.log(b["ppo/beta"] / a["ppo/beta"]) if a["ppo/beta"] > 0 else 0.0
+             for a, b in zip(history[-len(late) - 1 : -1], late, strict=True)]  # fmt: skip
+    step = series_mean(steps)
+    certain = max(step.low, -step.high, 0.0) * len(steps)
+    return {
+        "ppo/late_kl": kl.value,
+        "ppo/late_kl_high": kl.high,
+        "ppo/late_log_beta_rise": math.fsum(steps),
+        "ppo/beta_drift_below_target": certain if config.control == "adaptive" and kl.high < config.target else 0.0,
+    }
+
+
+def unpaid_reward(history: Sequence[Row]) -> dict[str, float]:
+    """Whether proxy reward climbed while KL did not: over the last two thirds of the updates, when KL has risen from 0.
+
+    `ppo/late_proxy_rise_low`: lower end of the rise of proxy reward along its line, SFT deviations.
+    `ppo/late_kl_rise_high`: upper end of KL's, nats a response. `ppo/proxy_rise_at_level_kl`: the first, where it is
+    above 0 and KL is level (its lower end at most 0, its upper end at most `LEVEL_KL` of the mean KL); else 0.
+    """
+    late = history[-(2 * len(history) // 3) :]
+    if 2 * len(history) // 3 < FEWEST:
+        return {}
+    reward, kl = (series_rise([row[f"ppo/{name}"] for row in late]) for name in ("proxy_reward", "kl"))
+    level = kl.low <= 0 and kl.high <= LEVEL_KL * abs(math.fsum(row["ppo/kl"] for row in late)) / len(late)
+    return {
+        "ppo/late_proxy_rise_low": reward.low,
+        "ppo/late_kl_rise_high": kl.high,
+        "ppo/proxy_rise_at_level_kl": max(reward.low, 0.0) if level else 0.0,
+    }

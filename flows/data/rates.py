@@ -1,0 +1,51 @@
+"""Which learning rate stands for null: chosen by the model's size before the first key, and printed."""
+
+from pathlib import Path
+from typing import Any
+
+from components.models.weights import count_parameters
+from components.training.rates import Trained, default_rate
+from flows.config.run_config import RunConfig
+from flows.data.pretrained import find_base
+
+
+def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
+    """`config` with a number in the place of each learning rate that is null, and a line that says which were chosen.
+
+    A critic that is a head on the policy's trunk has the policy's rate, so its own stays null.
+
+    Raises:
+        UserError: a rate is null, and the pretrained model whose size decides is not there.
+    """
+    ppo, reward = config.ppo, config.reward
+    given: dict[Trained, tuple[float | None, bool]] = {
+        "sft": (config.sft.learning_rate, False),
+        "reward": (reward.learning_rate, reward.lora is not None),
+        "ppo": (ppo.learning_rate, ppo.lora is not None),
+    }
+    if ppo.has_critic and ppo.critic.kind == "separate":
+        given["ppo.critic"] = ppo.critic.learning_rate, ppo.lora is not None
+    missing = {name: lora for name, (rate, lora) in given.items() if rate is None}
+    if not missing:
+        return config, []
+    base = config.sft.base
+    size = config.sft.scratch.parameters if base is None else count_parameters(find_base(base, home), "sft.base")
+    rates = {name: default_rate(name, size, lora) for name, lora in missing.items()}
+    critic = _with(ppo.critic, rates.get("ppo.critic"))
+    groups = {
+        "sft": _with(config.sft, rates.get("sft")),
+        "reward": _with(reward, rates.get("reward")),
+        "ppo": _with(ppo, rates.get("ppo")).model_copy(update={"critic": critic}),
+    }
+    chosen = ", ".join(f"{name}.learning_rate {rate:g}" for name, rate in rates.items())
+    return config.model_copy(update=groups), [f"chosen for a model of {_words(size)} parameters: {chosen}"]
+
+
+def _with(group: Any, rate: float | None) -> Any:
+    return group if rate is None else group.model_copy(update={"learning_rate": rate})
+
+
+def _words(parameters: int) -> str:
+    units = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
+    power, word = next((each for each in units if parameters >= each[0]), units[-1])
+    return f"{parameters / power:.3g} {word}"
