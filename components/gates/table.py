@@ -18,8 +18,9 @@ class Gate:
     description: str
     metric: str = ""
     """The `group/name` that is judged; empty for `stage/short`."""
-    or_within: str | None = None
-    """A metric that may stand in for an upper threshold where it is larger (ECE's simulated null)."""
+    or_within: str | tuple[str, str] | None = None
+    """A metric that may stand in for an upper threshold where it is larger (ECE's simulated null); of `between`, the
+    two metrics of a second range (the slope's simulated null)."""
     warn_only: bool = False
     """Shown and recorded, but never stops a run."""
     if_measured: bool = False
@@ -49,7 +50,8 @@ _GATES = (
     Gate("sft.ended", ">=", "share of responses that end by themselves"),
     Gate("reward.accuracy_low", ">=", "held-out accuracy, lower end of its interval"),
     Gate("reward.ece", "<=", "calibration error after temperature", or_within="reward/ece_null_95"),
-    Gate("reward.calibration_slope", "between", "recalibration slope"),
+    Gate("reward.calibration_slope", "between", "recalibration slope",
+         or_within=("reward/slope_null_low", "reward/slope_null_high")),
     Gate("reward.length_gain_low", ">", "accuracy above a length-only rule, lower end"),
     Gate("reward.invariance", "<=", "a text scores the same alone, in a batch and padded"),
     Gate("reward.ece_width", "<=", "the same in bins of equal width", or_within="reward/ece_width_null_95"),

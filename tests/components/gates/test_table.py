@@ -45,4 +45,5 @@ def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_meas
     assert [g.name for g in GATES.values() if g.if_measured] == ["reward.refresh_gain_low"]
     assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
         "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",
+        "reward.calibration_slope": ("reward/slope_null_low", "reward/slope_null_high"),
     }  # fmt: skip
