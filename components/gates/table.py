@@ -117,12 +117,14 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
     "validate": (
         MainMetric("data/pairs", "pairs that are left", brief=True, card=False),
         MainMetric("data/quarantined", "rows kept out", brief=True, card=False),
+        MainMetric("data/overlong", "share of pairs with a response that is cut", card=False),
         MainMetric("data/annotator_agreement", "agreement of the annotators (Fleiss' kappa)", brief=True, card=False),
     ),
     "sft": (
         MainMetric("sft/loss", "held-out loss", "nats a token", brief=True),
         MainMetric("sft/perplexity", "held-out perplexity", brief=True),
         MainMetric("sft/ended", "share of responses that end"),
+        MainMetric("sft/overlong", "share of demonstrations over the response cap"),
         MainMetric("sft/gold", "simulated gold score", brief=True),
         MainMetric("sft/violations", "simulated policy violations", "a response", brief=True),
     ),

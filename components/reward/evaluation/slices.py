@@ -1,10 +1,10 @@
 """Calibration slice by slice: a model can be calibrated on average and wrong on long answers. numpy and scipy only.
 
-A slice is judged if it can be told before the label is: by length, source, category, or which response the model
-prefers. Which response was chosen, and how clear the vote was, come with the label: there a perfect model is off too
-(of pairs that the longer response wins with a chance of 0.6, it is right on all where the longer was chosen, on none
-where the shorter was). Such slices are reported and not judged; the longer and the shorter winners have
-`balanced_length_accuracy`.
+A slice is judged if it can be told before the label is: by length, by whether a response is cut, by source, category,
+or which response the model prefers. Which response was chosen, and how clear the vote was, come with the label: there a
+perfect model is off too (of pairs that the longer response wins with a chance of 0.6, it is right on all where the
+longer was chosen, on none where the shorter was). Such slices are reported and not judged; the longer and the shorter
+winners have `balanced_length_accuracy`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -106,11 +106,17 @@ def slices_of(pairs: Pairs) -> list[Slice]:
     prefers_longer = np.sign(pairs.scores[0] - pairs.scores[1]) * np.sign(tokens[0] - tokens[1])
     shares = np.array([(row["votes_chosen"] or 0) / votes if (votes := row.get("votes")) else np.nan for row in rows])
     gaps = character_gaps(rows)
+    cut = np.array([row.get("overlong", False) for row in rows])
     found = [
         *_by_quantile("length", tokens.max(axis=0), LENGTHS),
         *_by_quantile("length difference", np.abs(tokens[0] - tokens[1]), GAPS),
         Slice("model prefers", "the longer", prefers_longer > 0),
         Slice("model prefers", "the shorter", prefers_longer < 0),
+        *(
+            [Slice("response cap", "within", ~cut), Slice("response cap", "a response is cut", cut)]
+            if cut.any()
+            else []
+        ),
         *_by_name("source", [row.get("source") for row in rows]),
         *_by_name("category", [row.get("category") for row in rows]),
         Slice("chosen is", "the longer", gaps > 0, after_label=True),

@@ -152,6 +152,15 @@ def test_every_pair_is_in_one_slice_of_each_kind_that_names_all() -> None:
         assert (count == 1).all(), kind
 
 
+def test_pairs_with_a_cut_response_are_a_judged_slice_where_there_are_any() -> None:
+    pairs = simulated(9, n=600)
+    assert by_name(report(pairs), "response cap") == []
+    marked = [row | {"overlong": True} if i % 3 == 0 else row for i, row in enumerate(pairs.rows)]
+    within, cut = by_name(report(pairs._replace(rows=marked)), "response cap")
+    assert (within["slice"], within["pairs"], cut["slice"], cut["pairs"]) == ("within", 400, "a response is cut", 200)
+    assert within["judged"] and cut["judged"] and cut["accuracy"] != within["accuracy"]
+
+
 def test_votes_are_unanimous_clear_and_narrow() -> None:
     votes = [(5, 5), (3, 3), (4, 5), (3, 4), (2, 3), (3, 5), (None, None)]
     rows = [{"chosen": "a", "rejected": "bb", "votes_chosen": c, "votes": v} for c, v in votes]
