@@ -17,7 +17,7 @@ Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of its response."""
 
 
-class Chosen(NamedTuple):
+class TokenizedDemonstrations(NamedTuple):
     """Demonstrations as tokens, and how many were looked at and are overlong, of which all or none are among them."""
 
     examples: list[Example]
@@ -31,7 +31,7 @@ def choose_demonstrations(
     generation: GenerationConfig,
     overlong: Literal["drop", "cut"],
     most: int | None,
-) -> Chosen:
+) -> TokenizedDemonstrations:
     """Token ids of the first `most` demonstrations (None: all), cut to the lengths of `generation`.
 
     A response is overlong if it exceeds `generation.max_new_tokens` with its EOS: cut, it would not end.
@@ -47,7 +47,7 @@ def choose_demonstrations(
         count += len(response) > cap
         if overlong == "cut" or len(response) <= cap:
             examples.append((encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens), response[:cap]))
-    return Chosen(examples, seen, count)
+    return TokenizedDemonstrations(examples, seen, count)
 
 
 def encode_demonstrations(tokenizer: Any, rows: Sequence[Demonstration], generation: GenerationConfig) -> list[Example]:

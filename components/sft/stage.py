@@ -17,7 +17,13 @@ from components.models.kernels import by_onednn
 from components.models.sampling import generate_responses
 from components.models.tokenizers import Demonstration, texts_of, train_tokenizer
 from components.sft.config import SftJob
-from components.sft.demonstrations import Chosen, Example, choose_demonstrations, mean_loss, token_losses
+from components.sft.demonstrations import (
+    Example,
+    TokenizedDemonstrations,
+    choose_demonstrations,
+    mean_loss,
+    token_losses,
+)
 from components.training.loop import TrainingExamples, fit, torch_seed
 
 
@@ -60,7 +66,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     return metrics
 
 
-def _need_enough(job: SftJob, train: Chosen, heldout: Chosen) -> None:
+def _need_enough(job: SftJob, train: TokenizedDemonstrations, heldout: TokenizedDemonstrations) -> None:
     for chosen, use, least, name in (
         (train, "to train on", job.sft.batch_size, "sft.batch_size"), (heldout, "to evaluate on", 1, "the least"),
     ):  # fmt: skip
