@@ -71,7 +71,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/contract.py --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2
 	$(BIN)/python tests/bench/orchestration.py demo --twice
 	$(BIN)/python -m tests.bench.lineage
-	$(BIN)/python tests/bench/seeds.py $(ARGS)
+	$(BIN)/python -m tests.bench.seeds $(ARGS)
 	$(BIN)/python -m pytest -m bench
 
 # The pages of MLflow and Prefect, on loopback.

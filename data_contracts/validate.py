@@ -22,6 +22,7 @@ from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck
+from data_contracts.findings.texts import overlong
 from data_contracts.findings.whole import TRAIN
 from data_contracts.rows.ledger import BIT, ROW_CHECKS, combined, first_of_each
 
@@ -118,6 +119,8 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     pairs, taught, asked = found.only_pairs, found.taught, found.asked
     said = taught.ledger.facts
     weights = weights_of_rankings(pairs)
+    cap = found.job.generation.max_new_tokens
+    overlong_pairs, overlong_taught = (overlong(of.texts, len(of.ledger.facts), cap) for of in (pairs, taught))
     demonstrations = first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))
     prompts = first_of_each(asked.kept, asked.ledger.facts["prompt"])
     sizes: dict[str, float] = {}
@@ -136,8 +139,11 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
             for index, line in ledger.lines():
                 split = ledger.facts["split"][index]
                 if examined is pairs and examined.kept[index]:
-                    if weight := weights.get(index):
-                        line = json_line(json.loads(line) | {"weight": weight})
+                    more = {"weight": weight} if (weight := weights.get(index)) else {}
+                    if overlong_pairs[index].any():
+                        more |= {"overlong": True}
+                    if more:
+                        line = json_line(json.loads(line) | more)
                     pair_files[split].write(line)
                 if not (is_taught[index] or is_asked[index]):
                     continue
@@ -151,7 +157,15 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     for name, facts in (("pairs", pairs.facts), ("prompts", asked.ledger.facts[prompts])):
         counts = np.bincount(facts["split"], minlength=len(SPLITS))
         sizes |= {f"data/{name}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
-    return sizes | {"data/demonstrations": float(demonstrations.sum())}
+    sizes["data/demonstrations"] = float(demonstrations.sum())
+    if found.tokenizer is not None:
+        of_pairs = overlong_pairs[pairs.kept]
+        for name, exceeding in (
+            ("overlong", of_pairs.any(axis=1)), ("overlong_chosen", of_pairs[:, 0]),
+            ("overlong_rejected", of_pairs[:, 1]), ("overlong_demonstrations", overlong_taught[demonstrations, 0]),
+        ):  # fmt: skip
+            sizes[f"data/{name}"] = float(exceeding.mean())
+    return sizes
 
 
 def weights_of_rankings(examined: Examined) -> dict[int, float]:

@@ -124,7 +124,8 @@ class RowChecks(_Checks):
     prompt_fits: CheckConfig = _warn(0.1)
     """The prompt is within generation.max_prompt_tokens; a longer one loses its oldest turns."""
     response_fits: CheckConfig = _warn(0.1)
-    """The responses are within generation.max_new_tokens, EOS included; a longer one is cut and has no EOS."""
+    """The responses are within generation.max_new_tokens, EOS included. SFT leaves a longer one out (sft.overlong); in
+    a pair it is cut and has no EOS."""
 
     @model_validator(mode="after")
     def _unusable_rows_go(self) -> Self:

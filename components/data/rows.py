@@ -43,6 +43,9 @@ class CanonicalRow(TypedDict, total=False):
     """Share of the votes for `chosen`, one for neither a half: a target for the reward loss."""
     objectives: dict[Text, Annotated[float, Field(ge=0, le=1)]] | None
     """Share of the votes for `chosen` on single questions, by name."""
+    overlong: bool
+    """Of a pair in a split: whether a response exceeds `generation.max_new_tokens` and so is cut, without EOS. Absent
+    where none does."""
     weight: Annotated[float, Field(gt=0, le=1)]
     """What the pair counts: the kept pairs of one ranking share a count of 1."""
     category: Text | None

@@ -172,13 +172,23 @@ def _judge(gate: Gate, metrics: Mapping[str, float], threshold: Threshold, waive
     else:
         passed = _holds(gate.op, value, threshold)
         text = f"{gate.metric} is {value:.6g}, must be {rule}"
-        stand_in = metrics.get(gate.or_within, math.nan) if gate.or_within else math.nan
-        if math.isfinite(stand_in):
-            passed = passed or _holds(gate.op, value, stand_in)
-            text += f" or within {gate.or_within} {stand_in:.6g}"
+        if (second := stand_in(gate, metrics)) is not None:
+            passed = passed or _holds(gate.op, value, second[1])
+            text += f" or within {second[0]} {_shown(second[1])}"
     if not passed and waiver is not None:
         return verdict(passed=passed, text=text, waived=True, user=waiver.user, reason=waiver.reason)
     return verdict(passed=passed, text=text)
+
+
+def stand_in(
+    gate: Gate, metrics: Mapping[str, float] | Mapping[str, float | None]
+) -> tuple[str, float | tuple[float, float]] | None:
+    """The names and the values of the metrics that may stand in for a gate's threshold, None where one is unknown."""
+    names = gate.or_within if isinstance(gate.or_within, tuple) else (gate.or_within,) if gate.or_within else ()
+    values = [value for name in names if (value := metrics.get(name)) is not None and math.isfinite(value)]
+    if not names or len(values) < len(names):
+        return None
+    return " to ".join(names), values[0] if len(values) == 1 else (values[0], values[1])
 
 
 def _holds(op: str, value: float, threshold: float | tuple[float, float]) -> bool:

@@ -20,8 +20,9 @@ class Gate:
     """The `group/name` that is judged; empty for `stage/short`."""
     ends: bool = False
     """For `between`: both ends of the metric's interval, `<metric>_low` and `<metric>_high`, must lie within."""
-    or_within: str | None = None
-    """A metric that may stand in for an upper threshold where it is larger (ECE's simulated null)."""
+    or_within: str | tuple[str, str] | None = None
+    """A metric that may stand in for an upper threshold where it is larger (ECE's simulated null); of `between`, the
+    two metrics of a second range (the slope's simulated null)."""
     warn_only: bool = False
     """Shown and recorded, but never stops a run."""
     if_measured: bool = False
@@ -52,7 +53,8 @@ _GATES = (
     Gate("sft.ended", ">=", "share of responses that end by themselves, lower end", "sft/ended_low"),
     Gate("reward.accuracy_low", ">=", "held-out accuracy, lower end of its interval"),
     Gate("reward.ece", "<=", "calibration error after temperature", or_within="reward/ece_null_95"),
-    Gate("reward.calibration_slope", "between", "recalibration slope"),
+    Gate("reward.calibration_slope", "between", "recalibration slope",
+         or_within=("reward/slope_null_low", "reward/slope_null_high")),
     Gate("reward.temperature_at_end", "<=", "calibration pairs name a temperature: its fit met no end of the range"),
     Gate("reward.length_gain_low", ">", "accuracy above a length-only rule, lower end"),
     Gate("reward.invariance", "<=", "a text scores the same alone, in a batch and padded"),
@@ -133,12 +135,14 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
     "validate": (
         MainMetric("data/pairs", "pairs that are left", brief=True, card=False),
         MainMetric("data/quarantined", "rows kept out", brief=True, card=False),
+        MainMetric("data/overlong", "share of pairs with a response that is cut", card=False),
         MainMetric("data/annotator_agreement", "agreement of the annotators (Fleiss' kappa)", brief=True, card=False),
     ),
     "sft": (
         MainMetric("sft/loss", "held-out loss", "nats a token", brief=True),
         MainMetric("sft/perplexity", "held-out perplexity", brief=True),
         MainMetric("sft/ended", "share of responses that end"),
+        MainMetric("sft/overlong", "share of demonstrations over the response cap"),
         MainMetric("sft/gold", "simulated gold score", brief=True),
         MainMetric("sft/violations", "simulated policy violations", "a response", brief=True),
     ),

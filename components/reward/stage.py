@@ -26,6 +26,7 @@ from components.reward.evaluation.calibration import (
     majority_baseline,
 )
 from components.reward.evaluation.length import response_tokens
+from components.reward.evaluation.nulls import Judgements
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
 from components.reward.evaluation.slices import Pairs, character_gaps, slice_report
 from components.reward.pairs import Pair, PreferencePair, check_votes, encode_pairs
@@ -93,12 +94,13 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
 
 
 _REPORTED = (
-    "accuracy", "accuracy_low", "accuracy_high", "ece", "ece_null_95", "calibration_slope", "brier", "brier_high",
-    "log_loss", "log_loss_high", "temperature", "temperature_at_end", "length_accuracy", "length_gain_low",
-    "majority_accuracy", "majority_gain_low", "ece_width", "ece_width_null_95", "brier_before", "log_loss_before",
-    "slices_judged", "slice_accuracy_low", "slice_ece_excess", "accuracy_chosen_longer", "accuracy_chosen_shorter",
-    "balanced_length_accuracy", "balanced_length_accuracy_low", "length_partial_correlation",
-    "length_partial_correlation_low", "length_partial_correlation_high",
+    "accuracy", "accuracy_low", "accuracy_high", "ece", "ece_null_95", "calibration_slope", "slope_null_low",
+    "slope_null_high", "brier", "brier_high", "log_loss", "log_loss_high", "temperature", "temperature_at_end",
+    "length_accuracy", "length_gain_low", "majority_accuracy", "majority_gain_low", "ece_width",
+    "ece_width_null_95", "brier_before", "log_loss_before", "slices_judged", "slice_accuracy_low",
+    "slice_ece_excess", "accuracy_chosen_longer", "accuracy_chosen_shorter", "balanced_length_accuracy",
+    "balanced_length_accuracy_low", "length_partial_correlation", "length_partial_correlation_low",
+    "length_partial_correlation_high",
 )  # fmt: skip
 
 
@@ -121,10 +123,11 @@ def _calibrate(
     on_test = scores("test")
     found = on_test[0] - on_test[1]
     temperature = fit_temperature(np.subtract(*scores("calibration")))
-    calibrated = calibration(found, clusters, temperature, job.seed, job.reward.calibration_bins)
+    judged = Judgements.of(test, clusters)
+    calibrated = calibration(found, clusters, temperature, job.seed, job.reward.calibration_bins, judgements=judged)
     sides = [row["chosen"] for row in test], [row["rejected"] for row in test]
     tokens = np.stack([response_tokens(tokenizer, side, most) for side in sides])
-    by_slice = slice_report(Pairs(test, tokens, on_test), clusters, temperature, job.seed)
+    by_slice = slice_report(Pairs(test, tokens, on_test), clusters, temperature, job.seed, judgements=judged)
     by_length, rule = length_baseline(character_gaps(splits["train"]), character_gaps(test))
     by_majority = majority_baseline(chosen_shown_first(splits["train"]), chosen_shown_first(test))
     baselines: Numbers = {

@@ -1,5 +1,7 @@
 """Options of supervised fine-tuning. Importable without torch."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from components.base.settings import Settings, unkeyed
@@ -16,7 +18,11 @@ class SftConfig(FitConfig):
     scratch: ScratchModel = ScratchModel()
     """The model to build where `base` is null."""
     max_demonstrations: int | None = Field(None, ge=1)
-    """Train on this many demonstrations at most (the first ones, in data order); null for all."""
+    """Train on this many demonstrations at most (the first ones, in data order); null for all. A model from scratch
+    takes its vocabulary from the first ones, overlong ones too, and is trained on those of them that fit."""
+    overlong: Literal["drop", "cut"] = "drop"
+    """What becomes of a demonstration whose response, EOS included, exceeds `generation.max_new_tokens`: it is left
+    out, in training and on the held-out side, or cut and without EOS, which teaches the model not to end."""
     evaluate: int = Field(512, ge=1)
     """Held-out demonstrations for loss and perplexity, and held-out prompts to sample responses to."""
 

@@ -1,8 +1,8 @@
 """Demonstrations as tokens, and how surprised a model is by them."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,39 @@ from components.training.loop import seeded
 
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of its response."""
+
+
+class TokenizedDemonstrations(NamedTuple):
+    """Demonstrations as tokens, and how many were looked at and are overlong, of which all or none are among them."""
+
+    examples: list[Example]
+    seen: int
+    overlong: int
+
+
+def choose_demonstrations(
+    tokenizer: Any,
+    rows: Iterable[Demonstration],
+    generation: GenerationConfig,
+    overlong: Literal["drop", "cut"],
+    most: int | None,
+) -> TokenizedDemonstrations:
+    """Token ids of the first `most` demonstrations (None: all), cut to the lengths of `generation`.
+
+    A response is overlong if it exceeds `generation.max_new_tokens` with its EOS: cut, it would not end.
+    """
+    examples: list[Example] = []
+    seen = count = 0
+    cap = generation.max_new_tokens
+    for row in rows:
+        if len(examples) == most:
+            break
+        response = encode_response(tokenizer, row["response"], cap + 1)
+        seen += 1
+        count += len(response) > cap
+        if overlong == "cut" or len(response) <= cap:
+            examples.append((encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens), response[:cap]))
+    return TokenizedDemonstrations(examples, seen, count)
 
 
 def encode_demonstrations(tokenizer: Any, rows: Sequence[Demonstration], generation: GenerationConfig) -> list[Example]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_scores
@@ -18,7 +19,8 @@ from components.models.tokenizers import Demonstration, texts_of, train_tokenize
 from components.sft.config import SftJob
 from components.sft.demonstrations import (
     Example,
-    encode_demonstrations,
+    TokenizedDemonstrations,
+    choose_demonstrations,
     loss_a_token,
     perplexity_ratio,
     response_losses,
@@ -29,21 +31,31 @@ from components.training.loop import TrainingExamples, fit, torch_seed
 
 
 def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
-    """Train on `inputs["data"]` from `inputs["base"]` or from nothing; publish the model, samples and metrics."""
-    train: list[Demonstration] = read_rows(inputs["data"] / "demonstrations.train.jsonl")[: job.sft.max_demonstrations]
-    heldout: list[Demonstration] = read_rows(inputs["data"] / "demonstrations.heldout.jsonl")[: job.sft.evaluate]
+    """Train on `inputs["data"]` from `inputs["base"]` or from nothing; publish the model, samples and metrics.
+
+    Raises:
+        UserError: overlong demonstrations are left out, and less than a batch, or nothing to evaluate on, is left.
+    """
+    train: list[Demonstration] = read_rows(inputs["data"] / "demonstrations.train.jsonl")
+    heldout: list[Demonstration] = read_rows(inputs["data"] / "demonstrations.heldout.jsonl")
     if "base" in inputs:
         model, tokenizer = load_base(inputs["base"])
     else:
+        train = train[: job.sft.max_demonstrations]
         tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary)
         longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
         model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
     by_onednn(model.to(job.runtime.device))
-    examples = encode_demonstrations(tokenizer, train, job.generation)
-    heldout_examples = encode_demonstrations(tokenizer, heldout, job.generation)
+    chosen, evaluated = (
+        choose_demonstrations(tokenizer, rows, job.generation, job.sft.overlong, most)
+        for rows, most in ((train, job.sft.max_demonstrations), (heldout, job.sft.evaluate))
+    )
+    _need_enough(job, chosen, evaluated)
+    examples, heldout_examples = chosen.examples, evaluated.examples
+    metrics = {"sft/demonstrations": float(len(examples)), "sft/overlong": chosen.overlong / chosen.seen}
     tokens = [len(response) for _, response in heldout_examples]
     baseline = unigram_losses(examples, heldout_examples, len(tokenizer))
-    metrics = {"sft/unigram_perplexity": math.exp(sum(baseline) / sum(tokens))}
+    metrics["sft/unigram_perplexity"] = math.exp(sum(baseline) / sum(tokens))
     if "base" in inputs:
         baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
         metrics["sft/base_perplexity"] = math.exp(sum(baseline) / sum(tokens))
@@ -58,6 +70,19 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     metrics |= _sample(job, inputs["data"], model, tokenizer, out)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
+
+
+def _need_enough(job: SftJob, train: TokenizedDemonstrations, heldout: TokenizedDemonstrations) -> None:
+    for chosen, use, least, name in (
+        (train, "to train on", job.sft.batch_size, "sft.batch_size"), (heldout, "to evaluate on", 1, "the least"),
+    ):  # fmt: skip
+        if len(chosen.examples) < min(least, chosen.seen):
+            raise UserError(
+                f"Of {chosen.seen} demonstrations {use}, {chosen.overlong} have a response of more than "
+                f"{job.generation.max_new_tokens} tokens (generation.max_new_tokens, EOS included) and are left out. "
+                f"{len(chosen.examples)} are left, fewer than {least} ({name}). Raise generation.max_new_tokens, give "
+                "shorter demonstrations, or cut the long ones with sft.overlong=cut: the model then learns not to end."
+            )
 
 
 def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example], out: Path, observe: Observe) -> None:

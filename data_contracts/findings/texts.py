@@ -84,6 +84,14 @@ def read_texts(
     return RowTexts(np.flatnonzero(wanted), tokens, sketch, prompt_sketch, unknown, samples)
 
 
+def overlong(texts: RowTexts, rows: int, cap: int) -> NDArray[np.bool_]:
+    """Which responses of a ledger's rows exceed `cap` tokens with their EOS: (rows, 2), chosen and rejected, or a
+    demonstration's in the first column. False where there is no response, or it was not read."""
+    found = np.zeros((rows, 2), np.bool_)
+    found[texts.index] = texts.tokens[:, 1:] > cap
+    return found
+
+
 def _responses(item: CanonicalRow) -> list[str]:
     return [item[name] for name in _RESPONSES if name in item]
 

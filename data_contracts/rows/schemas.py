@@ -23,7 +23,7 @@ class SourceReading(TypedDict):
 
 _DEMONSTRATION = {"prompt", "response", "source", "row"}
 _PROMPT = {"prompt", "category", "source", "row"}
-_PAIR = CanonicalRow.__annotations__.keys() - {"response"}
+_PAIR = CanonicalRow.__annotations__.keys() - {"response", "overlong"}
 
 
 def _whole(row: CanonicalRow) -> CanonicalRow:

@@ -15,9 +15,9 @@ from pydantic import JsonValue
 
 from components.base.hashing import digest_json
 from components.base.nested import flatten, group
-from components.gates.judging import Verdict
+from components.gates.judging import Verdict, stand_in
 from components.gates.table import GATES
-from components.gates.text import outcome, rule
+from components.gates.text import number, outcome, rule
 from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
 from flows.config.run_config import default_values
@@ -132,8 +132,8 @@ class GateFacts(NamedTuple):
     outcome: str
     rule: str
     within: str | None
-    """The metric of a second bound, either of which will do."""
-    within_value: float | None
+    """The metrics of a second bound, either of which will do."""
+    within_value: str | None
     description: str
 
 
@@ -285,10 +285,11 @@ def code_name(code: CodeVersion) -> str:
 
 def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
     known = GATES.get(verdict.name)
-    within = known.or_within if known is not None and verdict.threshold is not None else None
-    value = stage.metrics.get(within) if within else None
+    second = stand_in(known, stage.metrics) if known is not None and verdict.threshold is not None else None
+    within, value = second if second is not None else (None, None)
+    said = None if value is None else " to ".join(map(number, value if isinstance(value, tuple) else (value,)))
     description = verdict.description or (known.description if known is not None else "")
-    return GateFacts(verdict, outcome(verdict), rule(verdict), within, value, description)
+    return GateFacts(verdict, outcome(verdict), rule(verdict), within, said, description)
 
 
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:

@@ -1,9 +1,13 @@
 """The demo over fresh seeds, with the tether, without it and with ten times of it: the table and the README's figure.
 
-    python tests/bench/seeds.py --seeds 10 --variants 5 --jobs 2 --threads 1 --home .tether-bench
+    python -m tests.bench.seeds --seeds 0-9 --variants 5 --jobs 2 --threads 1 --home .tether-bench
+    python -m tests.bench.seeds --choose 0-9 --report 10-19 --until reward --threads 1
 
 Each seed has a TETHER_HOME of its own and starts from nothing; the variants of a seed share its data, SFT and reward
 model from that home's store. Finished runs are not run again, so an interrupted bench goes on where it was.
+
+With `--choose` and `--report`, the tethered demo runs once for each seed with every gate off, its final metrics go into
+the file `--metrics` (a line of JSON a seed), and the thresholds that the choosing seeds imply are judged on the others.
 """
 
 import argparse
@@ -20,6 +24,8 @@ from typing import Any
 from components.base.jsonl import read_rows
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
+from tests.bench import thresholds
+from tests.bench.thresholds import Metrics, seed_range
 
 BETA = load_config("demo").ppo.kl.coefficient
 VARIANTS = {
@@ -40,10 +46,10 @@ SHOWN = (
 
 
 def tether(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the console script of this interpreter's environment."""
-    script = Path(sys.executable).with_name("tether")
+    """Run the command line in this interpreter's environment."""
     environment = os.environ | {"TETHER_HOME": str(home)}
-    return subprocess.run([str(script), *arguments], capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def run(home: Path, seed: int, variant: str, threads: int) -> dict[str, Any]:
@@ -57,6 +63,16 @@ def run(home: Path, seed: int, variant: str, threads: int) -> dict[str, Any]:
         status = json.loads(tether(home, "status", "--json").stdout)
         kept.write_text(json.dumps(status | {"exit_code": done.returncode, "seed": seed, "variant": variant}))
     return json.loads(kept.read_text())
+
+
+def measured(home: Path, seed: int, until: str, threads: int) -> Metrics:
+    """The final metrics of the tethered demo up to a stage, with every gate off, by name."""
+    asked = [f"seed={seed}", f"runtime.threads={threads}", *thresholds.settings(until)]
+    done = tether(home, "run", "demo", *(x for s in asked for x in ("--set", s)))
+    if done.returncode != (0 if until == thresholds.STAGES[-1] else 3):
+        raise SystemExit(f"seed {seed}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    status = json.loads(tether(home, "status", "--json").stdout)
+    return {name: value for stage in status["stages"] for name, value in stage["metrics"].items()}
 
 
 def metric(status: dict[str, Any], stage: str, name: str) -> float:
@@ -134,25 +150,48 @@ def figure(home: Path, seed: int, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def choose_and_report(given: argparse.Namespace) -> None:
+    """Measure the seeds that are lacking, one after the other, and print what they say of the thresholds."""
+
+    def run_of(seed: int) -> Metrics:
+        home = (given.home / f"gates-{seed}").resolve()
+        home.mkdir(parents=True, exist_ok=True)
+        return measured(home, seed, given.until, given.threads)
+
+    code = thresholds.code_version()
+    choosing, reporting = (
+        thresholds.measure(given.metrics, seeds, given.until, code, run_of) for seeds in (given.choose, given.report)
+    )
+    print(thresholds.report(choosing, reporting, load_config("demo").gates, given.until))
+
+
 def main() -> None:
     """Run what is missing, print the table and the contrasts, draw the figure."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--seeds", type=int, default=10, help="pipeline seeds 0 .. N-1")
-    options.add_argument("--variants", type=int, default=5, help="seeds that also run cut and ten times as tight")
+    options.add_argument("--seeds", type=seed_range, default="0-9", help="pipeline seeds, as 10-19 or 0-4,8")
+    options.add_argument("--variants", type=int, default=5, help="the first seeds also run cut and ten times as tight")
+    options.add_argument("--choose", type=seed_range, default=[], help="seeds that imply thresholds")
+    options.add_argument("--report", type=seed_range, default=[], help="other seeds, that are judged by them")
+    options.add_argument("--until", choices=thresholds.STAGES, default="human_eval", help="the last stage to run")
+    options.add_argument("--metrics", type=Path, default=Path(".tether/bench/metrics.jsonl"))
     options.add_argument("--jobs", type=int, default=1, help="runs side by side")
     options.add_argument("--threads", type=int, default=0, help="runtime.threads of each run; 0 is every core")
     options.add_argument("--home", type=Path, default=Path(".tether/bench"))
-    options.add_argument("--figure", type=Path, default=None, help="write the figure of seed 0 here")
+    options.add_argument("--figure", type=Path, default=None, help="write the figure of the first seed here")
     given = options.parse_args()
+    if both := set(given.choose) & set(given.report):
+        options.error(f"seeds {sorted(both)} are to choose and to report: a threshold is reported on other seeds")
+    if given.choose or given.report:
+        return choose_and_report(given)
 
     def runs_of(seed: int) -> dict[str, dict[str, Any]]:
         home = (given.home / f"seed-{seed}").resolve()
         home.mkdir(parents=True, exist_ok=True)
-        wanted = list(VARIANTS) if seed < given.variants else ["tethered"]
+        wanted = list(VARIANTS) if seed in given.seeds[: given.variants] else ["tethered"]
         return {variant: run(home, seed, variant, given.threads) for variant in wanted}
 
     with ThreadPoolExecutor(given.jobs) as pool:
-        seeds = list(pool.map(runs_of, range(given.seeds)))
+        seeds = list(pool.map(runs_of, given.seeds))
     print(f"tethered: {sum(r['tethered']['exit_code'] == 0 for r in seeds)} of {len(seeds)} seeds pass every gate\n")
     for variant in VARIANTS:
         rows = [r[variant] for r in seeds if variant in r]
@@ -161,7 +200,8 @@ def main() -> None:
         if variant != "tethered" and len(rows) > 1:
             print(contrast([r["tethered"] for r in seeds if variant in r], rows) + "\n")
     if given.figure and given.variants:
-        figure(given.home.resolve() / "seed-0", 0, given.figure)
+        first = given.seeds[0]
+        figure(given.home.resolve() / f"seed-{first}", first, given.figure)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ class Stages(NamedTuple):
         common: dict[str, Any] = {"seed": seed, "runtime": RUNTIME, "generation": options.pop("generation", GENERATION)}
         if stage == "sft":
             tiny: dict[str, Any] = {"scratch": TINY, "learning_rate": 1e-2, "evaluate": 8, "checkpoint_every": 2}
+            tiny |= {"overlong": "cut"}  # most replies are longer than ten tokens
             return SftJob(**common, sft=SftConfig(**tiny | {"batch_size": 32, "micro_batch_size": 16} | options))
         if stage == "reward":
             tiny = {"scale_responses": 16, "checkpoint_every": 2, "batch_size": 16, "micro_batch_size": 8}

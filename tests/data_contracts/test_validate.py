@@ -221,3 +221,28 @@ def test_demonstrations_none_of_which_is_held_out_are_the_users_error(tmp_path, 
 def test_a_source_that_the_config_names_and_nobody_passed_is_no_silent_default(tmp_path, validate):
     with pytest.raises(CheckFailed, match=r"data\.preferences is 'owner/name'"):
         validate(tmp_path, preferences="owner/name")
+
+
+def test_responses_over_the_cap_are_marked_on_their_pairs_and_counted(tmp_path, validate):
+    """The tokenizer takes whole words here, so a sentence of 64 words has 65 tokens with its EOS; the cap is 64."""
+    rows = pairs(100)
+    for i, side, words in [(0, "chosen", 64), (1, "rejected", 64), (2, "chosen", 63), (3, "rejected", 80)]:
+        rows[i][side] = " ".join(["word"] * (words - 1) + [str(i)])
+    rows[3]["chosen"] = " ".join(["other"] * 70)
+    metrics = validate(tmp_path, {"preferences": write(tmp_path / "pairs.jsonl", rows)})
+    found = [row for split in ("train", "calibration", "test") for row in lines(tmp_path, f"pairs.{split}")]
+    assert len(found) == 100 and all(row.get("overlong", True) is True for row in found)
+    assert sorted(row["row"] for row in found if "overlong" in row) == [1, 2, 4]
+    assert (metrics["data/overlong"], metrics["data/overlong_chosen"]) == (0.03, 0.02)
+    assert (metrics["data/overlong_rejected"], metrics["data/overlong_demonstrations"]) == (0.02, 0.02)
+
+
+def test_given_demonstrations_over_the_cap_are_counted_apart_from_the_pairs(tmp_path, validate):
+    demonstrations = [{"prompt": f"ask {i}", "response": " ".join(["word"] * (80 if i < 5 else 3))} for i in range(40)]
+    inputs = {
+        "preferences": write(tmp_path / "pairs.jsonl", pairs(100)),
+        "demonstrations": write(tmp_path / "taught.jsonl", demonstrations),
+    }
+    metrics = validate(tmp_path, inputs)
+    assert metrics["data/overlong"] == 0 and metrics["data/overlong_demonstrations"] == 5 / 40
+    assert all("overlong" not in row for row in lines(tmp_path, "pairs.train"))

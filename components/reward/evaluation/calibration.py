@@ -7,15 +7,17 @@ invariant to the order: confidence max(p, 1 - p) = sigmoid(|d| / T), and right w
 """
 
 import hashlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar
 from scipy.special import expit
 from scipy.stats import rankdata
 
+from components.reward.evaluation.nulls import Integers, Judgements, cells_of, ece_nulls, slope_null
+from components.reward.evaluation.slope import recalibration_slope
 from components.reward.pairs import PreferencePair
 from components.stats.intervals import (
     LEVEL,
@@ -30,11 +32,7 @@ from components.stats.intervals import (
 TARGET = "majority label"
 TEMPERATURE_RANGE = (1e-2, 1e2)
 """Where the temperature is sought; ending at an end means the pairs name none (all right, or no better than chance)."""
-SLOPE_CAP = 100.0
-"""The slope reported where none is finite: every test pair right (or every one wrong)."""
 _CHUNK_CELLS = 2_000_000
-
-Integers = NDArray[np.int64]
 
 
 class ConfidenceBin(TypedDict):
@@ -45,15 +43,6 @@ class ConfidenceBin(TypedDict):
     n: int
     low: float
     high: float
-
-
-class Slope(NamedTuple):
-    """A recalibration slope and its interval, which is unknown where the slope is not finite (`capped`)."""
-
-    slope: float
-    low: float | None = None
-    high: float | None = None
-    capped: bool = False
 
 
 class Calibration(NamedTuple):
@@ -119,35 +108,6 @@ def expected_calibration_error(confidence: FloatArray, correct: FloatArray, bin_
     return float(np.abs(np.bincount(bin_of, weights=confidence - correct)).sum() / confidence.size)
 
 
-def ece_under_null(
-    confidence: FloatArray, tied: NDArray[np.bool_], bin_of: Integers, seed: int, draws: int = 1000
-) -> FloatArray:
-    """ECE (draws,) of a model whose confidences are true: correctness drawn from them, independently over pairs.
-
-    It is not 0: each bin's mean strays by chance, and ECE adds up its size.
-    """
-    order = np.argsort(bin_of, kind="stable")
-    confidence, tied = confidence[order], tied[order]
-    starts = np.flatnonzero(np.diff(bin_of[order], prepend=-1))
-    parts = drawn_correctness(confidence, tied, np.random.default_rng([seed, 0x0ECE]), draws)
-    found = [np.abs(np.add.reduceat(confidence - drawn, starts, axis=1)).sum(axis=1) for drawn in parts]
-    return np.concatenate(found) / confidence.size
-
-
-def drawn_correctness(
-    confidence: FloatArray, tied: NDArray[np.bool_], rng: np.random.Generator, draws: int
-) -> Iterator[FloatArray]:
-    """Correctness drawn from confidences (n,) that are true, `draws` times: (k, n) at a time, `_CHUNK_CELLS` at most.
-
-    Ties stay a half, as they are counted.
-    """
-    step = max(1, _CHUNK_CELLS // confidence.size)
-    for begin in range(0, draws, step):
-        drawn = (rng.random((min(step, draws - begin), confidence.size)) < confidence).astype(np.float64)
-        drawn[:, tied] = 0.5
-        yield drawn
-
-
 def ece_interval(
     confidence: FloatArray, correct: FloatArray, bin_of: Integers, codes: Integers, seed: int, draws: int
 ) -> tuple[float, float]:
@@ -171,42 +131,21 @@ def ece_interval(
     return float(low), float(high)
 
 
-def recalibration_slope(margins: ArrayLike, clusters: Iterable[Hashable]) -> Slope:
-    """Slope b of the logistic regression, without intercept, of the outcome on the logit d: 1 if calibrated.
-
-    Each pair in both orders, (d, 1) and (-d, 0), has the same likelihood twice, so b solves sum d sigmoid(-b d) = 0, a
-    falling function of b. Below 1 is overconfident. Where every d >= 0 (or <= 0) no finite b is best: `SLOPE_CAP` with
-    its sign is given and `capped` is true. Where every d is 0 the slope is NaN. `low` and `high` are the sandwich
-    interval over prompts (None where capped).
-    """
-    d = _margins(margins)
-    codes = cluster_codes(clusters)
-
-    def score(b: float) -> float:
-        return float((d * expit(-b * d)).sum())
-
-    if not d.any():
-        return Slope(float("nan"))
-    if score(SLOPE_CAP) >= 0 or score(-SLOPE_CAP) <= 0:
-        return Slope(SLOPE_CAP if score(SLOPE_CAP) >= 0 else -SLOPE_CAP, capped=True)
-    slope = float(brentq(score, -SLOPE_CAP, SLOPE_CAP, xtol=1e-12))
-    information = (np.square(d) * expit(slope * d) * expit(-slope * d)).mean()
-    # One Newton step a pair: its influence on b. Their mean is 0, their clustered spread is b's.
-    spread = clustered_mean(d * expit(-slope * d) / information, codes)
-    half = spread.high - spread.value
-    return Slope(slope, slope - half, slope + half) if np.isfinite(half) else Slope(slope)
-
-
 def calibration(
-    margins: ArrayLike, clusters: Sequence[Hashable], temperature: float, seed: int, bins: int = 10, draws: int = 1000
-) -> Calibration:
+    margins: ArrayLike, clusters: Sequence[Hashable], temperature: float, seed: int, bins: int = 10, draws: int = 1000,
+    judgements: Judgements | None = None,
+) -> Calibration:  # fmt: skip
     """All that is said of calibration on test pairs: margins (n,), their prompts, a temperature fitted elsewhere.
 
+    `judgements` say which pairs were judged together, for the nulls; without them each pair was judged by itself.
+
     Numbers: `pairs`, `prompts`, `level`, `temperature`, `temperature_at_end`; `accuracy`; after temperature
-    `ece` (equal-mass bins) and `ece_width` (equal-width bins), each with `_null_95`, the 95th percentile of its null,
-    `calibration_slope` with `slope_low`, `slope_high` (None where capped) and `slope_capped`, `brier`, `log_loss`; at
-    T = 1 `ece_before`, `ece_width_before`, `brier_before`, `log_loss_before`; all but the last two ECEs with `_low`
-    and `_high`. The document is JSON-ready except that the slope of all-zero margins is NaN.
+    `ece` (equal-mass bins) and `ece_width` (equal-width bins), each with `_null_95`, the 95th percentile of its null;
+    `calibration_slope` with `slope_low`, `slope_high` (None where capped), `slope_capped` and the ends of its null,
+    `slope_null_low` and `slope_null_high`; `brier`, `log_loss`; at T = 1 `ece_before`, `ece_width_before`,
+    `brier_before`, `log_loss_before`; `accuracy`, the ECEs after temperature, Briers and log losses with `_low` and
+    `_high`. A null is None where it is unknown. The document is JSON-ready except that the slope of all-zero margins is
+    NaN.
 
     Raises:
         ValueError: no margins, one that is not finite, or another number of clusters.
@@ -217,6 +156,11 @@ def calibration(
     confidence, before = expit(np.abs(d) / temperature), expit(np.abs(d))
     by_mass, by_width = equal_mass_bins(confidence, bins), equal_width_bins(confidence, bins)
     slope = recalibration_slope(d / temperature, codes)
+    judged = judgements or Judgements.alone(codes)
+    everything = np.ones(d.size, dtype=np.bool_)
+    cells = cells_of([everything, everything], [by_mass, by_width], bins)
+    nulls = ece_nulls(d / temperature, judged, cells, np.array([d.size, d.size]), seed, draws)
+    slope_null_ends = slope_null(d / temperature, judged, nulls.wrong)
     numbers: Numbers = {
         "pairs": int(d.size),
         "prompts": int(codes.max()) + 1,
@@ -227,13 +171,15 @@ def calibration(
         "slope_low": slope.low,
         "slope_high": slope.high,
         "slope_capped": slope.capped,
+        "slope_null_low": slope_null_ends.low,
+        "slope_null_high": slope_null_ends.high,
         "ece_before": expected_calibration_error(before, right, equal_mass_bins(before, bins)),
         "ece_width_before": expected_calibration_error(before, right, equal_width_bins(before, bins)),
     }
-    for name, bin_of in (("ece", by_mass), ("ece_width", by_width)):
+    for (name, bin_of), null in zip((("ece", by_mass), ("ece_width", by_width)), nulls.quantile(0.95), strict=True):
         ends = ece_interval(confidence, right, bin_of, codes, seed, draws)
         numbers |= Interval(expected_calibration_error(confidence, right, bin_of), *ends).named(name)
-        numbers[f"{name}_null_95"] = float(np.quantile(ece_under_null(confidence, d == 0, bin_of, seed, draws), 0.95))
+        numbers[f"{name}_null_95"] = float(null) if np.isfinite(null) else None
     numbers |= clustered_proportion(right, codes).named("accuracy")
     for suffix, t in (("", temperature), ("_before", 1.0)):
         numbers |= clustered_mean(np.square(expit(-d / t)), codes).named(f"brier{suffix}")

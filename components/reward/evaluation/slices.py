@@ -1,10 +1,10 @@
 """Calibration slice by slice: a model can be calibrated on average and wrong on long answers. numpy and scipy only.
 
-A slice is judged if it can be told before the label is: by length, source, category, or which response the model
-prefers. Which response was chosen, and how clear the vote was, come with the label: there a perfect model is off too
-(of pairs that the longer response wins with a chance of 0.6, it is right on all where the longer was chosen, on none
-where the shorter was). Such slices are reported and not judged; the longer and the shorter winners have
-`balanced_length_accuracy`.
+A slice is judged if it can be told before the label is: by length, by whether a response is cut, by source, category,
+or which response the model prefers. Which response was chosen, and how clear the vote was, come with the label: there a
+perfect model is off too (of pairs that the longer response wins with a chance of 0.6, it is right on all where the
+longer was chosen, on none where the shorter was). Such slices are reported and not judged; the longer and the shorter
+winners have `balanced_length_accuracy`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -13,18 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from scipy.special import expit
-from scipy.stats import rankdata
 
 from components.reward.evaluation.calibration import (
     ConfidenceBin,
     calibration,
     correctness,
-    drawn_correctness,
     equal_mass_bins,
 )
 from components.reward.evaluation.length import balanced_length_accuracy, length_partial_correlation
+from components.reward.evaluation.nulls import Judgements, cells_of, ece_nulls
 from components.reward.pairs import PreferencePair
 from components.stats.intervals import FloatArray, Numbers, cluster_codes
 
@@ -108,11 +106,17 @@ def slices_of(pairs: Pairs) -> list[Slice]:
     prefers_longer = np.sign(pairs.scores[0] - pairs.scores[1]) * np.sign(tokens[0] - tokens[1])
     shares = np.array([(row["votes_chosen"] or 0) / votes if (votes := row.get("votes")) else np.nan for row in rows])
     gaps = character_gaps(rows)
+    cut = np.array([row.get("overlong", False) for row in rows])
     found = [
         *_by_quantile("length", tokens.max(axis=0), LENGTHS),
         *_by_quantile("length difference", np.abs(tokens[0] - tokens[1]), GAPS),
         Slice("model prefers", "the longer", prefers_longer > 0),
         Slice("model prefers", "the shorter", prefers_longer < 0),
+        *(
+            [Slice("response cap", "within", ~cut), Slice("response cap", "a response is cut", cut)]
+            if cut.any()
+            else []
+        ),
         *_by_name("source", [row.get("source") for row in rows]),
         *_by_name("category", [row.get("category") for row in rows]),
         Slice("chosen is", "the longer", gaps > 0, after_label=True),
@@ -130,8 +134,9 @@ def character_gaps(rows: Sequence[PreferencePair]) -> NDArray[np.int64]:
 
 
 def slice_report(
-    pairs: Pairs, clusters: Sequence[Hashable], temperature: float, seed: int, draws: int = 2000
-) -> SliceReport:
+    pairs: Pairs, clusters: Sequence[Hashable], temperature: float, seed: int, draws: int = 2000,
+    judgements: Judgements | None = None,
+) -> SliceReport:  # fmt: skip
     """What is said of each slice after temperature, of the worst, and of length.
 
     Numbers: `slices_judged`; `slice_accuracy_low`, the lowest lower end: that every slice is above it is as sure as one
@@ -142,10 +147,11 @@ def slice_report(
     codes = cluster_codes(clusters)
     d = pairs.scores[0] - pairs.scores[1]
     confidence, right = expit(np.abs(d) / temperature), correctness(d)
+    judgements = judgements or Judgements.alone(codes)
     found = [(each.inside, _describe(each, codes)) for each in slices_of(pairs)]
     measured = [(inside, slice_) for inside, slice_ in found if slice_.why_not != _TOO_SMALL]
     for inside, slice_ in measured:
-        said = calibration(d[inside], codes[inside].tolist(), temperature, seed, BINS, DRAWS)
+        said = calibration(d[inside], codes[inside].tolist(), temperature, seed, BINS, DRAWS, judgements.inside(inside))
         slice_.numbers = {name: value for name, value in said.numbers.items() if name not in _OF_ALL}
         slice_.numbers["confidence"] = float(confidence[inside].mean())
         if said.numbers["slope_capped"] or not np.isfinite(_known(said.numbers, "calibration_slope")):
@@ -153,13 +159,14 @@ def slice_report(
         slice_.bins = said.bins
     if measured:
         members = [inside for inside, _ in measured]
-        cells = _cells(members, [equal_mass_bins(confidence[inside], BINS) for inside in members])
-        null = ece_nulls(confidence, d == 0, cells, np.array([inside.sum() for inside in members]), seed, draws)
-        for (_, slice_), above in zip(measured, np.quantile(null, 0.95, axis=0), strict=True):
+        cells = cells_of(members, [equal_mass_bins(confidence[inside], BINS) for inside in members], BINS)
+        sizes = np.array([inside.sum() for inside in members])
+        null = ece_nulls(d / temperature, judgements, cells, sizes, seed, draws)
+        for (_, slice_), above in zip(measured, null.quantile(0.95), strict=True):
             slice_.numbers["ece_null_95"] = float(above)
     judged = [slice_ for _, slice_ in measured if slice_.judged]
     if judged:
-        joint = joint_quantiles(null[:, [slice_.judged for _, slice_ in measured]])
+        joint = null.joint_quantile([slice_.judged for _, slice_ in measured])
         for slice_, above in zip(judged, joint, strict=True):
             slice_.numbers["ece_null_joint"] = float(above)
     lows = [_known(slice_.numbers, "accuracy_low") for slice_ in judged]
@@ -170,23 +177,6 @@ def slice_report(
         "slice_ece_excess": max(excesses, default=None),
     }
     return SliceReport([slice_ for _, slice_ in found], worst | _length(pairs, right, codes))
-
-
-def ece_nulls(
-    confidence: FloatArray, tied: BoolArray, cells: csr_array, sizes: NDArray[np.int64], seed: int, draws: int
-) -> FloatArray:
-    """ECE (draws, S) of S slices under one simulated truth a draw: `ece_under_null`, for slices that share pairs."""
-    parts = drawn_correctness(confidence, tied, np.random.default_rng([seed, 0x511CE]), draws)
-    sums = [np.abs(cells @ (confidence - drawn).T).reshape(sizes.size, BINS, -1).sum(axis=1) for drawn in parts]
-    return np.concatenate(sums, axis=1).T / sizes
-
-
-def joint_quantiles(null: FloatArray) -> FloatArray:
-    """For each column of `null` (draws, S) the value that it exceeds as rarely as any other column exceeds its own,
-    such that 95 % of draws exceed none: (S,). Slices share pairs, so Bonferroni's correction would be too large
-    (single-step min-p, Westfall and Young 1993; balanced as Beran 1988, JASA 83:679)."""
-    worst = rankdata(null, method="max", axis=0).max(axis=1) / len(null)
-    return np.quantile(null, min(1.0, float(np.quantile(worst, 0.95))), axis=0, method="higher")
 
 
 _TOO_SMALL = f"fewer than {SMALLEST} pairs or {FEWEST_PROMPTS} prompts"
@@ -230,10 +220,3 @@ def _by_name(kind: str, names: Sequence[str | None]) -> list[Slice]:
     often = sorted(counts, key=lambda name: (-counts[name], name))[:MOST_NAMES]
     column = np.array([None if name is None else name if name in often else "all others" for name in names])
     return [Slice(kind, name, column == name) for name in dict.fromkeys([*often, "all others"])]
-
-
-def _cells(members: Sequence[BoolArray], bins_of: Sequence[NDArray[np.int64]]) -> csr_array:
-    """(S * BINS, n): which pairs are in which bin of which slice."""
-    rows = np.concatenate([index * BINS + bin_of for index, bin_of in enumerate(bins_of)])
-    columns = np.concatenate([np.flatnonzero(inside) for inside in members])
-    return csr_array((np.ones(rows.size), (rows, columns)), shape=(len(members) * BINS, members[0].size))

@@ -20,6 +20,7 @@ from components.data.rows import CanonicalRow
 from components.data.splits import SPLITS, loose_key, prompt_key
 from components.reward.config import RefreshConfig, RewardJob
 from components.reward.evaluation.calibration import Calibration, calibration, correctness
+from components.reward.evaluation.nulls import Judgements
 from components.reward.evaluation.probes import ProbeTexts
 from components.reward.pairs import PreferencePair, encode_pairs
 from components.reward.refresh.previous import check_previous, load_previous
@@ -234,8 +235,9 @@ def refresh_report(
 
     before, after = both(old_model), both(model)
     was, is_ = (correctness(scores[0] - scores[1]) for scores in (before, after))
+    bins, judged = job.reward.calibration_bins, Judgements.of(test, clusters)
     models = {
-        name: calibration(scores[0] - scores[1], clusters, temperature, job.seed, job.reward.calibration_bins)
+        name: calibration(scores[0] - scores[1], clusters, temperature, job.seed, bins, judgements=judged)
         for name, scores, temperature in (("previous", before, then.temperature), ("new", after, scale.temperature))
     }
     here = ScoreScale.measure(raw(old_model, samples.ids), then.temperature)

@@ -129,6 +129,23 @@ def test_between_holds_at_both_ends(slope, passes):
     assert verdict("reward.calibration_slope", {**GOOD, "reward/calibration_slope": slope}).passed is passes
 
 
+@pytest.mark.parametrize(
+    ("slope", "low", "high", "passes"),
+    [(0.7, 0.65, 1.5, True), (0.6, 0.65, 1.5, False), (1.6, 0.65, 1.5, False), (0.85, 0.9, 1.1, True),
+     (0.7, math.nan, 1.5, False), (0.7, None, 1.5, False)],
+)  # fmt: skip
+def test_a_slope_may_be_outside_its_band_only_within_its_null(slope, low, high, passes):
+    ends = {"reward/slope_null_low": low, "reward/slope_null_high": high}
+    given = {**GOOD, "reward/calibration_slope": slope, **{name: end for name, end in ends.items() if end is not None}}
+    found = verdict("reward.calibration_slope", given)
+    assert found.passed is passes
+    if low == 0.65:
+        assert (
+            "must be between [0.8, 1.25] or within reward/slope_null_low to reward/slope_null_high [0.65, 1.5]"
+            in found.text
+        )
+
+
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_without_evidence_fails_its_gate_and_one_above_its_threshold_fails_no_other(name):
     nothing = {metric: value for metric, value in GOOD.items() if metric != f"reward/probe_{name}_high"}

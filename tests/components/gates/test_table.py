@@ -25,7 +25,7 @@ def test_a_card_shows_all_but_what_only_the_run_is_about() -> None:
     left_out = {m.name for metrics in MAIN_METRICS.values() for m in metrics if not m.card}
     assert left_out == {
         "data/pairs", "data/quarantined", "data/annotator_agreement", "reward/accuracy_low", "reward/test_pairs",
-        "ppo/proxy_reward", "human_eval/win_rate_low",
+        "data/overlong", "ppo/proxy_reward", "human_eval/win_rate_low",
     }  # fmt: skip
 
 
@@ -51,4 +51,5 @@ def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_meas
     ]  # fmt: skip
     assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
         "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",
+        "reward.calibration_slope": ("reward/slope_null_low", "reward/slope_null_high"),
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from components.base.jsonl import read_rows
+from components.base.errors import UserError
+from components.base.jsonl import read_rows, write_rows
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
-from components.sft.demonstrations import encode_demonstrations, mean_loss, token_losses
+from components.sft.config import SftConfig
+from components.sft.demonstrations import choose_demonstrations, encode_demonstrations, mean_loss, token_losses
 from components.sft.stage import fine_tune, unigram_losses
 
 
@@ -65,7 +68,8 @@ def test_metrics_are_those_of_the_held_out_demonstrations(
     stages: Any, trained: tuple[Path, dict[str, float]], runtime: Runtime
 ) -> None:
     out, metrics = trained
-    names = ("loss", "perplexity", "unigram_perplexity", "perplexity_ratio", "ended", "gold", "violations")
+    names = ("demonstrations", "overlong", "loss", "perplexity", "unigram_perplexity", "perplexity_ratio", "ended",
+             "gold", "violations")  # fmt: skip
     ends = {f"sft/{name}_{end}" for name in ("loss", "perplexity_ratio", "ended") for end in ("low", "high")}
     assert {f"sft/{name}" for name in names} | ends == metrics.keys()
     assert all(math.isfinite(v) for v in metrics.values())
@@ -119,6 +123,70 @@ def test_micro_batches_have_the_whole_batch_s_loss_and_gradient_though_their_res
     assert len({len(response) for _, response in ragged}) > 4 and len(found) == 3
     for metrics in found[1:]:
         assert metrics == pytest.approx(found[0], rel=1e-5)
+
+
+def lengths(tokenizer: Any, rows: list[dict[str, Any]]) -> list[int]:
+    """Tokens of the rows' responses, EOS included."""
+    return [len(tokenizer(row["response"], add_special_tokens=False)["input_ids"]) + 1 for row in rows]
+
+
+def test_overlong_demonstrations_stay_out_unless_asked_for_and_all_that_is_taught_ends(
+    stages: Any, language: Any
+) -> None:
+    rows = read_rows(stages.inputs["data"] / "demonstrations.train.jsonl")
+    tokens, cap, eos = lengths(language.tokenizer, rows), 14, language.tokenizer.eos_token_id
+    fits = [i for i, n in enumerate(tokens) if n <= cap]
+    assert 30 < len(fits) < 150 and tokens.count(cap) and tokens.count(cap + 1), "the cap itself is within"
+    generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=cap)
+    found = choose_demonstrations(language.tokenizer, rows, generation, "drop", None)
+    whole = encode_demonstrations(language.tokenizer, rows, generation)
+    assert found.examples == [whole[i] for i in fits] and (found.seen, found.overlong) == (200, 200 - len(fits))
+    assert all(response[-1] == eos for _, response in found.examples)
+    first = choose_demonstrations(language.tokenizer, rows, generation, "drop", 20)
+    assert first.examples == found.examples[:20] and first.seen == fits[19] + 1
+    assert first.overlong == first.seen - 20, "later ones take the place of those that are left out"
+    cut = choose_demonstrations(language.tokenizer, rows, generation, "cut", 20)
+    assert cut.examples == whole[:20] and cut.seen == 20
+    assert [response[-1] == eos for _, response in cut.examples] == [n <= cap for n in tokens[:20]]
+
+
+def test_the_stage_learns_and_evaluates_without_overlong_demonstrations_by_default(stages: Any, tmp_path: Path) -> None:
+    assert SftConfig().overlong == "drop"
+    generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=14)
+    options = {"generation": generation, "overlong": "drop", "epochs": 1}
+    metrics = stages.run("sft", tmp_path / "drop", **options)
+    _, tokenizer = load_causal_lm(tmp_path / "drop" / "artifact", stages.job("sft").runtime)
+    data = stages.inputs["data"]
+    tokens = lengths(tokenizer, read_rows(data / "demonstrations.train.jsonl"))
+    fit = sum(n <= 14 for n in tokens)
+    assert metrics["sft/demonstrations"] == fit and metrics["sft/overlong"] == pytest.approx(1 - fit / len(tokens))
+    model, _ = load_causal_lm(tmp_path / "drop" / "artifact", stages.job("sft").runtime)
+    heldout = read_rows(data / "demonstrations.heldout.jsonl")
+    ending = [row for row, n in zip(heldout, lengths(tokenizer, heldout), strict=True) if n <= 14][:8]
+    loss = mean_loss(model, tokenizer, encode_demonstrations(tokenizer, ending, generation), stages.job("sft").runtime)
+    assert metrics["sft/loss"] == pytest.approx(loss, abs=1e-6) and 0 < len(ending) < len(heldout)
+
+
+@pytest.mark.parametrize(("cap", "use"), [(11, "to train on"), (9, "to evaluate on")])
+def test_too_few_demonstrations_that_fit_are_the_users_mistake_and_the_message_names_cap_and_option(
+    stages: Any, tmp_path: Path, cap: int, use: str
+) -> None:
+    options = {"overlong": "drop", "generation": GenerationConfig(max_prompt_tokens=64, max_new_tokens=cap)}
+    rows = read_rows(stages.inputs["data"] / "demonstrations.train.jsonl")
+    if use == "to evaluate on":  # what fits is all in the training split
+        options |= {"batch_size": 1, "micro_batch_size": 1}
+    else:
+        options |= {"batch_size": len(rows), "micro_batch_size": len(rows)}
+    data = tmp_path / "data"
+    shutil.copytree(stages.inputs["data"], data)
+    if use == "to evaluate on":
+        long = [row | {"response": " ".join([row["response"]] * 3)} for row in rows[:8]]
+        write_rows(data / "demonstrations.heldout.jsonl", long)
+    with pytest.raises(UserError) as error:
+        type(stages)(stages.inputs | {"data": data}).run("sft", tmp_path / "out", **options)
+    for part in (use, f"more than {cap} tokens", "generation.max_new_tokens", "sft.overlong=cut"):
+        assert part in str(error.value)
+    assert not (tmp_path / "out" / "artifact").exists()
 
 
 @pytest.mark.parametrize("at", [1, 4, 7])

@@ -1,11 +1,15 @@
 """What a run's report says is what the run stored: whose results, which numbers, who waived what."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from components.gates.judging import Verdict
+from components.gates.table import GATES
 from components.store.store import ArtifactStore
-from flows.reports.facts import run_facts
+from flows.reports.facts import StageFacts, _gate, run_facts
 from flows.reports.page import ending
 from tests import stored_run as stored
 from tests.stored_run import BINS, CURVES, METRICS, evaluation, forget, stored_run
@@ -146,3 +150,19 @@ def test_an_unfinite_point_is_no_point(tmp_path: Path) -> None:
         '{"step": 1, "time": 1, "metrics": {"ppo/kl": NaN}}\n'
     )
     assert run_facts(tmp_path).stage("ppo").curves == {"ppo/kl": []}
+
+
+def test_a_gates_second_bound_is_one_metric_or_two_and_none_where_it_is_unknown() -> None:
+    def bound(name: str, metrics: dict[str, float | None]) -> tuple[str | None, str | None]:
+        gate = GATES[name]
+        threshold = (0.8, 1.25) if gate.op == "between" else 0.05
+        verdict = Verdict(
+            name=name, metric=gate.metric, value=0.7, op=gate.op, threshold=threshold, passed=False, text=""
+        )
+        found = _gate(cast(StageFacts, SimpleNamespace(metrics=metrics)), verdict)
+        return found.within, found.within_value
+
+    ends = {"reward/slope_null_low": 0.64, "reward/slope_null_high": 1.5}
+    assert bound("reward.ece", {"reward/ece_null_95": 0.07}) == ("reward/ece_null_95", "0.07")
+    assert bound("reward.calibration_slope", ends) == (" to ".join(ends), "0.64 to 1.5")
+    assert bound("reward.calibration_slope", {**ends, "reward/slope_null_low": None}) == (None, None)

@@ -6,7 +6,6 @@ import pytest
 from scipy.special import expit
 
 from components.reward.evaluation.calibration import (
-    SLOPE_CAP,
     calibration,
     chosen_shown_first,
     equal_mass_bins,
@@ -15,9 +14,9 @@ from components.reward.evaluation.calibration import (
     fit_temperature,
     length_baseline,
     majority_baseline,
-    recalibration_slope,
     temperature_at_end,
 )
+from components.reward.evaluation.slope import SLOPE_CAP, recalibration_slope
 
 
 def described(*arguments: Any, **options: Any) -> dict[str, Any]:

@@ -11,19 +11,11 @@ from components.gates.judging import GatesConfig, judge
 from components.reward.evaluation import slices
 from components.reward.evaluation.calibration import (
     calibration,
-    ece_under_null,
     equal_mass_bins,
     fit_temperature,
 )
-from components.reward.evaluation.slices import (
-    BINS,
-    SMALLEST,
-    Pairs,
-    ece_nulls,
-    joint_quantiles,
-    slice_report,
-    slices_of,
-)
+from components.reward.evaluation.nulls import Judgements, cells_of, ece_nulls, joint_quantiles
+from components.reward.evaluation.slices import BINS, SMALLEST, Pairs, slice_report, slices_of
 
 THRESHOLDS = {"slice_ece_excess": 0.0, "slice_accuracy_low": 0.5, "ece": 0.05, "calibration_slope": (0.8, 1.25)}
 
@@ -47,7 +39,7 @@ def simulated(seed: int, n: int = 2000, long: float = 1.0) -> Pairs:
 
 
 def report(pairs: Pairs, temperature: float = 1.0) -> dict[str, Any]:
-    return slice_report(pairs, range(len(pairs.rows)), temperature, seed=0, draws=400).document()
+    return slice_report(pairs, range(len(pairs.rows)), temperature, seed=0, draws=2000).document()
 
 
 def failed(pairs: Pairs, temperature: float = 1.0) -> list[str]:
@@ -73,7 +65,7 @@ def test_wrong_on_long_answers_is_caught_by_the_slices_and_not_by_the_overall_er
     assert failed(pairs, temperature) == ["reward.slice_ece_excess"]
     found = report(pairs, temperature)
     excess = [each["ece"] - each["ece_null_joint"] for each in by_name(found, "length")]
-    assert max(excess) == excess[-1] > 0.01
+    assert max(excess) > 0.01 and excess[-1] > 0
     slopes = [each["calibration_slope"] for each in by_name(found, "length")]
     assert slopes[-1] < 0.75 and min(slopes[:-1]) > 1, "overconfident on the longest alone"
 
@@ -90,10 +82,11 @@ def test_chance_takes_any_slice_over_its_corrected_null_in_5_percent_of_runs_and
     """Fresh draws from the confidences are what a model without fault would be measured at."""
     pairs = simulated(0, n=900)
     members = [each.inside for each in slices_of(pairs) if not each.after_label]
-    confidence = expit(np.abs(pairs.scores[0]))
-    cells = slices._cells(members, [equal_mass_bins(confidence[inside], BINS) for inside in members])
-    sizes, tied = np.array([inside.sum() for inside in members]), np.zeros(900, dtype=bool)
-    null, fresh = (ece_nulls(confidence, tied, cells, sizes, seed, 2000) for seed in (1, 2))
+    logits, alone = pairs.scores[0], Judgements.alone(np.arange(900))
+    confidence = expit(np.abs(logits))
+    cells = cells_of(members, [equal_mass_bins(confidence[inside], BINS) for inside in members], BINS)
+    sizes = np.array([inside.sum() for inside in members])
+    null, fresh = (ece_nulls(logits, alone, cells, sizes, seed, 2000).simulated for seed in (1, 2))
     over = (fresh > joint_quantiles(null)).mean(axis=0)
     assert 0.035 <= (fresh > joint_quantiles(null)).any(axis=1).mean() <= 0.07
     assert over.max() < 3 * over.min() + 0.005, "no slice is judged more strictly than another"
@@ -102,12 +95,12 @@ def test_chance_takes_any_slice_over_its_corrected_null_in_5_percent_of_runs_and
 
 def test_the_null_of_one_slice_is_that_of_the_whole_report() -> None:
     pairs = simulated(7, n=800)
-    confidence, everything = expit(np.abs(pairs.scores[0])), np.ones(800, dtype=bool)
-    bin_of, tied = equal_mass_bins(confidence, BINS), ~everything
-    null = ece_nulls(confidence, tied, slices._cells([everything], [bin_of]), np.array([800]), 0, 4000)
-    expected = ece_under_null(confidence, tied, bin_of, 0, 4000)
-    for level in (0.5, 0.95):
-        assert np.quantile(null, level) == pytest.approx(np.quantile(expected, level), rel=0.04)
+    logits, everything = pairs.scores[0], np.ones(800, dtype=bool)
+    bin_of = equal_mass_bins(expit(np.abs(logits)), BINS)
+    cells = cells_of([everything], [bin_of], BINS)
+    null = ece_nulls(logits, Judgements.alone(np.arange(800)), cells, np.array([800]), 0, 4000)
+    expected = calibration(logits, range(800), 1.0, 0, BINS, draws=4000).numbers["ece_null_95"]
+    assert null.quantile(0.95) == pytest.approx(expected, rel=0.04)
 
 
 def test_slices_that_take_the_label_to_tell_are_reported_and_not_judged() -> None:
@@ -157,6 +150,15 @@ def test_every_pair_is_in_one_slice_of_each_kind_that_names_all() -> None:
     for kind in ("length", "length difference", "source", "category", "vote"):
         count = sum(each.inside.astype(int) for each in slices_of(pairs) if each.kind == kind)
         assert (count == 1).all(), kind
+
+
+def test_pairs_with_a_cut_response_are_a_judged_slice_where_there_are_any() -> None:
+    pairs = simulated(9, n=600)
+    assert by_name(report(pairs), "response cap") == []
+    marked = [row | {"overlong": True} if i % 3 == 0 else row for i, row in enumerate(pairs.rows)]
+    within, cut = by_name(report(pairs._replace(rows=marked)), "response cap")
+    assert (within["slice"], within["pairs"], cut["slice"], cut["pairs"]) == ("within", 400, "a response is cut", 200)
+    assert within["judged"] and cut["judged"] and cut["accuracy"] != within["accuracy"]
 
 
 def test_votes_are_unanimous_clear_and_narrow() -> None:
