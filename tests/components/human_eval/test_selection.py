@@ -80,3 +80,10 @@ def test_impossible_options_are_refused(wrong: dict) -> None:
 def test_simulated_judges_need_ties() -> None:
     with pytest.raises(ValidationError, match=r"human_eval\.scale=a/b/tie"):
         HumanEvalConfig(judges="simulated", scale="a/b")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_sides_are_half_and_half_whichever_comes_first(seed: int) -> None:
+    chosen = [Chosen([{"role": "user", "content": f"q{i}"}], None, "all") for i in range(10)]
+    items, _ = blind(chosen, ["one"] * 10, ["two"] * 10, seed)
+    assert sum(item.policy_side == "a" for item in items) == 5

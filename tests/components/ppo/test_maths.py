@@ -130,6 +130,9 @@ def test_value_clipping_takes_the_larger_error() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
     free = maths.value_loss(values, old, returns, mask, None)
     assert torch.allclose(free, rows([0.125, 0.125, 0.5 * 2.9**2]))
+    assert maths.value_loss(values, old, returns, torch.tensor([[True, False, False]]), None).tolist() == [
+        [0.125, 0, 0]
+    ]
     held = maths.value_loss(values, old, returns, mask, 0.2)
     assert torch.allclose(held, rows([0.5 * 0.8**2, 0.5 * 0.8**2, 0.5 * 2.9**2]))
 

@@ -136,3 +136,12 @@ def test_the_option_decides_how_pairs_are_trained_on(
         )
     stages.run("reward", tmp_path / "reward", shared_prompts=shared)
     assert set(asked) == {"packed_scores" if shared else "separate_scores"}
+
+
+@pytest.mark.parametrize(("chosen", "rejected"), [([3, 4], [3, 4, 5, 1]), ([3, 4, 5], [3, 4, 5, 6, 1])])
+def test_a_cut_response_that_the_other_begins_with_keeps_a_token_of_its_own(
+    chosen: list[int], rejected: list[int]
+) -> None:
+    for pair in (Pair(chosen, rejected), Pair(rejected, chosen)):
+        assert shared_tokens(pair) == len(chosen) - 1
+        assert pack([pair], pad_id=0).ids.shape[1] == len(rejected) + 1

@@ -22,7 +22,7 @@ from components.ppo.models import Models
 from components.reward.config import RewardConfig
 from components.reward.pairs import NO_VOTES, encode_pairs, member_rows
 from components.reward.scoring import ScoreScale, head_scores, read_sft_scores, score_sequences, score_tokens
-from components.reward.train import start_model
+from components.reward.train import average, start_model
 from components.training import checkpoint
 
 LORA = {"lora": {"rank": 2}, "learning_rate": 1e-2}
@@ -330,3 +330,9 @@ def test_the_first_steps_accuracy_is_that_of_the_model_before_it_learned(stages:
     (step,) = steps_of(stages, tmp_path, max_pairs=16)
     assert step["reward/train_accuracy"] == pytest.approx(float((chosen > rejected).float().mean())) != 0
     assert ((chosen > rejected) & (chosen < rejected + 1)).sum() >= 3, "an untrained model is sure of few pairs"
+
+
+def test_models_that_are_still_trained_are_averaged_as_well() -> None:
+    first, second = (torch.nn.Linear(2, 1) for _ in range(2))
+    expected = (first.weight + second.weight).detach() / 2
+    assert torch.allclose(average([first, second]).weight.detach(), expected)

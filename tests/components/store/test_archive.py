@@ -339,3 +339,32 @@ def test_what_is_read_into_memory_is_bounded_whatever_the_size_of_the_objects(ar
     monkeypatch.setattr("components.store.archive.MOST", beside - 1)
     with pytest.raises(TetherError, match="beside its objects"):
         read_archive(archive)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("run/run.json", 4 * 2**20),
+        ("run/config.yaml", 256 * 2**10),
+        ("run/metrics/sft.jsonl", 64 * 2**20),
+        (f"records/{KEY}/1.json", 16 * 2**20),
+    ],
+)
+def test_a_member_has_a_largest_size_of_its_kind(tmp_path, name, most):
+    for size, said in ((most + 1, f"more than the {most} that it may have"), (most, "it|not")):
+        (tmp_path / "big.tar").unlink(missing_ok=True)
+        with (tmp_path / "big.tar").open("wb") as file:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            file.write(info.tobuf())
+            file.truncate(512 + -(-size // 512) * 512)
+            file.seek(0, io.SEEK_END)
+            file.write(bytes(1024))
+        if size > most:
+            with pytest.raises(UserError, match=said):
+                read_archive(tmp_path / "big.tar")
+        else:
+            try:
+                read_archive(tmp_path / "big.tar")
+            except UserError as error:
+                assert "that it may have" not in str(error)

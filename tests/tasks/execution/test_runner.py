@@ -133,8 +133,9 @@ def test_a_gate_fails_for_nan_missing_and_too_large_keeps_the_artifact_and_fails
     job = kit.ToyJob(metrics=metrics)
     gates = kit.thresholds(ppo={"kl": 8.0})
     for _ in range(2):
-        with start(gates) as ctx, pytest.raises(GateFailed, match=r"ppo\.kl: ppo/kl_high .* must be <= 8"):
+        with start(gates) as ctx, pytest.raises(GateFailed, match=r"ppo\.kl: ppo/kl_high .* must be <= 8") as error:
             run_stage(ppo, job, {}, ctx)
+        assert f"artifact is kept ({entry(home, 'ppo').digest[:12]});" in str(error.value)
         status = load_status(home)
         assert status.state == "gate_failed"
         kl = next(gate for gate in entry(home, "ppo").gates if gate.name == "ppo.kl")
@@ -510,3 +511,36 @@ def test_a_result_is_handed_to_mlflow_with_the_time_in_milliseconds(start, kit):
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     (done,) = read_done(ctx.folder)
     assert before - 1 <= done.time / 1000 <= time.time()
+
+
+def test_why_a_stage_was_computed_is_told_anew_where_it_is_computed_again_in_the_same_run(start, kit, home):
+    with start() as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+        first = entry(home, "sft").explained["sft"]
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+        assert entry(home, "sft").explained["sft"] == first, "its own result explains nothing"
+        run_stage(kit.toy("sft"), kit.ToyJob(value=2), {}, ctx)
+        assert entry(home, "sft").explained["sft"] != first
+
+
+def test_threads_and_kernels_are_set_for_stages_that_use_torch_and_for_no_other(start, kit, monkeypatch):
+    activated = []
+    monkeypatch.setattr(computing, "activate", activated.append)
+
+    class Job(kit.ToyJob):
+        runtime: str = "two threads"
+
+    with start() as ctx:
+        run_stage(kit.toy("sft"), Job(), {}, ctx)
+        assert activated == []
+        run_stage(kit.toy("ppo")._replace(libraries=("torch",)), Job(), {}, ctx)
+    assert activated == ["two threads"]
+
+
+def test_of_two_attempts_that_left_checkpoints_the_later_one_is_taken_up(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"{number:09d}" / "checkpoint").mkdir(parents=True)
+        (tmp_path / f"{number:09d}" / "checkpoint" / "step.json").write_text(str(number))
+    out = computing._take_up(tmp_path, 3)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name] == ["000000003"]
+    assert (out / "checkpoint" / "step.json").read_text() == "2"

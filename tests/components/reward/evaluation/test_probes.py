@@ -259,3 +259,10 @@ def test_soup_keeps_prompt_length_and_end_and_shuffled_keeps_the_tokens(
         assert not special & set(c[n:-1])
         moved += a != b
     assert moved > 190
+
+
+def test_texts_that_the_tail_leaves_as_they_are_are_counted_apart(tokenizer: Any, runtime: Runtime, rows: Rows) -> None:
+    scorer = Tasteful(noise, tokenizer, GenerationConfig(max_new_tokens=120), runtime)
+    turn = iter([True, True, False] * 3)
+    found = probe_report(scorer, rows[:9], range(9), 1.0, {"dots": lambda text: text if next(turn) else f"{text}..."})
+    assert (found["dots"]["unchanged"], found["dots"]["texts"], found["dots"]["cut"]) == (6, 3, 0)
