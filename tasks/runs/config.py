@@ -50,7 +50,7 @@ def parse_values(text: str) -> dict[str, JsonValue]:
             if isinstance(event, yaml.AliasEvent):  # a few of them could stand for gigabytes
                 raise ValueError("it refers to parts of itself")
     except yaml.YAMLError as error:
-        raise ValueError(f"it is not readable as YAML: {' '.join(str(error).split())}") from error
+        raise _unreadable(error) from error
     return _load(text)
 
 
@@ -58,5 +58,9 @@ def _load(text: str) -> dict[str, JsonValue]:
     try:
         values = yaml.safe_load(text)
         return _VALUES.validate_python(values)
-    except yaml.YAMLError as error:
-        raise ValueError(f"it is not readable as YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, KeyError, RecursionError) as error:  # `!!bool maybe`, or nested without end
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ValueError:
+    return ValueError(f"it is not readable as YAML: {' '.join(str(error).split())}")

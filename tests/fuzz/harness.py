@@ -20,9 +20,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.readers import MEMORY, READERS, SECONDS, Reader
+from tests.fuzz import artifacts, readers
+from tests.fuzz.readers import MEMORY, SECONDS, Reader
 
 ROOT = Path(__file__).resolve().parents[2]
+READERS = [*readers.READERS, *artifacts.READERS]
 
 
 def seed_of_commit() -> str:

@@ -21,7 +21,7 @@ def test_no_mutated_file_ends_a_reader_in_a_stack_trace_a_hang_or_without_memory
     again = f"python -m tests.fuzz.harness --seed {seed} --cases {CASES} READER"
     assert done.returncode == 0, f"the last reader named failed, on the file in its folder. {again}\n{done.stdout}"
     assert [line.partition(":")[0] for line in done.stdout.splitlines() if ": 60 cases, seed" in line] == [
-        reader.name for reader in readers.READERS
+        reader.name for reader in harness.READERS
     ]
 
 

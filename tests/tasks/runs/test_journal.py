@@ -41,7 +41,9 @@ def test_a_damaged_result_is_named_and_the_inputs_of_other_runs_are_found(
     assert "done/ppo.json is damaged" in caplog.text
 
 
-@pytest.mark.parametrize("data", [data for data in DAMAGED if data] + [b"", b"- a", b"a: [", b"\xff"])
+@pytest.mark.parametrize(
+    "data", [data for data in DAMAGED if data] + [b"", b"- a", b"a: [", b"\xff", b"a: " + b"[" * 3000, b"a: !!bool x"]
+)
 def test_a_damaged_config_is_named(folder: Path, data: bytes) -> None:
     (folder / "config.yaml").write_bytes(data)
     with pytest.raises(UserError, match=r"config\.yaml is damaged"):

@@ -1,0 +1,189 @@
+"""Readers of what homes, stores, archives and models' folders hold."""
+
+import functools
+import io
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.readers import Reader
+
+CONFIG = b"seed: 0\ngates: {ppo: {kl: 8.0}}\n"
+POINT = b'{"step": 1, "time": 5, "metrics": {"ppo/kl": 0.5}}\n'
+KL = {"name": "ppo.kl", "metric": "ppo/kl_high", "value": 2.0, "op": "<=", "threshold": 8.0, "passed": True}
+FILES = {
+    "run.json": "run/run.json",
+    "config.yaml": "run/config.yaml",
+    "points.jsonl": "run/metrics/ppo.jsonl",
+    "record.json": "records/",
+}
+"""The members of an export that are changed alone, by the file that is changed."""
+
+
+def home(folder: Path) -> Path:
+    """A home with a run of two stages, r1; returns it."""
+    from components.base.hashing import digest_json
+    from components.store.store import ArtifactStore
+    from tasks.runs.status import StatusFile
+
+    place = folder / "other"
+    store = ArtifactStore(place)
+    status = StatusFile.start(place / "runs" / "r1", "r1", "tiny", ["sft", "ppo", "human_eval"])
+    (status.folder / "config.yaml").write_bytes(CONFIG)
+    (status.folder / "metrics").mkdir()
+    (status.folder / "metrics" / "ppo.jsonl").write_bytes(POINT)
+    inputs = {"data": "d" * 64}
+    for stage, metrics in {"sft": {"sft/loss": 1.5}, "ppo": {"ppo/kl": 1.5, "ppo/kl_high": 2.0}}.items():
+        (place / "out").mkdir()
+        (place / "out" / "value").write_text(stage)
+        parts: Any = {"stage": stage, "job": {}, "inputs": inputs, "source": {}, "libraries": {}}
+        about: Any = {"stage": stage, "inputs": inputs, "parts": parts, "run": "r1", "metrics": metrics}
+        record = store.publish(digest_json(parts), place / "out", None, about)
+        (place / "out").rmdir()
+        inputs = {"sft": record.digest}
+        gates: Any = [] if stage == "sft" else [KL]
+        status.update(stage, state="passed", key=record.key, digest=record.digest, metrics=metrics, gates=gates)
+    status.finish()
+    return place
+
+
+def exported(folder: Path) -> Path:
+    from components.store.store import ArtifactStore
+    from tasks.retention.archive import export_run
+
+    return export_run(ArtifactStore(home(folder)), "r1", folder / "run.tar")[1]
+
+
+def member(name: str) -> Callable[[Path], Path]:
+    """`make` of one member of an export, beside which the whole lies."""
+
+    def make(folder: Path) -> Path:
+        with tarfile.open(exported(folder)) as tar:
+            found = next(each for each in tar.getnames() if each.startswith(FILES[name]))
+            content = tar.extractfile(found)
+            assert content is not None
+            (folder / name).write_bytes(content.read())
+        return folder / name
+
+    return make
+
+
+def import_archive(path: Path) -> None:
+    """As `tether store import`, into a home without anything."""
+    from components.store.store import ArtifactStore
+    from tasks.retention.archive import import_run
+
+    target = path.parent / "home"
+    try:
+        import_run(ArtifactStore(target), path)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def import_with(path: Path) -> None:
+    """Import the export beside `path`, with that file in the place of its own."""
+    target = path.parent / "changed.tar"
+    with tarfile.open(path.parent / "run.tar") as old, tarfile.open(target, "w") as new:
+        changed = next(each for each in old.getnames() if each.startswith(FILES[path.name]))
+        for info in old:
+            data = old.extractfile(info)
+            assert data is not None
+            content = path.read_bytes() if info.name == changed else data.read()
+            info.size = len(content)
+            new.addfile(info, io.BytesIO(content))
+    import_archive(target)
+
+
+def of_home(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = next(home(folder).glob(name))
+        path.chmod(0o644)
+        return path
+
+    return make
+
+
+def read_home(path: Path) -> None:
+    """As commands that list and show runs, continue one, and look into the store."""
+    from components.base.errors import TetherError
+    from components.store.retention import collect
+    from components.store.store import ArtifactStore, Record
+    from components.store.verify import verify
+    from tasks.runs import status
+    from tasks.runs.config import run_values
+    from tasks.runs.points import read_points
+
+    place = next(each for each in path.parents if each.name == "other")
+    store = ArtifactStore(place)
+    for look in (
+        lambda: status.load_status(place, "r1"),
+        lambda: status.load_readable(place),
+        lambda: status.own_runs(place),
+        lambda: run_values(place, "r1"),
+        lambda: read_points(place / "runs" / "r1" / "metrics" / "ppo.jsonl"),
+        lambda: [store.lookup(folder.name) for folder in (place / "store" / "records").iterdir()],
+        lambda: [each for stage in ("sft", "ppo") for each in store.published_by(stage) if isinstance(each, Record)],
+        lambda: verify(store),
+        lambda: collect(store, dict, dry_run=True),
+    ):
+        try:
+            look()
+        except TetherError:
+            continue
+
+
+def model(name: str, kind: str = "policy") -> Callable[[Path], Path]:
+    """`make` of a file in the folder of a small language model or reward model."""
+
+    def make(folder: Path) -> Path:
+        from components.models.config import ScratchModel
+        from components.models.folders import build_causal_lm, load_reward_model, save_model
+        from components.models.tokenizers import train_tokenizer
+
+        tokenizer = train_tokenizer(["my order is late what can you do"], 300)
+        save_model(build_causal_lm(ScratchModel(hidden_size=8, layers=1, heads=2), tokenizer, 64, 0), tokenizer,
+                   folder / "policy")  # fmt: skip
+        if kind == "reward":
+            save_model(*load_reward_model(folder / "policy", _cpu(), seed=0), folder / "reward")
+        return folder / kind / name
+
+    return make
+
+
+@functools.cache
+def _cpu() -> Any:
+    from components.models.runtime import Runtime
+
+    return Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
+
+
+def read_model(path: Path) -> None:
+    """As a run reads a base model, and PPO a reward model. The chat template's process of its own is left out."""
+    from components.models import tokenizers
+    from components.models.folders import load_base, load_reward_model
+
+    kept, tokenizers.try_template = tokenizers.try_template, lambda *_: None
+    try:
+        if path.parent.name == "reward":
+            load_reward_model(path.parent, _cpu())
+        else:
+            load_base(path.parent)
+    finally:
+        tokenizers.try_template = kept
+
+
+READERS = [
+    Reader("run.tar", exported, import_archive),
+    *(Reader(f"{name} of run.tar", member(name), import_with) for name in FILES),
+    Reader("run.json", of_home("runs/r1/run.json"), read_home),
+    Reader("config.yaml", of_home("runs/r1/config.yaml"), read_home),
+    Reader("metrics.jsonl", of_home("runs/r1/metrics/ppo.jsonl"), read_home),
+    Reader("record.json", of_home("store/records/*/1.ppo.json"), read_home),
+    Reader("model.safetensors", model("model.safetensors"), read_model),
+    Reader("config.json", model("config.json"), read_model),
+    Reader("tokenizer.json", model("tokenizer.json"), read_model),
+    Reader("tokenizer_config.json", model("tokenizer_config.json"), read_model),
+    Reader("reward config.json", model("config.json", "reward"), read_model),
+]
