@@ -11,6 +11,8 @@ from components.base.files import write_whole
 
 CONFIG = "config.yaml"
 DEEPEST = 20
+_OF_TAGS = (LookupError, AttributeError, TypeError)
+"""What YAML's constructors raise of `!!bool maybe`, `!!int` without a number and `!!timestamp soon`."""
 _VALUES = TypeAdapter(dict[str, JsonValue])
 
 
@@ -58,7 +60,7 @@ def _load(text: str) -> dict[str, JsonValue]:
     try:
         values = yaml.safe_load(text)
         return _VALUES.validate_python(values)
-    except (yaml.YAMLError, KeyError, RecursionError) as error:  # `!!bool maybe`, or nested without end
+    except (yaml.YAMLError, *_OF_TAGS, RecursionError) as error:
         raise _unreadable(error) from error
 
 

@@ -41,9 +41,10 @@ def test_a_damaged_result_is_named_and_the_inputs_of_other_runs_are_found(
     assert "done/ppo.json is damaged" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "data", [data for data in DAMAGED if data] + [b"", b"- a", b"a: [", b"\xff", b"a: " + b"[" * 3000, b"a: !!bool x"]
-)
+NO_CONFIG = (b"- a", b"a: [", b"\xff", b"a: " + b"[" * 3000, b"a: !!bool x", b"a: !!int", b"a: !!timestamp soon")
+
+
+@pytest.mark.parametrize("data", [*DAMAGED, *NO_CONFIG])
 def test_a_damaged_config_is_named(folder: Path, data: bytes) -> None:
     (folder / "config.yaml").write_bytes(data)
     with pytest.raises(UserError, match=r"config\.yaml is damaged"):
