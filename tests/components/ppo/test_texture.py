@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.ppo.texture import LeaveOneOut, dissimilarity, distinct_ngrams
+from components.ppo.texture import LeaveOneOut, dissimilarity, distinct_ngrams, echo
 from components.stats.intervals import jackknifed_ratio
 
 WORDS = st.sampled_from(["we", "will", "replace", "it", "."])
@@ -96,3 +96,8 @@ def test_the_interval_of_a_ratio_holds_1_for_two_samples_of_one_policy(measure: 
         ratio = jackknifed_ratio(mine.value, its.value, mine.without, its.without)
         covered.append(ratio.low <= 1 <= ratio.high)
     assert np.mean(covered) >= 0.9
+
+
+def test_three_words_of_the_prompt_are_no_echo_and_four_are() -> None:
+    assert echo("where is my order", "order is my where is my parcel") == 0
+    assert echo("where is my order", "so where is my order") == 0.5

@@ -244,3 +244,21 @@ def test_what_much_was_made_from_is_followed_once_and_not_once_for_every_way_the
     for layer in range(40):
         digest = dict.fromkeys(("a", "b"), publish(store, f"{layer:064d}", str(layer), **digest).digest)
     assert collect(store, lambda: {f"{39:064d}": {"run r"}}) == []
+
+
+def test_what_is_no_work_folder_is_left_where_it_is(store):
+    store.work.mkdir(parents=True)
+    (store.work / "notes.txt").write_text("mine")
+    (store.work / A).write_text("a file")
+    (store.home / "elsewhere").mkdir()
+    (store.work / B).symlink_to(store.home / "elsewhere")
+    for name in (A, B, C):
+        publish(store, name, "1")
+    (store.work / C).mkdir()
+    remove_finished_work(store)
+    assert sorted(path.name for path in store.work.iterdir() if not path.name.endswith(".leases")) == [
+        A,
+        B,
+        "notes.txt",
+    ]
+    assert (store.home / "elsewhere").is_dir()

@@ -544,3 +544,10 @@ def test_of_two_attempts_that_left_checkpoints_the_later_one_is_taken_up(tmp_pat
     out = computing._take_up(tmp_path, 3)
     assert [path.name for path in tmp_path.iterdir()] == [out.name] == ["000000003"]
     assert (out / "checkpoint" / "step.json").read_text() == "2"
+
+
+def test_the_metrics_of_a_stage_without_a_curve_stand_at_step_0(start, kit):
+    with start() as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(steps=0), {}, ctx)
+    (done,) = read_done(ctx.folder)
+    assert done.step == 0

@@ -8,6 +8,7 @@ from scipy.special import expit
 from components.reward.evaluation.calibration import (
     calibration,
     chosen_shown_first,
+    ece_interval,
     equal_mass_bins,
     equal_width_bins,
     expected_calibration_error,
@@ -184,3 +185,12 @@ def test_majority_rule_is_at_chance_when_the_shown_order_ignores_the_label() -> 
     assert (first != chosen_shown_first([{"prompt": p, "chosen": "no", "rejected": "yes"} for p in prompts])).all()
     assert majority_baseline(first[:2000], first[2000:]).mean() == pytest.approx(0.5, abs=0.04)
     assert majority_baseline([0, 0, 1], [0, 1, 0]).tolist() == [1.0, 0.0, 1.0]
+
+
+def test_the_lower_end_of_an_ece_has_2_5_percent_of_the_resamples_below_it() -> None:
+    """Of 7 prompts 3 are wrong: none of these is drawn in (4/7)^7 = 1.99 % of resamples, where ECE is 0."""
+    wrong = np.array([1.0, 1, 1, 0, 0, 0, 0])
+    one_bin, codes = np.zeros(7, np.int64), np.arange(7)
+    low, high = ece_interval(np.ones(7), 1 - wrong, one_bin, codes, seed=0, draws=40_000)
+    assert low == pytest.approx(1 / 7), "2.5 % is more than 1.99 %"
+    assert high == pytest.approx(6 / 7), "six or more are drawn in 2.7 % of resamples, seven in 0.3 %"
