@@ -368,3 +368,11 @@ def test_a_member_has_a_largest_size_of_its_kind(tmp_path, name, most):
                 read_archive(tmp_path / "big.tar")
             except UserError as error:
                 assert "that it may have" not in str(error)
+
+
+def test_an_object_that_claims_more_than_the_file_has_is_refused_by_its_header(tmp_path):
+    info = tarfile.TarInfo(f"objects/{'a' * 64}")
+    info.size = 4096
+    (tmp_path / "cut.tar").write_bytes(info.tobuf() + bytes(1024))
+    with pytest.raises(UserError, match="claims 4096 bytes, and 1024 are left"):
+        read_archive(tmp_path / "cut.tar")

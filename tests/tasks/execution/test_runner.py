@@ -551,3 +551,10 @@ def test_the_metrics_of_a_stage_without_a_curve_stand_at_step_0(start, kit):
         run_stage(kit.toy("sft"), kit.ToyJob(steps=0), {}, ctx)
     (done,) = read_done(ctx.folder)
     assert done.step == 0
+
+
+def test_a_point_says_that_it_was_resumed_only_where_it_was(start, kit):
+    with start() as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    points = read_points(points_file(ctx.folder, "sft"))
+    assert points and not any("resumed" in point for point in points)

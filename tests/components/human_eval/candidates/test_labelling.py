@@ -156,3 +156,8 @@ def test_a_row_without_a_label_is_quarantined_and_votes_serve_as_well(tmp_path: 
 )
 def test_a_prompt_is_shown_in_the_most_readable_form_that_keeps_it(prompt: Any, shown: str | None) -> None:
     assert readable(prompt) == (prompt if shown is None else shown)
+
+
+def test_pairs_are_numbered_from_1() -> None:
+    names = [pair.id.rpartition("-")[0] for pair in make_pairs(CANDIDATES, 2, 20_000, seed=0)]
+    assert names == [f"tether-{n:05d}" for n in range(1, len(names) + 1)]

@@ -190,3 +190,13 @@ def test_joint_quantiles_of_one_column_are_its_own_and_of_copies_need_no_correct
     assert joint_quantiles(np.repeat(column, 8, axis=1)) == pytest.approx(np.repeat(alone, 8))
     independent = joint_quantiles(np.random.default_rng(1).random((20_000, 8)))
     assert independent == pytest.approx(np.full(8, 0.95 ** (1 / 8)), abs=3e-3)  # Sidak's level
+
+
+def test_a_chosen_response_one_character_longer_is_the_longer_one() -> None:
+    pairs = simulated(0, n=8)
+    for row, (chosen, rejected) in zip(
+        pairs.rows, [("ab", "a"), ("a", "ab"), ("ab", "cd"), ("abc", "a")] * 2, strict=True
+    ):
+        row.update(chosen=chosen, rejected=rejected)
+    sides = {each.name: each.inside.tolist() for each in slices_of(pairs) if each.kind == "chosen is"}
+    assert sides == {"the longer": [True, False, False, True] * 2, "the shorter": [False, True, False, False] * 2}
