@@ -24,6 +24,11 @@ LONGEST = ("test_operations.py", "test_end_to_end.py", "test_labelled_run.py", "
 Tether = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_configure() -> None:
+    """Take SIGHUP as a terminal gives it: under nohup it is ignored, and what tests start would inherit that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files; tests of a file stay together and in their order. Leave out faults beyond the sample."""
 
