@@ -238,3 +238,9 @@ def test_code_in_any_package_that_an_import_runs_is_in_the_key(repo, package):
     before = code_parts("components.toy.stage", repo)
     (repo / package / "__init__.py").write_text("setting = 1\n")
     assert code_parts("components.toy.stage", repo) != before
+
+
+def test_code_in_the_outermost_package_is_in_the_key_of_a_module_that_imports_nothing(repo):
+    before = code_parts("components.other", repo)
+    (repo / "components" / "__init__.py").write_text("setting = 1\n")
+    assert code_parts("components.other", repo) != before
