@@ -19,7 +19,7 @@ from components.ppo.experience import rewarded_scores
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models, frozen_pass
 from components.ppo.texture import dissimilarity, distinct_ngrams, echo, repetition
-from components.sft.demonstrations import encode_demonstrations, perplexity_ratio, response_losses
+from components.sft.demonstrations import choose_demonstrations, perplexity_ratio, response_losses
 from components.stats.intervals import (
     Interval,
     clustered_mean,
@@ -203,8 +203,11 @@ def respond(
 
 
 def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:
-    """Perplexity of held-out demonstrations under the policy over that under SFT: 1 is nothing lost."""
-    rows = read_rows(data / "demonstrations.heldout.jsonl")[: job.ppo.evaluate]
-    examples = encode_demonstrations(models.tokenizer, rows, job.generation)
+    """Perplexity of held-out demonstrations under the policy over that under SFT: 1 is nothing lost.
+
+    Of overlong ones the part within the cap: what neither model was taught to end can still be forgotten.
+    """
+    rows = read_rows(data / "demonstrations.heldout.jsonl")
+    examples = choose_demonstrations(models.tokenizer, rows, job.generation, "cut", job.ppo.evaluate).examples
     mine, its = (response_losses(m, models.tokenizer, examples, job.runtime) for m in (models.policy, models.sft))
     return perplexity_ratio(mine, its, examples).metrics("ppo/demonstration_perplexity_ratio")

@@ -52,13 +52,6 @@ def choose_demonstrations(
     return TokenizedDemonstrations(examples, seen, count)
 
 
-def encode_demonstrations(tokenizer: Any, rows: Sequence[Demonstration], generation: GenerationConfig) -> list[Example]:
-    """Token ids of demonstrations, cut to the lengths of `generation`."""
-    prompts = [encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens) for row in rows]
-    responses = [encode_response(tokenizer, row["response"], generation.max_new_tokens) for row in rows]
-    return list(zip(prompts, responses, strict=True))
-
-
 def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> Tensor:
     """Negative log-probability (K,) of every response token of the batch, nats."""
     ids, mask = pad([p + r for p, r in batch], pad_id)
@@ -94,9 +87,3 @@ def perplexity_ratio(losses: Sequence[float], baseline: Sequence[float], example
 def loss_a_token(losses: Sequence[float], examples: Sequence[Example]) -> Interval:
     """Sum of `losses` (n,) of responses over the sum of their tokens; demonstrations of one prompt may depend."""
     return clustered_ratio(losses, [len(r) for _, r in examples], [tuple(p) for p, _ in examples])
-
-
-def mean_loss(model: Any, tokenizer: Any, examples: Sequence[Example], runtime: Runtime, batch_size: int = 32) -> float:
-    """Mean negative log-probability of the response tokens of all `examples`, nats per token."""
-    losses = response_losses(model, tokenizer, examples, runtime, batch_size)
-    return sum(losses) / sum(len(response) for _, response in examples)

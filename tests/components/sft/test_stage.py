@@ -13,12 +13,28 @@ from pydantic import ValidationError
 
 from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_rows
+from components.models.batching import encode_prompt, encode_response
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
 from components.sft.config import SftConfig
-from components.sft.demonstrations import choose_demonstrations, encode_demonstrations, mean_loss, token_losses
+from components.sft.demonstrations import choose_demonstrations, response_losses, token_losses
 from components.sft.stage import fine_tune, unigram_losses
+
+
+def encoded(tokenizer: Any, rows: list[Any], generation: GenerationConfig) -> list[tuple[list[int], list[int]]]:
+    """Token ids of prompts and responses, cut to the lengths of `generation`."""
+    most = generation.max_prompt_tokens, generation.max_new_tokens
+    return [
+        (encode_prompt(tokenizer, row["prompt"], most[0]), encode_response(tokenizer, row["response"], most[1]))
+        for row in rows
+    ]
+
+
+def mean_loss(model: Any, tokenizer: Any, examples: list[Any], runtime: Runtime, batch_size: int = 32) -> float:
+    """Nats per response token of all `examples`."""
+    losses = response_losses(model, tokenizer, examples, runtime, batch_size)
+    return sum(losses) / sum(len(response) for _, response in examples)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +46,7 @@ def trained(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 @pytest.fixture(scope="module")
 def examples(stages: Any, language: Any) -> list[tuple[list[int], list[int]]]:
     rows = read_rows(stages.inputs["data"] / "demonstrations.heldout.jsonl")
-    return encode_demonstrations(language.tokenizer, rows, GenerationConfig(max_new_tokens=40))
+    return encoded(language.tokenizer, rows, GenerationConfig(max_new_tokens=40))
 
 
 def test_the_loss_is_transformers_own_over_response_tokens_with_the_prompt_masked(
@@ -75,7 +91,7 @@ def test_metrics_are_those_of_the_held_out_demonstrations(
     assert all(math.isfinite(v) for v in metrics.values())
     model, tokenizer = load_causal_lm(out / "artifact", runtime)
     rows = read_rows(stages.inputs["data"] / "demonstrations.heldout.jsonl")[:8]
-    loss = mean_loss(model, tokenizer, encode_demonstrations(tokenizer, rows, stages.job("sft").generation), runtime)
+    loss = mean_loss(model, tokenizer, encoded(tokenizer, rows, stages.job("sft").generation), runtime)
     assert metrics["sft/loss"] == pytest.approx(loss, abs=1e-6)
     assert metrics["sft/perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
     assert metrics["sft/perplexity_ratio"] == pytest.approx(
@@ -139,7 +155,7 @@ def test_overlong_demonstrations_stay_out_unless_asked_for_and_all_that_is_taugh
     assert 30 < len(fits) < 150 and tokens.count(cap) and tokens.count(cap + 1), "the cap itself is within"
     generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=cap)
     found = choose_demonstrations(language.tokenizer, rows, generation, "drop", None)
-    whole = encode_demonstrations(language.tokenizer, rows, generation)
+    whole = encoded(language.tokenizer, rows, generation)
     assert found.examples == [whole[i] for i in fits] and (found.seen, found.overlong) == (200, 200 - len(fits))
     assert all(response[-1] == eos for _, response in found.examples)
     first = choose_demonstrations(language.tokenizer, rows, generation, "drop", 20)
@@ -163,7 +179,7 @@ def test_the_stage_learns_and_evaluates_without_overlong_demonstrations_by_defau
     model, _ = load_causal_lm(tmp_path / "drop" / "artifact", stages.job("sft").runtime)
     heldout = read_rows(data / "demonstrations.heldout.jsonl")
     ending = [row for row, n in zip(heldout, lengths(tokenizer, heldout), strict=True) if n <= 14][:8]
-    loss = mean_loss(model, tokenizer, encode_demonstrations(tokenizer, ending, generation), stages.job("sft").runtime)
+    loss = mean_loss(model, tokenizer, encoded(tokenizer, ending, generation), stages.job("sft").runtime)
     assert metrics["sft/loss"] == pytest.approx(loss, abs=1e-6) and 0 < len(ending) < len(heldout)
 
 
