@@ -72,6 +72,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/orchestration.py demo --twice
 	$(BIN)/python -m tests.bench.lineage
 	$(BIN)/python -m tests.bench.seeds $(ARGS)
+	$(BIN)/python -m tests.bench.tether
 	$(BIN)/python -m pytest -m bench
 
 # The pages of MLflow and Prefect, on loopback.

@@ -1,0 +1,139 @@
+"""Whether the demo's tether holds KL at its target, over seeds and targets: a table with a line a run.
+
+    python -m tests.bench.tether --seeds 10-19 --targets 1 3 6 --jobs 2 --threads 1
+
+A seed has a TETHER_HOME of its own (that of `tests.bench.seeds --report`, whose stages are hits here), and its targets
+share the data, the SFT policy and the reward model. Every gate is off: what is judged is the training's own curve.
+Finished runs are not run again.
+
+A run holds if, over the last third of its updates, mean KL is within 15 % of the target, no batch's KL is beyond 1.5
+targets, and the interval of log β's mean step holds 0; if no earlier batch is beyond twice the target; and if proxy
+reward and gold score end above SFT's. A run's interval allows for autocorrelation (`components.stats.series`), which
+makes it wide, so the mean step over the seeds, which are independent, stands below the table.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from scipy import stats
+
+from components.base.jsonl import read_rows, write_json
+from components.stats.intervals import Interval
+from components.stats.series import series_mean
+from components.store.store import ArtifactStore
+from tests.bench.seeds import tether
+from tests.bench.thresholds import rate, seed_range, settings
+
+START = {1.0: 0.65, 6.0: 0.045}
+"""β at the start for targets other than the profile's: KL's balance goes about as β^-0.35 (docs/decisions.md)."""
+
+
+class Held(NamedTuple):
+    """What the last third of a training says of its tether; KL in targets."""
+
+    updates: int
+    """Updates of the last third."""
+    mean: float
+    """Their mean KL."""
+    largest: float
+    """Their largest."""
+    earlier: float
+    """The largest KL of a batch before."""
+    rise: float
+    """The change of log β over them."""
+    step: Interval
+    """Log β's mean step there."""
+
+    @property
+    def faults(self) -> list[str]:
+        """What does not hold; empty where all does."""
+        found = {
+            "mean KL": abs(self.mean - 1) > 0.15, "a late batch": self.largest > 1.5,
+            "an earlier batch": self.earlier > 2, "β": not self.step.low <= 0 <= self.step.high,
+        }  # fmt: skip
+        return [name for name, wrong in found.items() if wrong]
+
+
+def held(history: Sequence[Mapping[str, float]], target: float) -> Held:
+    """Judge the rows of `history.jsonl`, one an update, against a target in nats a response."""
+    late = len(history) // 3
+    kl = [row["ppo/kl"] / target for row in history]
+    steps = [math.log(b / a) for a, b in pairwise(row["ppo/beta"] for row in history[-late - 1 :])]
+    return Held(late, fmean(kl[-late:]), max(kl[-late:]), max(kl[:-late]), math.fsum(steps), series_mean(steps))
+
+
+def run(folder: Path, seed: int, target: float, threads: int) -> dict[str, Any]:
+    """Train one seed's policy to one target; what is kept of it stands in the seed's home from then on."""
+    home = (folder / f"gates-{seed}").resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    kept = home / f"target-{target:g}.json"
+    if not kept.exists():
+        asked = [f"seed={seed}", f"runtime.threads={threads}", *settings("ppo")]
+        if target in START:
+            asked += [
+                f"ppo.kl.target={target:g}",
+                f"ppo.kl.coefficient={START[target]}",
+                f"ppo.kl.stop_above={3 * target:g}",
+            ]
+        done = tether(home, "run", "demo", *(x for s in asked for x in ("--set", s)))
+        if done.returncode != 3:
+            raise SystemExit(f"seed {seed}, target {target:g}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+        stage = json.loads(tether(home, "status", "--json").stdout)["stages"][3]
+        history = list(read_rows(ArtifactStore(home).path(stage["digest"]) / "history.jsonl"))
+        write_json(kept, {"seed": seed, "target": target, "metrics": stage["metrics"], "history": history})
+    return dict(json.loads(kept.read_text()))
+
+
+def table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table, a run a line, how many hold, and the mean of log β's steps over the seeds."""
+    titles = ("seed", "late KL", "largest late", "largest before", "β at the end", "its late factor", "log β's step")
+    lines = ["| " + " | ".join((*titles, "proxy gain", "gold", "SFT gold", "does not hold")) + " |", "|" + "---|" * 11]
+    good, steps = 0, []
+    for each in runs:
+        history, found = each["history"], each["metrics"]
+        it = held(history, each["target"])
+        gains = {"proxy": found["ppo/reward_gain"], "gold": found["ppo/gold"] - found["ppo/sft_gold"]}
+        faults = it.faults + [f"{name} is not above SFT's" for name, gain in gains.items() if gain <= 0]
+        good += not faults
+        steps.append(it.rise / it.updates)
+        cells = [
+            f"{each['seed']}", f"{it.mean:.2f}", f"{it.largest:.2f}", f"{it.earlier:.2f}",
+            f"{history[-1]['ppo/beta']:.3f}", f"{math.exp(it.rise):.2f}", f"[{it.step.low:+.3f}, {it.step.high:+.3f}]", f"{gains['proxy']:.2f}",
+            f"{found['ppo/gold']:.2f}", f"{found['ppo/sft_gold']:.2f}", ", ".join(faults),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", f"The tether holds in {rate(good, len(runs))} seeds."]
+    if len(steps) > 1:
+        ends = stats.ttest_1samp(steps, 0).confidence_interval(0.95)
+        mean = math.fsum(steps) / len(steps)
+        lines.append(f"Log β's late step, mean over seeds: {mean:+.4f} [{ends.low:+.4f}, {ends.high:+.4f}].")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing and print the table."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--seeds", type=seed_range, default="10-19", help="pipeline seeds, as 10-19 or 0-4,8")
+    options.add_argument("--targets", type=float, nargs="+", default=[1.0, 3.0, 6.0], choices=[1.0, 3.0, 6.0])
+    options.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    options.add_argument("--threads", type=int, default=0, help="runtime.threads of each run; 0 is every core")
+    options.add_argument("--home", type=Path, default=Path(".tether/bench"))
+    given = options.parse_args()
+    with ThreadPoolExecutor(given.jobs) as pool:  # a seed's runs one after the other, in its own home
+        of_seed = pool.map(lambda s: [run(given.home, s, t, given.threads) for t in given.targets], given.seeds)
+        runs = [each for several in of_seed for each in several]
+    for target in given.targets:
+        print(
+            f"\nTarget {target:g} nats a response; KL in targets\n\n{table([e for e in runs if e['target'] == target])}"
+        )
+
+
+if __name__ == "__main__":
+    main()
