@@ -105,7 +105,8 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
         steps.append(it.rise / it.updates)
         cells = [
             f"{each['seed']}", f"{it.mean:.2f}", f"{it.largest:.2f}", f"{it.earlier:.2f}",
-            f"{history[-1]['ppo/beta']:.3f}", f"{math.exp(it.rise):.2f}", f"[{it.step.low:+.3f}, {it.step.high:+.3f}]", f"{gains['proxy']:.2f}",
+            f"{history[-1]['ppo/beta']:.3f}", f"{math.exp(it.rise):.2f}",
+            f"[{it.step.low:+.3f}, {it.step.high:+.3f}]", f"{gains['proxy']:.2f}",
             f"{found['ppo/gold']:.2f}", f"{found['ppo/sft_gold']:.2f}", ", ".join(faults),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
