@@ -73,6 +73,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench.lineage
 	$(BIN)/python -m tests.bench.seeds $(ARGS)
 	$(BIN)/python -m tests.bench.tether
+	$(BIN)/python -m tests.bench.learning_curve hh-smollm2 --sizes 700 1400 2800
 	$(BIN)/python -m pytest -m bench
 
 # The pages of MLflow and Prefect, on loopback.
