@@ -10,7 +10,7 @@ from components.data.config import DataConfig
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, FileReport, Progress
 from data_contracts.expectations.pages import write_data_docs
-from data_contracts.expectations.suites import FIRST_ROWS, JudgedCheck
+from data_contracts.expectations.suites import JudgedCheck
 from data_contracts.rows.frames import length_preference
 from data_contracts.rows.reading import reading_of
 from data_contracts.validate import write_quarantine
@@ -79,13 +79,6 @@ def _report(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
 def kind_of(path: Path, data: DataConfig) -> str:
     """What a file is: `preferences`, `demonstrations`, `prompts` or a rating `sheet` (`reading_of`)."""
     return reading_of(path, data).kind
-
-
-def first_rows(check: JudgedCheck) -> str:
-    """The first row numbers of a check for people."""
-    numbers = check["row_numbers"]
-    more = f" … {len(numbers) - FIRST_ROWS} more" if len(numbers) > FIRST_ROWS else ""
-    return ", ".join(map(str, numbers[:FIRST_ROWS])) + more
 
 
 def threshold_text(check: JudgedCheck) -> str:

@@ -2,10 +2,10 @@
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.base.errors import CheckFailed
+from components.data.inputs import KINDS, label_of, of_kind
 from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS
 from components.data.support_desk.desk import generate
@@ -42,7 +43,6 @@ from data_contracts.rows.schemas import SourceReading
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int], None]
-KINDS = ("preferences", "demonstrations", "prompts")
 
 
 class FileReport(AgreementReport):
@@ -64,9 +64,10 @@ class FileReport(AgreementReport):
 
 @dataclass
 class Examined:
-    """One source, read to its end."""
+    """The rows of one kind of data, read to their end."""
 
-    source: RowSource
+    sources: Sequence[RowSource]
+    """The files that they stand in."""
     ledger: Ledger
     kept: NDArray[np.bool_] = field(init=False)
     """Rows that neither quarantine nor `max_pairs` keeps out (n,)."""
@@ -94,8 +95,8 @@ class Examination:
         """Read and judge everything.
 
         Args:
-            inputs: `preferences`, `demonstrations`, `prompts` (files or saved folders) and `base` (a pretrained model's
-                folder), where the job names them.
+            inputs: `preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts` (files or saved
+                folders) and `base` (a pretrained model's folder), where the job names them.
             folder: for what is too large for memory; it may be removed when this is.
             progress: told now and then of how many rows the fields, and then the texts, are read.
             alone: judge what is given alone; else what is lacking is generated.
@@ -113,45 +114,49 @@ class Examination:
         self._progress = progress
         self.competence: DawidSkene | None = None
         """The annotators' model, where the labels are its."""
-        self.sources = {name: self._read(source) for name, source in self._sources().items()}
+        self.sources = {name: self._read(name, sources) for name, sources in self._sources().items()}
         self.pairs = self.sources.get("preferences")
         self.tokenizer = self._tokenizer() if tokenized and not self.nothing else None
         for name, examined in self.sources.items():
             self._examine_texts(examined)
-            self._need_one(examined.source, examined.ledger)
+            self._need_one(name, examined.sources, examined.ledger)
             most = job.data.max_pairs if name == "preferences" else None
             examined.kept = chosen_by_rank(examined.ledger, most)
 
-    def _sources(self) -> dict[str, RowSource]:
+    def _sources(self) -> dict[str, list[RowSource]]:
         data = self.job.data
+        given = {name: found for name in KINDS if (found := self._given(name))}
         for name in KINDS:
-            if getattr(data, name) is not None and name not in self.inputs:
+            if getattr(data, name) is not None and name not in given:
                 what = f"data.{name} is {getattr(data, name)!r}"
                 raise CheckFailed(f"{what}, but the stage was given no input of that name")
-        given = {name: RowSource.named(name, self.inputs[name], data) for name in KINDS if name in self.inputs}
         if "preferences" not in given and not self.alone:
             taught, labelled = generate(self.job.seed, data.generator)
-            made = {"demonstrations": _generated("demonstrations", taught)}
-            given = made | {"preferences": _generated("preferences", labelled)} | given
+            made = {"demonstrations": [_generated("demonstrations", taught)]}
+            given = made | {"preferences": [_generated("preferences", labelled)]} | given
         return {name: given[name] for name in KINDS if name in given}
 
-    def _read(self, source: RowSource) -> Examined:
+    def _given(self, name: str) -> list[RowSource]:
+        inputs = of_kind(self.inputs, name)
+        return [RowSource.named(name, path, self.job.data, label_of(each)) for each, path in inputs.items()]
+
+    def _read(self, name: str, sources: Sequence[RowSource]) -> Examined:
         data = self.job.data
-        ledger = Ledger(
-            self.folder / f"{source.name}.jsonl", data.checks, data.split, self.job.seed, bool(data.max_pairs)
-        )
-        rows: Iterable[Row] = judged_rows(source, data.max_characters)
-        if source.name == "preferences" and data.labels == "dawid_skene":
-            self.competence = competence(rows, source.shown)
-            path = self.inputs.get(source.name)
-            again = source if path is None else RowSource.named(source.name, path, data)
-            rows = relabelled(judged_rows(again, data.max_characters), self.competence.posterior)
+        ledger = Ledger(self.folder / f"{name}.jsonl", data.checks, data.split, self.job.seed, bool(data.max_pairs))
+        rows: Iterable[Row] = _judged(sources, data.max_characters)
+        if name == "preferences" and data.labels == "dawid_skene":
+            self.competence = competence(rows, _shown(sources))
+            rows = relabelled(_judged(self._given(name) or sources, data.max_characters), self.competence.posterior)
         before = self.read
         ledger.fill(rows, lambda seen: self._progress(before + seen))
         self.read += len(ledger.facts)
         mark_duplicates(ledger)
-        self._need_one(source, ledger)
-        return Examined(source, ledger)
+        for source in sources:
+            of = ledger.of(source.file)
+            if len(sources) > 1 and ledger.facts["out"][of].all():
+                raise not_one_valid(source, ledger.count(of), ledger.reasons(source.file), ledger.named)
+        self._need_one(name, sources, ledger)
+        return Examined(sources, ledger)
 
     def _tokenizer(self) -> Any:
         """The pretrained model's, or one made as SFT makes its own, of the training rows that are good so far.
@@ -166,7 +171,7 @@ class Examination:
         ledger, facts = taught.ledger, taught.ledger.facts
         train = ledger.good() & (facts["split"] == TRAIN)
         once = first_of_each(train, combined(facts["prompt"], facts["chosen"]))
-        rows = (item for _, item in islice(ledger.items(once), self.job.sft.max_demonstrations))
+        rows = (item for _, item in islice(ledger.items(once, mixed=True), self.job.sft.max_demonstrations))
         texts = texts_of(
             {"prompt": row["prompt"], "response": row["response" if "response" in row else "chosen"]} for row in rows
         )
@@ -181,12 +186,13 @@ class Examination:
         self.read += len(examined.texts.index)
         mark_near_duplicates(ledger, examined.texts, near)
 
-    def _need_one(self, source: RowSource, ledger: Ledger) -> None:
+    def _need_one(self, name: str, sources: Sequence[RowSource], ledger: Ledger) -> None:
         if not ledger.good().any():
-            error = not_one_valid(source, ledger.count(), ledger.reasons())
+            shown = sources[0]._replace(shown=_shown(sources))
+            error = not_one_valid(shown, ledger.count(), ledger.reasons(), ledger.named)
             if not self.alone:
                 raise error
-            self.nothing.setdefault(source.name, str(error))  # the contract says it, where a run can't go on
+            self.nothing.setdefault(name, str(error))  # the contract says it, where a run can't go on
 
     # What is asked of it
 
@@ -241,7 +247,8 @@ class Examination:
             prompts, splits = self.standing
             facts, near = self.pairs.facts, self.job.data.near_duplicate
             nearly = near_training(self.pairs.ledger, self.pairs.kept, self.pairs.texts, near)
-            frame = frames.pair_frame(facts, splits[np.searchsorted(prompts, facts["prompt"])], nearly)
+            of_each = splits[np.searchsorted(prompts, facts["prompt"])]
+            frame = frames.pair_frame(self.pairs.ledger, self.pairs.kept, of_each, nearly)
             contract.append(suites.Suite("kept_pairs", frame, suites.pair_checks(checks, frame)))
         measures = self._measures()
         if measures:
@@ -281,6 +288,14 @@ class Examination:
 
     def _said(self, pairs: Examined, splits: Iterable[int]) -> list[str]:
         return [f"{item['chosen']} {item['rejected']}" for item in self._sample(pairs, splits)]
+
+
+def _judged(sources: Iterable[RowSource], max_characters: int) -> Iterator[Row]:
+    return chain.from_iterable(judged_rows(source, max_characters) for source in sources)
+
+
+def _shown(sources: Iterable[RowSource]) -> str:
+    return " and ".join(source.shown for source in sources)
 
 
 def _generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:

@@ -10,14 +10,16 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TypedDict
 
 import numpy as np
 
 from components.base.errors import UserError, naming
 from components.base.jsonl import json_line, write_json
 from components.base.observe import Observe
+from components.data.inputs import of_kind
 from components.data.splits import SPLITS
+from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
 from data_contracts.expectations.pages import write_data_docs
@@ -30,7 +32,9 @@ logger = logging.getLogger(__name__)
 
 ANNOTATORS = "annotators.json"
 """Each annotator's agreement with the others, where the votes name them."""
-FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS)
+SOURCES = "sources.json"
+"""How many rows each file of preferences gave, where there are several."""
+FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS, SOURCES)
 """Files of the artifact that people read beside the Data Docs, and so in MLflow too."""
 
 
@@ -38,9 +42,10 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
     """Validate the data of `job`.
 
     Args:
-        inputs: `preferences`, `demonstrations` and `prompts`, each a file or saved folder, and `base`, a pretrained
-            model's folder, where `job` names one.
-        out: gets `artifact/` (pairs, demonstrations and prompts by split, quarantine, report) and `attachments/`.
+        inputs: `preferences` (each of several `preferences/LABEL`), `demonstrations` and `prompts`, each a file or
+            saved folder, and `base`, a pretrained model's folder, where `job` names one.
+        out: gets `artifact/` (pairs, demonstrations and prompts by split, quarantine, report; of several files of
+            preferences `sources.json`) and `attachments/`.
 
     Raises:
         UserError: a source can't be read, or holds not one valid row; no artifact is written then.
@@ -58,15 +63,21 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
         with suppress(OSError):  # it holds something
             out.rmdir()
     write_json(out / "artifact" / "report.json", checks)
-    write_json(out / "artifact" / "task.json", {"name": "none" if "preferences" in inputs else "support-desk"})
+    given = of_kind(inputs, "preferences")
+    write_json(out / "artifact" / "task.json", {"name": "none" if given else "support-desk"})
     final = metrics(found, checks, kept_out) | sizes
+    counts = source_counts(found)
+    if counts:
+        write_json(out / "artifact" / SOURCES, counts)
+        final |= {f"data/pairs{OF_SOURCE}{each['source']}": float(each["pairs"]) for each in counts}
     simulated = "the support desk's generator (simulated)"
-    taught = "chosen responses" if "preferences" in inputs else simulated
+    taught = "chosen responses" if given else simulated
     shown = {
-        "preferences": str(inputs.get("preferences", simulated)),
+        "preferences": ", ".join(map(str, given.values())) or simulated,
         "demonstrations": str(inputs.get("demonstrations", taught)),
         "pairs kept": f"{final['data/pairs']:.0f}",
         "rows quarantined": f"{final['data/quarantined']:.0f}",
+        **{f"pairs of {each['source']}": f"{each['pairs']} of {each['rows']} rows" for each in counts},
     }
     write_data_docs(context, out / "attachments" / "data_docs", checks, shown)
     for name in FOR_PEOPLE:
@@ -136,7 +147,7 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
             ledger, nothing = examined.ledger, np.zeros_like(examined.kept)
             is_taught = demonstrations if examined is taught else nothing
             is_asked = prompts if examined is asked else nothing
-            for index, line in ledger.lines():
+            for index, line in ledger.mixed_lines():
                 split = ledger.facts["split"][index]
                 if examined is pairs and examined.kept[index]:
                     more = {"weight": weight} if (weight := weights.get(index)) else {}
@@ -189,11 +200,39 @@ def write_quarantine(found: Examination, artifact: Path) -> int:
         (artifact / "review.jsonl").open("wb") as review,
     ):
         for examined in found.sources.values():
-            for index, line in examined.ledger.quarantined(examined.source.name):
+            for index, line in examined.ledger.quarantined():
                 out.write(line)
                 if examined.ledger.facts["failed"][index] & BIT["decided"]:
                     review.write(line)
     return sum(len(examined.ledger.rows(~examined.ledger.good())) for examined in found.sources.values())
+
+
+class SourceCounts(TypedDict):
+    """An entry of `sources.json`: one of several files of preferences."""
+
+    source: str
+    """Its label, which its rows have as `file` in `quarantine.jsonl`, and as `source` if they name none themselves."""
+    rows: int
+    quarantined: int
+    pairs: int
+    """Pairs that are kept; a ranking's row gives several."""
+    splits: dict[str, int]
+    """Of these, by split."""
+
+
+def source_counts(found: Examination) -> list[SourceCounts]:
+    """What each of several files of preferences gave; empty where they are one file."""
+    ledger, kept, counts = found.only_pairs.ledger, found.only_pairs.kept, []
+    for file in ledger.files if len(ledger.files) > 1 else ():
+        of = ledger.of(file)
+        splits = np.bincount(ledger.facts["split"][of & kept], minlength=len(SPLITS)).tolist()
+        counts.append(
+            SourceCounts(
+                source=file, rows=ledger.count(of), quarantined=ledger.count(of & ~ledger.good()), pairs=sum(splits),
+                splits=dict(zip(SPLITS, splits, strict=True)),
+            )
+        )  # fmt: skip
+    return counts
 
 
 def quarantine_reasons(found: Examination) -> dict[str, int]:

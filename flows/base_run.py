@@ -119,7 +119,9 @@ def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, st
     for field in SOURCES if before else ():
         group, _, name = field.partition(".")
         read_again = field == "sft.base" and stage == "sft"
-        if not read_again and getattr(getattr(one, group), name) != getattr(getattr(other, group), name):
+        was, now = (getattr(getattr(config, group), name) for config in (one, other))
+        in_any_order = isinstance(was, tuple) and isinstance(now, tuple) and sorted(was) == sorted(now)
+        if not read_again and was != now and not in_any_order:
             found.setdefault(field, "validate")
     return found
 

@@ -1,5 +1,6 @@
 """What a run starts from and none of its stages made: data files, models, people's filled sheet."""
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from components.base.errors import UserError
 from components.base.files import whole_folder
 from components.base.paths import user_path
 from components.data.hub import resolve_source
+from components.data.inputs import KINDS, input_names, kind_of, label_of, values_of
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from data_contracts.rows.gather import look_at
@@ -16,6 +18,7 @@ from data_contracts.rows.reading import refuse_ratings
 from flows.config.run_config import RunConfig
 from flows.data.pretrained import find_base
 from tasks.result import Input
+from tasks.runs.journal import recorded_paths
 from tasks.runs.status import load_status
 
 
@@ -24,7 +27,8 @@ class Sources:
     """The inputs of a run, digested."""
 
     data: dict[str, Input] = field(default_factory=dict)
-    """`preferences`, `demonstrations`, `prompts`, where the config names them; else the built-in task is generated."""
+    """`preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts`, where the config names
+    them; else the built-in task is generated."""
     base: dict[str, Input] = field(default_factory=dict)
     """`base`, the pretrained model's folder, where the config names one."""
     previous: dict[str, Input] = field(default_factory=dict)
@@ -33,7 +37,6 @@ class Sources:
     """The ratings that people filled in."""
 
 
-DATA = ("preferences", "demonstrations", "prompts")
 PREVIOUS = ("previous_reward", "previous_data")
 
 
@@ -47,14 +50,15 @@ def find_sources(
             its digest is the one that they were computed from.
 
     Raises:
-        UserError: something is not there or can't be read, a data file holds not one valid row, or the pretrained
-            model is another one than a stage that is taken was computed with.
+        UserError: something is not there or can't be read, a data file holds not one valid row, two files of
+            preferences are the same, or the pretrained model is another one than a stage that is taken was computed
+            with.
     """
     taken = taken or {}
     if sheet is not None and not sheet.is_file():
         raise UserError(f"{sheet}: there is no such file. Give the filled rating sheet (CSV or JSONL).")
     return Sources(
-        _data_of(taken["validate"], config) if "validate" in taken else _find_data(config, home),
+        _data_of(taken["validate"], config, home) if "validate" in taken else _find_data(config, home),
         _base(config, home, taken),
         _previous(config, home, taken),
         None if sheet is None else Input.of(sheet),
@@ -62,23 +66,38 @@ def find_sources(
 
 
 def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
-    data = {}
-    for name in DATA:
-        if (value := getattr(config.data, name)) is not None:
-            path = resolve_source(value, config.data.hub, home / "datasets", f"data.{name}")
+    data: dict[str, Input] = {}
+    for kind in KINDS:
+        found: dict[str, Input] = {}  # by digest
+        for value in values_of(getattr(config.data, kind)):
+            path = resolve_source(value, config.data.hub, home / "datasets", f"data.{kind}")
             if path.is_file():
-                refuse_ratings(path, f"data.{name}", config.data)
-                look_at(name, path, config.data)
-            data[name] = Input.of(path)
+                refuse_ratings(path, f"data.{kind}", config.data)
+                look_at(kind, path, config.data)
+            given = Input.of(path)
+            if given.digest in found:
+                raise UserError(
+                    f"data.{kind}: {found[given.digest].path} and {path} hold the same bytes, so each row would stand "
+                    "there twice. Name one of them."
+                )
+            found[given.digest] = given
+        paths = [Path(os.path.abspath(given.path)) for given in found.values()]
+        data |= dict(zip(input_names(kind, paths, list(found)), found.values(), strict=True))
     return data
 
 
-def _data_of(validated: Record, config: RunConfig) -> dict[str, Input]:
-    return {
-        name: Input(digest=validated.inputs[name], path=Path(getattr(config.data, name) or name))
-        for name in DATA
-        if name in validated.inputs
-    }
+def _data_of(validated: Record, config: RunConfig, home: Path) -> dict[str, Input]:
+    """The data that a stage was computed from; where they were read, as far as that is known."""
+    data: dict[str, Input] = {}
+    recorded: dict[str, Path] | None = None
+    for name, digest in validated.inputs.items():
+        if kind_of(name) in KINDS:
+            values = values_of(getattr(config.data, kind_of(name)))
+            if len(values) > 1 and recorded is None:
+                recorded = recorded_paths(home, [validated.run])
+            path = values[0] if len(values) == 1 else (recorded or {}).get(digest, label_of(name))
+            data[name] = Input(digest=digest, path=Path(path))
+    return data
 
 
 def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:

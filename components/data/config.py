@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.base.settings import Settings, unkeyed
 from components.data.checks_config import ChecksConfig, NearDuplicateConfig
@@ -42,8 +42,8 @@ class HubConfig(Settings):
 class DataConfig(Settings):
     """Where preferences and demonstrations come from, and what becomes of them."""
 
-    preferences: str | None = unkeyed(None)
-    """A path or hub name of preference pairs; null generates the support desk's."""
+    preferences: str | tuple[str, ...] | None = unkeyed(None)
+    """A path or hub name of preference pairs, or a list of several; null generates the support desk's."""
     demonstrations: str | None = unkeyed(None)
     """A path or hub name of demonstrations; null takes the chosen responses, or the support desk's demonstrations."""
     prompts: str | None = unkeyed(None)
@@ -71,3 +71,17 @@ class DataConfig(Settings):
     """What counts as a near-duplicate."""
     generator: SupportDeskConfig = SupportDeskConfig()
     """Size and habits of the built-in task (read where `preferences` or `demonstrations` is generated)."""
+
+    @field_validator("preferences", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: object) -> object:
+        """A list of one is the one."""
+        if given is None or isinstance(given, str):
+            return given
+        if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+            raise ValueError("must be a path or hub name, or a list of them")
+        if not given:
+            raise ValueError("the list is empty; name at least one source, or write null for the built-in task")
+        if twice := next((each for each in given if given.count(each) > 1), None):
+            raise ValueError(f"names {twice} twice; name each source once")
+        return given if len(given) > 1 else given[0]

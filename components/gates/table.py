@@ -176,12 +176,19 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
 """The metrics that people look at first, by stage, in the order they are shown."""
 
 
+OF_SOURCE = "_from/"
+"""Between a metric's name and the label of the source whose it is."""
+
+
 def brief_metrics(stage: str, recorded: Iterable[str]) -> list[str]:
     """Names of the few metrics of a stage that a line has room for, of those that are recorded.
 
-    A stage that the table does not list shows the first of its own.
+    Where a metric is recorded of several sources too (`data/pairs_from/LABEL`), those follow it. A stage that the table
+    does not list shows the first of its own.
     """
     names = list(recorded)
     if stage in MAIN_METRICS:
-        return [metric.name for metric in MAIN_METRICS[stage] if metric.brief and metric.name in names]
+        brief = [metric.name for metric in MAIN_METRICS[stage] if metric.brief and metric.name in names]
+        by_source = {name: sorted(each for each in names if each.startswith(f"{name}{OF_SOURCE}")) for name in brief}
+        return [each for name in brief for each in (name, *by_source[name])]
     return sorted(name for name in names if name.startswith(f"{stage}/"))[:4]

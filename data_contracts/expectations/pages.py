@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from components.base.errors import naming
-from data_contracts.expectations.suites import FIRST_ROWS, JudgedCheck
+from data_contracts.expectations.suites import JudgedCheck, first_rows
 
 _PASS, _FAIL = '<strong style="color:#176f2c">PASS</strong>', '<strong style="color:#b3261e">FAIL</strong>'
 _WARN = '<strong style="color:#8a5300">WARN</strong>'
@@ -80,7 +80,6 @@ def index_page(checks: Sequence[JudgedCheck], summary: Mapping[str, str], links:
 
 def _table_row(check: JudgedCheck) -> str:
     status = _PASS if check["passed"] else _FAIL if check["severity"] == "error" else _WARN
-    shown = ", ".join(map(str, check["row_numbers"][:FIRST_ROWS]))
     value = "" if check["value"] is None else f"{check['value']:.3g}"
     if "interval" in check:
         value += f" ({check['interval'][0]:.3g} to {check['interval'][1]:.3g})"
@@ -89,5 +88,5 @@ def _table_row(check: JudgedCheck) -> str:
     return (
         f"<tr><td>{status}</td><td>{name}</td><td>{html.escape(check['description'])}</td><td>{check['severity']}</td>"
         f'<td class="n">{value}</td><td class="n">{threshold}</td><td class="n">{check["rows"]}</td>'
-        f"<td>{html.escape(shown)}</td></tr>"
+        f"<td>{html.escape(first_rows(check))}</td></tr>"
     )

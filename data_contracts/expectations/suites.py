@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
@@ -46,6 +47,9 @@ class JudgedCheck(TypedDict):
     rows: int
     """How many fail, each ranking once."""
     row_numbers: list[int]
+    """Of those rows; empty where there are several files."""
+    rows_by_file: NotRequired[dict[str, list[int]]]
+    """The numbers of those rows in each file, where there are several."""
     threshold: float | list[float]
     value: float | None
     """Of a check of rows the share that fails, else what was measured."""
@@ -116,9 +120,13 @@ def _check(checks: ChecksConfig, name: str, column: str = "", passing: object = 
     return Check(name, column or name, description, asked.severity, asked.threshold, kind, options)
 
 
+_NAMING_A_ROW = ("file", "row_id")
+"""Columns of a frame."""
+
+
 @dataclass(frozen=True)
 class Suite:
-    """Checks and the frame that they judge (columns `row_id` and those the checks name)."""
+    """Checks and the frame that they judge (columns `row_id`, of several files `file`, and those the checks name)."""
 
     name: str
     frame: "pd.DataFrame"
@@ -163,11 +171,25 @@ def judge(made: Any, suite: Suite) -> list[JudgedCheck]:
     stored = made.suites.add(gx.ExpectationSuite(suite.name, expectations=expectations))
     definition = made.validation_definitions.add(gx.ValidationDefinition(name=suite.name, data=batch, suite=stored))
     shown = {
-        "result_format": "COMPLETE", "unexpected_index_column_names": ["row_id"], "exclude_unexpected_values": True,
+        "result_format": "COMPLETE", "exclude_unexpected_values": True,
+        "unexpected_index_column_names": [name for name in _NAMING_A_ROW if name in suite.frame],
     }  # fmt: skip
     found = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=shown)
     by_name = {result.expectation_config.meta["check"]: result for result in found.results}
     return [_outcome(suite.name, check, by_name[check.name]) for check in suite.checks]
+
+
+def first_rows(check: JudgedCheck) -> str:
+    """The first row numbers of a check for people."""
+    by_file = check.get("rows_by_file", {})
+    if not by_file:
+        return _first(check["row_numbers"])
+    return "; ".join(f"{file}: {_first(numbers)}" for file, numbers in by_file.items())
+
+
+def _first(numbers: Sequence[int]) -> str:
+    more = f" … {len(numbers) - FIRST_ROWS} more" if len(numbers) > FIRST_ROWS else ""
+    return ", ".join(map(str, numbers[:FIRST_ROWS])) + more
 
 
 def _outcome(suite: str, check: Check, result: Any) -> JudgedCheck:
@@ -176,15 +198,22 @@ def _outcome(suite: str, check: Check, result: Any) -> JudgedCheck:
         if raised["raised_exception"]:
             raise CheckFailed(f"Great Expectations could not judge {check.name}: {raised['exception_message']}")
     found = result.result
-    bad = sorted({int(n) for group in found.get("unexpected_index_list") or () for n in group["row_id"]})
+    bad: dict[str, set[int]] = {}  # of one file by the name ""
+    for group in found.get("unexpected_index_list") or ():
+        for number, file in zip(group["row_id"], group.get("file") or repeat(""), strict=False):
+            bad.setdefault(file, set()).add(int(number))
+    by_file = {file: sorted(numbers) for file, numbers in sorted(bad.items())}
     count = int(found.get("unexpected_count", 0))
     of = int(found.get("element_count", 0) or 0) - int(found.get("missing_count", 0) or 0)
     value = found.get("observed_value")
     if "unexpected_count" in found:
         value = count / of if of else 0.0
-    return {
+    outcome: JudgedCheck = {
         "name": check.name, "suite": suite, "description": check.description, "severity": check.severity,
         "threshold": list(check.threshold) if isinstance(check.threshold, tuple) else check.threshold,
         "value": round(float(value), 6) if isinstance(value, Real) else None,
-        "rows": len(bad), "row_numbers": bad, "passed": bool(result.success),
+        "rows": sum(map(len, by_file.values())), "row_numbers": by_file.pop("", []), "passed": bool(result.success),
     }  # fmt: skip
+    if by_file:
+        outcome["rows_by_file"] = by_file
+    return outcome

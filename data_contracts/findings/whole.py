@@ -69,14 +69,14 @@ def mark_duplicates(ledger: Ledger) -> None:
     _, first, group = np.unique(texts[good], return_index=True, return_inverse=True)
     repeats = first[group] != np.arange(len(good))
     for index, before in zip(good[repeats], good[first[group[repeats]]], strict=True):
-        ledger.fail(int(index), Problem("unique", f"duplicate of row {facts['row'][before]}"))
+        ledger.fail(int(index), Problem("unique", f"duplicate of {ledger.named(facts['row'][before])}"))
     once = good[~repeats]
     order = np.argsort(texts[once])
     place = np.searchsorted(texts[once], turned_texts[once], sorter=order)
     other = once[order[np.minimum(place, len(once) - 1)]] if len(once) else once
     turned = (texts[other] == turned_texts[once]) & (other != once)
     for index, against in zip(once[turned], other[turned], strict=True):
-        ledger.fail(int(index), Problem("consistent", f"contradicts row {facts['row'][against]}"))
+        ledger.fail(int(index), Problem("consistent", f"contradicts {ledger.named(facts['row'][against])}"))
 
 
 def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateConfig) -> None:
@@ -86,7 +86,7 @@ def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateCon
     sketch = texts.sketch if len(first) == len(rows) else texts.sketch[first]  # copying costs 256 bytes a row
     earlier = near_earlier(sketch, near.jaccard)[of_row]
     for place in np.flatnonzero(earlier >= 0):
-        text = f"nearly repeats row {rows[first[earlier[place]]]}"
+        text = f"nearly repeats {ledger.named(rows[first[earlier[place]]])}"
         ledger.fail(int(texts.index[place]), Problem("near_unique", text))
 
 

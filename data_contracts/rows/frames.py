@@ -8,31 +8,39 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from components.data.splits import SPLITS
-from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.ledger import Ledger, places
 
 
 def row_frame(ledger: Ledger, checks: Sequence[str]) -> pd.DataFrame:
-    """A line a row of the source: `row_id` and, for each of `checks`, whether what was made of the row passes it (of a
-    ranking all its pairs)."""
-    numbers = ledger.rows()
+    """A line a row of the files: the columns of `named_rows` and, for each of `checks`, whether what was made of the
+    row passes it (of a ranking all its pairs)."""
+    rows = ledger.rows()
     failed = {name: ledger.rows(~ledger.passes(name)) for name in checks}
-    return pd.DataFrame(
-        {"row_id": numbers, **{name: ~np.isin(numbers, rows, assume_unique=True) for name, rows in failed.items()}}
-    )
+    judged = {name: ~np.isin(rows, bad, assume_unique=True) for name, bad in failed.items()}
+    return pd.DataFrame({**named_rows(ledger, rows), **judged})
 
 
-def pair_frame(facts: NDArray[Any], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]) -> pd.DataFrame:
+def named_rows(ledger: Ledger, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """The columns that name `rows` (n,), codes of `Ledger.place`: `row_id` and, of several files, `file`."""
+    file, numbers = places(rows)
+    return {"row_id": numbers} | ({"file": np.array(ledger.files)[file]} if len(ledger.files) > 1 else {})
+
+
+def pair_frame(
+    ledger: Ledger, kept: NDArray[np.bool_], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]
+) -> pd.DataFrame:
     """A line a kept pair.
 
     Args:
-        facts: of the kept pairs (n,).
+        kept: which pairs of the ledger they are.
         splits_of_prompt: how many splits each pair's prompt stands in, demonstrations counted too (n,).
         near_training: of held-out pairs, 1 where the prompt is nearly one of training, else 0; else NaN (n,).
     """
+    facts = ledger.facts[kept]
     first_wins = np.where(facts["first_wins"] < 0, np.nan, facts["first_wins"])
     return pd.DataFrame(
         {
-            "row_id": facts["row"],
+            **named_rows(ledger, facts["row"]),
             "split": np.array(SPLITS)[facts["split"]],
             "splits_of_prompt": splits_of_prompt,
             "near_training": near_training,

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -34,17 +34,25 @@ class RowSource(NamedTuple):
     """Rows to judge: what they are called in artifacts (never a path), and in messages to the user."""
 
     name: str
+    """The kind of data."""
     shown: str
     rows: Iterable[RawRow]
     columns: Mapping[str, str]
     field: str
     """The config field that renames columns."""
+    label: str = ""
+    """What its rows are said to come from, where that isn't `name`."""
 
     @classmethod
-    def named(cls, name: str, path: Path, data: DataConfig) -> "RowSource":
+    def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
         """The file or saved folder that `data` names as `preferences`, `demonstrations` or `prompts`."""
         field = _COLUMNS[name]
-        return cls(name, str(path), read_source(path, data.hub.split), getattr(data, field), f"data.{field}")
+        return cls(name, str(path), read_source(path, data.hub.split), getattr(data, field), f"data.{field}", label)
+
+    @property
+    def file(self) -> str:
+        """What its rows are said to come from."""
+        return self.label or self.name
 
 
 def look_at(name: str, path: Path, data: DataConfig) -> None:
@@ -102,13 +110,13 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
 
 def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> list[Row]:
     if source.name == "preferences":
-        return pairs.parse_pairs(raw, name, source.name, max_characters)
+        return pairs.parse_pairs(raw, name, source.file, max_characters)
     if source.name == "demonstrations":
-        return [demonstrations.parse_demonstration(raw, name, source.name, max_characters)]
+        return [demonstrations.parse_demonstration(raw, name, source.file, max_characters)]
     row = parse_prompt(raw, max_characters)
     row.data = raw.data if row.problems else {}
     if row.item is not None:
-        row.item |= {"category": pairs.category_of(raw.data), "source": source.name, "row": raw.number}
+        row.item |= {"category": pairs.category_of(raw.data), "source": source.file, "row": raw.number}
     return [row]
 
 
@@ -128,12 +136,14 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
         yield raw
 
 
-def not_one_valid(source: RowSource, rows: int, reasons: Mapping[str, Reason]) -> UserError:
-    """The error for a source without a valid row among so many; `reasons` by check."""
+def not_one_valid(
+    source: RowSource, rows: int, reasons: Mapping[str, Reason], named: Callable[[int], str] = "row {}".format
+) -> UserError:
+    """The error for a source without a valid row among so many; `reasons` by check, whose rows `named` names."""
     what = {"preferences": "preference pair", "demonstrations": "demonstration", "prompts": "prompt"}[source.name]
     check, found = max(reasons.items(), key=lambda each: each[1].rows)
     remedy = REMEDIES.get(check, f"Correct the rows, or map your names with {source.field}.")
     return UserError(
         f"{source.shown} has not one valid {what} in {rows} rows. The commonest reason: {found.text} ({found.rows} "
-        f"rows, the first is row {found.first}). {remedy}"
+        f"rows, the first is {named(found.first)}). {remedy}"
     )

@@ -6,7 +6,9 @@ differing ones agree by chance in 1 of 10 million sets of 1.6 million rows, coun
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ BIT = {name: np.uint32(1 << place) for place, name in enumerate(ROW_CHECKS)}
 
 FACTS = np.dtype(
     [
-        ("row", "i8"),
+        ("row", "i8"),  # its file and its number there (`Ledger.place`)
         ("failed", "u4"),  # bits of ROW_CHECKS
         ("out", "?"),  # kept out when it was read
         ("split", "i1"),  # place in SPLITS
@@ -41,6 +43,8 @@ FACTS = np.dtype(
     ]
 )
 _CHUNK = 20_000
+_FILE = 40
+"""Bits for a row's number in its file; those above say which file."""
 
 
 def hash64(*parts: str) -> int:
@@ -72,7 +76,7 @@ class Reason(NamedTuple):
     first: int
     rows: int
     last: int
-    """Numbers of the first and the last of so many rows."""
+    """The first and the last of so many rows, by number or by their field `row` of the facts."""
 
 
 def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> None:
@@ -83,7 +87,7 @@ def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> N
 
 
 class Ledger:
-    """The rows of one source."""
+    """The rows of one kind of data, from one file or several."""
 
     def __init__(self, path: Path, checks: ChecksConfig, split: SplitConfig, seed: int, ranked: bool = False) -> None:
         """`ranked`: whether rows will be chosen by `rank`."""
@@ -95,18 +99,29 @@ class Ledger:
         self.annotators: dict[str, int] = {}
         self.gathered: NDArray[np.int64] = np.empty((0, 2), np.int64)
         """Row index, and number of a further row of the source that it was gathered from."""
-        self._reasons: dict[str, Reason] = {}
+        self.files: list[str] = []
+        """What the files are called, in the order in which they were read."""
+        self._starts: list[int] = []
+        """Place of the first row of each in the ledger's own file (bytes)."""
+        self._reasons: dict[str, dict[str, Reason]] = defaultdict(dict)
+        """By file, and there by check."""
         self.late: dict[int, list[Problem]] = {}
         """What was found in the whole, by row index."""
 
     def fill(self, rows: Iterable[Row], progress: Callable[[int], None]) -> None:
-        """Read all rows, writing each as a line: a good row's canonical JSON, a bad row's quarantine record."""
+        """Read all rows, writing each as a line: a good row's canonical JSON, a bad row's quarantine record.
+
+        The rows of a file stand together.
+        """
         parts, lines, votes, named, gathered = [], [], [self.votes], [], []
         with naming(self.path), self.path.open("wb") as out:
             for index, row in enumerate(rows):
+                if row.source not in self.files[-1:]:
+                    self.files.append(row.source)
+                    self._starts.append(out.tell())
                 lines.append(self._facts(row))
                 named += [(index, self.annotators.setdefault(a, len(self.annotators)), side) for a, side in row.votes]
-                gathered += [(index, number) for number in row.others]
+                gathered += [(index, self._code(number)) for number in row.others]
                 out.write(self._line(row))
                 if len(lines) == _CHUNK:
                     parts.append(np.array(lines, FACTS))
@@ -121,7 +136,7 @@ class Ledger:
         if row.item is not None and not self._is_out(row):
             return json_line(row.item)
         for problem in row.problems:
-            count_reason(self._reasons, row.number, problem)
+            count_reason(self._reasons[row.source], self._code(row.number), problem)
         return quarantine_line(row.source, row.number, row.problems, row.data or row.item or {})
 
     def _is_out(self, row: Row) -> bool:
@@ -140,7 +155,7 @@ class Ledger:
             words = len(item["chosen"].split()), len(item["rejected"].split())
         first_wins = -1 if row.first_wins is None else int(row.first_wins)
         ballot, voted = tuple(row.ballot or (0, 0, 0)), row.ballot is not None
-        return (row.number, failed, out, split, *hashes, words, first_wins, ballot, voted)
+        return (self._code(row.number), failed, out, split, *hashes, words, first_wins, ballot, voted)
 
     def _hashes(self, item: CanonicalRow) -> tuple[tuple[int, ...], int]:
         key = prompt_key(item["prompt"])
@@ -150,29 +165,52 @@ class Ledger:
         hashes = hash64(key), hash64(loose_key(item["prompt"])), hash64(chosen), hash64(rejected), rank
         return hashes, SPLITS.index(split_of(key, self.split))
 
+    def _code(self, number: int) -> int:
+        """Row `number` of the file that is read now, as `place` takes it apart."""
+        return len(self.files) - 1 << _FILE | number
+
+    def place(self, code: int) -> tuple[str, int]:
+        """The file of a row, by its field `row` of the facts, and the row's number there."""
+        file, number = places(code)
+        return self.files[file], number
+
+    def named(self, code: int) -> str:
+        """A row, by its field `row` of the facts, for a message."""
+        file, number = self.place(int(code))
+        return f"row {number} of {file}" if len(self.files) > 1 else f"row {number}"
+
+    def of(self, file: str) -> NDArray[np.bool_]:
+        """Which rows are of a file (n,)."""
+        return places(self.facts["row"])[0] == (self.files.index(file) if file in self.files else -1)
+
     def fail(self, index: int, problem: Problem) -> None:
         """Note a problem that only the whole shows."""
         self.late.setdefault(index, []).append(problem)
         self.facts["failed"][index] |= BIT[problem.check]
 
     def rows(self, which: NDArray[np.bool_] | slice = slice(None)) -> NDArray[np.int64]:
-        """Numbers of the source's rows, each once, that the pairs or other rows `which` (n,) were made of."""
+        """The rows of the files, each once, that the pairs or other rows `which` (n,) were made of (see `place`)."""
         index, number = self.gathered.T
         made = np.zeros(len(self.facts), bool)
         made[which] = True
         return np.unique(np.concatenate([self.facts["row"][made], number[made[index]]]))
 
-    def count(self) -> int:
-        """How many rows the source has; a ranking is one, whatever its pairs."""
-        return len(self.rows())
+    def count(self, which: NDArray[np.bool_] | slice = slice(None)) -> int:
+        """How many rows the files have (`which`: that those were made of); a ranking is one, whatever its pairs."""
+        return len(self.rows(which))
 
-    def reasons(self) -> dict[str, "Reason"]:
-        """Why rows are kept out, so far, by the check they fail."""
-        found = dict(self._reasons)
+    def reasons(self, file: str | None = None) -> dict[str, Reason]:
+        """Why rows (of a file) are kept out, so far, by the check they fail; rows by their field `row` of the facts."""
+        found: dict[str, Reason] = {}
+        for each in self.files if file is None else [file]:
+            for check, reason in self._reasons[each].items():
+                known = found.get(check, reason._replace(rows=0))
+                found[check] = known._replace(rows=known.rows + reason.rows, last=reason.last)
         for index, problems in sorted(self.late.items()):
+            code = int(self.facts["row"][index])
             for problem in problems:
-                if problem.check not in self.stay:
-                    count_reason(found, int(self.facts["row"][index]), problem)
+                if problem.check not in self.stay and file in (None, self.place(code)[0]):
+                    count_reason(found, code, problem)
         return found
 
     def good(self) -> NDArray[np.bool_]:
@@ -189,20 +227,41 @@ class Ledger:
         with self.path.open("rb") as lines:
             yield from enumerate(lines)
 
-    def items(self, wanted: NDArray[np.bool_]) -> Iterator[tuple[int, CanonicalRow]]:
-        """Index and canonical form of the rows of `wanted` (n,), which are good ones."""
-        for index, line in self.lines():
+    def mixed_lines(self) -> Iterator[tuple[int, bytes]]:
+        """The same, the files spread evenly over each other: the first rows hold each file in its share of all.
+
+        Whoever takes so many first rows then takes them from all files. Row i of a file of n stands at (i + 1/2) / n.
+        """
+        file, _ = places(self.facts["row"])
+        counts = np.bincount(file)
+        order = np.lexsort((file, (np.arange(len(file)) - (np.cumsum(counts) - counts)[file] + 0.5) / counts[file]))
+        with ExitStack() as files:
+            lines = [files.enter_context(self.path.open("rb")) for _ in self.files]
+            for each, start in zip(lines, self._starts, strict=True):
+                each.seek(start)
+            for index in order.tolist():
+                yield index, lines[file[index]].readline()
+
+    def items(self, wanted: NDArray[np.bool_], mixed: bool = False) -> Iterator[tuple[int, CanonicalRow]]:
+        """Index and canonical form of the rows of `wanted` (n,), which are good ones, in order or as `mixed_lines`."""
+        for index, line in self.mixed_lines() if mixed else self.lines():
             if wanted[index]:
                 yield index, json.loads(line)
 
-    def quarantined(self, source: str) -> Iterator[tuple[int, bytes]]:
+    def quarantined(self) -> Iterator[tuple[int, bytes]]:
         """Index and quarantine record, a line each, of the rows that are kept out."""
-        good = self.good()
+        good, code = self.good(), self.facts["row"].tolist()
         for index, line in self.lines():
             if self.facts["out"][index]:
                 yield index, line
             elif not good[index]:
-                yield index, quarantine_line(source, int(self.facts["row"][index]), self.late[index], json.loads(line))
+                yield index, quarantine_line(*self.place(code[index]), self.late[index], json.loads(line))
+
+
+def places(codes: Any) -> tuple[Any, Any]:
+    """The place in `Ledger.files` of a row's file, and the row's number there, by its field `row` of the facts; or
+    arrays of them."""
+    return codes >> _FILE, codes & (1 << _FILE) - 1
 
 
 def _votes(named: list[tuple[int, int, int]]) -> NDArray[np.int32]:

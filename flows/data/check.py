@@ -46,8 +46,8 @@ def check_file(
     from rich.console import Console
 
     from components.base.files import whole_folder
+    from components.data.inputs import KINDS
     from data_contracts.check import NothingValid, check
-    from data_contracts.examine import KINDS
     from data_contracts.rows.reading import reading_of
     from data_contracts.sheets import check_sheet
     from tasks.execution.progress import StageProgress
@@ -130,7 +130,8 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from data_contracts.check import first_rows, threshold_text
+    from data_contracts.check import threshold_text
+    from data_contracts.expectations.suites import first_rows
     from tasks.execution.progress import cell
     from tasks.execution.progress import say as say_on
 

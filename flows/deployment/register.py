@@ -24,10 +24,10 @@ from pydantic import JsonValue, ValidationError
 from components.base.errors import UserError
 from components.base.redaction import has_credentials, redacted
 from components.base.settings import Settings
+from components.data.inputs import KINDS
 from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
 from flows.deployment import flows
-from flows.sources import DATA
 
 HEARTBEAT_SECONDS = 30
 DEAD_AFTER_SECONDS = 90
@@ -58,7 +58,10 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     def absolute(value: str | None) -> str | None:
         return str(Path(value).absolute()) if value is not None and Path(value).exists() else value
 
-    data = {name: absolute(getattr(config.data, name)) for name in DATA}
+    def each_absolute(value: str | tuple[str, ...] | None) -> str | tuple[str | None, ...] | None:
+        return tuple(map(absolute, value)) if isinstance(value, tuple) else absolute(value)
+
+    data = {name: each_absolute(getattr(config.data, name)) for name in KINDS}
     update: dict[str, Settings] = {
         "data": config.data.model_copy(update=data),
         "sft": config.sft.model_copy(update={"base": absolute(config.sft.base)}),

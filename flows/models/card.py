@@ -4,13 +4,14 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from components.base.errors import UserError
 from components.base.files import make_folder, write_whole
 from components.base.nested import group
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
+from components.data.inputs import label_of, of_kind, values_of
 from components.data.support_desk.task import SIMULATED
 from components.gates.text import number, outcome, rule
 from flows.data.pretrained import MODELS as FETCHED
@@ -74,11 +75,11 @@ def front_matter(facts: ModelFacts) -> str:
     # Not from huggingface_hub itself, which would import its client of the hub.
     from huggingface_hub.repocard_data import EvalResult, ModelCardData
 
-    name, hub = _data_name(facts)
+    name, hubs = _data_name(facts), _hub_names(facts)
     results = [
         EvalResult(
             task_type=TASKS[facts.kind],
-            dataset_type=hub or "custom",
+            dataset_type=hubs[0] if hubs == [name] else "custom",
             dataset_name=name,
             dataset_split="test",
             dataset_revision=facts.record.inputs.get("data"),
@@ -99,7 +100,7 @@ def front_matter(facts: ModelFacts) -> str:
         pipeline_tag=TASKS[facts.kind],
         tags=["tether", "rlhf", {"policy": "ppo", "reward": "reward-model"}.get(facts.kind, facts.kind)],
         base_model=base.hub if base else None,
-        datasets=[hub] if hub else None,
+        datasets=hubs or None,
         model_name=facts.name,
         eval_results=results,
     ).to_yaml()
@@ -128,19 +129,38 @@ def _base(facts: ModelFacts) -> _Base | None:
 def _is_generated(facts: ModelFacts) -> bool:
     """Whether its data are the built-in task's."""
     data = facts.stages_of.get("validate")
-    return data is not None and "preferences" not in data.inputs
+    return data is not None and not of_kind(data.inputs, "preferences")
 
 
-def _data_name(facts: ModelFacts) -> tuple[str, str | None]:
-    """What its preference data are called, and their name on the hub, if they come from there."""
+def _data_name(facts: ModelFacts) -> str:
+    """What its preference data are called."""
     if _is_generated(facts):
-        return "Tether's support desk (simulated)", None
+        return "Tether's support desk (simulated)"
+    hubs = _hub_names(facts)
+    named = [each if each in hubs else Path(each).name for each in _preferences(facts)]
+    labels = [label_of(name) for name in _inputs_of_preferences(facts)]
+    return " and ".join(named if len(set(named)) == len(named) else labels)
+
+
+def _hub_names(facts: ModelFacts) -> list[str]:
+    """The names of its preference data on the hub, as far as they come from there."""
+    paths = [facts.paths.get(digest) for digest in _inputs_of_preferences(facts).values()]
+    fetched = [path.name for path in paths if path is not None and path.parent.name == "datasets"]
+    hubs = [named for named in _preferences(facts) if re.fullmatch(r"[\w.-]+/[\w.-]+", named)]
+    return [named for named in hubs if any(file.startswith(f"{named.replace('/', '--')}--") for file in fetched)]
+
+
+def _preferences(facts: ModelFacts) -> list[str]:
+    """The preference data as the config names them, else where they were read."""
+    named = values_of(cast("str | list[str] | None", group(facts.config, "data").get("preferences")))
+    read = _inputs_of_preferences(facts)
+    return named or [str(facts.paths.get(digest, label_of(name))) for name, digest in read.items()]
+
+
+def _inputs_of_preferences(facts: ModelFacts) -> dict[str, str]:
+    """Name and digest of each file of preferences."""
     data = facts.stages_of.get("validate")
-    path = facts.paths.get(data.inputs["preferences"]) if data is not None else None
-    named = str(group(facts.config, "data").get("preferences") or path or "preferences")
-    if path is not None and path.parent.name == "datasets" and re.fullmatch(r"[\w.-]+/[\w.-]+", named):
-        return named, named
-    return Path(named).name, None
+    return of_kind(data.inputs, "preferences") if data is not None else {}
 
 
 def _made_of(facts: ModelFacts) -> Iterator[str]:
@@ -225,7 +245,7 @@ def _limits(facts: ModelFacts) -> Iterator[str]:
     """What it was not tested for, from what was done."""
     generation = group(facts.record.job, "generation")
     yield from ("## Limits", "")
-    measured_on = words(_data_name(facts)[0])
+    measured_on = words(_data_name(facts))
     yield f"- Measured on the held-out split of {measured_on} alone: no other domain, language or benchmark."
     yield "- Not tested for safety, bias, privacy or prompts that are meant to mislead it."
     if generation:

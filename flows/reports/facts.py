@@ -5,25 +5,28 @@ Nothing here computes a number anew: a fact that no status, record or artifact h
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pydantic import JsonValue
 
 from components.base.hashing import digest_json
 from components.base.nested import flatten, group
+from components.data.inputs import KINDS, label_of, of_kind, values_of
 from components.gates.judging import Verdict, stand_in
 from components.gates.table import GATES
 from components.gates.text import number, outcome, rule
 from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
+from data_contracts.expectations.suites import JudgedCheck, first_rows
 from flows.config.run_config import default_values
 from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
 from tasks.runs.config import run_values
+from tasks.runs.journal import recorded_paths
 from tasks.runs.points import curves, points_file, read_points
 from tasks.runs.status import RunStatus, StageStatus, load_status
 from tasks.stages import PIPELINE
@@ -143,6 +146,8 @@ class SourceFacts(NamedTuple):
     name: str
     path: str | None
     digest: str | None
+    counts: Document | None = None
+    """Of one of several: its entry of `sources.json` (`data_contracts.validate.SourceCounts`)."""
 
 
 class DataFacts(NamedTuple):
@@ -294,10 +299,9 @@ def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
 
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     digests = stage.record.inputs if stage.record is not None else {}
-    named = {name: config.get(name) for name in ("preferences", "demonstrations", "prompts")}
     lines = stage.lines("quarantine.jsonl")
     return DataFacts(
-        sources=[SourceFacts(name, path, digests.get(name)) for name, path in named.items() if path or name in digests],
+        sources=[each for kind in KINDS for each in _sources(kind, values_of(config.get(kind)), digests, stage)],
         generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
         checks=[_check(each) for each in stage.document("report.json") or []],
@@ -306,11 +310,27 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     )
 
 
+def _sources(kind: str, named: Sequence[str], digests: Mapping[str, str], stage: StageFacts) -> Iterator[SourceFacts]:
+    """The files of a kind of data: as they were read or, where the stage has not ended, as the config names them."""
+    read = of_kind(digests, kind)
+    if len(read) > 1 and stage.record is not None:
+        counts = {each["source"]: each for each in stage.document("sources.json") or []}
+        paths = recorded_paths(stage.home, {stage.run, stage.record.run})
+        for name, digest in read.items():
+            path = str(paths[digest]) if digest in paths else None
+            yield SourceFacts(name, path, digest, counts.get(label_of(name)))
+    elif named:
+        yield from (SourceFacts(kind, path, read.get(kind)) for path in named)
+    elif read:
+        yield SourceFacts(kind, None, read.get(kind))
+
+
 def _check(row: Document) -> Document:
     """An entry of `report.json`; an earlier version gave some of it other names, and left some out."""
     earlier = {"name": row.get("check"), "row_numbers": row.get("first_rows", [])}
     left_out = dict.fromkeys(("description", "value", "threshold", "rows"))
-    return {**left_out, **earlier, "source": row.get("suite"), **row}
+    check = {**left_out, **earlier, "source": row.get("suite"), **row}
+    return {**check, "first_rows": first_rows(cast(JudgedCheck, check))}
 
 
 def _policy(stage: StageFacts, config: Mapping[str, Any]) -> PolicyFacts:

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from components.base.errors import UserError
 from components.base.files import write_whole
 from components.data.support_desk.task import SIMULATED
-from components.gates.table import brief_metrics
+from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number
 from components.keys.code_version import code_version
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
@@ -146,7 +146,9 @@ def _template() -> Template:
 
 def brief(stage: StageFacts) -> list[tuple[str, str]]:
     """The main metrics of a stage, with their words."""
-    return [(name, name.partition("/")[2].replace("_", " ")) for name in brief_metrics(stage.name, stage.metrics)]
+    # A table of the data has the sources.
+    names = [name for name in brief_metrics(stage.name, stage.metrics) if OF_SOURCE not in name]
+    return [(name, name.partition("/")[2].replace("_", " ")) for name in names]
 
 
 def duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from components.base.settings import Settings
+from components.data.inputs import of_kind
 from components.data.support_desk.task import SUPPORT_DESK, task_name
 from components.keys.changes import KeyParts
 from components.keys.fingerprint import ROOT, stage_key
@@ -27,7 +28,7 @@ def built_in_task(stage: Stage, inputs: Inputs) -> str | None:
     later stages read as their input `data`.
     """
     if stage.name == "validate":
-        return None if "preferences" in inputs else SUPPORT_DESK
+        return None if of_kind(inputs, "preferences") else SUPPORT_DESK
     data = inputs["data"].path if "data" in inputs else None
     made_there = data is not None and (data / "task.json").is_file() and task_name(data) == SUPPORT_DESK
     return SUPPORT_DESK if made_there else None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components.data.inputs import kind_of
 from tasks.runs.journal import Done, Sent, lineage_tags
 from tasks.tracking.pages import NoteRow
 
@@ -106,7 +107,7 @@ class Lineage:
 
         Further upstream the stage is not known, and goes by what the reader calls the input.
         """
-        stage = stage or READ_BY.get(name, name)
+        stage = stage or READ_BY.get(kind_of(name), name)
         if stage in MODELS or name in MODEL_SOURCES:
             model = self.find_model(digest)
             return self.model_link(model) if model else ""

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from components.data.config import DataConfig
+from components.data.inputs import KINDS, of_kind
 from components.models.config import GenerationConfig
 from data_contracts.config import TokenizerConfig, ValidateJob
 from data_contracts.validate import run
@@ -26,7 +27,8 @@ def validate(job: Any) -> Any:
     """Run the validate stage into `out` on `inputs` (names to paths); returns its metrics."""
 
     def validate(out: Path, inputs: dict[str, Path] | None = None, seed: int = 0, **data: Any) -> dict[str, float]:
-        given = {name: str(path) for name, path in (inputs or {}).items() if name != "base"}
+        named = {kind: [str(path) for path in of_kind(inputs or {}, kind).values()] for kind in KINDS}
+        given = {kind: paths if len(paths) > 1 else paths[0] for kind, paths in named.items() if paths}
         return run(job(seed, **given, **data), inputs or {}, out, lambda step, metrics, total=None, **_: None)
 
     return validate

@@ -1,5 +1,7 @@
-"""An earlier run's reward model and data, found by the run's id or folder; and what enters the key of them."""
+"""What a run starts from, data in one file or several and an earlier run's reward model; what of it enters the key."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -7,12 +9,15 @@ import pytest
 
 from components.base.errors import UserError
 from components.base.settings import keyed_values
-from components.store.store import ArtifactStore, digest_folder
+from components.store.store import ArtifactStore, Record, digest_folder
+from flows.base_run import changed_before
 from flows.config.profiles import parse_override
-from flows.config.run_config import RunConfig, load_config
+from flows.config.run_config import RunConfig, load_config, to_values
 from flows.sources import find_sources
 from tasks.execution.computing import Work
 from tasks.execution.dispatch import _order
+from tasks.execution.keying import key_of
+from tasks.result import Input
 from tasks.runs.status import StatusFile
 from tasks.stages import PIPELINE, STAGES
 
@@ -81,3 +86,88 @@ def test_a_run_that_is_not_there_or_has_no_reward_model_is_refused_with_what_to_
     earlier(tmp_path / "home", reward=None)
     with pytest.raises(UserError, match=r"reward\.refresh\.from_run = r1: that run has no reward model"):
         find_sources(refreshing("r1"), tmp_path / "home")
+
+
+# -- preferences in one file or several ------------------------------------------------------------------------------
+
+
+def pairs(path: Path, first: int = 0) -> Path:
+    rows = ({"prompt": f"q {n}", "chosen": f"yes {n}", "rejected": f"no {n}"} for n in range(first, first + 3))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def preferring(*named: object, alone: bool = False) -> RunConfig:
+    text = str(named[0]) if alone else f"[{', '.join(map(str, named))}]"
+    return load_config("tiny", [parse_override(f"data.preferences={text}")]).resolved()
+
+
+def key(config: RunConfig, data: dict[str, Input]) -> str:
+    return key_of(STAGES["validate"], config.stage_job(STAGES["validate"]), data)[0]
+
+
+def test_a_list_of_one_is_the_same_as_that_one_path(tmp_path: Path) -> None:
+    path = pairs(tmp_path / "p.jsonl")
+    one, alone = preferring(path), preferring(path, alone=True)
+    assert one.data.preferences == alone.data.preferences == str(path) and to_values(one) == to_values(alone)
+    found = find_sources(one, tmp_path).data
+    assert found == find_sources(alone, tmp_path).data == {"preferences": Input.of(path)}
+    job = one.stage_job(STAGES["validate"])
+    assert "preferences" not in keyed_values(job)["data"], "a path is no part of a key"  # type: ignore[operator]
+
+
+def test_several_files_are_inputs_each_and_their_order_is_in_no_key(tmp_path: Path) -> None:
+    a, b = pairs(tmp_path / "a.jsonl"), pairs(tmp_path / "b.jsonl", 3)
+    one, other = preferring(a, b), preferring(b, a)
+    found = find_sources(one, tmp_path).data
+    assert found == {"preferences/a.jsonl": Input.of(a), "preferences/b.jsonl": Input.of(b)}
+    assert key(one, found) == key(other, find_sources(other, tmp_path).data)
+    assert changed_before("sft", one, other) == {} and changed_before("sft", one, preferring(a)) != {}
+    b.write_text(b.read_text().replace("yes 4", "yes indeed"))
+    assert key(one, find_sources(one, tmp_path).data) != key(one, found), "the bytes of each are in the key"
+
+
+def test_the_name_of_one_of_several_files_is_in_the_key_as_it_is_in_the_artifact(tmp_path: Path) -> None:
+    a, b = pairs(tmp_path / "a.jsonl"), pairs(tmp_path / "b.jsonl", 3)
+    before = key(preferring(a, b), find_sources(preferring(a, b), tmp_path).data)
+    c = b.rename(tmp_path / "c.jsonl")
+    assert key(preferring(a, c), find_sources(preferring(a, c), tmp_path).data) != before
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("[]", "data.preferences = []: the list is empty"),
+        ("[a.jsonl, a.jsonl]", "names a.jsonl twice"),
+        ("[a.jsonl, sub/../a.jsonl]", "a.jsonl and sub/../a.jsonl hold the same bytes"),
+        ("[a.jsonl, copy.jsonl]", "a.jsonl and copy.jsonl hold the same bytes"),
+        ("[a.jsonl, gone.jsonl]", "gone.jsonl. Give the path"),
+        ("[a.jsonl, prompts.jsonl]", "prompts.jsonl: its rows are no preference pairs"),
+        ("[a.jsonl, sheet.jsonl]", "sheet.jsonl is a rating sheet"),
+        ("[a.jsonl, bad.jsonl]", "bad.jsonl has not one valid preference pair"),
+        ("[a.jsonl, 3]", "must be a path or hub name, or a list of them"),
+        ("{a: b}", "must be a path or hub name, or a list of them"),
+    ],
+)
+def test_a_list_that_is_not_of_different_preferences_is_the_users_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pairs(Path("sub/b.jsonl"), 3)
+    shutil.copy(pairs(Path("a.jsonl")), "copy.jsonl")
+    Path("prompts.jsonl").write_text('{"prompt": "q"}\n')
+    Path("sheet.jsonl").write_text('{"item": 1, "prompt": "q", "response_a": "x", "response_b": "y"}\n')
+    Path("bad.jsonl").write_text('{"prompt": "q", "chosen": "", "rejected": "no"}\n')
+    with pytest.raises(UserError, match=re.escape(told)):
+        find_sources(load_config("tiny", [parse_override(f"data.preferences={named}")]), tmp_path)
+
+
+def test_a_run_that_goes_on_after_validate_needs_none_of_the_files(tmp_path: Path) -> None:
+    record = Record.model_construct(
+        run="r1", inputs={"preferences/a": "a" * 64, "preferences/b": "b" * 64, "base": "c"}
+    )
+    found = find_sources(preferring("a", "b"), tmp_path, taken={"validate": record}).data
+    assert {name: (each.digest, str(each.path)) for name, each in found.items()} == {
+        "preferences/a": ("a" * 64, "a"), "preferences/b": ("b" * 64, "b")
+    }  # fmt: skip

@@ -14,6 +14,9 @@ BRIEF = {
 def test_a_line_shows_a_stages_few_main_metrics_that_it_recorded_and_no_others() -> None:
     assert {s: brief_metrics(s, [m.name for m in metrics]) for s, metrics in MAIN_METRICS.items()} == BRIEF
     assert brief_metrics("ppo", ["ppo/violations", "ppo/entropy", "ppo/kl"]) == ["ppo/kl", "ppo/violations"]
+    of_sources = ["data/pairs_from/b", "data/pairs_train", "data/quarantined", "data/pairs", "data/pairs_from/a"]
+    shown = ["data/pairs", "data/pairs_from/a", "data/pairs_from/b", "data/quarantined"]
+    assert brief_metrics("validate", of_sources) == shown, "of several sources each"
 
 
 def test_a_stage_that_the_table_does_not_list_shows_its_own_first_four() -> None:

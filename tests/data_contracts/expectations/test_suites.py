@@ -33,10 +33,19 @@ def facts(bad=0, of=100, check="prompts_agree"):
     return out
 
 
-def frame_of(found, checks):
+def ledger_of(found):
     ledger = Ledger(Path("never-written"), CHECKS, SplitConfig(), 0)
     ledger.facts = found
-    return row_frame(ledger, checks)
+    return ledger
+
+
+def frame_of(found, checks):
+    return row_frame(ledger_of(found), checks)
+
+
+def frame_of_kept(found, splits=1, near=False):
+    columns = (np.broadcast_to(each, len(found)) for each in (splits, near))
+    return pair_frame(ledger_of(found), np.ones(len(found), bool), *columns)
 
 
 def judged(context, frame, checks):
@@ -93,7 +102,7 @@ def kept(n=100, **columns):
 
 
 def failing(context, found, splits=1, near=False):
-    frame = pair_frame(found, np.broadcast_to(splits, len(found)), np.broadcast_to(near, len(found)))
+    frame = frame_of_kept(found, splits, near)
     outcomes = judged(context, frame, suites.pair_checks(CHECKS, frame))
     return [name for name, outcome in outcomes.items() if not outcome["passed"]]
 
@@ -141,7 +150,7 @@ def test_a_measure_is_judged_by_its_threshold_or_by_what_chance_allows(context, 
 
 
 def test_a_share_beyond_0_to_1_is_refused_by_name_and_every_other_threshold_may_be_any_number():
-    of_pairs = suites.pair_checks(CHECKS, pair_frame(kept(), np.ones(100), np.zeros(100, bool)))
+    of_pairs = suites.pair_checks(CHECKS, frame_of_kept(kept()))
     checks = [*suites.row_checks(CHECKS, "preferences"), *of_pairs, *suites.sheet_checks(CHECKS)]
     shares = {check.name for check in checks if "mostly" in check.options}
     assert shares > {"unique", "no_leak", "no_near_duplicate", "rated"}

@@ -85,6 +85,27 @@ def test_peoples_data_are_named_by_digest_and_their_licence_is_unknown(make_home
     assert data.eval_results[0].dataset_name == "pairs.jsonl" and "/secret" not in text
 
 
+def test_each_of_several_files_of_preferences_is_named_on_the_card(make_home: Any) -> None:
+    home = make_home("data.preferences=[/secret/pairs.jsonl, owner/name]")
+    read = [
+        Input(name="preferences/pairs.jsonl", digest="c" * 64, path=Path("/secret/pairs.jsonl")),
+        Input(name="preferences/name", digest="d" * 64, path=Path("/secret/datasets/owner--name--train.jsonl")),
+    ]
+    validated = home.records["validate"].model_copy(update={"inputs": {each.name: each.digest for each in read}})
+    done = next(each for each in read_done(home.path / "runs" / RUN) if each.shown == "validate")
+    write_done(home.path / "runs" / RUN, done.model_copy(update={"inputs": read}))
+    records = {**home.records, "validate": validated}
+    policy = next(each for each in facts_of_run(home.path, RUN, records.values()) if each.kind == "policy")
+    text = card(policy)
+    assert f"| preferences/pairs.jsonl: pairs.jsonl | `{'c' * 64}` |" in text
+    assert f"| preferences/name: owner--name--train.jsonl | `{'d' * 64}` |" in text
+    assert "held-out split of pairs.jsonl and owner/name alone" in text and "/secret" not in text
+    data = ModelCard(text).data
+    assert (data.license, data.language, data.datasets) == ("unknown", None, ["owner/name"])
+    assert data.eval_results[0].dataset_name == "pairs.jsonl and owner/name"
+    assert data.eval_results[0].dataset_type == "custom"
+
+
 def test_a_policy_that_nobody_rated_has_no_win_rate_and_says_so(make_home: Any) -> None:
     home = make_home()
     path = home.path / "runs" / RUN / "run.json"

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from components.base.jsonl import write_json
+from components.store.store import ArtifactStore
 from flows import launch as launching
 from flows.config.run_config import load_config
 from flows.reports import page as run_page
 from flows.reports.facts import run_facts
 from flows.reports.page import breakable, cut, duration, moment, page, shown, write_page
+from tasks.result import Input
+from tasks.runs.journal import read_done, write_done
 from tests.stored_run import HOSTILE, forget, stored_run
 
 HEAVY = {"torch", "transformers", "matplotlib", "mlflow", "prefect", "great_expectations"}
@@ -60,6 +64,31 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
         "Prompt 4 the worst KL user: asked 4", "score 0.04 · KL 9.75 nats · 4 tokens", "Prompt 8 the highest reward",
         "Win rate against SFT 0.6543, 95 % interval 0.5987 to 0.7056, n = 48 items, judged by people.",
         "1 of ", "ppo. updates 7 changed 3", "0.1.0, commit c0ffeec0ffee", "torch 2.13.0",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_each_of_several_files_of_preferences_is_on_the_page_with_its_path_digest_and_counts(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, changes=["data.preferences=[a.jsonl, b.jsonl]"])
+    folder, store, out = tmp_path / "runs" / run, ArtifactStore(tmp_path), tmp_path / "several"
+    done = next(each for each in read_done(folder) if each.shown == "validate")
+    inputs = {f"preferences/{name}.jsonl": name * 64 for name in "ab"}
+    given = [Input(name=name, digest=digest, path=Path("/data", name)) for name, digest in inputs.items()]
+    counts = {"rows": 71, "quarantined": 4, "pairs": 67, "splits": {"train": 40, "calibration": 12, "test": 15}}
+    by_file = {"rows": 3, "row_numbers": [], "rows_by_file": {"a.jsonl": [17], "b.jsonl": [3, 5]}, "value": 0.1}
+    check = {"name": "unique", "suite": "preferences_rows", "severity": "warn", "threshold": 0.5, "passed": True}
+    out.mkdir()
+    write_json(out / "sources.json", [{"source": "b.jsonl", **counts}, {"source": "a.jsonl", **counts, "rows": 93}])
+    write_json(out / "report.json", [{**check, **by_file, "description": "It repeats no other."}])
+    record = store.publish(done.record.key, out, None, {"stage": "validate", "run": run, "inputs": inputs})
+    write_done(folder, done.model_copy(update={"record": record, "inputs": given}))
+    status = folder / "run.json"
+    status.write_text(status.read_text().replace(done.record.digest, record.digest))
+    text = shown_text(tmp_path)
+    for words in (
+        f"preferences/a.jsonl /data/preferences/a.jsonl {'a' * 64}", "a.jsonl 93 4 67 40 12 15",
+        f"preferences/b.jsonl /data/preferences/b.jsonl {'b' * 64}", "b.jsonl 71 4 67 40 12 15",
+        "It repeats no other. a.jsonl: 17; b.jsonl: 3, 5",
     ):  # fmt: skip
         assert words in text, words
 

@@ -154,6 +154,7 @@ def test_the_data_are_the_built_in_tasks_where_validate_generates_them_or_says_s
     assert built_in_task(validate, {}) == built_in_task(validate, {"base": nothing}) == "support-desk"
     assert built_in_task(validate, {"prompts": nothing}) == "support-desk"  # the pairs are generated all the same
     assert built_in_task(validate, {"preferences": nothing, "prompts": nothing}) is None
+    assert built_in_task(validate, {"preferences/a.jsonl": nothing, "preferences/b.jsonl": nothing}) is None
     for name, expected in (("none", None), ("support-desk", "support-desk")):
         data = tmp_path / name
         data.mkdir()
