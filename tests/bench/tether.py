@@ -7,9 +7,10 @@ share the data, the SFT policy and the reward model. Every gate is off: what is 
 Finished runs are not run again.
 
 A run holds if, over the last third of its updates, mean KL is within 15 % of the target, no batch's KL is beyond 1.5
-targets, and the interval of log β's mean step holds 0; if no earlier batch is beyond twice the target; and if proxy
-reward and gold score end above SFT's. A run's interval allows for autocorrelation (`components.stats.series`), which
-makes it wide, so the mean step over the seeds, which are independent, stands below the table.
+targets, and the 95 % t interval of log β's mean step holds 0; if no earlier batch is beyond twice the target; and if
+proxy reward and gold score end above SFT's. That interval takes the steps for independent. They resemble each other, so
+the true one is wider: what holds 0 in this one holds it in that one. Seeds are independent, and below the table stands
+the mean step over them.
 """
 
 import argparse
@@ -26,7 +27,6 @@ from scipy import stats
 
 from components.base.jsonl import read_rows, write_json
 from components.stats.intervals import Interval
-from components.stats.series import series_mean
 from components.store.store import ArtifactStore
 from tests.bench.seeds import tether
 from tests.bench.thresholds import rate, seed_range, settings
@@ -49,7 +49,7 @@ class Held(NamedTuple):
     rise: float
     """The change of log β over them."""
     step: Interval
-    """Log β's mean step there."""
+    """Log β's mean step there, with the interval that takes steps for independent."""
 
     @property
     def faults(self) -> list[str]:
@@ -66,7 +66,13 @@ def held(history: Sequence[Mapping[str, float]], target: float) -> Held:
     late = len(history) // 3
     kl = [row["ppo/kl"] / target for row in history]
     steps = [math.log(b / a) for a, b in pairwise(row["ppo/beta"] for row in history[-late - 1 :])]
-    return Held(late, fmean(kl[-late:]), max(kl[-late:]), max(kl[:-late]), math.fsum(steps), series_mean(steps))
+    return Held(late, fmean(kl[-late:]), max(kl[-late:]), max(kl[:-late]), math.fsum(steps), mean_of(steps))
+
+
+def mean_of(values: Sequence[float]) -> Interval:
+    """The mean of independent values with its 95 % t interval."""
+    ends = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    return Interval(fmean(values), float(ends.low), float(ends.high))
 
 
 def run(folder: Path, seed: int, target: float, threads: int) -> dict[str, Any]:
@@ -112,9 +118,8 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", f"The tether holds in {rate(good, len(runs))} seeds."]
     if len(steps) > 1:
-        ends = stats.ttest_1samp(steps, 0).confidence_interval(0.95)
-        mean = math.fsum(steps) / len(steps)
-        lines.append(f"Log β's late step, mean over seeds: {mean:+.4f} [{ends.low:+.4f}, {ends.high:+.4f}].")
+        mean = mean_of(steps)
+        lines.append(f"Log β's late step, mean over seeds: {mean.value:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}].")
     return "\n".join(lines)
 
 
