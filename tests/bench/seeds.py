@@ -25,6 +25,7 @@ from components.base.jsonl import read_rows
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from tests.bench import thresholds
+from tests.bench.curves import draw
 from tests.bench.thresholds import Metrics, seed_range
 
 BETA = load_config("demo").ppo.kl.coefficient
@@ -121,33 +122,14 @@ def contrast(tethered: list[dict[str, Any]], other: list[dict[str, Any]]) -> str
 
 
 def figure(home: Path, seed: int, path: Path) -> None:
-    """Reward (proxy and gold) and KL by update for the three variants of one seed, on one pair of axes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, reward = plt.subplots(figsize=(9, 5), layout="constrained")
-    kl = reward.twinx()
-    for (variant, colour), index in zip(
-        {"tethered": "C0", "cut (β = 0)": "C3", "tight (10 β)": "C2"}.items(), range(3), strict=True
-    ):
+    """The curves of the three variants of one seed."""
+    histories = {}
+    for index, variant in enumerate(VARIANTS):
         stages = json.loads((home / f"{index}.json").read_text())["stages"]
         policy = ArtifactStore(home).path(next(s["digest"] for s in stages if s["name"] == "ppo"))
-        updates = read_rows(policy / "history.jsonl")
-        for axes, name, style, label in (
-            (reward, "ppo/proxy_reward", "-", "proxy reward"), (reward, "ppo/gold", "--", "gold score (simulated)"),
-            (kl, "ppo/kl", ":", "KL"),
-        ):  # fmt: skip
-            values = [row[name] for row in updates]
-            axes.plot(range(1, len(values) + 1), values, style, color=colour, label=f"{label}, {variant}")
-    reward.xaxis.get_major_locator().set_params(integer=True)
-    reward.set(xlabel="PPO update", ylabel="reward (solid: proxy, dashed: gold)")
-    kl.set(ylabel="KL, nats per response (dotted, log scale)", yscale="log", ylim=(0.05, None))
-    handles = [h for axes in (reward, kl) for h in axes.get_legend_handles_labels()[0]]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8)
-    reward.set_title(f"The built-in task, seed {seed}: the tether held, cut, and ten times as tight")
-    figure.savefig(path, dpi=120)
+        histories[variant] = read_rows(policy / "history.jsonl")
+    title = f"The built-in task, seed {seed}: the tether held, cut, and ten times as tight"
+    draw(histories, title, path, load_config("demo").ppo.kl.target)
 
 
 def choose_and_report(given: argparse.Namespace) -> None:

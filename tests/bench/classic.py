@@ -1,0 +1,91 @@
+"""The classic exercise: reward that climbs while KL stays flat, on a real pretrained model and real pairs.
+
+    python -m tests.bench.classic --home .tether-hh --figure docs/images/classic.png \
+        --set data.preferences='[helpful.jsonl.gz, harmless.jsonl.gz]'
+
+The profile hh-smollm2 up to its reward model, then 100 updates of PPO: with the adaptive tether, without it, and with
+ten times the coefficient that it ended on. Every gate is off. The three share data, SFT and reward model, and those of
+a home where the profile has run. An interrupted run goes on from its checkpoint; finished ones are not run again.
+
+What is asked of the tethered run: over the last 50 updates the interval of KL's slope holds 0 and the raw score's lies
+above 0 (lines of least squares, intervals that allow for autocorrelation, `components.stats.series`).
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from components.base.jsonl import read_rows, write_json
+from components.stats.series import series_mean, series_rise
+from components.store.store import ArtifactStore
+from flows.config.run_config import load_config
+from tests.bench.curves import draw
+from tests.bench.seeds import tether
+from tests.bench.thresholds import settings
+
+PROFILE, LATE = "hh-smollm2", 50
+EXERCISE = (
+    "ppo.updates=100", "ppo.decay=none", "ppo.warmup=0.05", "ppo.beta2=0.95",
+    "ppo.kl.control=adaptive", "ppo.kl.horizon=5", "ppo.checkpoint_every=10", "ppo.sample_every=20",
+)  # fmt: skip
+TETHERED, CUT, TIGHT = "tethered", "cut (β = 0)", "tight (10 β)"
+
+
+def run(home: Path, name: str, given: list[str]) -> list[dict[str, Any]]:
+    """The rows of one run's history."""
+    kept = home / f"classic-{name.split()[0]}.json"
+    if not kept.exists():
+        asked = [*given, *settings("ppo")]
+        done = tether(home, "run", PROFILE, *(x for s in asked for x in ("--set", s)))
+        if done.returncode != 3:
+            raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+        stage = json.loads(tether(home, "status", "--json").stdout)["stages"][3]
+        history = read_rows(ArtifactStore(home).path(stage["digest"]) / "history.jsonl")
+        write_json(kept, {"metrics": stage["metrics"], "seconds": stage["seconds"], "history": history})
+    return list(json.loads(kept.read_text())["history"])
+
+
+def line(name: str, history: list[dict[str, Any]]) -> str:
+    """A row of the table: the last updates' KL and raw score, and how far their lines rise."""
+    late = history[-LATE:]
+    cells = [name, f"{len(history)}"]
+    for metric in ("ppo/kl", "ppo/proxy_reward"):
+        values = [row[metric] for row in late]
+        mean, rise = series_mean(values), series_rise(values)
+        cells += [f"{mean.value:.2f}", f"{rise.value:+.2f} [{rise.low:+.2f}, {rise.high:+.2f}]"]
+    cells += [f"{late[-1]['ppo/beta']:.3f}", f"{late[-1]['ppo/response_tokens']:.0f}", f"{late[-1]['ppo/ended']:.2f}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Run what is missing, print the table, draw the figure."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--set", action="append", default=[], dest="given", help="as of tether run, for all three")
+    options.add_argument("--home", type=Path, default=Path(".tether/bench/classic"))
+    options.add_argument("--figure", type=Path, default=None, help="write the figure here")
+    asked = options.parse_args()
+    home = asked.home.resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    exercise = [*EXERCISE, *asked.given]
+    histories = {TETHERED: run(home, TETHERED, exercise)}
+    fixed = ["ppo.kl.control=fixed", "ppo.kl.stop_above=null"]
+    histories[CUT] = run(home, CUT, [*exercise, *fixed, "ppo.kl.coefficient=0"])
+    beta = histories[TETHERED][-1]["ppo/beta"]
+    histories[TIGHT] = run(home, TIGHT, [*exercise, *fixed, f"ppo.kl.coefficient={10 * beta:.3g}"])
+    print(f"Over the last {LATE} updates: mean, and rise along the line of least squares with its 95 % interval.\n")
+    print("| run | updates | KL | its rise | raw score | its rise | β at the end | tokens | ended |\n|" + "---|" * 9)
+    for name, history in histories.items():
+        print(line(name, history))
+    kl, score = ([row[f"ppo/{m}"] for row in histories[TETHERED][-LATE:]] for m in ("kl", "proxy_reward"))
+    flat = series_rise(kl)
+    climbs = series_rise(score).low > 0
+    print(f"\nTethered: KL is {'flat' if flat.low <= 0 <= flat.high else 'not flat'}, the raw score "
+          f"{'climbs' if climbs else 'does not climb for certain'}.")  # fmt: skip
+    if asked.figure is not None:
+        title = "SmolLM2-135M on HH-RLHF: the tether held, cut, and ten times as tight"
+        draw(histories, title, asked.figure, load_config(PROFILE).ppo.kl.target)
+
+
+if __name__ == "__main__":
+    main()
