@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from flows.deployment.servers import free_port
 from tests.faults import sample
@@ -109,6 +110,30 @@ def tether(request: pytest.FixtureRequest) -> Tether:
             environment = {**request.getfixturevalue("prefect"), **environment}
         call = _call(home, python, arguments, environment)
         return subprocess.run(**call, cwd=cwd or home.parent, capture_output=True, check=False, timeout=540)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tether_here() -> Tether:
+    """The same in pytest's own process, which has imported already what a new one would: for what runs no stage."""
+
+    def run(
+        *arguments: str, home: Path, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        from flows.cli.__main__ import app
+
+        before, changes = dict(os.environ), _call(home, (), (), environment)["env"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(cwd or home.parent)
+            try:
+                os.environ.clear()
+                os.environ.update(changes)
+                done = CliRunner().invoke(app, list(arguments), prog_name="tether")
+            finally:  # a command sets variables for MLflow and Prefect
+                os.environ.clear()
+                os.environ.update(before)
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
     return run
 
