@@ -19,8 +19,12 @@ from tests.faults.homes import Home, Moment, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LONGEST = ("test_operations.py", "test_end_to_end.py", "test_labelled_run.py", "cli/test_errors.py", "test_kills.py")
-"""What takes minutes comes first, so that no worker is left alone with it at the end."""
+LONGEST = (
+    "test_stopping.py", "test_damaged_home.py", "test_secrets.py", "test_adding.py", "test_operations.py",
+    "test_end_to_end.py", "test_labelled_run.py", "cli/test_errors.py", "test_kills.py",
+)  # fmt: skip
+"""What takes minutes comes first, so that no worker is left alone with it at the end. While one worker computes the
+home that `whole` is, for test_damaged_home, the other one has something else to do."""
 
 Tether = Callable[..., subprocess.CompletedProcess[str]]
 
