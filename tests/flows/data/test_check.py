@@ -20,7 +20,7 @@ def check(tether, folder: Path, *arguments: str):
     return tether("data", "check", *arguments, home=folder / "home", cwd=folder)
 
 
-def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tether, tether_here, tmp_path: Path) -> None:
+def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tether, tmp_path: Path) -> None:
     write_rows(tmp_path / "pairs.jsonl", [*GOOD[:7], GOOD[0] | {"chosen": " "}, *GOOD[7:]])
     done = check(tether, tmp_path, "pairs.jsonl", "--json", "--out", "found")
     assert done.returncode == 0, done.stderr
@@ -33,7 +33,7 @@ def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tethe
     assert "differ_truncated" not in found, "without a profile there is no tokenizer to ask"
     assert [row["row"] for row in read_rows(tmp_path / "found" / "quarantine.jsonl")] == [8]
     assert (tmp_path / "found" / "data_docs" / "index.html").is_file()
-    shown = check(tether_here, tmp_path, "pairs.jsonl").stdout
+    shown = check(tether, tmp_path, "pairs.jsonl").stdout
     line = next(line for line in shown.splitlines() if "texts_filled" in line)
     assert line.split()[-1] == "8" and "The contract holds." in shown
     assert not (tmp_path / "home" / "runs").exists()
