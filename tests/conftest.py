@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from flows.deployment.servers import free_port
 from tests.faults import sample
@@ -18,8 +19,12 @@ from tests.faults.homes import Home, Moment, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LONGEST = ("test_operations.py", "test_end_to_end.py", "test_labelled_run.py", "cli/test_errors.py", "test_kills.py")
-"""What takes minutes comes first, so that no worker is left alone with it at the end."""
+LONGEST = (
+    "test_stopping.py", "test_damaged_home.py", "test_secrets.py", "test_adding.py", "test_operations.py",
+    "test_end_to_end.py", "test_labelled_run.py", "cli/test_errors.py", "test_kills.py",
+)  # fmt: skip
+"""What takes minutes comes first, so that no worker is left alone with it at the end. While one worker computes the
+home that `whole` is, for test_damaged_home, the other one has something else to do."""
 
 Tether = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -109,6 +114,30 @@ def tether(request: pytest.FixtureRequest) -> Tether:
             environment = {**request.getfixturevalue("prefect"), **environment}
         call = _call(home, python, arguments, environment)
         return subprocess.run(**call, cwd=cwd or home.parent, capture_output=True, check=False, timeout=540)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tether_here() -> Tether:
+    """The same in pytest's own process, which has imported already what a new one would: for what runs no stage."""
+
+    def run(
+        *arguments: str, home: Path, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        from flows.cli.__main__ import app
+
+        before, changes = dict(os.environ), _call(home, (), (), environment)["env"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(cwd or home.parent)
+            try:
+                os.environ.clear()
+                os.environ.update(changes)
+                done = CliRunner().invoke(app, list(arguments), prog_name="tether")
+            finally:  # a command sets variables for MLflow and Prefect
+                os.environ.clear()
+                os.environ.update(before)
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
     return run
 

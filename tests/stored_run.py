@@ -20,8 +20,8 @@ HOSTILE = "<script>document.title = 'run'</script><img src=http://127.0.0.1:9/x 
 METRICS: dict[str, dict[str, float]] = {
     "validate": {
         "data/pairs": 720, "data/quarantined": 2, "data/contract": 1, "data/leaked_prompts": 0,
-        "data/annotator_agreement": 0.7321, "data/pairs_train": 400, "data/pairs_calibration": 120,
-        "data/pairs_test": 200,
+        "data/annotator_agreement": 0.7321, "data/annotator_agreement_low": 0.7012, "data/pairs_train": 400,
+        "data/pairs_calibration": 120, "data/pairs_test": 200,
     },
     "sft": {
         "sft/loss": 0.4321, "sft/perplexity": 1.5405, "sft/perplexity_ratio": 0.0654, "sft/loss_high": 0.4432,

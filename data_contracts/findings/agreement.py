@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
-import numpy as np
 from numpy.typing import NDArray
 
 from components.stats.dawid_skene import DawidSkene
@@ -70,8 +69,7 @@ class Agreement:
 def agreement_of(facts: NDArray[Any]) -> Agreement:
     """The agreement in a ledger's facts (n,); intervals are clustered by prompt."""
     facts = facts[facts["voted"]]
-    # Rows kept out when they were read have no prompt's hash: each is a cluster of its own.
-    return agreement_of_counts(facts["ballot"], np.where(facts["out"], facts["row"].astype(np.uint64), facts["prompt"]))
+    return agreement_of_counts(facts["ballot"], facts["prompt"])
 
 
 def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreement:

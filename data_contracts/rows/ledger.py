@@ -31,7 +31,7 @@ FACTS = np.dtype(
         ("failed", "u4"),  # bits of ROW_CHECKS
         ("out", "?"),  # kept out when it was read
         ("split", "i1"),  # place in SPLITS
-        ("prompt", "u8"),
+        ("prompt", "u8"),  # 0 where the row could not be read
         ("loose", "u8"),  # the prompt but for case, punctuation and white space
         ("chosen", "u8"),
         ("rejected", "u8"),
@@ -151,6 +151,8 @@ class Ledger:
         split, words = 0, (-1, -1)
         if item is not None and not out:
             hashes, split = self._hashes(item)
+        elif item is not None:  # its votes count in agreement, whose intervals are clustered by prompt
+            hashes = (hash64(prompt_key(item["prompt"])), *hashes[1:])
         if item is not None and "chosen" in item:
             words = len(item["chosen"].split()), len(item["rejected"].split())
         first_wins = -1 if row.first_wins is None else int(row.first_wins)

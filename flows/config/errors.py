@@ -1,6 +1,7 @@
 """What is wrong with a config, in one paragraph: the key, the value, the rule, and the nearest key that exists."""
 
 import difflib
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args, get_origin
 
@@ -25,8 +26,13 @@ def explain(
     return text if text.endswith("?") else f"{text}."
 
 
-def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+@functools.cache
+def valid_keys(model: type[BaseModel]) -> tuple[str, ...]:
     """Every dotted key that `model` takes, groups before what is in them."""
+    return tuple(_keys(model, ""))
+
+
+def _keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
     if issubclass(model, RootModel):
         return
     for name, field in model.model_fields.items():
@@ -34,7 +40,7 @@ def valid_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         for within, group in _groups(field.annotation):
             if within:
                 yield prefix + name + within
-            yield from valid_keys(group, f"{prefix}{name}{within}.")
+            yield from _keys(group, f"{prefix}{name}{within}.")
 
 
 def nearest(key: str, keys: list[str]) -> str | None:

@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import math
 import random
+import statistics
 
 import pytest
+from scipy.stats import t as student
 
 from components.gates.table import GATES
 from data_contracts.rows import ledger
@@ -25,14 +28,8 @@ def source(tmp_path):
     return path, rows
 
 
-def recounted(artifact, rows):
-    """The gated numbers, by counting."""
-    stands = {}
-    for split in ("train", "calibration", "test"):
-        for line in (artifact / f"pairs.{split}.jsonl").read_text().splitlines():
-            stands.setdefault(json.dumps(json.loads(line)["prompt"]), []).append(split)
-    checks = json.loads((artifact / "report.json").read_text())
-    broken = [check["name"] for check in checks if check["severity"] == "error" and not check["passed"]]
+def kappa(rows):
+    """Agreement beyond chance of the votes of `rows`, pair of votes by pair, each row in both orders."""
     agreeing, shares = [], []
     swap = {"a": "b", "b": "a", "tie": "tie"}
     for votes in [r["votes"] for r in rows] + [[swap[v] for v in r["votes"]] for r in rows]:
@@ -41,11 +38,30 @@ def recounted(artifact, rows):
         shares.append({label: votes.count(label) / len(votes) for label in swap})
     chance = sum((sum(s[label] for s in shares) / len(shares)) ** 2 for label in swap)
     observed = sum(agreeing) / len(agreeing)
+    return (observed - chance) / (1 - chance)
+
+
+def kappa_low(rows):
+    """The lower end of its 95 % interval, by leaving out one prompt at a time."""
+    prompts = {row["prompt"] for row in rows}
+    without = [kappa([row for row in rows if row["prompt"] != prompt]) for prompt in prompts]
+    spread = math.sqrt((len(prompts) - 1) * statistics.pvariance(without))
+    return kappa(rows) - student.ppf(0.975, len(prompts) - 1) * spread
+
+
+def recounted(artifact, rows):
+    """The gated numbers, by counting."""
+    stands = {}
+    for split in ("train", "calibration", "test"):
+        for line in (artifact / f"pairs.{split}.jsonl").read_text().splitlines():
+            stands.setdefault(json.dumps(json.loads(line)["prompt"]), []).append(split)
+    checks = json.loads((artifact / "report.json").read_text())
+    broken = [check["name"] for check in checks if check["severity"] == "error" and not check["passed"]]
     return {
         "data/pairs": float(sum(map(len, stands.values()))),
         "data/leaked_prompts": float(sum(len(set(splits)) > 1 for splits in stands.values())),
         "data/contract": float(not broken),
-        "data/annotator_agreement": (observed - chance) / (1 - chance),
+        "data/annotator_agreement_low": kappa_low(rows),
     }, broken
 
 
@@ -56,6 +72,7 @@ def test_the_gated_numbers_are_those_of_the_rows(tmp_path, validate, source):
     expected, broken = recounted(tmp_path / "out" / "artifact", voted)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
     assert not broken and expected["data/contract"] == 1 and 80 < expected["data/pairs"] < 120
+    assert metrics["data/annotator_agreement"] == pytest.approx(kappa(voted)) and len({r["prompt"] for r in rows}) < 90
     assert expected.keys() == {gate.metric for gate in GATES.values() if gate.stage == "validate"}
 
 

@@ -20,7 +20,7 @@ from tasks.stages import STAGES
 
 METRICS: dict[str, dict[str, float]] = {
     "validate": {"data/contract": 1, "data/pairs": 400, "data/leaked_prompts": 0, "data/annotator_agreement": 0.7,
-                 "data/prompts_test": 90},
+                 "data/annotator_agreement_low": 0.65, "data/prompts_test": 90},
     "sft": {"sft/loss": 1.25, "sft/perplexity": 3.49, "sft/perplexity_ratio": 0.5, "sft/ended": 0.9,
             "sft/loss_high": 1.3, "sft/perplexity_ratio_high": 0.55},
     "reward": {"reward/accuracy": 0.75, "reward/accuracy_low": 0.7, "reward/accuracy_high": 0.8, "reward/ece": 0.031,

@@ -1,7 +1,6 @@
 """Two users share a store, each with a umask that lets nobody else read."""
 
 import fcntl
-import multiprocessing
 import os
 import shutil
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from components.store.folder import FolderPlace
+from tests.forks import Forked
 
 USERS = (20_001, 20_002)
 
@@ -36,7 +36,7 @@ def as_user(user: int, work: Callable[[], None]) -> None:
         os.umask(0o077)
         work()
 
-    process = multiprocessing.get_context("fork").Process(target=run)
+    process = Forked(target=run)
     process.start()
     process.join(60)
     assert process.exitcode == 0

@@ -1,6 +1,5 @@
 """Garbage collection takes what nothing needs, and nothing that somebody is about to need."""
 
-import multiprocessing
 import os
 import random
 import time
@@ -21,6 +20,7 @@ from components.store.retention import (
 )
 from components.store.store import ArtifactStore, Miss, Record
 from components.store.verify import verify
+from tests.forks import Forked
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
@@ -182,8 +182,7 @@ def test_collecting_beside_processes_that_publish_and_read_takes_nothing_that_th
     def needs() -> dict:
         return {path.read_text(): {path.name} for path in (tmp_path / "wanted").iterdir() if path.read_text()}
 
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_publish_often, args=(tmp_path, seed, 40)) for seed in range(2)]
+    workers = [Forked(target=_publish_often, args=(tmp_path, seed, 40)) for seed in range(2)]
     for worker in workers:
         worker.start()
     collected = 0

@@ -2,7 +2,6 @@
 
 import errno
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from components.base.hashing import digest_file, digest_json
 from components.keys.fingerprint import ROOT
 from components.store.folder import FolderPlace
 from components.store.store import ArtifactStore, Miss, Record, digest_folder
+from tests.forks import CONTEXT, Forked
 
 KEY = "k" * 64
 
@@ -207,9 +207,8 @@ def _view_often(home, record, barrier):
 def test_processes_that_make_one_view_at_once_never_move_it_away_from_each_other(tmp_path, spoil):
     record = publish(tmp_path)
     folder = ArtifactStore(tmp_path).path(record)
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(3, action=lambda: spoil(folder), timeout=60)
-    workers = [context.Process(target=_view_often, args=(tmp_path, record, barrier)) for _ in range(3)]
+    barrier = CONTEXT.Barrier(3, action=lambda: spoil(folder), timeout=60)
+    workers = [Forked(target=_view_often, args=(tmp_path, record, barrier)) for _ in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -272,12 +271,11 @@ def _publish_killed_at(home, call):
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_kill_at_any_instant_of_publishing_leaves_no_hit_or_a_whole_one(tmp_path):
-    context = multiprocessing.get_context("fork")
     killed, step = 0, 0
     while True:
         step += 1
         home = tmp_path / str(step)
-        process = context.Process(target=_publish_killed_at, args=(home, step))
+        process = Forked(target=_publish_killed_at, args=(home, step))
         process.start()
         process.join()
         found = ArtifactStore(home).lookup(KEY)

@@ -39,15 +39,15 @@ def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tethe
     assert not (tmp_path / "home" / "runs").exists()
 
 
-def test_a_contract_that_fails_ends_with_the_code_of_a_failed_gate_and_its_name(tether, tmp_path: Path) -> None:
+def test_a_contract_that_fails_ends_with_the_code_of_a_failed_gate_and_its_name(tether_here, tmp_path: Path) -> None:
     write_rows(tmp_path / "pairs.jsonl", [*GOOD[:30], *({**row, "chosen": row["rejected"]} for row in GOOD[30:])])
-    done = check(tether, tmp_path, "pairs.jsonl")
+    done = check(tether_here, tmp_path, "pairs.jsonl")
     assert done.returncode == 3 and "The contract fails: responses_differ." in done.stdout
     allowed = ("--set", "data.checks.responses_differ.threshold=0.5")
-    assert check(tether, tmp_path, "pairs.jsonl", *allowed).returncode == 0
+    assert check(tether_here, tmp_path, "pairs.jsonl", *allowed).returncode == 0
 
 
-def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_null(tether, tmp_path: Path) -> None:
+def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_null(tether_here, tmp_path: Path) -> None:
     names = ("ann[/x]", "ben[bot]", "c\udcf6y")
 
     def row(i: int, *labels: str) -> dict[str, object]:
@@ -59,14 +59,14 @@ def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_nu
 
     rows = [row(i, "a", "ab"[i % 2], "a") for i in range(9)]
     write(*rows)
-    text = check(tether, tmp_path, "votes.jsonl", "--json").stdout
+    text = check(tether_here, tmp_path, "votes.jsonl", "--json").stdout
     report = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
     assert report["kappa"] is not None and report["kappa_interval"] is None, "one prompt is one cluster"
     assert {a["annotator"]: a["votes"] for a in report["annotators"]} == {
         "ann[/x]": 9, "ben[bot]": 9, "c\\udcf6y": 9,
     }  # fmt: skip
     write(*rows, row(9, "a", "b", "equal"))
-    shown = check(tether, tmp_path, "votes.jsonl", "--out", "found").stdout
+    shown = check(tether_here, tmp_path, "votes.jsonl", "--out", "found").stdout
     assert "3 annotators. Least in agreement with the" in shown and "Fleiss' kappa" in shown and "nan" not in shown
     assert "ann[/x]" in shown and "ben[bot]" in shown and "c\\udcf6y" in shown, "names are no markup"
     assert "Written to found: annotators.json, data_docs, quarantine.jsonl, review.jsonl" in shown
@@ -74,15 +74,15 @@ def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_nu
     assert [r["row"] for r in read_rows(tmp_path / "found" / "review.jsonl")] == [10], "for experts"
 
 
-def test_a_rating_sheet_is_checked_alone_and_its_bad_rows_are_quarantined(tether, tmp_path: Path) -> None:
+def test_a_rating_sheet_is_checked_alone_and_its_bad_rows_are_quarantined(tether_here, tmp_path: Path) -> None:
     sheet = "item,prompt,response_a,response_b,rating_1\n" + "".join(f"i{k},p,x,y,{'ab'[k % 2]}\n" for k in range(9))
     (tmp_path / "sheet.csv").write_text(sheet + "i3,p,x,y,maybe\n")
-    done = check(tether, tmp_path, "sheet.csv", "--json", "--out", "found")
+    done = check(tether_here, tmp_path, "sheet.csv", "--json", "--out", "found")
     report = json.loads(done.stdout)
     assert done.returncode == 3 and report["quarantined"] == 2
     assert [row["row"] for row in read_rows(tmp_path / "found" / "quarantine.jsonl")] == [5, 11]
     write_rows(tmp_path / "prompts.jsonl", [{"prompt": "p"}])
-    refused = check(tether, tmp_path, "sheet.csv", "--prompts", "prompts.jsonl")
+    refused = check(tether_here, tmp_path, "sheet.csv", "--prompts", "prompts.jsonl")
     assert refused.returncode == 2 and "--prompts prompts.jsonl: sheet.csv is a rating sheet" in refused.stderr
 
 
@@ -91,18 +91,18 @@ VOTES = "prompt,response_a,response_b,annotator,choice\n" + "".join(
 )
 
 
-def test_votes_under_other_names_do_not_pass_as_prompts_and_the_hint_makes_pairs_of_them(tether, tmp_path) -> None:
+def test_votes_under_other_names_do_not_pass_as_prompts_and_the_hint_makes_pairs_of_them(tether_here, tmp_path) -> None:
     (tmp_path / "votes.csv").write_text(VOTES)
-    done = check(tether, tmp_path, "votes.csv")
+    done = check(tether_here, tmp_path, "votes.csv")
     assert done.returncode == 3, done.stdout
     assert "votes.csv: read as prompts." in done.stdout and "The contract fails" in done.stdout
     assert "no use for: response_a, response_b, annotator, choice." in done.stdout
-    report = json.loads(check(tether, tmp_path, "votes.csv", "--json").stdout)
+    report = json.loads(check(tether_here, tmp_path, "votes.csv", "--json").stdout)
     (read,) = report["read"]
     assert not report["passed"] and (read["source"], read["format"]) == ("prompts", "prompts")
     assert read["ignored"] == ["response_a", "response_b", "annotator", "choice"]
     setting = read["hint"].split("--set '")[1].split("'")[0]
-    named = check(tether, tmp_path, "votes.csv", "--set", setting, "--json")
+    named = check(tether_here, tmp_path, "votes.csv", "--set", setting, "--json")
     report = json.loads(named.stdout)
     assert named.returncode == 0 and (report["rows"], report["pairs"]) == (200, 40)
     assert report["read"][0]["format"] == "single votes"
@@ -130,9 +130,11 @@ def test_prompts_with_further_columns_are_prompts_and_the_columns_are_named(tmp_
     assert found.ignored == [name for name in row if name != "category"]
 
 
-def test_preferences_of_which_not_one_is_valid_fail_the_contract_and_name_their_rows(tether, tmp_path: Path) -> None:
+def test_preferences_of_which_not_one_is_valid_fail_the_contract_and_name_their_rows(
+    tether_here, tmp_path: Path
+) -> None:
     write_rows(tmp_path / "pairs.jsonl", [row | {"chosen": ""} for row in GOOD])
-    done = check(tether, tmp_path, "pairs.jsonl", "--json", "--out", "found")
+    done = check(tether_here, tmp_path, "pairs.jsonl", "--json", "--out", "found")
     assert done.returncode == 3, done.stderr
     report = json.loads(done.stdout)
     assert (report["pairs"], report["quarantined"], report["passed"]) == (0, 40, False)
@@ -140,20 +142,22 @@ def test_preferences_of_which_not_one_is_valid_fail_the_contract_and_name_their_
     assert len(read_rows(tmp_path / "found" / "quarantine.jsonl")) == 40
 
 
-def test_ratings_are_told_for_what_they_are_with_the_command_that_is_meant_for_them(tether, tmp_path: Path) -> None:
+def test_ratings_are_told_for_what_they_are_with_the_command_that_is_meant_for_them(
+    tether_here, tmp_path: Path
+) -> None:
     (tmp_path / "ratings.csv").write_text("item,stratum,prompt,sft,policy,policy_side,rating_1\nq1,x,p,s,t,a,policy\n")
     (tmp_path / "sheet.csv").write_text("item,prompt,response_a,response_b,rating_1\nq1,p,x,y,a\n")
-    done = check(tether, tmp_path, "ratings.csv")
+    done = check(tether_here, tmp_path, "ratings.csv")
     assert done.returncode == 2 and "is the unblinded result of a rating" in done.stderr
     assert "tether human-eval score" in done.stderr and "tether report" in done.stderr
-    shown = check(tether, tmp_path, "sheet.csv").stdout
+    shown = check(tether_here, tmp_path, "sheet.csv").stdout
     assert "sheet.csv: read as a rating sheet." in shown and "tether human-eval score sheet.csv --run" in shown
     for setting, said in (
         ("data.preferences=sheet.csv", "data.preferences: sheet.csv is a rating sheet"),
         ("data.prompts=sheet.csv", "data.prompts: sheet.csv is a rating sheet"),
         ("data.demonstrations=ratings.csv", "ratings.csv is the unblinded result"),
     ):
-        done = tether("run", "tiny", "--set", setting, home=tmp_path / "home", cwd=tmp_path, embedded=True)
+        done = tether_here("run", "tiny", "--set", setting, home=tmp_path / "home", cwd=tmp_path)
         assert done.returncode == 2 and said in done.stderr and "human-eval score" in done.stderr, done.stderr
     assert not (tmp_path / "home" / "runs").exists()
 
@@ -170,23 +174,23 @@ def test_names_out_of_a_file_reach_the_terminal_without_their_escape_sequences(t
     assert refused.returncode == 2 and r"\x1b[2J" in refused.stderr and "\x1b" not in refused.stderr + done.stdout
 
 
-def test_a_message_names_at_most_twenty_of_a_files_columns(tether, tmp_path: Path) -> None:
+def test_a_message_names_at_most_twenty_of_a_files_columns(tether_here, tmp_path: Path) -> None:
     write_rows(tmp_path / "wide.jsonl", [{f"column {n}": n for n in range(5000)}])
-    done = check(tether, tmp_path, "wide.jsonl")
+    done = check(tether_here, tmp_path, "wide.jsonl")
     assert done.returncode == 2 and "and 4980 more" in done.stderr and len(done.stderr) < 2000
 
 
-def test_a_profile_brings_its_tokenizer_and_lengths(tether, tmp_path: Path) -> None:
+def test_a_profile_brings_its_tokenizer_and_lengths(tether_here, tmp_path: Path) -> None:
     long = " ".join(["indeed"] * 20)
     write_rows(tmp_path / "pairs.jsonl", [*GOOD, {"prompt": "q", "chosen": f"{long} a", "rejected": f"{long} b"}])
-    done = check(tether, tmp_path, "pairs.jsonl", "--profile", "tiny", "--json")
+    done = check(tether_here, tmp_path, "pairs.jsonl", "--profile", "tiny", "--json")
     found = {c["name"]: c for c in json.loads(done.stdout)["checks"]}
     assert found["differ_truncated"]["row_numbers"] == [41], "tiny cuts responses to 10 tokens"
 
 
-def test_demonstrations_alone_are_judged_as_such(tether, tmp_path: Path) -> None:
+def test_demonstrations_alone_are_judged_as_such(tether_here, tmp_path: Path) -> None:
     write_rows(tmp_path / "taught.jsonl", [{"prompt": f"q {i}", "response": "r" * (i != 3)} for i in range(9)])
-    report = json.loads(check(tether, tmp_path, "taught.jsonl", "--json").stdout)
+    report = json.loads(check(tether_here, tmp_path, "taught.jsonl", "--json").stdout)
     assert (report["rows"], report["pairs"], report["quarantined"]) == (9, 0, 1)
     assert {c["source"] for c in report["checks"]} == {"demonstrations"}
     assert next(c for c in report["checks"] if c["name"] == "texts_filled")["row_numbers"] == [4]
@@ -210,15 +214,15 @@ def test_a_file_is_told_by_the_names_that_the_config_has_for_its_columns(
 
 
 def test_renamed_pairs_are_judged_as_pairs_and_a_column_they_lack_is_no_reason_to_call_them_prompts(
-    tether, tmp_path: Path
+    tether_here, tmp_path: Path
 ) -> None:
     rows = [{"prompt": row["prompt"], "better": row["chosen"], "worse": row["rejected"]} for row in GOOD]
     write_rows(tmp_path / "renamed.jsonl", [*rows[:3], rows[3] | {"worse": " "}, *rows[4:]])
     names = ("--set", "data.columns={chosen: better, rejected: worse}")
-    report = json.loads(check(tether, tmp_path, "renamed.jsonl", *names, "--json").stdout)
+    report = json.loads(check(tether_here, tmp_path, "renamed.jsonl", *names, "--json").stdout)
     assert (report["rows"], report["pairs"], report["quarantined"]) == (40, 39, 1)
     write_rows(tmp_path / "pairs.jsonl", GOOD)
-    done = check(tether, tmp_path, "pairs.jsonl", *names)
+    done = check(tether_here, tmp_path, "pairs.jsonl", *names)
     assert done.returncode == 2 and "data.columns names the column 'better', which" in done.stderr
 
 
@@ -231,20 +235,22 @@ def test_renamed_pairs_are_judged_as_pairs_and_a_column_they_lack_is_no_reason_t
         (("other.jsonl", "--set", "data.checks.texts_filled.severity=warn"), "can't be used"),
     ],
 )
-def test_the_users_mistakes_end_in_one_paragraph_and_code_2(tether, tmp_path: Path, arguments, said: str) -> None:
+def test_the_users_mistakes_end_in_one_paragraph_and_code_2(tether_here, tmp_path: Path, arguments, said: str) -> None:
     write_rows(tmp_path / "other.jsonl", [{"colour": "red"}])
-    done = check(tether, tmp_path, *arguments)
+    done = check(tether_here, tmp_path, *arguments)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_table_of_single_votes_is_counted_in_votes_so_that_few_bad_ones_fail_nothing(tether, tmp_path: Path) -> None:
+def test_a_table_of_single_votes_is_counted_in_votes_so_that_few_bad_ones_fail_nothing(
+    tether_here, tmp_path: Path
+) -> None:
     """2 % of the votes are none: as shares of the pairs they would be 10 %, beyond `votes_valid`'s 5 %."""
     table = ["prompt,a,b,annotator,label"]
     for i in range(50):
         labels = "c" if i % 10 == 0 else "a", "a", "b", "tie" if i == 7 else "a", "b" if i == 7 else "a"
         table += [f"question {i},good {i} indeed,bad {i},ann {j},{label}" for j, label in enumerate(labels)]
     (tmp_path / "votes.csv").write_text("\n".join(table) + "\n")
-    done = check(tether, tmp_path, "votes.csv", "--json", "--out", "found")
+    done = check(tether_here, tmp_path, "votes.csv", "--json", "--out", "found")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["rows"], report["pairs"], report["quarantined"]) == (250, 49, 5 + 5)

@@ -21,7 +21,7 @@ from flows.reports.facts import run_facts
 from flows.reports.page import breakable, cut, duration, moment, page, shown, write_page
 from tasks.result import Input
 from tasks.runs.journal import read_done, write_done
-from tests.stored_run import HOSTILE, forget, stored_run
+from tests.stored_run import HOSTILE, METRICS, forget, stored_run
 
 HEAVY = {"torch", "transformers", "matplotlib", "mlflow", "prefect", "great_expectations"}
 
@@ -151,8 +151,21 @@ def test_what_holds_kl_and_what_judges_it_stand_beside_the_chart(tmp_path: Path)
                                    "gates.human_eval.win_rate_low=0.5"])  # fmt: skip
     text = shown_text(tmp_path)
     assert "2.345, upper end 2.789; bound of the gate ppo.kl 5" in text
-    assert "β adaptive, target 6 nats per response; hard ceiling 9" in text
+    assert "β adaptive, target 6 nats per response; hard ceiling 9 nats per response" in text
     assert "for the lower end: 0.5." in text
+
+
+def test_kl_held_per_token_is_shown_in_nats_per_token_with_the_gate_that_judges_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_tokens = {"ppo/kl_per_token": 0.0456, "ppo/kl_per_token_high": 0.0567}
+    monkeypatch.setitem(METRICS, "ppo", METRICS["ppo"] | of_tokens)
+    stored_run(tmp_path, changes=["ppo.kl.unit=token", "ppo.kl.stop_above=0.2", "gates.ppo.kl=null",
+                                   "gates.ppo.kl_per_token=0.0678"])  # fmt: skip
+    text = shown_text(tmp_path)
+    judged = "KL to SFT, nats per token 0.0456, upper end 0.0567; bound of the gate ppo.kl_per_token 0.0678 held by β"
+    assert judged in text and "hard ceiling 0.2 nats per token KL to SFT, nats per response 2.345" in text
+    assert "bound of the gate ppo.kl " not in text
 
 
 def test_a_stopped_a_cached_and_a_waived_run_say_so(tmp_path: Path) -> None:

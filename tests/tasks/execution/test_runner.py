@@ -3,7 +3,6 @@
 import errno
 import functools
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from tasks.result import Input
 from tasks.runs.journal import read_done, recorded_paths
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
+from tests.forks import Forked
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def _run_and_die(start, kit, job):
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_a_killed_run_reads_as_interrupted_and_the_next_one_finishes(start, kit, home, checkpoint):
     job = kit.ToyJob(steps=4, stop="kill", stop_at=2, checkpoint=checkpoint)
-    process = multiprocessing.get_context("fork").Process(target=_run_and_die, args=(start, kit, job))
+    process = Forked(target=_run_and_die, args=(start, kit, job))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -334,8 +334,7 @@ def test_a_half_written_artifact_of_a_killed_attempt_is_not_published(start, kit
 def test_two_processes_compute_one_key_once(start, kit, home, calls, toy_source):
     slow = "    import time; time.sleep(0.5); artifact.mkdir()"
     toy_source.write_text(toy_source.read_text().replace("    artifact.mkdir()", slow))
-    context = multiprocessing.get_context("fork")
-    both = [context.Process(target=_run_and_die, args=(start, kit, kit.ToyJob())) for _ in range(2)]
+    both = [Forked(target=_run_and_die, args=(start, kit, kit.ToyJob())) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
@@ -364,8 +363,7 @@ def test_a_holder_that_stood_still_too_long_publishes_nothing_and_disturbs_nobod
         )
     )
     job = kit.ToyJob(steps=8, checkpoint=True)
-    context = multiprocessing.get_context("fork")
-    first, second = (context.Process(target=_run_and_die, args=(start, kit, job)) for _ in range(2))
+    first, second = (Forked(target=_run_and_die, args=(start, kit, job)) for _ in range(2))
     first.start()
     wait_for(lambda: list(home.glob("work/*/000000001/checkpoint/step.json")))
     os.kill(first.pid, signal.SIGSTOP)
