@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from components.base.jsonl import read_rows
+from components.gates.table import GATES
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from tests.bench import thresholds
@@ -82,13 +83,9 @@ def metric(status: dict[str, Any], stage: str, name: str) -> float:
 
 
 def failed_gates(status: dict[str, Any]) -> list[str]:
-    """Names of the gates that did not pass."""
-    return [
-        gate["name"]
-        for s in status["stages"]
-        for gate in s["gates"]
-        if not gate["passed"] and gate["name"] != "ppo.kl_floor"
-    ]
+    """Names of the gates that stopped the run; those that only warn are left out."""
+    gates = [gate for stage in status["stages"] for gate in stage["gates"] if not gate["passed"]]
+    return [gate["name"] for gate in gates if not GATES[gate["name"]].warn_only]
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
