@@ -53,10 +53,11 @@ mutants: $(INSTALLED)
 	nice -n 19 $(BIN)/python tests/mutants/run.py $(ARGS)
 
 # Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; a reward model
-# of real arguments; the contract on 160,000 pairs; the demo over ten seeds, without the tether and with a tighter one;
-# then the run on real preferences.
+# of real arguments; the contract on 160,000 pairs; the demo over ten seeds, without the tether and with a tighter one, and at
+# three targets; a learning curve and 100 updates of PPO on real preferences; then the run on real preferences.
 TRL := .tether/trl
 TETHER_DATA ?= ../shared/data
+HH = [$(abspath $(TETHER_DATA))/hh-rlhf/helpful-base-test.jsonl.gz, $(abspath $(TETHER_DATA))/hh-rlhf/harmless-base-test.jsonl.gz]
 bench: $(INSTALLED)
 	$(BIN)/tether fetch smollm2
 	test -d $(TRL)/trl || $(PIP) --no-deps --target $(TRL) trl==1.12.0
@@ -73,7 +74,8 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench.lineage
 	$(BIN)/python -m tests.bench.seeds $(ARGS)
 	$(BIN)/python -m tests.bench.tether
-	$(BIN)/python -m tests.bench.learning_curve hh-smollm2 --sizes 700 1400 2800
+	$(BIN)/python -m tests.bench.learning_curve hh-smollm2 --sizes 750 1500 3000 --set "data.preferences=$(HH)"
+	$(BIN)/python -m tests.bench.classic --set "data.preferences=$(HH)"
 	$(BIN)/python -m pytest -m bench
 
 # The pages of MLflow and Prefect, on loopback.

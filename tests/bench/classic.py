@@ -1,7 +1,7 @@
 """The classic exercise: reward that climbs while KL stays flat, on a real pretrained model and real pairs.
 
-    python -m tests.bench.classic --home .tether-hh --figure docs/images/classic.png \
-        --set data.preferences='[helpful.jsonl.gz, harmless.jsonl.gz]'
+    python -m tests.bench.classic --figure docs/images/classic.png \
+        --set 'data.preferences=[helpful-base-test.jsonl.gz, harmless-base-test.jsonl.gz]'
 
 The profile hh-smollm2 up to its reward model, then 100 updates of PPO: with the adaptive tether, without it, and with
 ten times the coefficient that it ended on. Every gate is off. The three share data, SFT and reward model, and those of
@@ -21,6 +21,7 @@ from components.stats.series import series_mean, series_rise
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from tests.bench.curves import draw
+from tests.bench.learning_curve import HOME, home_with_models
 from tests.bench.seeds import tether
 from tests.bench.thresholds import settings
 
@@ -62,11 +63,10 @@ def main() -> None:
     """Run what is missing, print the table, draw the figure."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--set", action="append", default=[], dest="given", help="as of tether run, for all three")
-    options.add_argument("--home", type=Path, default=Path(".tether/bench/classic"))
+    options.add_argument("--home", type=Path, default=HOME)
     options.add_argument("--figure", type=Path, default=None, help="write the figure here")
     asked = options.parse_args()
-    home = asked.home.resolve()
-    home.mkdir(parents=True, exist_ok=True)
+    home = home_with_models(asked.home)
     exercise = [*EXERCISE, *asked.given]
     histories = {TETHERED: run(home, TETHERED, exercise)}
     fixed = ["ppo.kl.control=fixed", "ppo.kl.stop_above=null"]

@@ -1,7 +1,7 @@
 """A reward model's accuracy by the number of its training pairs, and how many would put it above the length rule.
 
-    python -m tests.bench.learning_curve hh-smollm2 --sizes 700 1400 2800 --home .tether-hh \
-        --set data.preferences='[helpful.jsonl.gz, harmless.jsonl.gz]'
+    python -m tests.bench.learning_curve hh-smollm2 --sizes 750 1500 3000 \
+        --set 'data.preferences=[helpful-base-test.jsonl.gz, harmless-base-test.jsonl.gz]'
 
 Each size is `tether run PROFILE --set reward.max_pairs=N`, ended after the reward stage with every gate off; data and
 SFT are computed once. A smaller size trains on the first pairs of a larger one, which are a fair sample of all. All are
@@ -15,6 +15,7 @@ is the fit's own, drawn 10,000 times; the points share their test pairs, so thei
 import argparse
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from tests.bench.seeds import tether
 from tests.bench.thresholds import settings
 
 DRAWS = 10_000
+HOME = Path(".tether/bench/real")
+"""What is run on real data shares a home, and in it the data, the SFT policy and reward models."""
 SHOWN = {
     "accuracy": "accuracy", "accuracy_low": "low", "accuracy_high": "high", "length_accuracy": "length rule",
     "length_gain_low": "gain on it, low", "balanced_length_accuracy_low": "balanced, low", "ece": "ECE",
@@ -78,6 +81,16 @@ def needed(sizes: list[int], points: list[dict[str, float]], margin: float, seed
     return Needed(float(at[0]), float(ends[0]), float(ends[1]))
 
 
+def home_with_models(home: Path) -> Path:
+    """A bench's home, made where it is not there, in which the models fetched by `tether fetch` are found too."""
+    home = home.resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    fetched = Path(os.environ.get("TETHER_HOME", ".tether")).resolve() / "models"
+    if not (home / "models").exists() and fetched.is_dir():
+        (home / "models").symlink_to(fetched)
+    return home
+
+
 def table(sizes: list[int], points: list[dict[str, float]]) -> str:
     """A Markdown table, a size a line."""
     lines = ["| pairs | " + " | ".join(SHOWN.values()) + " |", "|" + "---|" * (len(SHOWN) + 1)]
@@ -92,13 +105,12 @@ def main() -> None:
     options.add_argument("profile")
     options.add_argument("--sizes", type=int, nargs="+", required=True, help="training pairs, three sizes or more")
     options.add_argument("--set", action="append", default=[], dest="given", help="as of tether run")
-    options.add_argument("--home", type=Path, default=Path(".tether/bench/learning-curve"))
+    options.add_argument("--home", type=Path, default=HOME)
     asked = options.parse_args()
     sizes = sorted(set(asked.sizes))
     if len(sizes) < 3:
         options.error("a curve needs three sizes or more")
-    home = asked.home.resolve()
-    home.mkdir(parents=True, exist_ok=True)
+    home = home_with_models(asked.home)
     points: list[dict[str, Any]] = [run(asked.profile, home, size, asked.given) for size in sizes]
     print(table(sizes, points))
     threshold = next(t for gate, t in load_config(asked.profile).gates.rules() if gate.name == "reward.length_gain_low")
