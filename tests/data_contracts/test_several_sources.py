@@ -159,6 +159,13 @@ def test_votes_of_single_rows_are_gathered_within_each_file(tmp_path, split):
     assert counts == {"p": (40, 40), "v": (80, 40)}
 
 
+def test_rows_of_votes_in_the_second_file_count_beside_rows_of_the_first_with_their_numbers(tmp_path, job):
+    votes = [{"prompt": "q 0", "a": "yes it is", "b": "no", "annotator": name, "label": "a"}
+             for name in ("ann", "bob", "cy")]  # fmt: skip
+    given = {"preferences/a": write(tmp_path / "a", pairs(0, 40)), "preferences/b": write(tmp_path / "b", votes)}
+    assert Examination(job(), given, tmp_path / "scratch", lambda read: None).pairs.ledger.count() == 43
+
+
 def test_one_file_gives_the_bytes_that_it_gave_before_there_could_be_several(tmp_path, split):
     """Recorded at commit 4d8b2eb: the beginning of each file's sha256."""
     rows = [
