@@ -36,7 +36,6 @@ from prefect.states import Cancelling
 
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config, to_values
-from flows.deployment.register import DEAD_AFTER_SECONDS
 from flows.deployment.servers import free_port
 from tasks.runs.points import read_points
 from tasks.runs.status import list_runs, load_status
@@ -427,7 +426,7 @@ def test_a_dead_workers_run_is_noticed_by_its_silence(
 ) -> None:
     """The last test: the silence lasts while the others run."""
     run, ppo = silent
-    ppo = ended(client, ppo, "the rest of a dead worker's silence", DEAD_AFTER_SECONDS + 60)
+    ppo = ended(client, ppo, "the rest of a dead worker's silence", 120)
     assert ppo.state is not None and ppo.state.name == "Crashed" and "its worker died" in (ppo.state.message or "")
     run = ended(client, run, "its pipeline ends")
     assert run.state is not None and run.state.is_failed() and "checkpoint" in (run.state.message or "")

@@ -23,6 +23,7 @@ from flows.config.run_config import RunConfig
 from flows.environment import check_packages, prepare_environment, tether_home
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
+from tasks.prefect_flow.alive import saying_that_it_lives
 from tasks.prefect_flow.stages import Outcome
 from tasks.runs.journal import REPORT
 from tasks.runs.label import Label
@@ -110,7 +111,8 @@ def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lamb
         prepare_environment(home)
         logger = get_run_logger()
         try:
-            return call(home, Console(file=_LogLines(logger.info), width=200))
+            with saying_that_it_lives(str(runtime.flow_run.id)):
+                return call(home, Console(file=_LogLines(logger.info), width=200))
         except TetherError:
             raise
         except Exception as error:

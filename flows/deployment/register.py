@@ -1,19 +1,14 @@
-"""Registering with a Prefect server: work pools, deployments, and an automation that notices dead workers."""
+"""Registering with a Prefect server: work pools, deployments, and the automations that notice dead workers."""
 
 import os
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from prefect.automations import AutomationCore
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import StateType
 from prefect.deployments.runner import RunnerDeployment
-from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.schedules import Cron
@@ -27,13 +22,9 @@ from components.base.settings import Settings
 from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
 from flows.deployment import flows
+from flows.deployment.automations import notice_dead_runs
 from flows.sources import DATA
-
-HEARTBEAT_SECONDS = 30
-DEAD_AFTER_SECONDS = 90
-OWN_ENDS = ("GateFailed", "UserError", "MachineMismatch", "CheckFailed", "TetherError", "AwaitingLabels")
-"""Names of our own end states: an event is named after its state's name."""
-DEAD_WORKERS = "Tether: a flow run whose heartbeat stops has crashed"
+from tasks.prefect_flow.server import HEARTBEAT_SECONDS, TAG
 
 
 class Schedule(NamedTuple):
@@ -98,7 +89,7 @@ def deploy(
         _register(flows.human_eval, "score", CPU_POOL, home, {}),
         *(_register(flows.compute, pool, pool, home, {}, one_gpu=pool == GPU_POOL) for pool in computing),
     ]
-    _notice_dead_workers()
+    notice_dead_runs()
     return done
 
 
@@ -129,7 +120,7 @@ def _register(
         schedules=list(schedules),
         work_pool_name=pool,
         job_variables={"env": _environment(home, one_gpu)},
-        tags=["tether"],
+        tags=[TAG],
         description=flow.description,
         entrypoint_type=EntrypointType.MODULE_PATH,
         enforce_parameter_schema=True,
@@ -162,27 +153,6 @@ def _make_pool(name: str, limit: int | None) -> None:
             client.read_work_pool(name)
         except ObjectNotFound:
             client.create_work_pool(WorkPoolCreate(name=name, type="process", concurrency_limit=limit))
-
-
-def _notice_dead_workers() -> None:
-    """A run whose worker died with it would be `Running` for ever, and be attached to."""
-    ended = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", *OWN_ENDS)}
-    automation = AutomationCore(
-        name=DEAD_WORKERS,
-        trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *ended},
-            match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=DEAD_AFTER_SECONDS),
-        ),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, message="No heartbeat: its worker died.")],
-    )
-    with get_client(sync_client=True) as client:
-        if not client.read_automations_by_name(DEAD_WORKERS):
-            client.create_automation(automation)
 
 
 def describe(deployments: Iterable[Deployed], schedule: Schedule | None) -> list[str]:

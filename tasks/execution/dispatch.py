@@ -7,13 +7,15 @@ worker's run lives and ends by itself: a caller that dies is not missed, and the
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.utilities.urls import url_for
 from pydantic import Field, JsonValue
 
@@ -36,9 +38,16 @@ FLOW = "compute"
 POLL_SECONDS = 1.0
 UNTAKEN_SECONDS = 60.0
 """How long an order may wait before we warn that no worker has picked it up."""
+NO_HEARTBEAT = "No heartbeat"
+"""How the message begins of a run that a server set to `Crashed` because it heard nothing from it."""
+DOUBT_SECONDS = 30.0
+"""How long such a run may take to say that it lives, with a server that answers."""
+AWAY = (408, 429, 500, 502, 503, 504)
+"""What a server answers where it, its database or a proxy before it is not up; a 500 is what Prefect says then."""
 LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 class Order(Settings):
@@ -76,11 +85,14 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
     Raises:
         TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
     """
-    with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)])))
+    # What waits for the server is below: Prefect's own retries would wait a minute without a word, and give up then.
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+        server = _Server(f"{work.stage.name}: the Prefect server", "waiting", say)
+        of_key = FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)]))
+        runs = server.insist(lambda: client.read_flow_runs(flow_run_filter=of_key))
         live = next((run for run in runs if run.state is not None and run.state.type in LIVE), None)
         if live is None:
-            live = _start(work, pool, refresh, attempt=len(runs) + 1)
+            live = server.insist(lambda: _start(work, pool, refresh, attempt=len(runs) + 1))
             say(f"{work.stage.name}: given to pool {pool}, {_url(live)}")
         else:
             say(f"{work.stage.name}: attached to {_url(live)}, which computes it already")
@@ -142,31 +154,65 @@ def _url(run: FlowRun) -> str:
 def _follow(
     client: SyncPrefectClient, run: FlowRun, show_points: Callable[[], None], stage: str, pool: str, say: Say
 ) -> FlowRun:
-    """Wait for the end, saying what state the run is in; an unreachable server is waited for."""
-    seen, reachable, taken_by = "", True, time.monotonic() + UNTAKEN_SECONDS
+    """Wait for the end, saying what state the run is in; a server that is away is waited for, as is a run in doubt."""
+    seen, taken_by, given_up_at = "", time.monotonic() + UNTAKEN_SECONDS, float("inf")
+    server = _Server(f"{stage}: the Prefect server", "the worker goes on, waiting", say)
     while True:
-        try:
-            run = client.read_flow_run(run.id)
-            if not reachable:
-                say(f"{stage}: the Prefect server answers again")
-            reachable = True
-        except httpx.TransportError as error:
-            if reachable:
-                kind = type(error).__name__
-                say(f"{stage}: the Prefect server does not answer ({kind}); the worker goes on, waiting")
-            reachable = False
+        now = time.monotonic()
+        known = server.ask(lambda: client.read_flow_run(run.id))  # noqa: B023 - called at once
+        run = known or run
         show_points()
         state = run.state
-        if state is not None and state.is_final():
+        if known is None or not taken_for_dead(run):
+            given_up_at = float("inf")
+        else:
+            given_up_at = min(given_up_at, now + DOUBT_SECONDS)
+        if state is not None and state.is_final() and (not taken_for_dead(run) or now > given_up_at):
             return run
         if state is not None and state.name and state.name != seen:
             seen = state.name
             say(f"{stage}: {seen.lower()} on pool {pool}")
-        if state is not None and state.is_scheduled() and time.monotonic() > taken_by:
+        if state is not None and state.is_scheduled() and now > taken_by:
             taken_by = float("inf")
             worker = f"`prefect worker start --pool {pool}`"
             say(f"{stage}: no worker has taken it yet; is one running ({worker}), and free?")
         time.sleep(POLL_SECONDS)
+
+
+class _Server:
+    """Asks a Prefect server that may be away; its absence is said once, and so is its return."""
+
+    def __init__(self, name: str, meanwhile: str, say: Say) -> None:
+        self._name, self._meanwhile, self._say = name, meanwhile, say
+        self._away = False
+
+    def ask(self, call: Callable[[], T]) -> T | None:
+        """What `call` gives; None where the server, or the database behind it, is away."""
+        try:
+            value = call()
+        except (httpx.TransportError, PrefectHTTPStatusError) as error:
+            if isinstance(error, PrefectHTTPStatusError) and error.response.status_code not in AWAY:
+                raise
+            if not self._away:
+                said = f"{error.response.status_code}" if isinstance(error, PrefectHTTPStatusError) else ""
+                self._say(f"{self._name} does not answer ({said or type(error).__name__}); {self._meanwhile}")
+            self._away = True
+            return None
+        if self._away:
+            self._say(f"{self._name} answers again")
+        self._away = False
+        return value
+
+    def insist(self, call: Callable[[], T]) -> T:
+        """What `call` gives, once the server is there."""
+        while (value := self.ask(call)) is None:
+            time.sleep(POLL_SECONDS)
+        return value
+
+
+def taken_for_dead(run: FlowRun) -> bool:
+    """Whether the server set the run to `Crashed` because it heard nothing from it; its process may live."""
+    return run.state is not None and run.state.is_crashed() and (run.state.message or "").startswith(NO_HEARTBEAT)
 
 
 def _raise_unless_completed(run: FlowRun, work: Work) -> None:

@@ -23,6 +23,12 @@ from tasks.runs.journal import write_model
 
 logger = logging.getLogger(__name__)
 
+TAG = "tether"
+"""Every flow run of ours has it, and the deployments: automations match it, so that they touch nobody else's runs."""
+
+HEARTBEAT_SECONDS = 30
+"""How often a flow run on a server says that its process lives. Prefect takes no less."""
+
 START_SECONDS = 120.0
 """How long a run's own server may take to answer; on an idle machine it takes about 10 s."""
 
