@@ -366,13 +366,18 @@ def ui() -> None:
 @command(app, "serve")
 def serve(
     pool: Annotated[list[str] | None, typer.Option(metavar="POOL", help="Work pools (default: cpu and gpu).")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Runs at once of each pool (default: 2 pipelines of cpu, 1 of others)."),
+    ] = None,
 ) -> None:
     """Work for Prefect's pools on this machine, until Ctrl-C."""
     from flows.config.run_config import CPU_POOL, GPU_POOL
-    from flows.deployment.servers import serve_pools
+    from flows.deployment.servers import CPU_RUNS, serve_pools
 
     _need_server("with PREFECT_API_URL")
-    serve_pools(tether_home(), pool or [CPU_POOL, GPU_POOL], echo)
+    pools = pool or [CPU_POOL, GPU_POOL]
+    serve_pools(tether_home(), {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}, echo)
 
 
 def _config(profile: str, set_: list[str] | None) -> "RunConfig":
