@@ -103,12 +103,13 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
     from prefect.settings import (
         PREFECT_API_URL,
         PREFECT_CLIENT_MAX_RETRIES,
+        PREFECT_CLIENT_RETRY_EXTRA_CODES,
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
         temporary_settings,
     )
 
     from tasks.prefect_flow.alive import saying_that_it_lives
-    from tasks.prefect_flow.server import HEARTBEAT_SECONDS, TAG
+    from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
     from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, unless_gone, wait_until_told
 
     outcome: Outcome[StageResult | None] = Outcome()
@@ -134,7 +135,11 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
     if own:  # it stays gone once it is: waiting at every call helps nobody
         settings |= {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     else:
-        settings[PREFECT_FLOWS_HEARTBEAT_FREQUENCY] = HEARTBEAT_SECONDS
+        settings |= {
+            PREFECT_FLOWS_HEARTBEAT_FREQUENCY: HEARTBEAT_SECONDS,
+            PREFECT_CLIENT_MAX_RETRIES: 6,  # two minutes: somebody waits
+            PREFECT_CLIENT_RETRY_EXTRA_CODES: PATIENCE["PREFECT_CLIENT_RETRY_EXTRA_CODES"],
+        }
     with temporary_settings(settings), tags(TAG, *label.written):
         state = unless_gone(lambda: rlhf_flow(run=ctx.run, profile=ctx.profile, return_state=True))
         for flow_run_id in flow_run_ids:

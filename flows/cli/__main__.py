@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -204,8 +205,14 @@ def report(run: Run = None) -> None:
 
 
 @command(app, "sync")
-def sync() -> None:
+def sync(
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait while MLflow takes nothing on.")
+    ] = 120,
+) -> None:
     """Send MLflow what it missed while it was away. The next run does that too."""
+    # Nothing waits for this command: a slow server gets its time, where a run asks it for 3 s at most.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from tasks.runs.journal import left_by_earlier
     from tasks.tracking.carrier import sync as carry
 
@@ -217,7 +224,7 @@ def sync() -> None:
         )
     refused: dict[str, Exception] = {}
     try:
-        for run, error in carry(tether_home()):
+        for run, error in carry(tether_home(), wait, partial(echo, err=True)):
             echo(f"{run}: {'is in MLflow' if error is None else error}")
             refused |= {run: error} if error is not None else {}
     except UserError:

@@ -25,7 +25,7 @@ from flows.deployment import flows
 from flows.deployment.automations import notice_dead_runs
 from flows.deployment.servers import CPU_RUNS
 from flows.sources import DATA
-from tasks.prefect_flow.server import HEARTBEAT_SECONDS, TAG
+from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
 
 
 class Schedule(NamedTuple):
@@ -144,6 +144,7 @@ def _environment(home: Path) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_LEVEL": "INFO",  # the run's log, for its page
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        **PATIENCE,
         **set_here,
     }
 

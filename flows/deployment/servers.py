@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from components.base.errors import TetherError
 from components.base.redaction import redacted
 from components.training.stopping import graceful
-from tasks.prefect_flow.server import no_answer
+from tasks.prefect_flow.server import PATIENCE, no_answer
 from tasks.tracking.client import tracking_uri
 
 START_SECONDS = 120.0
@@ -72,7 +72,12 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
                 sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process",
                 "--limit", str(limit),
             ],
-            environment={"PREFECT_LOGGING_LEVEL": "INFO", "PREFECT_WORKER_QUERY_SECONDS": "3"},
+            environment={
+                "PREFECT_LOGGING_LEVEL": "INFO",
+                "PREFECT_WORKER_QUERY_SECONDS": "3",
+                # With its database away, a server says 500; else a worker gives up after two minutes of that.
+                "PREFECT_CLIENT_RETRY_EXTRA_CODES": PATIENCE["PREFECT_CLIENT_RETRY_EXTRA_CODES"],
+            },
         )
         for pool, limit in pools.items()
     ]  # fmt: skip

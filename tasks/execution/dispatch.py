@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.utilities.urls import url_for
 from pydantic import Field, JsonValue
@@ -179,6 +179,17 @@ def _follow(
         time.sleep(POLL_SECONDS)
 
 
+def is_away(error: BaseException | None) -> bool:
+    """Whether an error of a call of Prefect says that its server, or the database behind it, is away."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in AWAY
+    return isinstance(error, httpx.TransportError)
+
+
+def _in_a_word(error: BaseException) -> str:
+    return str(error.response.status_code) if isinstance(error, httpx.HTTPStatusError) else type(error).__name__
+
+
 class _Server:
     """Asks a Prefect server that may be away; its absence is said once, and so is its return."""
 
@@ -190,12 +201,11 @@ class _Server:
         """What `call` gives; None where the server, or the database behind it, is away."""
         try:
             value = call()
-        except (httpx.TransportError, PrefectHTTPStatusError) as error:
-            if isinstance(error, PrefectHTTPStatusError) and error.response.status_code not in AWAY:
+        except Exception as error:
+            if not is_away(error):
                 raise
             if not self._away:
-                said = f"{error.response.status_code}" if isinstance(error, PrefectHTTPStatusError) else ""
-                self._say(f"{self._name} does not answer ({said or type(error).__name__}); {self._meanwhile}")
+                self._say(f"{self._name} does not answer ({_in_a_word(error)}); {self._meanwhile}")
             self._away = True
             return None
         if self._away:

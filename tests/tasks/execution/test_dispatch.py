@@ -1,8 +1,13 @@
 """What a worker accepts as an order, and how it says what differs. (The servers' side: tests/test_operations.py.)"""
 
+from collections.abc import Callable
 from pathlib import Path
+from uuid import UUID, uuid4
 
+import httpx
 import pytest
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import Completed, Crashed, Running
 
 from components.base.errors import MachineMismatch
 from components.keys.fingerprint import stage_key
@@ -100,3 +105,64 @@ def test_a_worker_on_another_machine_refuses_with_the_setting_that_fits(changes,
         dispatch._check_machine(here.model_copy(update=changes))
     assert said in str(refused.value)
     assert f"threads: {here.threads}, instruction_set: {here.instruction_set}}}" in str(refused.value)
+
+
+def response(status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("GET", "http://server")
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+
+
+class Client:
+    """A Prefect client that answers, or raises, what it is given; the last for ever."""
+
+    def __init__(self, *answers: State | Exception) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    def read_flow_run(self, run: UUID) -> FlowRun:
+        answer = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return FlowRun(id=run, flow_id=run, state=answer)
+
+
+@pytest.fixture
+def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FlowRun, list[str]]]:
+    """`follow(client)` follows a run to its end; what it ended as, and what was said."""
+    monkeypatch.setattr(dispatch, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(dispatch, "DOUBT_SECONDS", 0.2)
+
+    def follow(client: Client) -> tuple[FlowRun, list[str]]:
+        said: list[str] = []
+        run = FlowRun(id=uuid4(), flow_id=uuid4(), state=Running())
+        return dispatch._follow(client, run, lambda: None, "ppo", "gpu", said.append), said
+
+    return follow
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), response(500), response(502), response(503)])
+def test_a_server_that_is_away_is_waited_for_and_said_once(error, follow) -> None:
+    """A 500, which is what Prefect says while its database is away, ended the pipeline."""
+    run, said = follow(Client(Running(), error, error, error, Running(), Completed()))
+    assert run.state.is_completed()
+    assert [line.partition("(")[0] for line in said if "Prefect server" in line] == [
+        "ppo: the Prefect server does not answer ",
+        "ppo: the Prefect server answers again",
+    ]
+
+
+def test_an_answer_that_is_no_outage_ends_the_following(follow) -> None:
+    with pytest.raises(httpx.HTTPStatusError):
+        follow(Client(response(401)))
+
+
+def test_a_run_that_the_server_took_for_dead_has_time_to_say_that_it_lives(follow) -> None:
+    """A server that was away set the live run to Crashed, and its pipeline ended with it."""
+    doubted = Crashed(message=f"{dispatch.NO_HEARTBEAT}: its worker died.")
+    run, _ = follow(Client(doubted, doubted, doubted, Running(), Completed()))
+    assert run.state.is_completed()
+    run, _ = follow(client := Client(doubted))
+    assert run.state.is_crashed() and client.asked > 5
+    run, _ = follow(client := Client(Crashed(message="exited with status code -9")))
+    assert run.state.is_crashed() and client.asked == 1, "what the worker saw die is dead"
