@@ -38,7 +38,7 @@ class PrefectServer:
             self._process = subprocess.Popen(
                 [*command, "--port", str(self.port)], env=self._environment, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not self.is_up():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()

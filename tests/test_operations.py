@@ -138,9 +138,9 @@ def trigger(client: SyncPrefectClient, **changes: Any) -> FlowRun:
 
 
 def create(client: SyncPrefectClient, config: dict[str, Any], **parameters: Any) -> FlowRun:
-    """A run of the pipeline with this config."""
+    """A run of the pipeline with this config, which is not tried again by itself (tests/test_servers_away.py does)."""
     deployment = client.read_deployment_by_name("rlhf/tiny")
-    parameters |= {"profile": "tiny", "config": config}
+    parameters |= {"profile": "tiny", "config": {**config, "retries": 0}}
     return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
 
 
@@ -427,7 +427,7 @@ def test_the_page_triggers_a_run(stack: Stack, client: SyncPrefectClient) -> Non
 def test_the_deployed_config_is_the_profiles_with_ppo_on_the_gpu_pool(client: SyncPrefectClient) -> None:
     config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
     expected = to_values(load_config("tiny"))
-    assert config.pop("runners") == {"ppo": {"pool": "gpu", "runtime": None}}
+    assert config.pop("runners") == {"ppo": {"pool": "gpu", "runtime": None, "timeout": None}}
     assert {**expected, "runners": None} == {**config, "runners": None}
     assert client.read_work_pool("gpu").concurrency_limit is None, "each worker has its own"
 

@@ -28,6 +28,7 @@ AGAIN_SECONDS = (1.0, 60.0)
 STEADY_SECONDS = 60.0
 """A part that ran for so long waits as at first."""
 LOOK_SECONDS = 0.5
+WATCH_SECONDS = 10.0
 CPU_RUNS = 2
 """Pipelines that a worker of the pool cpu runs at once; one that computes takes 1 GB and all cores."""
 
@@ -64,6 +65,8 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
         say: tells a person.
     """
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")  # workers of one pool, each with a GPU of its own
+    from flows.deployment.recovery import resume_crashed
+
     workers = [
         Service(
             f"worker-{pool}" + (f"-{devices.replace(',', '-')}" if devices else ""),
@@ -81,7 +84,7 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
         )
         for pool, limit in pools.items()
     ]  # fmt: skip
-    _serve(workers, home, say)
+    _serve(workers, home, say, watch=lambda: resume_crashed(pools, say))
 
 
 def free_port(preferred: int) -> int:
@@ -123,7 +126,7 @@ def _prefect() -> Service:
     )
 
 
-def _serve(services: list[Service], home: Path, say: Say) -> None:
+def _serve(services: list[Service], home: Path, say: Say, watch: Callable[[], None] = lambda: None) -> None:
     home.mkdir(parents=True, exist_ok=True)
     # SIGTERM raises a KeyboardInterrupt too (`graceful`); here neither is a mistake.
     with graceful(), suppress(KeyboardInterrupt), _running(services, home) as parts:
@@ -132,9 +135,13 @@ def _serve(services: list[Service], home: Path, say: Say) -> None:
                 _wait_for(service.name, service.health, parts[service.name].process, home)
             say(f"{service.name}: {service.address}")
         say("Ctrl-C ends them." if parts else "They are servers of yours; nothing was started.")
+        watched = time.monotonic()
         while parts:
             for part in parts.values():
                 part.look(say)
+            if time.monotonic() > watched + WATCH_SECONDS:
+                watch()
+                watched = time.monotonic()
             time.sleep(LOOK_SECONDS)
 
 

@@ -39,16 +39,6 @@ SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    folder = tmp_path_factory.mktemp("prefect")
-    server = PrefectServer(folder, PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY="PT0.5S").start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture(scope="module")
 def client(server: PrefectServer) -> Iterator[SyncPrefectClient]:
     with temporary_settings({PREFECT_API_URL: server.api}), get_client(sync_client=True) as client:
         notice_dead_runs(SECONDS)

@@ -70,7 +70,7 @@ def test_each_worker_takes_a_limited_number_of_runs_and_names_its_gpu_in_its_log
 ) -> None:
     """A pool without a limit started everything that was queued at once."""
     started: list[Service] = []
-    monkeypatch.setattr(servers, "_serve", lambda services, *_: started.extend(services))
+    monkeypatch.setattr(servers, "_serve", lambda services, *_, **__: started.extend(services))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     serve_pools(tmp_path, {"cpu": 2, "gpu": 1}, print)
     limits = [service.command[-2:] for service in started if service.command]
