@@ -138,7 +138,7 @@ def trigger(client: SyncPrefectClient, **changes: Any) -> FlowRun:
 
 
 def create(client: SyncPrefectClient, config: dict[str, Any], **parameters: Any) -> FlowRun:
-    """A run of the pipeline with this config, which is not tried again by itself (tests/test_servers_away.py does)."""
+    """A run of the pipeline with this config, which is not tried again by itself."""
     deployment = client.read_deployment_by_name("rlhf/tiny")
     parameters |= {"profile": "tiny", "config": {**config, "retries": 0}}
     return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
