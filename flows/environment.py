@@ -90,8 +90,6 @@ def _defaults(home: Path) -> dict[str, str]:
         # Its profiles file and the ephemeral server: several may start at once on a busy machine.
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "3",
         # Threads that spin while they wait for each other starve on a machine that does anything else: beside one busy
         # process a training step of two spinning threads took over ten times as long as of two that sleep.
         "OMP_WAIT_POLICY": "PASSIVE",

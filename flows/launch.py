@@ -18,6 +18,7 @@ from flows.config.run_config import RunConfig, check_config, check_kl_is_judged,
 from flows.data.rates import with_rates
 from flows.rlhf import pipeline, rlhf
 from flows.sources import Sources, find_sources
+from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
 from tasks.execution.runner import peek, run_stage
 from tasks.result import Given, StageResult
@@ -138,13 +139,19 @@ def _begin(
     **options: Any,
 ) -> RunContext:  # fmt: skip
     """Begin a run, or take up the one that the same flow run began before it was tried again."""
-    options |= {"project": config.project, "pools": config.pools, "waivers": waivers, "at_end": write_reports}
+    options |= {"project": config.project, "waivers": waivers, "at_end": write_reports, **_execution(config)}
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
     if tried is not None:
         return RunContext.resume(home, tried, config.gates, profile=profile, **options)
     return RunContext.start(
         home, profile, config.gates, config=to_values(config), origin=origin, label=label, **options
     )
+
+
+def _execution(config: RunConfig) -> dict[str, Any]:
+    """Who computes the stages, how long at most, and how often again: what a run's context takes from its config."""
+    attempts = Attempts(config.retries, config.retry_seconds)
+    return {"pools": config.pools, "timeouts": config.timeouts, "attempts": attempts}
 
 
 def unnamed_gates(config: RunConfig) -> list[str]:
@@ -184,11 +191,11 @@ def scoring(home: Path, run: str | None, sheet: Path, waivers: Sequence[Waiver] 
         config.gates,
         # What was waived in this run still is, if somebody here has done it.
         waivers=[*([] if status.imported else status.waivers), *waivers],
-        pools=config.pools,
         profile=status.profile,
         project=config.project,
         pinned=records,
         at_end=write_reports,
+        **_execution(config),
     )
     return Launch(ctx, config, sources, unnamed_gates(config))
 

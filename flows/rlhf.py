@@ -6,7 +6,7 @@ stops the pipeline, so nothing below a failed gate starts. The gates of each sta
 """
 
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from threading import Thread
 from typing import Any, Protocol
@@ -100,13 +100,21 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
     from prefect import flow, tags
     from prefect.client.schemas.objects import State
     from prefect.runtime import flow_run
-    from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_URL,
+        PREFECT_CLIENT_MAX_RETRIES,
+        PREFECT_CLIENT_RETRY_EXTRA_CODES,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        temporary_settings,
+    )
 
+    from tasks.prefect_flow.alive import saying_that_it_lives
+    from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
     from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, unless_gone, wait_until_told
 
     outcome: Outcome[StageResult | None] = Outcome()
     flow_run_ids: list[str] = []
-    label = ctx.status.label
+    label, own = ctx.status.label, ahead.ident is not None  # is the server our own?
 
     def shown() -> str:
         return f"{label.name} ({ctx.profile} {ctx.run})" if label.name else f"{ctx.profile} {ctx.run}"
@@ -117,15 +125,22 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
         ctx.log = flow_run_log(flow_run.id)
         if ahead.is_alive():
             ahead.join()
-        return outcome.capture(
-            lambda: pipeline(config, sources, prefect_runner(ctx)),
-            name=lambda result: "AwaitingLabels" if result is None else "Completed",
-        )
+        with nullcontext() if own else saying_that_it_lives(flow_run.id):
+            return outcome.capture(
+                lambda: pipeline(config, sources, prefect_runner(ctx)),
+                name=lambda result: "AwaitingLabels" if result is None else "Completed",
+            )
 
     settings: dict[Any, Any] = {PREFECT_API_URL: os.environ["PREFECT_API_URL"]}
-    if ahead.ident is not None:  # our own server, which stays gone once it is: waiting at every call helps nobody
-        settings[PREFECT_CLIENT_MAX_RETRIES] = 1
-    with temporary_settings(settings), tags(*label.written):
+    if own:  # it stays gone once it is: waiting at every call helps nobody
+        settings |= {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    else:
+        settings |= {
+            PREFECT_FLOWS_HEARTBEAT_FREQUENCY: HEARTBEAT_SECONDS,
+            PREFECT_CLIENT_MAX_RETRIES: 6,  # two minutes: somebody waits
+            PREFECT_CLIENT_RETRY_EXTRA_CODES: PATIENCE["PREFECT_CLIENT_RETRY_EXTRA_CODES"],
+        }
+    with temporary_settings(settings), tags(TAG, *label.written):
         state = unless_gone(lambda: rlhf_flow(run=ctx.run, profile=ctx.profile, return_state=True))
         for flow_run_id in flow_run_ids:
             unless_gone(partial(wait_until_told, flow_run_id))

@@ -36,7 +36,6 @@ from prefect.states import Cancelling
 
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config, to_values
-from flows.deployment.register import DEAD_AFTER_SECONDS
 from flows.deployment.servers import free_port
 from tasks.runs.points import read_points
 from tasks.runs.status import list_runs, load_status
@@ -88,6 +87,7 @@ class Stack:
             "PREFECT_HOME": str(folder / "prefect"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
+            "CUDA_VISIBLE_DEVICES": "7",
         }
         self.api = f"http://127.0.0.1:{self.ports['4200']}/api"
 
@@ -138,9 +138,9 @@ def trigger(client: SyncPrefectClient, **changes: Any) -> FlowRun:
 
 
 def create(client: SyncPrefectClient, config: dict[str, Any], **parameters: Any) -> FlowRun:
-    """A run of the pipeline with this config."""
+    """A run of the pipeline with this config, which is not tried again by itself."""
     deployment = client.read_deployment_by_name("rlhf/tiny")
-    parameters |= {"profile": "tiny", "config": config}
+    parameters |= {"profile": "tiny", "config": {**config, "retries": 0}}
     return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
 
 
@@ -173,10 +173,20 @@ def working_child(client: SyncPrefectClient, stack: Stack, parent: FlowRun, step
     return client.read_flow_run(found.id)
 
 
+def pid(run: FlowRun) -> int:
+    """Of a flow run's process."""
+    assert run.infrastructure_pid is not None
+    return int(str(run.infrastructure_pid).rpartition(":")[2])
+
+
 def kill(run: FlowRun) -> None:
     """SIGKILL a flow run's process."""
-    assert run.infrastructure_pid is not None
-    os.kill(int(str(run.infrastructure_pid).rpartition(":")[2]), signal.SIGKILL)
+    os.kill(pid(run), signal.SIGKILL)
+
+
+def environment(run: FlowRun) -> list[str]:
+    """Of a flow run's process."""
+    return Path(f"/proc/{pid(run)}/environ").read_text().split("\0")
 
 
 def digests(home: Path) -> list[str]:
@@ -312,6 +322,7 @@ def test_a_killed_pipeline_leaves_its_worker_at_work_and_the_next_one_attaches(
 def test_cancelling_a_pipeline_cancels_its_worker(stack: Stack, client: SyncPrefectClient) -> None:
     run = trigger(client, updates=50 * UPDATES)
     ppo = working_child(client, stack, run)
+    assert "CUDA_VISIBLE_DEVICES=7" in environment(ppo), "the worker says what GPU, not the deployment"
     client.set_flow_run_state(run.id, Cancelling())
     assert ended(client, run, "the pipeline is cancelled", 60).state_name == "Cancelled"
     assert ended(client, ppo, "its worker's run is cancelled", 90).state_name == "Cancelled"
@@ -416,10 +427,9 @@ def test_the_page_triggers_a_run(stack: Stack, client: SyncPrefectClient) -> Non
 def test_the_deployed_config_is_the_profiles_with_ppo_on_the_gpu_pool(client: SyncPrefectClient) -> None:
     config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
     expected = to_values(load_config("tiny"))
-    assert config.pop("runners") == {"ppo": {"pool": "gpu", "runtime": None}}
+    assert config.pop("runners") == {"ppo": {"pool": "gpu", "runtime": None, "timeout": None}}
     assert {**expected, "runners": None} == {**config, "runners": None}
-    assert client.read_work_pool("gpu").concurrency_limit == 1
-    assert client.read_deployment_by_name("compute/gpu").job_variables["env"]["CUDA_VISIBLE_DEVICES"] == "0"
+    assert client.read_work_pool("gpu").concurrency_limit is None, "each worker has its own"
 
 
 def test_a_dead_workers_run_is_noticed_by_its_silence(
@@ -427,7 +437,7 @@ def test_a_dead_workers_run_is_noticed_by_its_silence(
 ) -> None:
     """The last test: the silence lasts while the others run."""
     run, ppo = silent
-    ppo = ended(client, ppo, "the rest of a dead worker's silence", DEAD_AFTER_SECONDS + 60)
+    ppo = ended(client, ppo, "the rest of a dead worker's silence", 120)
     assert ppo.state is not None and ppo.state.name == "Crashed" and "its worker died" in (ppo.state.message or "")
     run = ended(client, run, "its pipeline ends")
     assert run.state is not None and run.state.is_failed() and "checkpoint" in (run.state.message or "")

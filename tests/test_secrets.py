@@ -33,8 +33,8 @@ def test_a_run_and_what_is_asked_of_it_later_say_and_store_no_secret(
 ) -> None:
     home = tmp_path / "home"
     calls = (
-        "run tiny", "run tiny", "status", "status --json", "explain", "runs", "report", "sync", "doctor", "store gc",
-        "lineage ppo", "deploy tiny", "promote x-policy/1", "card x/1",
+        "run tiny", "run tiny", "status", "status --json", "explain", "runs", "report", "sync --wait 0", "doctor",
+        "store gc", "lineage ppo", "deploy tiny", "promote x-policy/1", "card x/1",
     )  # fmt: skip
     said = {call: tether(*call.split(), home=home, **variables) for call in calls}
     assert {call: said[call].returncode for call in ("run tiny", "status", "runs", "deploy tiny")} == dict.fromkeys(
@@ -75,7 +75,11 @@ def test_a_url_with_a_password_that_leads_nowhere_is_said_without_it(
     tether: Tether, tmp_path: Path, variable: str, scheme: str
 ) -> None:
     url = f"{scheme}://me:{SECRET}@127.0.0.1:9/x?password={SECRET}"
-    for call in (["doctor"], ["store", "gc"], ["run", "tiny"] if variable == "TETHER_STORE" else ["sync"]):
+    for call in (
+        ["doctor"],
+        ["store", "gc"],
+        ["run", "tiny"] if variable == "TETHER_STORE" else ["sync", "--wait", "0"],
+    ):
         done = tether(*call, home=tmp_path / "home", **{variable: url})
         assert SECRET not in done.stdout + done.stderr, done
     assert holders(tmp_path) == []

@@ -42,6 +42,40 @@ class LeaseLost(TetherError):
     """Another process has taken over what this one was computing: it stood still for too long."""
 
 
+class Unreachable(UserError):
+    """A connection to what a stage needs failed; the same may succeed later."""
+
+
+class WorkerDied(TetherError):
+    """The process that computed a stage elsewhere died, or its worker; its checkpoint is kept."""
+
+
+class StageTimeout(TetherError):
+    """A stage took longer than its config allows."""
+
+
+_UNREACHABLE = {
+    "httpx": ("TransportError",),
+    "requests": ("ConnectionError", "Timeout"),
+    "urllib3": ("MaxRetryError", "TimeoutError", "ProtocolError"),
+    "botocore": ("HTTPClientError", "ConnectionError"),
+    "aiohttp": ("ClientConnectionError",),
+}
+"""Library to the classes that say of a connection that it failed; none of them is imported here."""
+
+
+def is_unreachable(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is a connection that failed."""
+    while error is not None:
+        if isinstance(error, (Unreachable, ConnectionError)):
+            return not isinstance(error, BrokenPipeError)  # whoever reads our output is gone
+        for kind in type(error).__mro__:
+            if kind.__name__ in _UNREACHABLE.get(kind.__module__.partition(".")[0], ()):
+                return True
+        error = error.__cause__
+    return False
+
+
 def refuse_credentials(what: str, text: str) -> None:
     """Refuse a text that would be written down, with runs and in MLflow, with a credential in it.
 

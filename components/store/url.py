@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from components.base.errors import TetherError, UserError
+from components.base.errors import TetherError, Unreachable, UserError, is_unreachable
 from components.base.redaction import redacted
 from components.store.place import LARGEST_READ, VARIABLE, Entry
 
@@ -166,7 +166,8 @@ class UrlPlace:
         except Exception as error:
             if isinstance(error, (TetherError, *answers)):
                 raise
-            raise UserError(
+            kind = Unreachable if is_unreachable(error) else UserError
+            raise kind(
                 f"{VARIABLE}={self.where}: can't {verb} there ({type(error).__name__}: {error}). Check the bucket, "
                 f"the credentials and the network; without {VARIABLE} the store is a local folder. What was computed "
                 f"is kept: the same command goes on."

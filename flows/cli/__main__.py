@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -204,8 +205,14 @@ def report(run: Run = None) -> None:
 
 
 @command(app, "sync")
-def sync() -> None:
+def sync(
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait while MLflow takes nothing on.")
+    ] = 120,
+) -> None:
     """Send MLflow what it missed while it was away. The next run does that too."""
+    # Nothing waits for this command: a slow server gets its time, where a run asks it for 3 s at most.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from tasks.runs.journal import left_by_earlier
     from tasks.tracking.carrier import sync as carry
 
@@ -217,7 +224,7 @@ def sync() -> None:
         )
     refused: dict[str, Exception] = {}
     try:
-        for run, error in carry(tether_home()):
+        for run, error in carry(tether_home(), wait, partial(echo, err=True)):
             echo(f"{run}: {'is in MLflow' if error is None else error}")
             refused |= {run: error} if error is not None else {}
     except UserError:
@@ -366,13 +373,18 @@ def ui() -> None:
 @command(app, "serve")
 def serve(
     pool: Annotated[list[str] | None, typer.Option(metavar="POOL", help="Work pools (default: cpu and gpu).")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Runs at once of each pool (default: 2 pipelines of cpu, 1 of others)."),
+    ] = None,
 ) -> None:
     """Work for Prefect's pools on this machine, until Ctrl-C."""
     from flows.config.run_config import CPU_POOL, GPU_POOL
-    from flows.deployment.servers import serve_pools
+    from flows.deployment.servers import CPU_RUNS, serve_pools
 
     _need_server("with PREFECT_API_URL")
-    serve_pools(tether_home(), pool or [CPU_POOL, GPU_POOL], echo)
+    pools = pool or [CPU_POOL, GPU_POOL]
+    serve_pools(tether_home(), {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}, echo)
 
 
 def _config(profile: str, set_: list[str] | None) -> "RunConfig":

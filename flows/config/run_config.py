@@ -40,6 +40,8 @@ class Runner(Settings):
     """`local` for the process of the run; else a Prefect work pool, whose worker computes it (see `tether deploy`)."""
     runtime: Runtime | None = None
     """The pool's machine, where it isn't like the run's own: what `tether doctor` says there of `a run here`."""
+    timeout: float | None = Field(None, gt=0)
+    """Seconds that one attempt of the stage may take; it is stopped then, and not tried again. None: no limit."""
 
     @model_validator(mode="before")
     @classmethod
@@ -63,6 +65,11 @@ class Options(Settings):
     """Device, number format and threads, resolved for this machine before the first key."""
     runners: dict[StageName, Runner] = Field(default_factory=dict)
     """Who computes which stage; `local` where nothing is said. It is no part of a key."""
+    retries: int = Field(2, ge=0, le=100)
+    """How often each stage, and a deployed run, goes on by itself from the checkpoint after its process died, its lease
+    was lost or a connection failed; never after a mistake, a failed gate or a failed check. It is no part of a key."""
+    retry_seconds: float = Field(30, ge=0, le=3600)
+    """Wait before the first retry; twice as long before each further one, an hour at most. It is no part of a key."""
     generation: GenerationConfig = GenerationConfig()
     """How responses are sampled, in every stage."""
     data: DataConfig = DataConfig()
@@ -115,10 +122,15 @@ class Options(Settings):
         """Stage to work pool, for the stages that this process does not compute."""
         return {stage: runner.pool for stage, runner in self.runners.items() if runner.pool != LOCAL}
 
+    @property
+    def timeouts(self) -> dict[str, float]:
+        """Stage to the seconds that one attempt may take, for the stages that have a limit."""
+        return {stage: runner.timeout for stage, runner in self.runners.items() if runner.timeout is not None}
+
     def resolved(self) -> Self:
         """The same for this machine: no `auto` is left in a runtime (a pool's has what it doesn't say from here)."""
         runners = {
-            stage: runner if runner.runtime is None else Runner(pool=runner.pool, runtime=runner.runtime.resolve())
+            stage: runner if runner.runtime is None else runner.model_copy(update={"runtime": runner.runtime.resolve()})
             for stage, runner in self.runners.items()
         }
         return self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners})

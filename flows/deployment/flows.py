@@ -8,21 +8,24 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from uuid import UUID
 
 from prefect import flow, runtime
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Failed
 from pydantic import Field
 from rich.console import Console
 
-from components.base.errors import TetherError, disk_error
+from components.base.errors import TetherError, UserError, disk_error
 from components.store.store import ArtifactStore
 from flows import launch
 from flows.config.run_config import RunConfig
 from flows.environment import check_packages, prepare_environment, tether_home
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
+from tasks.prefect_flow.alive import saying_that_it_lives
 from tasks.prefect_flow.stages import Outcome
 from tasks.runs.journal import REPORT
 from tasks.runs.label import Label
@@ -52,6 +55,7 @@ def rlhf(
     flow_run = str(runtime.flow_run.id)
 
     def begin(home: Path) -> launch.Launch:
+        refuse_own_pool(config, pool_of(flow_run))
         label = Label.of(name, tags)
         if from_stage is None:
             return launch.new_run(home, profile, config.resolved(), refresh=refresh, flow_run=flow_run, label=label)
@@ -84,6 +88,32 @@ def compute(order: Order) -> State[Any]:
     return _guarded(work)
 
 
+def refuse_own_pool(config: RunConfig, own: str | None) -> None:
+    """Refuse a config whose pipeline orders a stage from the pool that it runs on.
+
+    Args:
+        config: of the pipeline.
+        own: the pool that runs it, if one does.
+
+    Raises:
+        UserError: naming the stage.
+    """
+    for stage, pool in config.pools.items():
+        if pool == own:
+            raise UserError(
+                f"runners.{stage} = {pool}: the pool {pool} runs the pipelines. Each keeps its place there while it "
+                f"waits for its {stage}, and where all places are taken so, none ever gets it. Set runners.{stage} to "
+                f"local, which computes it in the pipeline's own process, or to another pool, which "
+                f"`tether deploy --pool NAME` makes."
+            )
+
+
+def pool_of(flow_run: str) -> str | None:
+    """The work pool that runs a flow run."""
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(UUID(flow_run)).work_pool_name
+
+
 def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
     """Begin a run and compute it; a state says how it ended."""
 
@@ -110,7 +140,8 @@ def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lamb
         prepare_environment(home)
         logger = get_run_logger()
         try:
-            return call(home, Console(file=_LogLines(logger.info), width=200))
+            with saying_that_it_lives(str(runtime.flow_run.id)):
+                return call(home, Console(file=_LogLines(logger.info), width=200))
         except TetherError:
             raise
         except Exception as error:

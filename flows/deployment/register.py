@@ -1,19 +1,14 @@
-"""Registering with a Prefect server: work pools, deployments, and an automation that notices dead workers."""
+"""Registering with a Prefect server: work pools, deployments, and the automations that notice dead workers."""
 
 import os
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from prefect.automations import AutomationCore
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import StateType
 from prefect.deployments.runner import RunnerDeployment
-from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.schedules import Cron
@@ -28,12 +23,9 @@ from components.data.inputs import KINDS
 from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
 from flows.deployment import flows
-
-HEARTBEAT_SECONDS = 30
-DEAD_AFTER_SECONDS = 90
-OWN_ENDS = ("GateFailed", "UserError", "MachineMismatch", "CheckFailed", "TetherError", "AwaitingLabels")
-"""Names of our own end states: an event is named after its state's name."""
-DEAD_WORKERS = "Tether: a flow run whose heartbeat stops has crashed"
+from flows.deployment.automations import notice_dead_runs
+from flows.deployment.servers import CPU_RUNS
+from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
 
 
 class Schedule(NamedTuple):
@@ -50,6 +42,8 @@ class Deployed(NamedTuple):
     name: str
     pool: str
     url: str | None
+    limit: int | None = None
+    """How many runs of its pool all machines together compute at once; None where only each worker has a limit."""
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
@@ -86,23 +80,23 @@ def deploy(
         pools: further pools that are to compute stages, beside cpu and gpu.
 
     Raises:
-        UserError: the schedule is none.
+        UserError: the schedule is none, or a stage's pool is the one that runs the pipelines.
     """
     crons = [] if schedule is None else [_cron(schedule)]
     home.mkdir(parents=True, exist_ok=True)
     runners = {"ppo": Runner(pool=GPU_POOL), **config.runners}
     config = with_absolute_paths(config.model_copy(update={"runners": runners}))
+    flows.refuse_own_pool(config, CPU_POOL)
     computing = list(dict.fromkeys([CPU_POOL, GPU_POOL, *pools]))
-    for pool in computing:
-        _make_pool(pool, limit=None if pool == CPU_POOL else 1)
+    limits = {pool: _make_pool(pool) for pool in computing}
     defaults: dict[str, JsonValue] = {"profile": profile, "config": to_values(config)}
     done = [
         _register(flows.rlhf, profile, CPU_POOL, home, defaults, schedules=crons),
         _register(flows.human_eval, "score", CPU_POOL, home, {}),
-        *(_register(flows.compute, pool, pool, home, {}, one_gpu=pool == GPU_POOL) for pool in computing),
+        *(_register(flows.compute, pool, pool, home, {}) for pool in computing),
     ]
-    _notice_dead_workers()
-    return done
+    notice_dead_runs()
+    return [each._replace(limit=limits[each.pool]) for each in done]
 
 
 def _cron(schedule: Schedule) -> Any:
@@ -123,7 +117,6 @@ def _register(
     home: Path,
     parameters: dict[str, JsonValue],
     schedules: Iterable[Any] = (),
-    one_gpu: bool = False,
 ) -> Deployed:
     deployment = RunnerDeployment.from_flow(
         flow,
@@ -131,8 +124,8 @@ def _register(
         parameters=parameters,
         schedules=list(schedules),
         work_pool_name=pool,
-        job_variables={"env": _environment(home, one_gpu)},
-        tags=["tether"],
+        job_variables={"env": _environment(home)},
+        tags=[TAG],
         description=flow.description,
         entrypoint_type=EntrypointType.MODULE_PATH,
         enforce_parameter_schema=True,
@@ -141,9 +134,10 @@ def _register(
     return Deployed(f"{flow.name}/{name}", pool, redacted(url_for("deployment", made) or ""))
 
 
-def _environment(home: Path, one_gpu: bool) -> dict[str, str]:
+def _environment(home: Path) -> dict[str, str]:
     """What a worker gives a run of ours; the rest is set as the flow begins.
 
+    It wins over the worker's own environment, so what differs between workers (CUDA_VISIBLE_DEVICES) is left to them.
     Prefect's server keeps it: a URL with a password in it stays out, and comes from the worker's own environment.
     """
     urls = {name: os.environ.get(name, "") for name in ("MLFLOW_TRACKING_URI", VARIABLE)}
@@ -153,39 +147,21 @@ def _environment(home: Path, one_gpu: bool) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_LEVEL": "INFO",  # the run's log, for its page
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        **PATIENCE,
         **set_here,
-        **({"CUDA_VISIBLE_DEVICES": "0"} if one_gpu else {}),
     }
 
 
-def _make_pool(name: str, limit: int | None) -> None:
-    """Make a work pool of processes where there is none; one that a person changed stays as it is."""
+def _make_pool(name: str) -> int | None:
+    """Make a work pool of processes where there is none; one that a person changed stays as it is. Gives its limit.
+
+    A pool's limit is of all machines together. A new pool has none: how much a machine takes is for its workers to say.
+    """
     with get_client(sync_client=True) as client:
         try:
-            client.read_work_pool(name)
+            return client.read_work_pool(name).concurrency_limit
         except ObjectNotFound:
-            client.create_work_pool(WorkPoolCreate(name=name, type="process", concurrency_limit=limit))
-
-
-def _notice_dead_workers() -> None:
-    """A run whose worker died with it would be `Running` for ever, and be attached to."""
-    ended = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", *OWN_ENDS)}
-    automation = AutomationCore(
-        name=DEAD_WORKERS,
-        trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *ended},
-            match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=DEAD_AFTER_SECONDS),
-        ),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, message="No heartbeat: its worker died.")],
-    )
-    with get_client(sync_client=True) as client:
-        if not client.read_automations_by_name(DEAD_WORKERS):
-            client.create_automation(automation)
+            return client.create_work_pool(WorkPoolCreate(name=name, type="process")).concurrency_limit
 
 
 def describe(deployments: Iterable[Deployed], schedule: Schedule | None) -> list[str]:
@@ -195,5 +171,12 @@ def describe(deployments: Iterable[Deployed], schedule: Schedule | None) -> list
     if schedule is not None:
         state = "active" if schedule.active else "paused (its page or --active starts it)"
         lines.append(f"Schedule: {schedule.cron} {schedule.timezone}, {state}.")
-    pools = dict.fromkeys(each.pool for each in deployments)
-    return lines + [f"A worker: prefect worker start --pool {pool} --type process" for pool in pools]
+    for pool, limit in {each.pool: each.limit for each in deployments}.items():
+        runs = CPU_RUNS if pool == CPU_POOL else 1
+        lines.append(f"A worker: prefect worker start --pool {pool} --type process --limit {runs}")
+        if limit is not None:
+            lines.append(
+                f"Pool {pool}: at most {limit} at once on all machines together. To leave that to each worker's "
+                f"--limit: prefect work-pool clear-concurrency-limit {pool}"
+            )
+    return lines

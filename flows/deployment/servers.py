@@ -1,4 +1,7 @@
-"""Servers and workers on this machine, as long as the command runs: the pages of MLflow and Prefect, and both pools."""
+"""Servers and workers on this machine, as long as the command runs: the pages of MLflow and Prefect, and both pools.
+
+Each part is started again by itself where it ends: the others, and what they compute, go on.
+"""
 
 import os
 import signal
@@ -6,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -15,11 +18,19 @@ from typing import Any, NamedTuple
 from components.base.errors import TetherError
 from components.base.redaction import redacted
 from components.training.stopping import graceful
-from tasks.prefect_flow.server import no_answer
+from tasks.prefect_flow.server import PATIENCE, no_answer
 from tasks.tracking.client import tracking_uri
 
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
+AGAIN_SECONDS = (1.0, 60.0)
+"""How long a part that ended waits to be started again: at first, doubled each time, and at most."""
+STEADY_SECONDS = 60.0
+"""A part that ran for so long waits as at first."""
+LOOK_SECONDS = 0.5
+WATCH_SECONDS = 10.0
+CPU_RUNS = 2
+"""Pipelines that a worker of the pool cpu runs at once; one that computes takes 1 GB and all cores."""
 
 Say = Callable[[str], Any]
 
@@ -40,27 +51,40 @@ def serve_pages(home: Path, say: Say) -> None:
     """Start MLflow's and Prefect's servers, say where they are, and end them with this process.
 
     Raises:
-        TetherError: one does not come up, or ends.
+        TetherError: one does not come up.
     """
     _serve([_mlflow(home), _prefect()], home, say)
 
 
-def serve_pools(home: Path, pools: Iterable[str], say: Say) -> None:
+def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
     """Start a worker for each pool, and end them with this process. Runs at work are told to stop, and can resume.
 
-    Raises:
-        TetherError: one ends by itself.
+    Args:
+        home: where their logs go.
+        pools: how many runs of each pool are computed here at once.
+        say: tells a person.
     """
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")  # workers of one pool, each with a GPU of its own
+    from flows.deployment.recovery import resume_crashed
+
     workers = [
         Service(
-            f"worker-{pool}",
-            f"takes runs of pool {pool}",
-            [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"],
-            environment={"PREFECT_LOGGING_LEVEL": "INFO", "PREFECT_WORKER_QUERY_SECONDS": "3"},
+            f"worker-{pool}" + (f"-{devices.replace(',', '-')}" if devices else ""),
+            f"takes runs of pool {pool}, {limit} at a time",
+            [
+                sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process",
+                "--limit", str(limit),
+            ],
+            environment={
+                "PREFECT_LOGGING_LEVEL": "INFO",
+                "PREFECT_WORKER_QUERY_SECONDS": "3",
+                # With its database away, a server says 500; else a worker gives up after two minutes of that.
+                "PREFECT_CLIENT_RETRY_EXTRA_CODES": PATIENCE["PREFECT_CLIENT_RETRY_EXTRA_CODES"],
+            },
         )
-        for pool in pools
-    ]
-    _serve(workers, home, say)
+        for pool, limit in pools.items()
+    ]  # fmt: skip
+    _serve(workers, home, say, watch=lambda: resume_crashed(pools, say))
 
 
 def free_port(preferred: int) -> int:
@@ -102,46 +126,81 @@ def _prefect() -> Service:
     )
 
 
-def _serve(services: list[Service], home: Path, say: Say) -> None:
+def _serve(services: list[Service], home: Path, say: Say, watch: Callable[[], None] = lambda: None) -> None:
     home.mkdir(parents=True, exist_ok=True)
     # SIGTERM raises a KeyboardInterrupt too (`graceful`); here neither is a mistake.
-    with graceful(), suppress(KeyboardInterrupt), _running(services, home) as processes:
+    with graceful(), suppress(KeyboardInterrupt), _running(services, home) as parts:
         for service in services:
-            if service.health is not None and service.name in processes:
-                _wait_for(service.name, service.health, processes[service.name], home)
+            if service.health is not None and service.name in parts:
+                _wait_for(service.name, service.health, parts[service.name].process, home)
             say(f"{service.name}: {service.address}")
-        say("Ctrl-C ends them." if processes else "They are servers of yours; nothing was started.")
-        while processes:
-            for name, process in processes.items():
-                if process.poll() is not None:
-                    raise TetherError(f"{name} ended with code {process.returncode}; see {_log(name, home)}")
-            time.sleep(0.5)
+        say("Ctrl-C ends them." if parts else "They are servers of yours; nothing was started.")
+        watched = time.monotonic()
+        while parts:
+            for part in parts.values():
+                part.look(say)
+            if time.monotonic() > watched + WATCH_SECONDS:
+                watch()
+                watched = time.monotonic()
+            time.sleep(LOOK_SECONDS)
 
 
 def _log(service: str, home: Path) -> Path:
     return home / f"{service.lower()}.log"
 
 
+class _Part:
+    """A service that this process runs, and starts again by itself where it ends."""
+
+    def __init__(self, service: Service, home: Path) -> None:
+        self._service, self._log = service, _log(service.name, home)
+        self._log.unlink(missing_ok=True)
+        self._wait = AGAIN_SECONDS[0]
+        self._due: float | None = None
+        """When it is to be started again; None while it runs."""
+        self._start()
+
+    def _start(self) -> None:
+        assert self._service.command is not None
+        with self._log.open("ab") as log:
+            # A session of its own: it has children, and Ctrl-C is ours to pass on.
+            self.process = subprocess.Popen(
+                self._service.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, **self._service.environment},
+            )  # fmt: skip
+        self._started, self._due = time.monotonic(), None
+
+    def look(self, say: Say) -> None:
+        """Start it again, after a while, where it has ended."""
+        now = time.monotonic()
+        if self._due is not None:
+            if now >= self._due:
+                self._start()
+            return
+        if self.process.poll() is None:
+            return
+        _end([self.process])  # children that outlived it may hold its port
+        if now - self._started > STEADY_SECONDS:
+            self._wait = AGAIN_SECONDS[0]
+        self._due = now + self._wait
+        say(
+            f"{self._service.name} ended with code {self.process.returncode} and is started again in "
+            f"{self._wait:.0f} s; see {self._log}"
+        )
+        self._wait = min(2 * self._wait, AGAIN_SECONDS[1])
+
+
 @contextmanager
-def _running(services: list[Service], home: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Start the services that have a command; gives the processes by the services' names."""
-    processes: dict[str, subprocess.Popen[bytes]] = {}
+def _running(services: list[Service], home: Path) -> Iterator[dict[str, _Part]]:
+    """Start the services that have a command; gives them by name."""
+    parts: dict[str, _Part] = {}
     try:
         for service in services:
             if service.command is not None:
-                with _log(service.name, home).open("wb") as log:
-                    # A session of its own: they have children, and Ctrl-C is ours to pass on.
-                    processes[service.name] = subprocess.Popen(
-                        service.command,
-                        stdout=log,
-                        stderr=log,
-                        stdin=subprocess.DEVNULL,
-                        env={**os.environ, **service.environment},
-                        start_new_session=True,
-                    )
-        yield processes
+                parts[service.name] = _Part(service, home)
+        yield parts
     finally:
-        _end(processes.values())
+        _end([part.process for part in parts.values()])
 
 
 def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:

@@ -26,6 +26,7 @@ from components.store.leases import Lease
 from components.store.records import Environment
 from components.store.store import ArtifactStore, Miss, Record
 from tasks.execution import plots
+from tasks.execution.attempts import time_limit
 from tasks.result import Input, InputChanged
 from tasks.runs.points import Point, Spool, is_point, read_points
 from tasks.stages import Stage
@@ -60,6 +61,8 @@ class Work:
     """The run that wants it, for the record."""
     because: str = ""
     """Why the store lacks it, in a line for people."""
+    timeout: float | None = None
+    """Seconds that one attempt may take."""
 
     def check_inputs(self) -> None:
         """Raise `InputChanged` if an external input is no longer the one in the key."""
@@ -106,7 +109,8 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
 
     try:
         work.check_inputs()
-        metrics = _call(work, out, folder / POINTS, show, lease)
+        with time_limit(work.timeout, work.stage.name):
+            metrics = _call(work, out, folder / POINTS, show, lease)
         _plot(work, metrics, out, folder / POINTS)
         record = store.publish(
             work.key,

@@ -19,6 +19,7 @@ from components.store.retention import remove_finished_work
 from components.store.store import ArtifactStore, Record
 from components.training.stopping import Interrupted
 from tasks.execution import progress
+from tasks.execution.attempts import Attempts
 from tasks.result import StageResult, State
 from tasks.runs.config import run_values, write_values
 from tasks.runs.label import UNNAMED, Label
@@ -47,6 +48,10 @@ class RunContext:
     """Records to take for (sub-)stages whose inputs are still the same, though code or machine may have changed."""
     pools: Mapping[str, str] = field(default_factory=dict)
     """Shown stage to the work pool that computes it; what isn't named is computed by this process."""
+    attempts: Attempts = field(default_factory=Attempts)
+    """How often a stage is tried again after a breakdown."""
+    timeouts: Mapping[str, float] = field(default_factory=dict)
+    """Shown stage to the seconds that one attempt may take; what isn't named has no limit."""
     root: Path = ROOT
     """Where our packages are."""
     track: bool = True

@@ -7,6 +7,7 @@ worker's run lives and ends by itself: a caller that dies is not missed, and the
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -14,11 +15,13 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Cancelling
 from prefect.utilities.urls import url_for
 from pydantic import Field, JsonValue
 
 from components.base import errors
-from components.base.errors import MachineMismatch, TetherError, UserError
+from components.base.errors import MachineMismatch, StageTimeout, TetherError, UserError, WorkerDied
 from components.base.redaction import redacted
 from components.base.settings import Settings
 from components.keys.changes import KeyParts, changes, in_a_line
@@ -36,9 +39,18 @@ FLOW = "compute"
 POLL_SECONDS = 1.0
 UNTAKEN_SECONDS = 60.0
 """How long an order may wait before we warn that no worker has picked it up."""
+NO_HEARTBEAT = "No heartbeat"
+"""How the message begins of a run that a server set to `Crashed` because it heard nothing from it."""
+DOUBT_SECONDS = 30.0
+"""How long such a run may take to say that it lives, with a server that answers."""
+STOP_SECONDS = 60.0
+"""How long a run that takes longer than its stage may is given to stop itself."""
+AWAY = (408, 429, 500, 502, 503, 504)
+"""What a server answers where it, its database or a proxy before it is not up; a 500 is what Prefect says then."""
 LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 class Order(Settings):
@@ -52,6 +64,7 @@ class Order(Settings):
     parts: KeyParts = Field(description="What the key was made of, to say how a worker differs.")
     refresh: bool = Field(False, description="Compute even where the store has it.")
     because: str = Field("", description="Why it is computed, for the worker's log.")
+    timeout: float | None = Field(None, description="Seconds that it may take.")
 
 
 # -- the caller ------------------------------------------------------------------------------------------------------
@@ -76,11 +89,14 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
     Raises:
         TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
     """
-    with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)])))
+    # What waits for the server is below: Prefect's own retries would wait a minute without a word, and give up then.
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+        server = _Server(f"{work.stage.name}: the Prefect server", "waiting", say)
+        of_key = FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)]))
+        runs = server.insist(lambda: client.read_flow_runs(flow_run_filter=of_key))
         live = next((run for run in runs if run.state is not None and run.state.type in LIVE), None)
-        if live is None:
-            live = _start(work, pool, refresh, attempt=len(runs) + 1)
+        if ordered := live is None:
+            live = server.insist(lambda: _start(work, pool, refresh, attempt=len(runs) + 1))
             say(f"{work.stage.name}: given to pool {pool}, {_url(live)}")
         else:
             say(f"{work.stage.name}: attached to {_url(live)}, which computes it already")
@@ -93,7 +109,8 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
                 show(point)
 
         at_work = store.work_folder(work.key) / POINTS
-        run = _follow(client, live, lambda: show_points(at_work), work.stage.name, pool, say)
+        timeout = work.timeout if ordered else None  # whoever ordered it says how long it may take
+        run = _follow(client, live, lambda: show_points(at_work), work.stage.name, pool, say, timeout)
     _raise_unless_completed(run, work)
     found = store.lookup(work.key)
     if isinstance(found, Miss):
@@ -128,6 +145,7 @@ def _order(work: Work, refresh: bool) -> Order:
         parts=work.parts,
         refresh=refresh,
         because=work.because,
+        timeout=work.timeout,
     )
 
 
@@ -140,33 +158,87 @@ def _url(run: FlowRun) -> str:
 
 
 def _follow(
-    client: SyncPrefectClient, run: FlowRun, show_points: Callable[[], None], stage: str, pool: str, say: Say
-) -> FlowRun:
-    """Wait for the end, saying what state the run is in; an unreachable server is waited for."""
-    seen, reachable, taken_by = "", True, time.monotonic() + UNTAKEN_SECONDS
+    client: SyncPrefectClient, run: FlowRun, show_points: Callable[[], None], stage: str, pool: str, say: Say,
+    timeout: float | None = None,
+) -> FlowRun:  # fmt: skip
+    """Wait for the end, saying what state the run is in; a server that is away is waited for, as is a run in doubt.
+
+    Raises:
+        StageTimeout: it ran for `timeout` seconds and more without ending itself, and was cancelled.
+    """
+    seen, taken_by, given_up_at, overdue_at = "", time.monotonic() + UNTAKEN_SECONDS, float("inf"), float("inf")
+    server = _Server(f"{stage}: the Prefect server", "the worker goes on, waiting", say)
     while True:
-        try:
-            run = client.read_flow_run(run.id)
-            if not reachable:
-                say(f"{stage}: the Prefect server answers again")
-            reachable = True
-        except httpx.TransportError as error:
-            if reachable:
-                kind = type(error).__name__
-                say(f"{stage}: the Prefect server does not answer ({kind}); the worker goes on, waiting")
-            reachable = False
+        now = time.monotonic()
+        known = server.ask(lambda: client.read_flow_run(run.id))  # noqa: B023 - called at once
+        run = known or run
         show_points()
         state = run.state
-        if state is not None and state.is_final():
+        if known is None or not taken_for_dead(run):
+            given_up_at = float("inf")
+        else:
+            given_up_at = min(given_up_at, now + DOUBT_SECONDS)
+        if state is not None and state.is_final() and (not taken_for_dead(run) or now > given_up_at):
             return run
+        if timeout is not None and state is not None and state.is_running():
+            overdue_at = min(overdue_at, now + timeout + STOP_SECONDS)
+        if now > overdue_at:  # its process has not stopped itself
+            server.insist(lambda: client.set_flow_run_state(run.id, Cancelling(message="It took too long.")))  # noqa: B023
+            raise StageTimeout(f"{stage}: {_url(run)} took longer than {timeout:g} s, did not stop, and was cancelled.")
         if state is not None and state.name and state.name != seen:
             seen = state.name
             say(f"{stage}: {seen.lower()} on pool {pool}")
-        if state is not None and state.is_scheduled() and time.monotonic() > taken_by:
+        if state is not None and state.is_scheduled() and now > taken_by:
             taken_by = float("inf")
             worker = f"`prefect worker start --pool {pool}`"
             say(f"{stage}: no worker has taken it yet; is one running ({worker}), and free?")
         time.sleep(POLL_SECONDS)
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether an error of a call of Prefect says that its server, or the database behind it, is away."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in AWAY
+    return isinstance(error, httpx.TransportError)
+
+
+def _in_a_word(error: BaseException) -> str:
+    return str(error.response.status_code) if isinstance(error, httpx.HTTPStatusError) else type(error).__name__
+
+
+class _Server:
+    """Asks a Prefect server that may be away; its absence is said once, and so is its return."""
+
+    def __init__(self, name: str, meanwhile: str, say: Say) -> None:
+        self._name, self._meanwhile, self._say = name, meanwhile, say
+        self._away = False
+
+    def ask(self, call: Callable[[], T]) -> T | None:
+        """What `call` gives; None where the server, or the database behind it, is away."""
+        try:
+            value = call()
+        except Exception as error:
+            if not is_away(error):
+                raise
+            if not self._away:
+                self._say(f"{self._name} does not answer ({_in_a_word(error)}); {self._meanwhile}")
+            self._away = True
+            return None
+        if self._away:
+            self._say(f"{self._name} answers again")
+        self._away = False
+        return value
+
+    def insist(self, call: Callable[[], T]) -> T:
+        """What `call` gives, once the server is there."""
+        while (value := self.ask(call)) is None:
+            time.sleep(POLL_SECONDS)
+        return value
+
+
+def taken_for_dead(run: FlowRun) -> bool:
+    """Whether the server set the run to `Crashed` because it heard nothing from it; its process may live."""
+    return run.state is not None and run.state.is_crashed() and (run.state.message or "").startswith(NO_HEARTBEAT)
 
 
 def _raise_unless_completed(run: FlowRun, work: Work) -> None:
@@ -179,7 +251,8 @@ def _raise_unless_completed(run: FlowRun, work: Work) -> None:
     if isinstance(kind, type) and issubclass(kind, TetherError):
         raise kind(said)
     then = "" if said.endswith(".") or not said else "."
-    raise TetherError(
+    error = WorkerDied if state.is_crashed() else TetherError
+    raise error(
         f"{work.stage.name}: {_url(run)} ended as {state.name}{': ' if said else ''}{said}{then} The same command goes "
         f"on from its last checkpoint."
     )
@@ -204,7 +277,7 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
             f"this worker would compute another {stage.name} than was ordered (ordered -> here): "
             f"{in_a_line(changes(order.parts, parts), most=10)}. Install the same Tether and libraries on both."
         )
-    work = Work(stage, job, inputs, key, parts, order.run, order.because)
+    work = Work(stage, job, inputs, key, parts, order.run, order.because, order.timeout)
     return compute_once(work, store, show, say, order.refresh)[0]
 
 

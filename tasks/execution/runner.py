@@ -15,6 +15,7 @@ from components.gates import text as gate_text
 from components.keys.changes import KeyParts
 from components.store.store import Record
 from tasks.execution import explanation
+from tasks.execution.attempts import through_breakdowns
 from tasks.execution.computing import Show, Work, compute_once, look_up
 from tasks.execution.context import RunContext
 from tasks.execution.keying import Inputs, key_of
@@ -42,7 +43,7 @@ def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> Sta
     spent = ctx.status.stage(stage.shown).seconds
     try:
         ctx.begin_stage(stage.shown)
-        result = _obtain(stage, job, inputs, ctx)
+        result = through_breakdowns(lambda: _obtain(stage, job, inputs, ctx), ctx.attempts, stage.name, ctx.say)
         ctx.results[stage.name] = result
         _record(result, ctx)
     except BaseException as error:
@@ -94,8 +95,10 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
         )
     why = explanation.miss(ctx.store, stage.name, key, parts, found, ctx.run)
     _explain(stage, ctx, why)
-    work = Work(stage, job, inputs, key, parts, ctx.run, explanation.in_a_line(why))
+    limit = ctx.timeouts.get(stage.shown)
+    work = Work(stage, job, inputs, key, parts, ctx.run, explanation.in_a_line(why), limit)
     pool = ctx.pools.get(stage.shown)
+
     with _recording(stage, ctx) as show:
         if pool is None:
             record, here = compute_once(work, ctx.store, show, ctx.say, refresh)

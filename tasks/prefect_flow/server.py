@@ -23,6 +23,17 @@ from tasks.runs.journal import write_model
 
 logger = logging.getLogger(__name__)
 
+TAG = "tether"
+"""Every flow run of ours has it, and the deployments: automations match it, so that they touch nobody else's runs."""
+
+HEARTBEAT_SECONDS = 30
+"""How often a flow run on a server says that its process lives. Prefect takes no less."""
+
+PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "9", "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504"}
+"""Prefect's settings of a run that nobody waits for. It tells its state for 17 minutes, each wait twice the last one,
+also where the database behind the server is away, which Prefect says by a 500. The default is a minute, and no second
+try after a 500."""
+
 START_SECONDS = 120.0
 """How long a run's own server may take to answer; on an idle machine it takes about 10 s."""
 
@@ -66,9 +77,17 @@ def no_answer(url: str, timeout: float = 3.0) -> Exception | None:
 
 
 def is_answering(timeout: float = 3.0) -> bool:
-    """Whether the server that `PREFECT_API_URL` names, if it does, is there (still)."""
+    """Whether the server that `PREFECT_API_URL` names, if it does, is there (still), and its database too."""
     url = os.environ.get("PREFECT_API_URL", "")
-    return not url or no_answer(f"{url.rstrip('/')}/health", timeout) is None
+    if not url:
+        return True
+    try:
+        with urllib.request.urlopen(redacted(f"{url.rstrip('/')}/ready"), timeout=timeout):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500  # it answers; 503 is its word for a database that is away
+    except (OSError, ValueError):
+        return False
 
 
 class _Note(BaseModel):

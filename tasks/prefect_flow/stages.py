@@ -18,6 +18,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import LogCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State
+from prefect.context import TagsContext
 from prefect.states import Completed, Failed
 
 from components.base.errors import TetherError
@@ -25,6 +26,7 @@ from components.base.redaction import redacted
 from components.base.settings import Settings
 from components.gates import text as gate_text
 from tasks.execution.context import RunContext
+from tasks.execution.dispatch import is_away
 from tasks.execution.runner import run_stage
 from tasks.prefect_flow.server import is_answering
 from tasks.result import Given, StageResult
@@ -85,12 +87,14 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
             state = outcome.capture(
                 lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
             )
-            _show_gates(stage, ctx)
+            unless_gone(lambda: _show_gates(stage, ctx))
             return state
 
         made = {each.stage.name for each in inputs.values() if isinstance(each, StageResult)}
         upstream = [state for name, state in ended.items() if name in made]
-        state = unless_gone(lambda: run_one_stage(return_state=True, wait_for=upstream))
+        # Of tags that the task has, Prefect asks the server for places before it runs and while it does.
+        with TagsContext(current_tags=set()):
+            state = unless_gone(lambda: run_one_stage(return_state=True, wait_for=upstream))
         result = outcome.get(state)
         if state is not None:
             ended[stage.name] = state  # for the edges of Prefect's graph
@@ -131,8 +135,8 @@ def unless_gone(call: Callable[[], T]) -> T | None:
     """Call Prefect; None where its server has gone away meanwhile, so that what was computed is not lost with it."""
     try:
         return call()
-    except Exception:  # Prefect lets its transport's errors through, some of them wrapped
-        if is_answering():
+    except Exception as error:  # Prefect lets its transport's errors through, some of them wrapped
+        if is_answering() and not is_away(error):
             raise
         return None
 

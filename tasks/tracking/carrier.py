@@ -5,7 +5,8 @@ What MLflow can't take stays on disk; the next run's thread, or `tether sync`, c
 
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 2.0
 RETRY_SECONDS = 10.0
+AGAIN_SECONDS = (2.0, 30.0)
+"""How long `tether sync` waits before it asks again: at first, doubled each time, and at most."""
 CLOSE_SECONDS = 20.0
 """How long a run that is done waits for what is still on its way, where MLflow answers; else it waits for nothing."""
 
@@ -135,15 +138,40 @@ def is_left(folder: Path) -> bool:
     return (run.finished is not None or run.died) and Sent.load(folder).whole != run.updated
 
 
-def sync(home: Path) -> Iterator[tuple[str, Exception | None]]:
+def sync(
+    home: Path, patience: float = 0.0, say: Callable[[str], object] = logger.info
+) -> Iterator[tuple[str, Exception | None]]:
     """Send what is left behind, the oldest run first. Yields each run, with the error where MLflow refuses it.
 
     What another process is carrying just now is left to it.
 
+    Args:
+        home: the `TETHER_HOME`.
+        patience: for how many seconds an MLflow that takes nothing on is asked again.
+        say: tells a person that it is.
+
     Raises:
         Exception: MLflow doesn't answer.
     """
-    recorder = None
+    recorder: Recorder | None = None
     for folder in left_behind(home):
-        recorder = recorder or Recorder(home)
-        yield folder.name, carry_left(recorder, folder)
+        until, wait = time.monotonic() + patience, AGAIN_SECONDS[0]
+        while True:
+            before = Sent.load(folder)
+            try:
+                recorder = recorder or Recorder(home)
+                refused = carry_left(recorder, folder)
+                if refused is None or isinstance(refused, UserError) or Sent.load(folder) == before:
+                    break
+                continue  # it took something on: a slow server, which answers again
+            except UserError:
+                raise
+            except Exception as error:  # whatever MLflow and its transports raise
+                if Sent.load(folder) != before:
+                    until, wait = time.monotonic() + patience, AGAIN_SECONDS[0]
+                if time.monotonic() + wait > until:
+                    raise
+                say(f"{folder.name}: MLflow does not answer ({in_short(error)}); asking again in {wait:.0f} s")
+            time.sleep(wait)
+            wait = min(2 * wait, AGAIN_SECONDS[1])
+        yield folder.name, refused

@@ -1,15 +1,17 @@
 """The flows of a Prefect server where no server is needed. (With one: tests/test_operations.py.)"""
 
+import logging
 from pathlib import Path
 
 import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import ValidationError, validate
 
+from components.base.errors import UserError
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
-from flows.deployment import flows
-from flows.deployment.register import with_absolute_paths
+from flows.deployment import flows, register
+from flows.deployment.register import deploy, with_absolute_paths
 
 
 def test_a_run_to_go_on_from_without_the_stage_is_the_users_mistake() -> None:
@@ -46,3 +48,41 @@ def test_prefects_form_takes_one_source_and_several(preferences: str) -> None:
     config["data"]["preferences"] = 3  # type: ignore[index,call-overload]
     with pytest.raises(ValidationError):
         validate({"config": config}, schema, raise_on_error=True)
+
+
+def test_a_pipeline_that_orders_from_the_pool_it_runs_on_is_refused() -> None:
+    """With two of them in a pool that takes two runs, both waited for ever for a place for their PPO."""
+    config = load_config("tiny", [parse_override("runners.ppo=cpu")])
+    with pytest.raises(UserError, match=r"runners\.ppo = cpu.*Set runners\.ppo to local"):
+        flows.refuse_own_pool(config, "cpu")
+    flows.refuse_own_pool(config, None)  # a terminal's run keeps no place there
+    flows.refuse_own_pool(load_config("tiny", [parse_override("runners.ppo=gpu")]), "cpu")
+    with pytest.raises(UserError, match=r"runners\.ppo = cpu"):
+        deploy(Path("nowhere"), "tiny", config, None)
+
+
+def test_a_run_of_a_form_that_orders_from_its_own_pool_ends_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TETHER_HOME", str(tmp_path))
+    monkeypatch.setattr(flows, "pool_of", lambda flow_run: "cpu")
+    monkeypatch.setattr(flows, "get_run_logger", lambda: logging.getLogger("run"))
+    state = flows.rlhf.fn(load_config("tiny", [parse_override("runners.reward=cpu")]))
+    assert state.name == "UserError" and "runners.reward = cpu" in str(state.message)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_deployments_environment_leaves_the_gpu_to_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wins over the worker's: CUDA_VISIBLE_DEVICES=1 of a second worker became 0."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert "CUDA_VISIBLE_DEVICES" not in register._environment(tmp_path)
+
+
+def test_a_pools_limit_for_all_machines_is_named_with_the_command_that_lifts_it() -> None:
+    done = [register.Deployed("rlhf/x", "cpu", None), register.Deployed("compute/gpu", "gpu", None, limit=1)]
+    lines = register.describe(done, None)
+    assert any(line.endswith("prefect work-pool clear-concurrency-limit gpu") for line in lines)
+    assert not any("clear-concurrency-limit cpu" in line for line in lines)
+    assert "A worker: prefect worker start --pool gpu --type process --limit 1" in lines

@@ -1,15 +1,30 @@
 """What a worker accepts as an order, and how it says what differs. (The servers' side: tests/test_operations.py.)"""
 
+from collections.abc import Callable
 from pathlib import Path
+from uuid import UUID, uuid4
 
+import httpx
 import pytest
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
 
-from components.base.errors import MachineMismatch
+from components.base.errors import (
+    CheckFailed,
+    LeaseLost,
+    MachineMismatch,
+    StageTimeout,
+    TetherError,
+    Unreachable,
+    WorkerDied,
+)
 from components.keys.fingerprint import stage_key
 from components.models.runtime import Runtime
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from tasks.execution import computing, dispatch
+from tasks.execution.attempts import is_breakdown
+from tasks.execution.computing import Work
 from tasks.execution.dispatch import Order, receive
 from tasks.result import Input
 from tasks.stages import STAGES
@@ -100,3 +115,101 @@ def test_a_worker_on_another_machine_refuses_with_the_setting_that_fits(changes,
         dispatch._check_machine(here.model_copy(update=changes))
     assert said in str(refused.value)
     assert f"threads: {here.threads}, instruction_set: {here.instruction_set}}}" in str(refused.value)
+
+
+def response(status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("GET", "http://server")
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+
+
+class Client:
+    """A Prefect client that answers, or raises, what it is given; the last for ever."""
+
+    def __init__(self, *answers: State | Exception) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+        self.told: list[str | None] = []
+
+    def read_flow_run(self, run: UUID) -> FlowRun:
+        answer = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return FlowRun(id=run, flow_id=run, state=answer)
+
+    def set_flow_run_state(self, run: UUID, state: State) -> str:
+        self.told.append(state.name)
+        return "accepted"
+
+
+@pytest.fixture
+def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FlowRun, list[str]]]:
+    """`follow(client)` follows a run to its end; what it ended as, and what was said."""
+    monkeypatch.setattr(dispatch, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(dispatch, "DOUBT_SECONDS", 0.2)
+
+    def follow(client: Client, timeout: float | None = None) -> tuple[FlowRun, list[str]]:
+        said: list[str] = []
+        run = FlowRun(id=uuid4(), flow_id=uuid4(), state=Scheduled())
+        return dispatch._follow(client, run, lambda: None, "ppo", "gpu", said.append, timeout), said
+
+    return follow
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), response(500), response(502), response(503)])
+def test_a_server_that_is_away_is_waited_for_and_said_once(error, follow) -> None:
+    """A 500, which is what Prefect says while its database is away, ended the pipeline."""
+    run, said = follow(Client(Running(), error, error, error, Running(), Completed()))
+    assert run.state.is_completed()
+    assert [line.partition("(")[0] for line in said if "Prefect server" in line] == [
+        "ppo: the Prefect server does not answer ",
+        "ppo: the Prefect server answers again",
+    ]
+
+
+def test_an_answer_that_is_no_outage_ends_the_following(follow) -> None:
+    with pytest.raises(httpx.HTTPStatusError):
+        follow(Client(response(401)))
+
+
+def test_a_run_that_the_server_took_for_dead_has_time_to_say_that_it_lives(follow) -> None:
+    """A server that was away set the live run to Crashed, and its pipeline ended with it."""
+    doubted = Crashed(message=f"{dispatch.NO_HEARTBEAT}: its worker died.")
+    run, _ = follow(Client(doubted, doubted, doubted, Running(), Completed()))
+    assert run.state.is_completed()
+    run, _ = follow(client := Client(doubted))
+    assert run.state.is_crashed() and client.asked > 5
+    run, _ = follow(client := Client(Crashed(message="exited with status code -9")))
+    assert run.state.is_crashed() and client.asked == 1, "what the worker saw die is dead"
+
+
+def test_a_run_that_takes_too_long_and_does_not_stop_itself_is_cancelled(follow, monkeypatch) -> None:
+    """A process that hangs in a library's code does not see its own limit."""
+    monkeypatch.setattr(dispatch, "STOP_SECONDS", 0.05)
+    client = Client(Running())
+    with pytest.raises(StageTimeout, match=r"longer than 0\.05 s"):
+        follow(client, timeout=0.05)
+    assert client.told == ["Cancelling"]
+    queued = Client(*[Scheduled()] * 20, Completed())
+    assert follow(queued, timeout=0.05)[0].state.is_completed() and queued.told == [], "waiting for a place is no work"
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "again"),
+    [
+        (Crashed(message="exited with status code -9"), WorkerDied, True),
+        (Failed(name="LeaseLost", message="stood still."), LeaseLost, True),
+        (Failed(name="Unreachable", message="the bucket"), Unreachable, True),
+        (Failed(name="CheckFailed", message="NaN"), CheckFailed, False),
+        (Failed(name="StageTimeout", message="too long"), StageTimeout, False),
+        (Failed(message="KeyError"), TetherError, False),
+        (Cancelled(), TetherError, False),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_what_a_worker_ended_as_says_whether_it_is_ordered_again(state, error, again, source: Input) -> None:
+    wanted = order(source)
+    work = Work(STAGE, load_config("tiny"), {}, wanted.key, wanted.parts, "r")
+    with pytest.raises(error) as caught:
+        dispatch._raise_unless_completed(FlowRun(id=uuid4(), flow_id=uuid4(), state=state), work)
+    assert type(caught.value) is error and is_breakdown(caught.value) is again

@@ -1,12 +1,14 @@
 """A run's own Prefect server: started, ended, and done without where it can't start."""
 
+import http.server
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from tasks.prefect_flow.server import NoServer, end_orphans, no_answer, own_server
+from tasks.prefect_flow.server import NoServer, end_orphans, is_answering, no_answer, own_server
 
 pytest.importorskip("prefect")
 
@@ -52,3 +54,29 @@ def test_a_damaged_note_stops_no_run_and_is_removed(
     (folder / "77.json").write_bytes(damage)
     assert end_orphans(folder) == []
     assert not (folder / "77.json").exists() and "77.json is damaged" in caplog.text
+
+
+@pytest.mark.parametrize(("status", "answers"), [(200, True), (401, True), (404, True), (500, False), (503, False)])
+def test_a_server_whose_database_is_away_counts_as_away(
+    status: int, answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its health was asked, which is fine without a database; then a stage's task met a 500, and ended the run."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/api/health" else status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api/")
+        try:
+            assert is_answering() is answers
+        finally:
+            server.shutdown()
+            thread.join()
+    assert not is_answering(timeout=0.5), "and one that is gone is away too"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from components.base.errors import GateFailed, TetherError, UserError
@@ -90,6 +91,15 @@ def test_an_error_of_ours_is_not_taken_for_a_server_that_is_gone(monkeypatch: py
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     with pytest.raises(ZeroDivisionError):
         unless_gone(lambda: 1 // 0)
+
+
+def test_a_server_that_is_back_by_the_time_it_is_asked_was_away_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+    def call() -> int:
+        raise httpx.ConnectError("refused")
+
+    assert unless_gone(call) is None
 
 
 @pytest.fixture

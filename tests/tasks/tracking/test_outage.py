@@ -228,6 +228,52 @@ def test_one_run_that_mlflow_refuses_holds_back_no_other(left, home, start, kit,
     assert [folder.name for folder in carrier.left_behind(home)] == [RUN]
 
 
+def test_sync_asks_again_as_long_as_mlflow_takes_something_on(left, empty, tmp_path, monkeypatch):
+    """It gave up at the first request that a slow server did not answer within 3 s."""
+    carry(copy(left, tmp_path / "undisturbed", empty))
+    expected = shown(tmp_path / "undisturbed")
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Tracking
+
+    monkeypatch.setattr(carrier, "AGAIN_SECONDS", (0.01, 0.01))
+    calls, down = [0], [False]
+
+    def flaky(call):
+        def write(*args, **kwargs):
+            calls[0] += 1
+            down[0] = calls[0] in falls
+            if down[0]:
+                raise ConnectionError("timed out")
+            return call(*args, **kwargs)
+
+        return write
+
+    def look(*args, **kwargs):
+        if down[0]:
+            down[0] = False
+            raise ConnectionError("timed out")
+        return found(*args, **kwargs)
+
+    falls = {number * (number + 1) // 2 for number in range(1, 50)}  # further and further apart
+    found = Tracking.search_experiments
+    home, said = copy(left, tmp_path / "flaky", empty), []
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracking, "search_experiments", look)
+        for name in WRITES & set(vars(Tracking)):
+            patch.setattr(Tracking, name, flaky(getattr(Tracking, name)))
+        assert [error for _, error in carrier.sync(home, patience=60.0, say=said.append)] == [None]
+    assert len(said) > 5 and "asking again in 0 s" in said[0]
+    assert shown(home) == expected
+
+
+def test_sync_gives_up_on_a_server_that_stays_away(left, monkeypatch):
+    monkeypatch.setattr(carrier, "AGAIN_SECONDS", (0.01, 0.04))
+    monkeypatch.setattr("tasks.tracking.recorder.connect", _refuse)
+    said, began = [], time.monotonic()
+    with pytest.raises(ConnectionError):
+        dict(carrier.sync(left, patience=0.3, say=said.append))
+    assert len(said) > 3 and 0.2 < time.monotonic() - began < 5
+
+
 @pytest.mark.parametrize("server", ["refuses", "never answers"])
 def test_a_dead_server_delays_a_run_by_no_more_than_seconds_and_sync_says_so(
     server, pipeline, home, empty, monkeypatch, said, caplog
@@ -246,7 +292,7 @@ def test_a_dead_server_delays_a_run_by_no_more_than_seconds_and_sync_says_so(
         from flows.cli.__main__ import app
 
         monkeypatch.setenv("TETHER_HOME", str(home))
-        done = CliRunner().invoke(app, ["sync"])
+        done = CliRunner().invoke(app, ["sync", "--wait", "0"])
     assert results["ppo"].state == "passed"
     assert seconds < 20  # two requests of 3 s at the most, and the stages; a request a fact would be 42
     assert "MLflow does not have all of this run yet. The next run or `tether sync` sends the rest." in " ".join(

@@ -1,0 +1,83 @@
+"""Deployed runs that crashed go on by themselves: the same run, from its checkpoint, as often as its config says.
+
+`tether serve` does so for its pools. An automation of the server would have to judge by events, which come late and in
+another order after an outage, and could start a run that lives a second time.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterEndTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import AwaitingRetry
+
+from flows.config.run_config import Options
+from tasks.execution.attempts import Attempts
+from tasks.execution.dispatch import DOUBT_SECONDS, taken_for_dead
+from tasks.prefect_flow.server import TAG
+
+logger = logging.getLogger(__name__)
+
+Say = Callable[[str], object]
+
+FLOWS = ("rlhf", "human-eval")
+"""Not `compute`: the pipeline that ordered it orders again."""
+OLDEST = timedelta(days=1)
+"""What crashed before is left: nobody waits for it any more."""
+AGAIN = "It crashed and goes on from its checkpoint"
+"""How the message of such a retry begins; a run's retries are counted by it."""
+
+
+def resume_crashed(pools: Collection[str], say: Say) -> None:
+    """Schedule again the crashed runs of `pools` that have a retry left, when it is due.
+
+    A server that does not answer is asked again the next time.
+    """
+    try:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+            for run in _crashed(client):
+                if run.deployment_id is not None and run.work_pool_name in pools:
+                    _resume(client, run, say)
+    except Exception:
+        logger.debug("crashed runs could not be looked for", exc_info=True)
+
+
+def _crashed(client: SyncPrefectClient) -> list[FlowRun]:
+    return client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=list(FLOWS))),
+        flow_run_filter=FlowRunFilter(
+            tags=FlowRunFilterTags(all_=[TAG]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])),
+            end_time=FlowRunFilterEndTime(after_=datetime.now(UTC) - OLDEST),
+        ),
+    )
+
+
+def _resume(client: SyncPrefectClient, run: FlowRun, say: Say) -> None:
+    attempts = attempts_of(run)
+    retry = 1 + sum((state.message or "").startswith(AGAIN) for state in client.read_flow_run_states(run.id))
+    if retry > attempts.retries or run.state is None:
+        return
+    wait = max(attempts.wait(retry), DOUBT_SECONDS if taken_for_dead(run) else 0.0)
+    if datetime.now(UTC) - run.state.timestamp < timedelta(seconds=wait):
+        return
+    client.set_flow_run_state(run.id, AwaitingRetry(message=f"{AGAIN}: retry {retry} of {attempts.retries}."))
+    say(f"{run.name} crashed and goes on from its checkpoint: retry {retry} of {attempts.retries}")
+
+
+def attempts_of(run: FlowRun) -> Attempts:
+    """How often a deployed run is tried again, by its config or else by the default."""
+    config = run.parameters.get("config") or {}
+    retries, seconds = (Options.model_fields[name].default for name in ("retries", "retry_seconds"))
+    return Attempts(int(config.get("retries", retries)), float(config.get("retry_seconds", seconds)))

@@ -1,0 +1,81 @@
+"""Trying a stage again after a breakdown, and ending one that takes too long.
+
+A breakdown is a process that died, a lease that was lost or a connection that failed: what the same stage may survive
+the next time, from its checkpoint. A mistake, a gate or a check that failed would fail again.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import TypeVar
+
+from components.base.errors import LeaseLost, StageTimeout, WorkerDied, is_unreachable
+
+T = TypeVar("T")
+
+LONGEST_WAIT_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """How often something is tried again after a breakdown."""
+
+    retries: int = 0
+    seconds: float = 30.0
+    """Wait before the first; twice as long before each further one, an hour at most."""
+
+    def wait(self, retry: int) -> float:
+        """Seconds before a retry, of which the first is number 1."""
+        return min(self.seconds * 2.0 ** (retry - 1), LONGEST_WAIT_SECONDS)
+
+
+def is_breakdown(error: BaseException) -> bool:
+    """Whether the same may succeed when it is tried again."""
+    return isinstance(error, (LeaseLost, WorkerDied)) or is_unreachable(error)
+
+
+def through_breakdowns(call: Callable[[], T], attempts: Attempts, name: str, say: Callable[[str], object]) -> T:
+    """What `call` gives, tried again after each breakdown as `attempts` has it; the last one's error is raised."""
+    retry = 0
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if retry >= attempts.retries or not is_breakdown(error):
+                raise
+            retry += 1
+            seconds = attempts.wait(retry)
+            say(f"{name}: {error} Retry {retry} of {attempts.retries} in {seconds:.0f} s.")
+        time.sleep(seconds)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None, name: str) -> Iterator[None]:
+    """Raise in the block once it has taken `seconds`. What a library computes is interrupted when it returns.
+
+    Only a main thread can be interrupted so; elsewhere there is no limit.
+
+    Raises:
+        StageTimeout: naming the option that sets the limit.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise StageTimeout(
+            f"{name} took longer than runners.{name.partition('.')[0]}.timeout = {seconds:g} s and was stopped. The "
+            f"same command goes on from its last checkpoint; set a longer timeout if it was at work."
+        )
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,124 @@
+"""Which crashed runs go on by themselves, on a real server. No worker runs: the tests set the states."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running
+
+from flows.config.run_config import load_config, to_values
+from flows.deployment import flows, recovery, register
+from flows.deployment.recovery import resume_crashed
+from tasks.execution.dispatch import NO_HEARTBEAT
+from tests.servers import PrefectServer
+
+pytestmark = pytest.mark.servers
+
+Begin = Callable[..., FlowRun]
+
+
+@pytest.fixture(scope="module")
+def client(server: PrefectServer) -> Iterator[SyncPrefectClient]:
+    with temporary_settings({PREFECT_API_URL: server.api}), get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def begin(client: SyncPrefectClient, tmp_path_factory: pytest.TempPathFactory) -> Begin:
+    """`begin(retries=1, ...)` is a running run of the deployed pipeline."""
+    home = tmp_path_factory.mktemp("home")
+    for pool in ("cpu", "elsewhere"):
+        register._make_pool(pool)
+        register._register(flows.rlhf, pool, pool, home, {})
+    register._register(flows.compute, "cpu", "cpu", home, {})
+
+    def begin(pool: str = "cpu", **changes: float) -> FlowRun:
+        config = {**to_values(load_config("tiny")), "retry_seconds": 0, **changes}
+        deployment = client.read_deployment_by_name(f"rlhf/{pool}")
+        run = client.create_flow_run_from_deployment(deployment.id, parameters={"config": config})
+        client.set_flow_run_state(run.id, Running(), force=True)
+        return run
+
+    return begin
+
+
+def end(client: SyncPrefectClient, run: FlowRun, state: "State[object]") -> None:
+    client.set_flow_run_state(run.id, state, force=True)
+
+
+def look(client: SyncPrefectClient, run: FlowRun) -> str | None:
+    said: list[str] = []
+    resume_crashed({"cpu": 2}, said.append)
+    return client.read_flow_run(run.id).state_name
+
+
+def test_a_crashed_run_is_scheduled_again_as_often_as_its_config_says(client: SyncPrefectClient, begin: Begin) -> None:
+    """It stayed Crashed, until somebody started another one by hand."""
+    run = begin(retries=2)
+    for _ in range(2):
+        end(client, run, Crashed(message="exited with status code -9"))
+        assert look(client, run) == "AwaitingRetry"
+        end(client, run, Running())
+        assert look(client, run) == "Running"
+    end(client, run, Crashed())
+    assert look(client, run) == "Crashed"
+    never = begin(retries=0)
+    end(client, never, Crashed())
+    assert look(client, never) == "Crashed"
+
+
+def test_a_retry_waits_for_its_time(client: SyncPrefectClient, begin: Begin) -> None:
+    run = begin(retries=2, retry_seconds=3600)
+    end(client, run, Crashed())
+    assert look(client, run) == "Crashed"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        Failed(name="UserError"),
+        Failed(name="GateFailed"),
+        Failed(name="CheckFailed"),
+        Cancelled(),
+        Completed(),
+    ],
+    ids=lambda state: state.name,
+)
+def test_a_mistake_a_gate_a_check_or_a_person_is_not_overruled(
+    client: SyncPrefectClient, begin: Begin, state: "State[object]"
+) -> None:
+    run = begin()
+    end(client, run, state)
+    assert look(client, run) == state.name
+
+
+def test_a_run_that_may_live_is_left_alone_until_it_had_time_to_say_so(
+    client: SyncPrefectClient, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scheduled again it would run twice at once."""
+    run = begin()
+    end(client, run, Crashed(message=f"{NO_HEARTBEAT}: its worker died."))
+    assert look(client, run) == "Crashed"
+    monkeypatch.setattr(recovery, "DOUBT_SECONDS", 0.0)
+    assert look(client, run) == "AwaitingRetry"
+
+
+def test_a_run_of_another_pool_and_a_stage_that_a_pipeline_ordered_are_left_alone(
+    client: SyncPrefectClient, begin: Begin
+) -> None:
+    run = begin(pool="elsewhere")
+    end(client, run, Crashed())
+    assert look(client, run) == "Crashed"
+    order = {"stage": "ppo", "key": "k", "run": "r", "job": {}, "inputs": {}, "parts": {}}
+    ordered = client.create_flow_run_from_deployment(
+        client.read_deployment_by_name("compute/cpu").id, parameters={"order": order}
+    )
+    end(client, ordered, Crashed())
+    assert look(client, ordered) == "Crashed"
+
+
+def test_a_server_that_is_away_is_asked_again_later() -> None:
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        resume_crashed({"cpu": 2}, print)

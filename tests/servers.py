@@ -1,0 +1,131 @@
+"""A Prefect server of a test, which can be stopped and started again, and a proxy before it that can be away."""
+
+import os
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from flows.deployment.servers import free_port
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what a person has set for servers."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "TETHER_"))}
+    return {**kept, "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+
+
+class PrefectServer:
+    """`prefect server start` on loopback with its database in `folder`; it keeps its port over a restart."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.port = free_port(0)
+        self.api = f"http://127.0.0.1:{self.port}/api"
+        self._environment = {**clean_environment(), "PREFECT_HOME": str(folder), **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "PrefectServer":
+        """Start it, and return once it answers."""
+        command = [Path(sys.executable).parent / "prefect", "server", "start", "--host", "127.0.0.1"]
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--port", str(self.port)], env=self._environment, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + 300
+        while not self.is_up():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise AssertionError(self.log())
+            time.sleep(0.2)
+        return self
+
+    def stop(self) -> None:
+        """End it, as an operator does."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(60)
+            self._process = None
+
+    def is_up(self) -> bool:
+        """Whether it answers."""
+        try:
+            urllib.request.urlopen(f"{self.api}/health", timeout=2).close()
+        except OSError:
+            return False
+        return True
+
+    def log(self) -> str:
+        """What it has said."""
+        return (self.folder / "server.log").read_text(errors="replace")
+
+
+ANSWER = b"HTTP/1.1 %s\r\nContent-Length: 2\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n{}"
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """Passes connections on to a server on loopback, and stands for its absence.
+
+    `away` is None, or how it is away: `gone` (nothing answers), or `database`: its health is fine and all else is a
+    500, as Prefect says while PostgreSQL is away.
+    """
+
+    allow_reuse_address = daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int) -> None:
+        self.behind = port
+        self.away: Literal["gone", "database"] | None = None
+        self._open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.port = int(self.server_address[1])
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Connections that break are what it is for."""
+
+    def fall(self, how: Literal["gone", "database"]) -> None:
+        """Be away from now on, for open connections too."""
+        self.away = how
+        for each in list(self._open):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def rise(self) -> None:
+        """Be there again."""
+        self.away = None
+
+
+class _Passing(socketserver.BaseRequestHandler):
+    server: Proxy
+
+    def handle(self) -> None:
+        """Pass bytes both ways, or answer for the server."""
+        if self.server.away == "gone":
+            return
+        if self.server.away == "database":
+            asked = self.request.recv(65536)
+            fine = asked.startswith((b"GET /health", b"GET /api/health"))
+            self.request.sendall(ANSWER % (b"200 OK" if fine else b"500 Internal Server Error"))
+            return
+        with socket.create_connection(("127.0.0.1", self.server.behind)) as behind:
+            ends = {self.request, behind}
+            self.server._open |= ends
+            back = threading.Thread(target=self._pass, args=(behind, self.request), daemon=True)
+            back.start()
+            self._pass(self.request, behind)
+            back.join()
+            self.server._open -= ends
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while chunk := source.recv(65536):
+                target.sendall(chunk)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
