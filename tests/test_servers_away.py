@@ -1,0 +1,139 @@
+"""A deployed run, PPO on a worker, whose Prefect server is away for a while: it goes on and ends as without."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from tasks.runs.journal import Sent
+from tasks.runs.points import points_file, read_points
+from tasks.runs.status import load_status
+from tests.servers import PrefectServer, Proxy, clean_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL = os.environ.get("TETHER_REAL_OUTAGES") == "1"
+"""Whether the outages last as long as those that were seen: minutes, longer than a run may be silent."""
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
+
+
+class Site:
+    """A server, a proxy before it, and workers that know the proxy alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.folder = folder / "home", folder
+        self.server = PrefectServer(folder).start()
+        self.proxy = Proxy(self.server.port)
+        self.environment = {
+            **clean_environment(), "TETHER_HOME": str(self.home), "PYTHONPATH": str(ROOT),
+            "PREFECT_HOME": str(folder / "client"), "PREFECT_API_URL": f"http://127.0.0.1:{self.proxy.port}/api",
+        }  # fmt: skip
+
+    def tether(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        with (self.folder / f"{arguments[0]}.log").open("wb") as log:
+            command = [sys.executable, "-m", "flows.cli", *arguments]
+            return subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=log, stderr=log)
+
+    def said(self, command: str) -> str:
+        return (self.folder / f"{command}.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site(tmp_path_factory.mktemp("site"))
+    try:
+        assert site.tether("deploy", "tiny").wait(180) == 0, site.said("deploy")
+        serving = site.tether("serve")
+        try:
+            yield site
+        finally:
+            serving.terminate()
+            serving.wait(60)
+    finally:
+        site.proxy.shutdown()
+        site.proxy.server_close()
+        site.server.stop()
+
+
+@pytest.fixture(scope="module")
+def client(site: Site) -> Iterator[SyncPrefectClient]:
+    """Asks the server itself, which is always there."""
+    with temporary_settings({PREFECT_API_URL: site.server.api}), get_client(sync_client=True) as client:
+        yield client
+
+
+def until(what: str, look: Callable[[], object], seconds: float) -> None:
+    began = time.monotonic()
+    while not look():
+        assert time.monotonic() - began < seconds, f"{what}: not within {seconds} s"
+        time.sleep(0.3)
+    print(f"{time.monotonic() - began:6.1f} s  {what}")
+
+
+def trigger(client: SyncPrefectClient, updates: int) -> FlowRun:
+    deployment = client.read_deployment_by_name("rlhf/tiny")
+    config = deployment.parameters["config"]
+    config["ppo"] |= {"updates": updates}
+    return client.create_flow_run_from_deployment(deployment.id, parameters={"profile": "tiny", "config": config})
+
+
+def child(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
+    of = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run.id]))
+    return next(iter(client.read_flow_runs(flow_run_filter=of)), None)
+
+
+def working(site: Site, client: SyncPrefectClient, run: FlowRun) -> FlowRun:
+    """The run that computes PPO, once it has three updates behind it."""
+    until("PPO is ordered", lambda: child(client, run), 180)
+    found = child(client, run)
+    assert found is not None
+    points = site.home / "work" / found.parameters["order"]["key"] / "points.jsonl"
+    until("PPO is 3 updates on", lambda: len(read_points(points)) >= 3, 180)
+    return found
+
+
+def completed(client: SyncPrefectClient, *runs: FlowRun) -> bool:
+    """Whether they have; a server that heard nothing from them calls them `Crashed` until they say that they live."""
+    return all(client.read_flow_run(run.id).state_name == "Completed" for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds", "updates"), [("database", 51 if REAL else 10, 30), ("gone", 110 if REAL else 10, 31)]
+)
+def test_a_run_goes_on_while_its_server_is_away_and_ends_completed(
+    site: Site, client: SyncPrefectClient, how: Literal["gone", "database"], seconds: float, updates: int
+) -> None:
+    """The pipeline ended 9 s after its database went away, and after 110 s without a server every run was Crashed."""
+    run = trigger(client, updates)
+    ppo = working(site, client, run)
+    site.proxy.fall(how)
+    time.sleep(seconds)
+    site.proxy.rise()
+    until("both are completed", lambda: completed(client, run, ppo), 120)
+    status = load_status(site.home)
+    assert status.state in ("passed", "waived")
+    local = read_points(points_file(site.home / "runs" / status.run, "ppo"))
+    steps = [point["step"] for point in local if "ppo/kl" in point["metrics"]]
+    assert steps == sorted(set(steps)) and len(steps) >= updates
+    recorded = in_mlflow(site, status.run)
+    assert recorded[: len(steps)] == steps and len(recorded) <= len(steps) + 1, "each once, and the final value"
+    time.sleep(5)
+    assert completed(client, run, ppo), "no late word of the server's changes that"
+
+
+def in_mlflow(site: Site, run: str) -> list[int]:
+    """The steps of PPO's KL that MLflow has."""
+    from tasks.tracking.client import connect
+
+    sent = Sent.load(site.home / "runs" / run)
+    history = connect(site.home).get_metric_history(sent.stages["ppo"], "ppo/kl")
+    return [point.step for point in history]
