@@ -4,7 +4,6 @@
 another order after an outage, and could start a run that lives a second time.
 """
 
-import logging
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 
@@ -24,10 +23,9 @@ from prefect.states import AwaitingRetry
 
 from flows.config.run_config import Options
 from tasks.execution.attempts import Attempts
+from tasks.execution.away import is_away
 from tasks.execution.dispatch import DOUBT_SECONDS, taken_for_dead
 from tasks.prefect_flow.server import TAG
-
-logger = logging.getLogger(__name__)
 
 Say = Callable[[str], object]
 
@@ -42,15 +40,16 @@ AGAIN = "It crashed and goes on from its checkpoint"
 def resume_crashed(pools: Collection[str], say: Say) -> None:
     """Schedule again the crashed runs of `pools` that have a retry left, when it is due.
 
-    A server that does not answer is asked again the next time.
+    A server that is away is asked again the next time. Raises what else a call of Prefect raises.
     """
     try:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
             for run in _crashed(client):
                 if run.deployment_id is not None and run.work_pool_name in pools:
                     _resume(client, run, say)
-    except Exception:
-        logger.debug("crashed runs could not be looked for", exc_info=True)
+    except Exception as error:
+        if not is_away(error):
+            raise
 
 
 def _crashed(client: SyncPrefectClient) -> list[FlowRun]:

@@ -84,7 +84,17 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
         )
         for pool, limit in pools.items()
     ]  # fmt: skip
-    _serve(workers, home, say, watch=lambda: resume_crashed(pools, say))
+    told: set[str] = set()
+
+    def watch() -> None:
+        try:
+            resume_crashed(pools, say)
+        except Exception as error:  # the workers go on without retries
+            if (text := f"Crashed runs are not tried again: {error}") not in told:
+                told.add(text)
+                say(text)
+
+    _serve(workers, home, say, watch)
 
 
 def free_port(preferred: int) -> int:

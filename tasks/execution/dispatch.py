@@ -7,9 +7,7 @@ worker's run lives and ends by itself: a caller that dies is not missed, and the
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
-import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, StateType
@@ -27,6 +25,7 @@ from components.base.settings import Settings
 from components.keys.changes import KeyParts, changes, in_a_line
 from components.models.runtime import Runtime
 from components.store.store import ArtifactStore, Miss, Record
+from tasks.execution.away import Server
 from tasks.execution.computing import POINTS, Show, Work, compute_once
 from tasks.execution.keying import key_of
 from tasks.result import Input
@@ -45,12 +44,9 @@ DOUBT_SECONDS = 30.0
 """How long such a run may take to say that it lives, with a server that answers."""
 STOP_SECONDS = 60.0
 """How long a run that takes longer than its stage may is given to stop itself."""
-AWAY = (408, 429, 500, 502, 503, 504)
-"""What a server answers where it, its database or a proxy before it is not up; a 500 is what Prefect says then."""
 LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
 
 Say = Callable[[str], None]
-T = TypeVar("T")
 
 
 class Order(Settings):
@@ -91,7 +87,7 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
     """
     # What waits for the server is below: Prefect's own retries would wait a minute without a word, and give up then.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
-        server = _Server(f"{work.stage.name}: the Prefect server", "waiting", say)
+        server = Server(f"{work.stage.name}: the Prefect server", "waiting", say)
         of_key = FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)]))
         runs = server.insist(lambda: client.read_flow_runs(flow_run_filter=of_key))
         live = next((run for run in runs if run.state is not None and run.state.type in LIVE), None)
@@ -167,7 +163,7 @@ def _follow(
         StageTimeout: it ran for `timeout` seconds and more without ending itself, and was cancelled.
     """
     seen, taken_by, given_up_at, overdue_at = "", time.monotonic() + UNTAKEN_SECONDS, float("inf"), float("inf")
-    server = _Server(f"{stage}: the Prefect server", "the worker goes on, waiting", say)
+    server = Server(f"{stage}: the Prefect server", "the worker goes on, waiting", say)
     while True:
         now = time.monotonic()
         known = server.ask(lambda: client.read_flow_run(run.id))  # noqa: B023 - called at once
@@ -193,47 +189,6 @@ def _follow(
             worker = f"`prefect worker start --pool {pool}`"
             say(f"{stage}: no worker has taken it yet; is one running ({worker}), and free?")
         time.sleep(POLL_SECONDS)
-
-
-def is_away(error: BaseException | None) -> bool:
-    """Whether an error of a call of Prefect says that its server, or the database behind it, is away."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code in AWAY
-    return isinstance(error, httpx.TransportError)
-
-
-def _in_a_word(error: BaseException) -> str:
-    return str(error.response.status_code) if isinstance(error, httpx.HTTPStatusError) else type(error).__name__
-
-
-class _Server:
-    """Asks a Prefect server that may be away; its absence is said once, and so is its return."""
-
-    def __init__(self, name: str, meanwhile: str, say: Say) -> None:
-        self._name, self._meanwhile, self._say = name, meanwhile, say
-        self._away = False
-
-    def ask(self, call: Callable[[], T]) -> T | None:
-        """What `call` gives; None where the server, or the database behind it, is away."""
-        try:
-            value = call()
-        except Exception as error:
-            if not is_away(error):
-                raise
-            if not self._away:
-                self._say(f"{self._name} does not answer ({_in_a_word(error)}); {self._meanwhile}")
-            self._away = True
-            return None
-        if self._away:
-            self._say(f"{self._name} answers again")
-        self._away = False
-        return value
-
-    def insist(self, call: Callable[[], T]) -> T:
-        """What `call` gives, once the server is there."""
-        while (value := self.ask(call)) is None:
-            time.sleep(POLL_SECONDS)
-        return value
 
 
 def taken_for_dead(run: FlowRun) -> bool:

@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Running
 
+from tasks.execution.away import is_away
 from tasks.execution.dispatch import taken_for_dead
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,11 @@ def saying_that_it_lives(flow_run_id: str, every: float = LOOK_SECONDS) -> Itera
             while not over.wait(every):
                 try:
                     _revive(UUID(flow_run_id))
-                except Exception:  # the server is away; the next look asks again
-                    logger.debug("the flow run's state is not known", exc_info=True)
+                except Exception as error:
+                    if is_away(error):  # the next look asks again
+                        continue
+                    logger.warning("The state of this flow run can't be read and is not looked at again: %s", error)
+                    return
 
     # With this thread's context: the server's address may be set in it.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(look,), name="alive", daemon=True)

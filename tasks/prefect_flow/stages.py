@@ -25,8 +25,8 @@ from components.base.errors import TetherError
 from components.base.redaction import redacted
 from components.base.settings import Settings
 from components.gates import text as gate_text
+from tasks.execution.away import is_away
 from tasks.execution.context import RunContext
-from tasks.execution.dispatch import is_away
 from tasks.execution.runner import run_stage
 from tasks.prefect_flow.server import is_answering
 from tasks.result import Given, StageResult

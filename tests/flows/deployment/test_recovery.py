@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 
@@ -119,6 +120,15 @@ def test_a_run_of_another_pool_and_a_stage_that_a_pipeline_ordered_are_left_alon
     assert look(client, ordered) == "Crashed"
 
 
-def test_a_server_that_is_away_is_asked_again_later() -> None:
+def test_a_server_that_is_away_is_no_error_and_one_that_refuses_is(server: PrefectServer) -> None:
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        resume_crashed({"cpu": 2}, print)
+        assert not said_by_resume()
+    elsewhere = temporary_settings({PREFECT_API_URL: f"{server.api}/elsewhere"})
+    with elsewhere, pytest.raises(PrefectHTTPStatusError, match="404"):
+        said_by_resume()
+
+
+def said_by_resume() -> list[str]:
+    said: list[str] = []
+    resume_crashed(["cpu"], said.append)
+    return said
