@@ -178,7 +178,7 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
 
 
 OF_SOURCE = "_from/"
-"""Between a metric's name and the label of the source whose it is."""
+"""Stands between a metric's name and the label of a source, as in `data/pairs_from/a.jsonl`."""
 
 
 def brief_metrics(stage: str, recorded: Iterable[str]) -> list[str]:

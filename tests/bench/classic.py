@@ -12,18 +12,13 @@ above 0 (lines of least squares, intervals that allow for autocorrelation, `comp
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from components.base.jsonl import read_rows, write_json
 from components.stats.series import series_mean, series_rise
-from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from tests.bench.curves import draw
-from tests.bench.learning_curve import HOME, home_with_models
-from tests.bench.seeds import tether
-from tests.bench.thresholds import settings
+from tests.bench.runs import REAL, stage_of_run, with_models
 
 PROFILE, LATE = "hh-smollm2", 50
 EXERCISE = (
@@ -35,16 +30,7 @@ TETHERED, CUT, TIGHT = "tethered", "cut (β = 0)", "tight (10 β)"
 
 def run(home: Path, name: str, given: list[str]) -> list[dict[str, Any]]:
     """The rows of one run's history."""
-    kept = home / f"classic-{name.split()[0]}.json"
-    if not kept.exists():
-        asked = [*given, *settings("ppo")]
-        done = tether(home, "run", PROFILE, *(x for s in asked for x in ("--set", s)))
-        if done.returncode != 3:
-            raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        stage = json.loads(tether(home, "status", "--json").stdout)["stages"][3]
-        history = read_rows(ArtifactStore(home).path(stage["digest"]) / "history.jsonl")
-        write_json(kept, {"metrics": stage["metrics"], "seconds": stage["seconds"], "history": history})
-    return list(json.loads(kept.read_text())["history"])
+    return list(stage_of_run(home, f"classic-{name.split()[0]}", PROFILE, "ppo", given)["history"])
 
 
 def line(name: str, history: list[dict[str, Any]]) -> str:
@@ -63,10 +49,10 @@ def main() -> None:
     """Run what is missing, print the table, draw the figure."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--set", action="append", default=[], dest="given", help="as of tether run, for all three")
-    options.add_argument("--home", type=Path, default=HOME)
+    options.add_argument("--home", type=Path, default=REAL)
     options.add_argument("--figure", type=Path, default=None, help="write the figure here")
     asked = options.parse_args()
-    home = home_with_models(asked.home)
+    home = with_models(asked.home)
     exercise = [*EXERCISE, *asked.given]
     histories = {TETHERED: run(home, TETHERED, exercise)}
     fixed = ["ppo.kl.control=fixed", "ppo.kl.stop_above=null"]

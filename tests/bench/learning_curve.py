@@ -13,9 +13,7 @@ is the fit's own, drawn 10,000 times; the points share their test pairs, so thei
 """
 
 import argparse
-import json
 import math
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,15 +21,11 @@ import numpy as np
 from scipy.special import logit
 from scipy.stats import norm
 
-from components.base.jsonl import write_json
 from components.training.loop import seeded
 from flows.config.run_config import load_config
-from tests.bench.seeds import tether
-from tests.bench.thresholds import settings
+from tests.bench.runs import REAL, stage_of_run, with_models
 
 DRAWS = 10_000
-HOME = Path(".tether/bench/real")
-"""What is run on real data shares a home, and in it the data, the SFT policy and reward models."""
 SHOWN = {
     "accuracy": "accuracy", "accuracy_low": "low", "accuracy_high": "high", "length_accuracy": "length rule",
     "length_gain_low": "gain on it, low", "balanced_length_accuracy_low": "balanced, low", "ece": "ECE",
@@ -46,19 +40,6 @@ class Needed(NamedTuple):
     low: float
     high: float
     """Ends of the 95 % interval."""
-
-
-def run(profile: str, home: Path, size: int, given: list[str]) -> dict[str, float]:
-    """The reward stage's metrics of one size."""
-    kept = home / f"pairs-{size}.json"
-    if not kept.exists():
-        asked = [*given, f"reward.max_pairs={size}", *settings("reward")]
-        done = tether(home, "run", profile, *(x for s in asked for x in ("--set", s)))
-        if done.returncode != 3:
-            raise SystemExit(f"{size} pairs: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        stages = json.loads(tether(home, "status", "--json").stdout)["stages"]
-        write_json(kept, next(s["metrics"] for s in stages if s["name"] == "reward"))
-    return dict(json.loads(kept.read_text()))
 
 
 def needed(sizes: list[int], points: list[dict[str, float]], margin: float, seed: int = 0) -> Needed:
@@ -81,16 +62,6 @@ def needed(sizes: list[int], points: list[dict[str, float]], margin: float, seed
     return Needed(float(at[0]), float(ends[0]), float(ends[1]))
 
 
-def home_with_models(home: Path) -> Path:
-    """A bench's home, made where it is not there, in which the models fetched by `tether fetch` are found too."""
-    home = home.resolve()
-    home.mkdir(parents=True, exist_ok=True)
-    fetched = Path(os.environ.get("TETHER_HOME", ".tether")).resolve() / "models"
-    if not (home / "models").exists() and fetched.is_dir():
-        (home / "models").symlink_to(fetched)
-    return home
-
-
 def table(sizes: list[int], points: list[dict[str, float]]) -> str:
     """A Markdown table, a size a line."""
     lines = ["| pairs | " + " | ".join(SHOWN.values()) + " |", "|" + "---|" * (len(SHOWN) + 1)]
@@ -105,13 +76,18 @@ def main() -> None:
     options.add_argument("profile")
     options.add_argument("--sizes", type=int, nargs="+", required=True, help="training pairs, three sizes or more")
     options.add_argument("--set", action="append", default=[], dest="given", help="as of tether run")
-    options.add_argument("--home", type=Path, default=HOME)
+    options.add_argument("--home", type=Path, default=REAL)
     asked = options.parse_args()
     sizes = sorted(set(asked.sizes))
     if len(sizes) < 3:
         options.error("a curve needs three sizes or more")
-    home = home_with_models(asked.home)
-    points: list[dict[str, Any]] = [run(asked.profile, home, size, asked.given) for size in sizes]
+    home = with_models(asked.home)
+    points: list[dict[str, Any]] = [
+        stage_of_run(home, f"pairs-{size}", asked.profile, "reward", [*asked.given, f"reward.max_pairs={size}"])[
+            "metrics"
+        ]
+        for size in sizes
+    ]
     print(table(sizes, points))
     threshold = next(t for gate, t in load_config(asked.profile).gates.rules() if gate.name == "reward.length_gain_low")
     half = points[-1]["reward/accuracy"] - points[-1]["reward/length_accuracy"] - points[-1]["reward/length_gain_low"]

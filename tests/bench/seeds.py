@@ -13,9 +13,6 @@ the file `--metrics` (a line of JSON a seed), and the thresholds that the choosi
 import argparse
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +24,7 @@ from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from tests.bench import thresholds
 from tests.bench.curves import draw
+from tests.bench.runs import tether
 from tests.bench.thresholds import Metrics, seed_range
 
 BETA = load_config("demo").ppo.kl.coefficient
@@ -45,13 +43,6 @@ SHOWN = (
     ("ppo", "ppo/violations_excess", "violations − SFT's"),
     ("human_eval", "human_eval/win_rate_low", "win rate low"),
 )
-
-
-def tether(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in this interpreter's environment."""
-    environment = os.environ | {"TETHER_HOME": str(home)}
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def run(home: Path, seed: int, variant: str, threads: int) -> dict[str, Any]:

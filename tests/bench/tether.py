@@ -14,7 +14,6 @@ the mean step over them.
 """
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,18 +24,16 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
-from components.base.jsonl import read_rows, write_json
 from components.stats.intervals import Interval
-from components.store.store import ArtifactStore
-from tests.bench.seeds import tether
-from tests.bench.thresholds import rate, seed_range, settings
+from tests.bench.runs import stage_of_run
+from tests.bench.thresholds import rate, seed_range
 
 START = {1.0: 0.65, 6.0: 0.045}
 """β at the start for targets other than the profile's: KL's balance goes about as β^-0.35 (docs/decisions.md)."""
 
 
 class Held(NamedTuple):
-    """What the last third of a training says of its tether; KL in targets."""
+    """What the last third of a training says of its tether; KL is divided by the target."""
 
     updates: int
     """Updates of the last third."""
@@ -76,30 +73,21 @@ def mean_of(values: Sequence[float]) -> Interval:
 
 
 def run(folder: Path, seed: int, target: float, threads: int) -> dict[str, Any]:
-    """Train one seed's policy to one target; what is kept of it stands in the seed's home from then on."""
+    """One seed's policy, trained to one target."""
+    given = [f"seed={seed}", f"runtime.threads={threads}"]
+    if target in START:
+        given += [
+            f"ppo.kl.target={target:g}",
+            f"ppo.kl.coefficient={START[target]}",
+            f"ppo.kl.stop_above={3 * target:g}",
+        ]
     home = (folder / f"gates-{seed}").resolve()
-    home.mkdir(parents=True, exist_ok=True)
-    kept = home / f"target-{target:g}.json"
-    if not kept.exists():
-        asked = [f"seed={seed}", f"runtime.threads={threads}", *settings("ppo")]
-        if target in START:
-            asked += [
-                f"ppo.kl.target={target:g}",
-                f"ppo.kl.coefficient={START[target]}",
-                f"ppo.kl.stop_above={3 * target:g}",
-            ]
-        done = tether(home, "run", "demo", *(x for s in asked for x in ("--set", s)))
-        if done.returncode != 3:
-            raise SystemExit(f"seed {seed}, target {target:g}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        stage = json.loads(tether(home, "status", "--json").stdout)["stages"][3]
-        history = list(read_rows(ArtifactStore(home).path(stage["digest"]) / "history.jsonl"))
-        write_json(kept, {"seed": seed, "target": target, "metrics": stage["metrics"], "history": history})
-    return dict(json.loads(kept.read_text()))
+    return {"seed": seed, "target": target} | stage_of_run(home, f"target-{target:g}", "demo", "ppo", given)
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table, a run a line, how many hold, and the mean of log β's steps over the seeds."""
-    titles = ("seed", "late KL", "largest late", "largest before", "β at the end", "its late factor", "log β's step")
+    titles = ("seed", "mean KL", "largest", "largest before", "β at the end", "its change", "mean step of log β")
     lines = ["| " + " | ".join((*titles, "proxy gain", "gold", "SFT gold", "does not hold")) + " |", "|" + "---|" * 11]
     good, steps = 0, []
     for each in runs:
@@ -119,7 +107,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     lines += ["", f"The tether holds in {rate(good, len(runs))} seeds."]
     if len(steps) > 1:
         mean = mean_of(steps)
-        lines.append(f"Log β's late step, mean over seeds: {mean.value:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}].")
+        lines.append(f"Mean step of log β over the seeds: {mean.value:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}].")
     return "\n".join(lines)
 
 
@@ -135,10 +123,9 @@ def main() -> None:
     with ThreadPoolExecutor(given.jobs) as pool:  # a seed's runs one after the other, in its own home
         of_seed = pool.map(lambda s: [run(given.home, s, t, given.threads) for t in given.targets], given.seeds)
         runs = [each for several in of_seed for each in several]
+    print("KL is divided by the target; all but `largest before` are of the last third of the updates.")
     for target in given.targets:
-        print(
-            f"\nTarget {target:g} nats a response; KL in targets\n\n{table([e for e in runs if e['target'] == target])}"
-        )
+        print(f"\nTarget {target:g} nats a response\n\n{table([e for e in runs if e['target'] == target])}")
 
 
 if __name__ == "__main__":
