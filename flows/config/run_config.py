@@ -41,7 +41,7 @@ class Runner(Settings):
     runtime: Runtime | None = None
     """The pool's machine, where it isn't like the run's own: what `tether doctor` says there of `a run here`."""
     timeout: float | None = Field(None, gt=0)
-    """Seconds that one attempt may take; a stage that takes longer is stopped, and not tried again. Null for no limit."""
+    """Seconds that one attempt may take; a stage that takes longer is stopped and not tried again. Null: no limit."""
 
     @model_validator(mode="before")
     @classmethod
