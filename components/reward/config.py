@@ -45,6 +45,10 @@ class RewardConfig(FitConfig):
     """What becomes of several. `ensemble`: each starts from a head of its own and is published; they are calibrated as
     one, by their mean score, and PPO is rewarded by what `ppo.score.ensemble` makes of them. `average`: all start from
     one head, and one model of their mean weights is published (Ramé et al. 2024, "WARM")."""
+    head_start: Literal["normal", "zeros"] = "normal"
+    """The heads before training. `normal`: drawn with variance 1/(d+1) for d inputs (Stiennon et al. 2020). `zeros`:
+    all scores are equal and the loss begins at log 2; better for few, noisy pairs, which else have to unlearn the drawn
+    head's differences first. Members that start from zeros differ in their order and share alone."""
     member_share: float = Field(1.0, gt=0, le=1)
     """Each member trains on the pairs of a random share of the prompts, drawn for it: so members come to disagree."""
     labels: Literal["majority", "shares"] = "majority"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from components.base.observe import Observe
 from components.models.adapters import AdapterView, Backbone, mean_adapter
@@ -79,8 +79,12 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
     head_seed, adapter_seed = (torch_seed(job.seed, "reward", part, *own) for part in ("head", "adapter"))
     if config.lora is not None and first is not None:
         head = draw_head(copy.deepcopy(first.backbone.model.score), head_seed)
+        if config.head_start == "zeros":
+            nn.init.zeros_(head.weight)
         return first.backbone.add(adapter_name(member), config.lora, adapter_seed, head)
     model, _ = load_reward_model(sft, job.runtime, head_seed, config.heads)
+    if config.head_start == "zeros":
+        nn.init.zeros_(model.score.weight)
     return model if config.lora is None else Backbone(model).add("reward", config.lora, adapter_seed, model.score)
 
 

@@ -3,9 +3,9 @@
     python -m tests.bench.classic --figure docs/images/classic.png \
         --set 'data.preferences=[helpful-base-test.jsonl.gz, harmless-base-test.jsonl.gz]'
 
-The profile hh-smollm2 up to its reward model, then 100 updates of PPO: with the adaptive tether, without it, and with
-ten times the coefficient that it ended on. Every gate is off. The three share data, SFT and reward model, and those of
-a home where the profile has run. An interrupted run goes on from its checkpoint; finished ones are not run again.
+The profile hh-smollm2 up to PPO, 100 updates: with its adaptive tether, without it, and with ten times the coefficient
+that it ended on. Every gate is off. The three share data, SFT and reward model, and those of a home where the profile
+has run. An interrupted run goes on from its checkpoint; finished ones are not run again.
 
 What is asked of the tethered run: over the last 50 updates the interval of KL's slope holds 0 and the raw score's lies
 above 0 (lines of least squares, intervals that allow for autocorrelation, `components.stats.series`).
@@ -21,10 +21,6 @@ from tests.bench.curves import draw
 from tests.bench.runs import REAL, stage_of_run, with_models
 
 PROFILE, LATE = "hh-smollm2", 50
-EXERCISE = (
-    "ppo.updates=100", "ppo.decay=none", "ppo.warmup=0.05", "ppo.beta2=0.95",
-    "ppo.kl.control=adaptive", "ppo.kl.horizon=5", "ppo.checkpoint_every=10", "ppo.sample_every=20",
-)  # fmt: skip
 TETHERED, CUT, TIGHT = "tethered", "cut (β = 0)", "tight (10 β)"
 
 
@@ -53,12 +49,11 @@ def main() -> None:
     options.add_argument("--figure", type=Path, default=None, help="write the figure here")
     asked = options.parse_args()
     home = with_models(asked.home)
-    exercise = [*EXERCISE, *asked.given]
-    histories = {TETHERED: run(home, TETHERED, exercise)}
+    histories = {TETHERED: run(home, TETHERED, asked.given)}
     fixed = ["ppo.kl.control=fixed", "ppo.kl.stop_above=null"]
-    histories[CUT] = run(home, CUT, [*exercise, *fixed, "ppo.kl.coefficient=0"])
+    histories[CUT] = run(home, CUT, [*asked.given, *fixed, "ppo.kl.coefficient=0"])
     beta = histories[TETHERED][-1]["ppo/beta"]
-    histories[TIGHT] = run(home, TIGHT, [*exercise, *fixed, f"ppo.kl.coefficient={10 * beta:.3g}"])
+    histories[TIGHT] = run(home, TIGHT, [*asked.given, *fixed, f"ppo.kl.coefficient={10 * beta:.3g}"])
     print(f"Over the last {LATE} updates: mean, and rise along the line of least squares with its 95 % interval.\n")
     print("| run | updates | KL | its rise | raw score | its rise | β at the end | tokens | ended |\n|" + "---|" * 9)
     for name, history in histories.items():

@@ -1,6 +1,7 @@
 """What a reward model can learn from, and what comes out: votes, weights, heads, members, their average."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,17 @@ def test_ppo_and_its_critic_see_the_weighted_sum_of_the_heads(
     assert critic.scale.shift == models.scale.shift and critic.scale.scale == models.scale.scale
     metrics = objectives.run("ppo", tmp_path, updates=2)
     assert json.loads((tmp_path / "artifact" / "metrics.json").read_text()) == metrics
+
+
+@pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
+def test_heads_that_start_from_zeros_begin_at_the_loss_of_a_coin_and_learn(
+    desk: Any, tmp_path: Path, lora: dict[str, Any]
+) -> None:
+    options = {"head_start": "zeros", "members": 2, "epochs": 3, "learning_rate": 1e-2, **lora}
+    seen = steps_of(desk, tmp_path, **options)
+    for member in (seen[: len(seen) // 2], seen[len(seen) // 2 :]):
+        assert member[0]["reward/train_loss"] == pytest.approx(math.log(2), abs=1e-6)
+        assert member[-1]["reward/train_loss"] < math.log(2) - 0.05
 
 
 def test_averaged_members_are_one_model_of_their_mean_weights(desk: Any, tmp_path: Path, runtime: Runtime) -> None:
