@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from flows.config.run_config import RunConfig, load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("TETHER_DATA", ROOT.parent / "shared" / "data"))
-PREFERENCES = DATA / "hh-rlhf" / "helpful-base-test.jsonl.gz"
+PREFERENCES = [DATA / "hh-rlhf" / f"{name}-base-test.jsonl.gz" for name in ("helpful", "harmless")]
 SMALLER = {
     "data.split": "{train: 0.9, calibration: 0.05, test: 0.05}",
     "sft.max_demonstrations": "32", "sft.evaluate": "16",
     "reward.max_pairs": "64", "reward.scale_responses": "16",
-    "ppo.updates": "2", "ppo.batch_size": "16",
+    "ppo.updates": "2", "ppo.batch_size": "16", "ppo.kl.control": "fixed",
     "human_eval.items": "8",
     # So little training promises no accuracy and no gain, so few pairs no calibration; the gates on a sound run stay.
     "gates.reward.accuracy_low": "null", "gates.reward.ece": "null", "gates.ppo.reward_gain_low": "null",
@@ -78,8 +79,8 @@ def sizes(home: Path) -> list[str]:
     return [f"{name}={value}" for name, value in SMALLER.items()] if home.name == "smaller" else []
 
 
-def run(home: Path, *settings: str, data: Path = PREFERENCES) -> subprocess.CompletedProcess[str]:
-    given = [f"data.preferences={data}", *sizes(home), *settings]
+def run(home: Path, *settings: str, data: Sequence[Path] = PREFERENCES) -> subprocess.CompletedProcess[str]:
+    given = [f"data.preferences=[{', '.join(map(str, data))}]", *sizes(home), *settings]
     return tether(home, "run", "hh-smollm2", *(part for setting in given for part in ("--set", setting)))
 
 
@@ -97,7 +98,9 @@ def config_of(home: Path) -> RunConfig:
 def test_the_run_goes_through_every_stage_and_waits_for_people(home: Path, waiting: dict[str, Any]) -> None:
     assert [stage["state"] for stage in waiting["stages"]][-1] == "awaiting_labels"
     metrics = {name: value for stage in waiting["stages"] for name, value in stage["metrics"].items()}
-    assert metrics["data/quarantined"] == 15, "9 differing prompts, 4 empty responses, 2 identical"
+    assert metrics["data/quarantined"] == 34, (
+        "14 differing prompts, 8 empty responses, 2 identical, 10 of doubled turns"
+    )
     assert metrics["data/leaked_prompts"] == 0
     assert metrics["sft/perplexity"] < metrics["sft/base_perplexity"] < metrics["sft/unigram_perplexity"]
     assert metrics["reward/test_pairs"] > 90
@@ -155,12 +158,13 @@ def test_without_the_tether_the_policy_is_stopped(home: Path, waiting: dict[str,
 @pytest.mark.parametrize("home", ["full"], indirect=True)
 def test_shuffled_labels_are_stopped_before_ppo(home: Path, tmp_path: Path) -> None:
     """A coin turns each pair round, so there is nothing to learn."""
-    shuffled, coin = tmp_path / "shuffled.jsonl", random.Random(0)
-    with gzip.open(PREFERENCES, "rt", encoding="utf-8") as rows, shuffled.open("w", encoding="utf-8") as file:
-        for row in map(json.loads, rows):
-            if coin.random() < 0.5:
-                row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
-            file.write(json.dumps(row) + "\n")
+    coin, shuffled = random.Random(0), [tmp_path / f"{source.name}.shuffled.jsonl" for source in PREFERENCES]
+    for source, out in zip(PREFERENCES, shuffled, strict=True):
+        with gzip.open(source, "rt", encoding="utf-8") as rows, out.open("w", encoding="utf-8") as file:
+            for row in map(json.loads, rows):
+                if coin.random() < 0.5:
+                    row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
+                file.write(json.dumps(row) + "\n")
     done = run(home, data=shuffled)
     assert done.returncode == 3, done.stdout + done.stderr
     states, failed = stopped_by(home)
