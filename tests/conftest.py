@@ -147,10 +147,11 @@ def start_tether() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """`start_tether(*arguments, home=...)` starts the same, for signals; stdout holds both streams."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, home: Path) -> subprocess.Popen[str]:
+    def start(*arguments: str, home: Path, **environment: str) -> subprocess.Popen[str]:
         started.append(
             subprocess.Popen(
-                **_call(home, (), arguments, {}), cwd=home.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                **_call(home, (), arguments, environment), cwd=home.parent, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 # A shell that runs the tests in the background has its children ignore SIGINT.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )

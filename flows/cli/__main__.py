@@ -387,6 +387,17 @@ def serve(
     serve_pools(tether_home(), {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}, echo)
 
 
+@command(app, "metrics")
+def metrics(
+    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="Who may ask: 0.0.0.0 for every host.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="0 takes a free one.")] = 9469,
+) -> None:
+    """Serve the runs' state and metrics to Prometheus, until Ctrl-C."""
+    from flows.deployment.exporter import export
+
+    export(tether_home(), listen, port, bool(os.environ.get("PREFECT_API_URL")), echo)
+
+
 def _config(profile: str, set_: list[str] | None) -> "RunConfig":
     from flows.config.profiles import parse_override
     from flows.config.run_config import load_config
