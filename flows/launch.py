@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.base.errors import UserError
+from components.base.errors import TetherError, UserError
 from components.base.files import write_whole
 from components.base.nested import group
 from components.base.settings import Settings
@@ -216,7 +216,7 @@ def compute(launch: Launch) -> StageResult | None:
         end_orphans(ctx.home / "prefect" / "embedded")
         try:
             check_server(needed_for={stage: pool for stage, pool in config.pools.items() if stage not in ctx.pinned})
-        except UserError:
+        except TetherError:
             ctx.discard()
             raise
         return _go(launch, lambda: rlhf(config, sources, ctx))
