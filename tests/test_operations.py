@@ -239,6 +239,8 @@ def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_dig
     found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))
     gates = {each.key: str(each.data) for each in found}
     assert f"127.0.0.1:{stack.ports['5000']}/#/experiments" in gates["ppo-gates"] and "ppo.kl" in gates["ppo-gates"]
+    assert "/artifacts/report.html" in gates["report"], "it opens in a browser"
+    assert run.name.startswith("tiny ") and run.name.split()[1] == load_status(stack.home).run
 
 
 def _only(run: FlowRun) -> FlowRunFilter:

@@ -22,13 +22,14 @@ from components.base.errors import TetherError, UserError, disk_error
 from components.store.store import ArtifactStore
 from flows import launch
 from flows.config.run_config import RunConfig
+from flows.deployment import form
+from flows.deployment.form import Folded
 from flows.environment import check_packages, prepare_environment, tether_home
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
 from tasks.prefect_flow.alive import saying_that_it_lives
-from tasks.prefect_flow.stages import Outcome
+from tasks.prefect_flow.stages import Outcome, show_report, unless_gone
 from tasks.runs.journal import REPORT
-from tasks.runs.label import Label
 from tasks.stages import StageName
 
 T = TypeVar("T")
@@ -36,8 +37,7 @@ T = TypeVar("T")
 
 @flow(name="rlhf", flow_run_name="{profile}", retries=0, persist_result=False)
 def rlhf(
-    config: RunConfig,
-    profile: Annotated[str, Field(description="What the run is called after.")] = "custom",
+    *,
     from_stage: Annotated[
         StageName | None,
         Field(description="Compute from this stage on; the ones before are taken from an earlier run of this config."),
@@ -47,7 +47,19 @@ def rlhf(
     ] = None,
     refresh: Annotated[list[StageName], Field(description="Stages to recompute even if they are stored.")] = [],  # noqa: B006
     name: Annotated[str | None, Field(description="What to call the run, for people.")] = None,
+    note: Annotated[str | None, Field(description="What to know of it, in a line; kept as its tag note.")] = None,
     tags: Annotated[list[str], Field(description="The run's tags, each KEY=VALUE or KEY.")] = [],  # noqa: B006
+    waive: Annotated[
+        list[str], Field(description="Gates that may fail in this run, as ppo.kl; say why and who below.")
+    ] = [],  # noqa: B006
+    because: Annotated[str | None, Field(description="Why they are waived; recorded.")] = None,
+    waived_by: Annotated[str | None, Field(description="Your name, with the waivers; recorded.")] = None,
+    profile: Annotated[str, Field(description="What the run is called after.")] = "custom",
+    config: Annotated[
+        RunConfig,
+        Folded(),
+        Field(description="Everything else, a field of JSON for each stage, checked when you submit."),
+    ],
 ) -> State[Any]:
     """The pipeline: validate, sft, reward, ppo, human_eval, or from one of them on; what is stored is not computed."""
     if from_run is not None and from_stage is None:
@@ -56,12 +68,18 @@ def rlhf(
 
     def begin(home: Path) -> launch.Launch:
         refuse_own_pool(config, pool_of(flow_run))
-        label = Label.of(name, tags)
+        options: dict[str, Any] = {
+            "waivers": form.waivers(waive, because, waived_by),
+            "refresh": refresh,
+            "flow_run": flow_run,
+            "label": form.label(name, note, tags),
+        }
         if from_stage is None:
-            return launch.new_run(home, profile, config.resolved(), refresh=refresh, flow_run=flow_run, label=label)
-        return launch.rerun(
-            home, from_stage, from_run, config=config, profile=profile, refresh=refresh, flow_run=flow_run, label=label
-        )
+            begun = launch.new_run(home, profile, config.resolved(), **options)
+        else:
+            begun = launch.rerun(home, from_stage, from_run, config=config, profile=profile, **options)
+        _call_flow_run(flow_run, f"{name} ({profile} {begun.ctx.run})" if name else f"{profile} {begun.ctx.run}")
+        return begun
 
     return _run(begin)
 
@@ -80,8 +98,10 @@ def compute(order: Order) -> State[Any]:
     """Compute one stage that a pipeline elsewhere has ordered. Not for people: the parameters are an order's."""
 
     def work(home: Path, console: Console) -> str:
+        store = ArtifactStore(home)
+        say(console, f"{order.stage} for run {order.run}: reading and writing {store.place.where}")
         with StageProgress(console, order.stage) as progress:
-            record = receive(order, ArtifactStore(home), progress.show, lambda text: say(console, text))
+            record = receive(order, store, progress.show, lambda text: say(console, text))
         say(console, f"{order.stage}: artifact {record.digest[:12]}")
         return record.digest
 
@@ -108,6 +128,16 @@ def refuse_own_pool(config: RunConfig, own: str | None) -> None:
             )
 
 
+def _call_flow_run(flow_run: str, name: str) -> None:
+    """Give a flow run a name that has our run's id, which there is once it has begun."""
+
+    def call() -> None:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(flow_run), name=name)
+
+    unless_gone(call)
+
+
 def pool_of(flow_run: str) -> str | None:
     """The work pool that runs a flow run."""
     with get_client(sync_client=True) as client:
@@ -125,6 +155,10 @@ def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
             result = launch.compute_in_flow(begun)
         finally:
             say(console, f"report: {begun.ctx.folder / REPORT}")
+            try:
+                show_report(begun.ctx)
+            except Exception as error:  # hours of computing are not to end in a page's mistake
+                say(console, f"Prefect did not take the report ({type(error).__name__}: {error})")
         if result is None:
             say(console, f"waiting for people's labels in {begun.ctx.folder / 'sheet.csv'}")
         return "Completed" if result is not None else "AwaitingLabels"

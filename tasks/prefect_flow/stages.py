@@ -5,6 +5,7 @@ and the error goes on from there.
 """
 
 import logging
+import platform
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
 from tasks.prefect_flow.server import is_answering
 from tasks.result import Given, StageResult
+from tasks.runs.journal import REPORT
 from tasks.stages import Stage
 
 T = TypeVar("T")
@@ -154,6 +156,22 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
         f"{artifact} MLflow run: {where}\n\n{gate_text.markdown(result.verdicts)}",
         key=f"{stage.shown.replace('_', '-')}-gates",
         description=f"Gates of {stage.shown} in run {ctx.run}",
+    )
+
+
+def show_report(ctx: RunContext) -> None:
+    """The run's report as a Prefect artifact: its text, and where the whole of it opens in a browser."""
+    path = ctx.folder / "report.md"
+    if not path.is_file() or not is_answering():
+        return
+    tracker = ctx.tracker()
+    page, run = (tracker.address(file=REPORT), tracker.address()) if tracker is not None else (None, None)
+    links = [f"[Open the report with its charts]({page})", f"[the run in MLflow]({run})"] if page else []
+    where = f"Files: `{ctx.folder}` on {platform.node()}"
+    create_markdown_artifact(
+        f"{' · '.join([*links, where])}\n\n{path.read_text(encoding='utf-8')}",
+        key="report",
+        description=f"Report of run {ctx.run}",
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from components.base.errors import UserError
+from components.base.redaction import redacted
 from components.keys.code_version import code_version
 from tasks.runs.journal import Sent, code_tags, held
 from tasks.runs.status import load_readable, read_file
@@ -58,12 +59,16 @@ class Tracker:
         self._thread.join(CLOSE_SECONDS)
         return not is_left(self._folder)
 
-    def address(self, stage: str) -> str | None:
-        """Where a person finds a stage's run, if MLflow is a server and has it by now (a database has no page)."""
+    def address(self, stage: str = "", file: str = "") -> str | None:
+        """Where a person finds a stage's run (without one, the whole run's), or a file of it in the browser.
+
+        None where MLflow is no server (a database has no page), or does not have it yet.
+        """
         uri, sent = tracking_uri(self._home), Sent.load(self._folder)
-        if not uri.startswith("http") or sent.experiment is None or stage not in sent.stages:
+        run = sent.stages.get(stage) if stage else sent.parent
+        if not uri.startswith("http") or sent.experiment is None or run is None:
             return None
-        return f"{uri.rstrip('/')}/{run_link(sent.experiment, sent.stages[stage])}"
+        return f"{redacted(uri).rstrip('/')}/{run_link(sent.experiment, run, file)}"
 
     def _carry(self) -> None:
         """The thread: as long as the run, and once more at its end."""

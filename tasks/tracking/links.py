@@ -137,9 +137,10 @@ class Lineage:
         return made.model_id
 
 
-def run_link(experiment_id: str, run: str) -> str:
-    """Where MLflow's page of a run is, from its root."""
-    return f"#/experiments/{experiment_id}/runs/{run}?workflowType=machine_learning"
+def run_link(experiment_id: str, run: str, file: str = "") -> str:
+    """Where MLflow's page of a run is, from its root, or of a file of the run, which it shows there."""
+    artifact = f"/artifacts/{file}" if file else ""
+    return f"#/experiments/{experiment_id}/runs/{run}{artifact}?workflowType=machine_learning"
 
 
 def log_attachments(client: Any, run: str, files: Mapping[str, Path]) -> None:

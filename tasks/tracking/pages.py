@@ -1,9 +1,11 @@
 """What a person reads on MLflow's pages: notes in Markdown, from the facts of a run."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from components.base.redaction import redacted
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
 from components.gates import text as gate_text
@@ -66,6 +68,14 @@ def _keeping_out(done: Done) -> list[dict[str, Any]]:
         return []
     checks = json.loads(report.read_text(encoding="utf-8"))
     return [check for check in checks if check["rows"] and check["severity"] in ("error", "quarantine")]
+
+
+def prefect_tag(flow_run: str | None) -> dict[str, str]:
+    """The tag of a run that a Prefect flow run began: the address of that one's page, where this process knows it."""
+    page = os.environ.get("PREFECT_UI_URL") or os.environ.get("PREFECT_API_URL", "").rstrip("/").removesuffix("/api")
+    if not flow_run or not page.startswith("http"):
+        return {}
+    return {"tether.prefect": f"{redacted(page).rstrip('/')}/runs/flow-run/{flow_run}"}
 
 
 def run_note(stages: Iterable[StageStatus], done: Sequence[Done], links: Mapping[str, str]) -> str:

@@ -84,7 +84,8 @@ class Recorder:
 
     def _open(self, folder: Path, file: RunFile, sent: Sent) -> None:
         started = _milliseconds(file.started)
-        parent = self._run(file.name or file.run, {**file.tags, "tether.profile": file.profile}, started, file, sent)
+        tags = {**file.tags, "tether.profile": file.profile, **pages.prefect_tag(file.origin.get("flow_run"))}
+        parent = self._run(file.name or file.run, tags, started, file, sent)
         config = run_values(self._home, file.run)
         log_params(self._client, parent, config)
         self._client.log_dict(parent, config, "config.json")

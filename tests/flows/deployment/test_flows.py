@@ -15,7 +15,7 @@ from flows.deployment.register import deploy, with_absolute_paths
 
 
 def test_a_run_to_go_on_from_without_the_stage_is_the_users_mistake() -> None:
-    state = flows.rlhf.fn(load_config("tiny"), from_run="20261122-001155-ab12")
+    state = flows.rlhf.fn(config=load_config("tiny"), from_run="20261122-001155-ab12")
     assert (state.name, state.is_failed()) == ("UserError", True)
     assert state.message == "from_run = 20261122-001155-ab12: name the stage too, with from_stage."
 
@@ -67,7 +67,7 @@ def test_a_run_of_a_form_that_orders_from_its_own_pool_ends_before_it_begins(
     monkeypatch.setenv("TETHER_HOME", str(tmp_path))
     monkeypatch.setattr(flows, "pool_of", lambda flow_run: "cpu")
     monkeypatch.setattr(flows, "get_run_logger", lambda: logging.getLogger("run"))
-    state = flows.rlhf.fn(load_config("tiny", [parse_override("runners.reward=cpu")]))
+    state = flows.rlhf.fn(config=load_config("tiny", [parse_override("runners.reward=cpu")]))
     assert state.name == "UserError" and "runners.reward = cpu" in str(state.message)
     assert not (tmp_path / "runs").exists()
 
@@ -82,7 +82,7 @@ def test_a_deployments_environment_leaves_the_gpu_to_the_worker(
 
 def test_a_pools_limit_for_all_machines_is_named_with_the_command_that_lifts_it() -> None:
     done = [register.Deployed("rlhf/x", "cpu", None), register.Deployed("compute/gpu", "gpu", None, limit=1)]
-    lines = register.describe(done, None)
+    lines = register.describe(done)
     assert any(line.endswith("prefect work-pool clear-concurrency-limit gpu") for line in lines)
     assert not any("clear-concurrency-limit cpu" in line for line in lines)
     assert "A worker: prefect worker start --pool gpu --type process --limit 1" in lines

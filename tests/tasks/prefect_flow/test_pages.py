@@ -11,6 +11,8 @@ pytest.importorskip("prefect")
 from prefect import flow, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
     FlowRunFilter,
     FlowRunFilterId,
     LogFilter,
@@ -23,7 +25,9 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner
+from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, show_report
+from tasks.runs.journal import Sent
+from tasks.tracking.carrier import Tracker
 
 pytestmark = pytest.mark.servers
 
@@ -102,3 +106,24 @@ def test_a_flow_whose_server_is_gone_says_its_lines_on_the_terminal_alone(
     ctx = start(log=flow_run_log("0" * 32))
     ctx.say("a line")
     assert said(ctx) == "a line\n"
+
+
+def test_the_report_is_an_artifact_of_the_flow_run(server: str, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a path on a worker's disk."""
+    ctx, ids = start(stages=("validate",)), []
+    (ctx.folder / "report.md").write_text("what came of it")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:geheim@mlflow")
+    Sent(project="x", code={}, experiment="7", parent="abc").save(ctx.folder)
+    ctx._tracker = Tracker(ctx.home, ctx.run)
+
+    @flow(name="toys", persist_result=False)
+    def toys() -> None:
+        ids.append(runtime.flow_run.id)
+        show_report(ctx)
+
+    toys()
+    of_flow_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=ids))
+    with get_client(sync_client=True) as client:
+        (found,) = client.read_artifacts(artifact_filter=of_flow_run)
+    assert found.key == "report" and "what came of it" in str(found.data)
+    assert "http://mlflow/#/experiments/7/runs/abc/artifacts/report.html?" in str(found.data)
