@@ -23,7 +23,6 @@ from components.store.store import ArtifactStore
 from flows import launch
 from flows.config.run_config import RunConfig
 from flows.deployment import form
-from flows.deployment.form import Folded
 from flows.environment import check_packages, prepare_environment, tether_home
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
@@ -35,49 +34,62 @@ from tasks.stages import StageName
 T = TypeVar("T")
 
 
-@flow(name="rlhf", flow_run_name="{profile}", retries=0, persist_result=False)
+@flow(
+    name="rlhf",
+    flow_run_name="{profile}",
+    description="The pipeline: validate, sft, reward, ppo, human_eval. What is stored is not computed again.",
+    retries=0,
+    persist_result=False,
+)
 def rlhf(
     *,
-    from_stage: Annotated[
-        StageName | None,
-        Field(description="Compute from this stage on; the ones before are taken from an earlier run of this config."),
-    ] = None,
-    from_run: Annotated[
-        str | None, Field(description="That earlier run; empty: the newest whose artifacts are all in the store.")
-    ] = None,
-    refresh: Annotated[list[StageName], Field(description="Stages to recompute even if they are stored.")] = [],  # noqa: B006
-    name: Annotated[str | None, Field(description="What to call the run, for people.")] = None,
-    note: Annotated[str | None, Field(description="What to know of it, in a line; kept as its tag note.")] = None,
-    tags: Annotated[list[str], Field(description="The run's tags, each KEY=VALUE or KEY.")] = [],  # noqa: B006
-    waive: Annotated[
-        list[str], Field(description="Gates that may fail in this run, as ppo.kl; say why and who below.")
-    ] = [],  # noqa: B006
-    because: Annotated[str | None, Field(description="Why they are waived; recorded.")] = None,
-    waived_by: Annotated[str | None, Field(description="Your name, with the waivers; recorded.")] = None,
-    profile: Annotated[str, Field(description="What the run is called after.")] = "custom",
-    config: Annotated[
-        RunConfig,
-        Folded(),
-        Field(description="Everything else, a field of JSON for each stage, checked when you submit."),
-    ],
+    from_stage: StageName | None = None,
+    from_run: str | None = None,
+    refresh: list[StageName] = [],  # noqa: B006
+    name: str | None = None,
+    note: str | None = None,
+    tags: list[str] = [],  # noqa: B006
+    waive: list[str] = [],  # noqa: B006
+    because: str | None = None,
+    waived_by: str | None = None,
+    profile: str = "custom",
+    changes: dict[str, Any] = {},  # noqa: B006
+    config: RunConfig,
 ) -> State[Any]:
-    """The pipeline: validate, sft, reward, ppo, human_eval, or from one of them on; what is stored is not computed."""
+    """Run the pipeline, or a part of it. This page's form shows what stands here of each parameter, in this order.
+
+    Args:
+        from_stage: Compute from this stage on. The ones before are taken from an earlier run of this config.
+        from_run: That earlier run. Empty: the newest whose artifacts are all in the store.
+        refresh: Further stages to compute though they are stored.
+        name: What to call the run.
+        note: What to know of it, in a line. It is kept as the tag "note".
+        tags: Each KEY=VALUE or KEY.
+        waive: Gates that may fail in this run. Say why, and who you are, in the next two fields.
+        because: Why they are waived. It is recorded.
+        waived_by: Your name. It is recorded with the waivers.
+        profile: What the run is called after.
+        changes: Options that differ in this run, as JSON, checked when you submit; in ppo for example
+            {"updates": 80, "kl": {"target": 4}}. What is deployed is in the tab Parameters of the deployment's page.
+        config: The deployed config, whole.
+    """
     if from_run is not None and from_stage is None:
         return Failed(name="UserError", message=f"from_run = {from_run}: name the stage too, with from_stage.")
     flow_run = str(runtime.flow_run.id)
 
     def begin(home: Path) -> launch.Launch:
-        refuse_own_pool(config, pool_of(flow_run))
+        asked = form.changed(config, changes)
+        refuse_own_pool(asked, pool_of(flow_run))
         options: dict[str, Any] = {
-            "waivers": form.waivers(waive, because, waived_by),
+            "waivers": form.waivers(waive, because, waived_by, asked),
             "refresh": refresh,
             "flow_run": flow_run,
             "label": form.label(name, note, tags),
         }
         if from_stage is None:
-            begun = launch.new_run(home, profile, config.resolved(), **options)
+            begun = launch.new_run(home, profile, asked.resolved(), **options)
         else:
-            begun = launch.rerun(home, from_stage, from_run, config=config, profile=profile, **options)
+            begun = launch.rerun(home, from_stage, from_run, config=asked, profile=profile, **options)
         _call_flow_run(flow_run, f"{name} ({profile} {begun.ctx.run})" if name else f"{profile} {begun.ctx.run}")
         return begun
 

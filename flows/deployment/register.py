@@ -13,6 +13,7 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.types.entrypoint import EntrypointType
+from prefect.utilities.callables import ParameterSchema
 from prefect.utilities.urls import url_for
 from pydantic import JsonValue
 
@@ -21,7 +22,7 @@ from components.base.settings import Settings
 from components.data.inputs import KINDS
 from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
-from flows.deployment import flows
+from flows.deployment import flows, form
 from flows.deployment.automations import notice_dead_runs
 from flows.deployment.schedules import OURS, Schedule, plan
 from flows.deployment.servers import CPU_RUNS
@@ -93,7 +94,7 @@ def deploy(
     limits = {pool: _make_pool(pool) for pool in computing}
     defaults: dict[str, JsonValue] = {"profile": profile, "config": to_values(config)}
     done = [
-        _register(flows.rlhf, profile, CPU_POOL, home, defaults, schedules=planned),
+        _register(flows.rlhf, profile, CPU_POOL, home, defaults, form.schema(flows.rlhf, config), planned),
         _register(flows.human_eval, "score", CPU_POOL, home, {}),
         *(_register(flows.compute, pool, pool, home, {}) for pool in computing),
     ]
@@ -128,8 +129,10 @@ def _register(
     pool: str,
     home: Path,
     parameters: dict[str, JsonValue],
+    schema: ParameterSchema | None = None,
     schedules: Iterable[DeploymentScheduleCreate] = (),
 ) -> Deployed:
+    """`schema`: of the flow's parameters, in the place of the one that Prefect makes."""
     deployment = RunnerDeployment.from_flow(
         flow,
         name,
@@ -142,6 +145,8 @@ def _register(
         entrypoint_type=EntrypointType.MODULE_PATH,
         enforce_parameter_schema=True,
     )
+    if schema is not None:
+        deployment._parameter_openapi_schema = schema
     made = cast(UUID, deployment.apply())
     return Deployed(f"{flow.name}/{name}", pool, redacted(url_for("deployment", made) or ""))
 

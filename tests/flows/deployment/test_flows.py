@@ -4,13 +4,12 @@ import logging
 from pathlib import Path
 
 import pytest
-from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import ValidationError, validate
 
 from components.base.errors import UserError
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
-from flows.deployment import flows, register
+from flows.deployment import flows, form, register
 from flows.deployment.register import deploy, with_absolute_paths
 
 
@@ -43,7 +42,7 @@ def test_every_path_that_a_deployment_keeps_holds_from_a_workers_folder_too(
 @pytest.mark.parametrize("preferences", ["null", "pairs.jsonl", "[pairs.jsonl, owner/name]"])
 def test_prefects_form_takes_one_source_and_several(preferences: str) -> None:
     config = to_values(load_config("tiny", [parse_override(f"data.preferences={preferences}")]))
-    schema = parameter_schema(flows.rlhf).model_dump()
+    schema = form.schema(flows.rlhf, load_config("tiny")).model_dump()
     assert validate({"config": config}, schema) == []
     config["data"]["preferences"] = 3  # type: ignore[index,call-overload]
     with pytest.raises(ValidationError):
