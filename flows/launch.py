@@ -219,15 +219,26 @@ def compute(launch: Launch) -> StageResult | None:
         except TetherError:
             ctx.discard()
             raise
-        return _go(launch, lambda: rlhf(config, sources, ctx))
+        try:
+            return _go(launch, lambda: rlhf(config, sources, ctx))
+        finally:
+            if ctx.flow_run:
+                from tasks.prefect_flow.stages import show_report
+
+                show_report(ctx)
     return _go(launch, lambda: pipeline(config, sources, partial(run_stage, ctx=ctx)))
 
 
-def compute_in_flow(launch: Launch) -> StageResult | None:
+def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
     """`compute`, each stage a task of the flow run that surrounds the call: a deployment's."""
-    from tasks.prefect_flow.stages import prefect_runner
+    from tasks.prefect_flow.stages import prefect_runner, show_in, show_report
 
-    return _go(launch, lambda: pipeline(launch.config, launch.sources, prefect_runner(launch.ctx)))
+    ctx = launch.ctx
+    show_in(ctx, flow_run)
+    try:
+        return _go(launch, lambda: pipeline(launch.config, launch.sources, prefect_runner(ctx)))
+    finally:
+        show_report(ctx)
 
 
 def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult | None:
@@ -245,10 +256,12 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
 def write_reports(ctx: RunContext) -> None:
     """Write what a run leaves for people, however it ended: `report.md`, `report.html`, and its models' cards."""
     from flows.models.card import write_cards
+    from flows.reports.links import links
     from flows.reports.page import write_page
     from flows.reports.terminal import markdown
 
-    text = markdown(load_status(ctx.home, ctx.run), is_simulated(ctx.home, ctx.run))
+    status = load_status(ctx.home, ctx.run)
+    text = markdown(status, is_simulated(ctx.home, ctx.run), links(ctx.home, status))
     write_whole(ctx.folder / "report.md", text)
     for name, write, again in (
         ("cards", lambda: write_cards(ctx), f"`tether card {ctx.run}` makes one again"),

@@ -27,7 +27,7 @@ from flows.environment import check_packages, prepare_environment, tether_home
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
 from tasks.prefect_flow.alive import saying_that_it_lives
-from tasks.prefect_flow.stages import Outcome, show_report, unless_gone
+from tasks.prefect_flow.stages import Outcome, unless_gone
 from tasks.runs.journal import REPORT
 from tasks.stages import StageName
 
@@ -164,13 +164,9 @@ def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
         begun.ctx.console = console
         say(console, f"run {begun.ctx.run} in {home}")
         try:
-            result = launch.compute_in_flow(begun)
+            result = launch.compute_in_flow(begun, str(runtime.flow_run.id))
         finally:
             say(console, f"report: {begun.ctx.folder / REPORT}")
-            try:
-                show_report(begun.ctx)
-            except Exception as error:  # hours of computing are not to end in a page's mistake
-                say(console, f"Prefect did not take the report ({type(error).__name__}: {error})")
         if result is None:
             say(console, f"waiting for people's labels in {begun.ctx.folder / 'sheet.csv'}")
         return "Completed" if result is not None else "AwaitingLabels"

@@ -82,8 +82,13 @@ def check_pools(pools: Iterable[str]) -> None:
                 ) from None
 
 
-def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, refresh: bool = False) -> Record:
+def dispatch(
+    work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, refresh: bool = False,
+    page: Callable[[str], object] = lambda address: None,
+) -> Record:  # fmt: skip
     """Have `pool` compute `work`, or attach to the run that does already, and wait for its end.
+
+    `page` is told the address of that run's page, which has its log and progress.
 
     Raises:
         TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
@@ -99,6 +104,7 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
             say(f"{work.stage.name}: given to pool {pool}, {_url(live)}")
         else:
             say(f"{work.stage.name}: attached to {_url(live)}, which computes it already")
+        page(redacted(url_for(live) or ""))
         offset = 0
 
         def show_points(path: Path) -> None:
