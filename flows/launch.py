@@ -27,6 +27,7 @@ from tasks.runs.journal import REPORT
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import PIPELINE, STAGES, Stage
+from tasks.tracking.client import check_access
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def new_run(
         flow_run: the Prefect flow run that begins it; tried again, it takes up the run that it began.
 
     Raises:
-        UserError: an input can't be read, or a waiver or `refresh` names nothing that there is.
+        UserError: an input can't be read, a waiver or `refresh` names nothing that there is, or MLflow refuses us.
     """
     check_stages("--refresh", refresh)
     check_kl_is_judged(config, profile)
@@ -139,6 +140,7 @@ def _begin(
     **options: Any,
 ) -> RunContext:  # fmt: skip
     """Begin a run, or take up the one that the same flow run began before it was tried again."""
+    check_access(home)
     options |= {"project": config.project, "waivers": waivers, "at_end": write_reports, **_execution(config)}
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
     if tried is not None:
@@ -183,6 +185,7 @@ def scoring(home: Path, run: str | None, sheet: Path, waivers: Sequence[Waiver] 
             f"run {status.run} waits for no labels (human_eval: {state}, judges: {config.human_eval.judges}). "
             f"Name the run that does with --run."
         )
+    check_access(home)
     records, _ = standing(ArtifactStore(home), status, PIPELINE)
     sources = find_sources(config, home, sheet, taken=records)
     ctx = RunContext.resume(

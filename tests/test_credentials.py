@@ -10,6 +10,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_SSL_CERT_FILE,
 from components.base.errors import TetherError, UserError
 from flows.doctor import Finding, print_findings, servers
 from tasks.prefect_flow.server import check_server, is_answering
+from tasks.tracking.client import check_access
 from tests.conftest import Tether
 from tests.guarded import Guarded, certificate
 from tests.servers import PrefectServer
@@ -95,11 +96,34 @@ def test_doctor_names_credentials_that_are_missing_or_wrong(look: Say, server: G
     assert {"/api/flows/filter", "/api/2.0/mlflow/experiments/search"} <= set(server.asked), "it has asked"
 
 
-def test_a_401_is_the_users_to_mend_in_one_line(tether: Tether, server: Guarded, tmp_path: Path) -> None:
+def test_a_401_is_the_users_to_mend_in_one_line(tether_here: Tether, server: Guarded, tmp_path: Path) -> None:
     """It was a stack trace, and said to be Tether's mistake."""
-    done = tether("deploy", "tiny", home=tmp_path / "home", PREFECT_API_URL=f"{server.url}/api")
+    done = tether_here("deploy", "tiny", home=tmp_path / "home", PREFECT_API_URL=f"{server.url}/api")
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr and done.stderr.startswith("tether: PREFECT_API_URL") and "401" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "path", "said"),
+    [
+        ("PREFECT_API_URL", "/api", "Set PREFECT_API_AUTH_STRING"),
+        ("MLFLOW_TRACKING_URI", "", "refuses the credentials in MLFLOW_TRACKING_USERNAME"),
+    ],
+)
+def test_a_run_that_a_server_refuses_does_not_begin(
+    variable: str, path: str, said: str, tether_here: Tether, server: Guarded, tmp_path: Path
+) -> None:
+    """Of MLflow it was a warning in a run's first lines, and every fact of the run stayed behind."""
+    wrong = {name: value for name, value in WRONG.items() if name.startswith("MLFLOW")}
+    done = tether_here("run", "tiny", home=tmp_path / "home", **wrong, **{variable: f"{server.url}{path}"})
+    assert done.returncode == 2, done
+    assert done.stderr.startswith(f"tether: {variable}") and said in done.stderr and done.stderr.count("\n") < 6
+    assert list((tmp_path / "home" / "runs").glob("*")) == [], "nothing is left of it"
+
+
+def test_an_mlflow_that_is_away_keeps_no_run_from_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    check_access(tmp_path)
 
 
 def test_what_prefects_server_answers_is_said_by_its_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,16 +194,18 @@ def test_sync_against_a_wrong_password_is_the_users_to_mend(
 
 
 @pytest.mark.servers
-def test_a_real_server_with_a_password_is_asked_with_it(tether: Tether, tmp_path: Path) -> None:
+def test_a_real_server_with_a_password_is_asked_with_it(
+    tether: Tether, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = PrefectServer(tmp_path, PREFECT_SERVER_API_AUTH_STRING="ops:right", PREFECT_API_AUTH_STRING="ops:right")
     server.start()
     try:
-        variables = {"PREFECT_API_URL": server.api}
-        refused = tether("deploy", "tiny", home=tmp_path / "home", **variables)
-        assert refused.returncode == 2 and "PREFECT_API_AUTH_STRING" in refused.stderr
-        variables["PREFECT_API_AUTH_STRING"] = "ops:right"
-        for call in (["doctor"], ["deploy", "tiny"]):
-            done = tether(*call, home=tmp_path / "home", **variables)
-            assert done.returncode == 0, done
+        monkeypatch.setenv("PREFECT_API_URL", server.api)
+        for given, said in ((None, "none are set here"), ("ops:wrong", "refuses the credentials")):
+            with temporary_settings({PREFECT_API_AUTH_STRING: given}), pytest.raises(UserError, match=said):
+                check_server()
+        variables = {"PREFECT_API_URL": server.api, "PREFECT_API_AUTH_STRING": "ops:right"}
+        done = tether("deploy", "tiny", home=tmp_path / "home", **variables)
+        assert done.returncode == 0, done
     finally:
         server.stop()

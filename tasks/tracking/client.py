@@ -1,6 +1,7 @@
 """Opening MLflow: where it is, quietly, and safely for several first processes at once. Imports mlflow when called."""
 
 import fcntl
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from components.base.errors import UserError
 from components.base.files import replacing, sweep_drafts
 from components.base.redaction import redacted
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 SQLITE = b"SQLite format 3\0"
@@ -95,6 +98,24 @@ def connect(home: Path) -> Any:
                 raise UserError(f"{VARIABLE} = {redacted(uri)}: {refused}") from error
             raise
     return client
+
+
+def check_access(home: Path) -> None:
+    """See that a MLflow server, if one is named, lets us in, before hours are computed whose facts it would refuse.
+
+    One that is away is no mistake: a run goes on without it.
+
+    Raises:
+        UserError: it refuses us, or its certificate is not trusted.
+    """
+    if not tracking_uri(home).startswith("http"):
+        return
+    try:
+        connect(home)
+    except UserError:
+        raise
+    except Exception as error:  # whatever MLflow and its transports raise
+        logger.debug("MLflow: %s", in_short(error))
 
 
 def _refused(error: Exception) -> str | None:

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -76,41 +76,32 @@ def test_parameters_that_an_upgrade_no_longer_takes_are_named() -> None:
 
 @pytest.mark.servers
 def test_a_server_keeps_a_started_schedule_over_a_new_deployment_and_names_a_stale_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = PrefectServer(tmp_path).start()
-    try:
-        monkeypatch.setenv("PREFECT_API_URL", server.api)
-        with temporary_settings({PREFECT_API_URL: server.api}), get_client(sync_client=True) as client:
-            config = load_config("tiny")
-            deploy(tmp_path, "tiny", config, Schedule("0 3 * * 1", "UTC", True))
-            deploy(tmp_path, "old", config, None)
-            old = client.read_deployment_by_name("rlhf/old")
-            values = {**old.parameters, "config": {**old.parameters["config"], "whitening": True}}
-            server.stop()
-            _set_parameters(tmp_path / "prefect.db", str(old.id), values)
-            server.start()
-            _, lines = deploy(tmp_path, "tiny", config, None)
-            schedules = client.read_deployment_by_name("rlhf/tiny").schedules
-            assert [(each.schedule.cron, each.active) for each in schedules] == [("0 3 * * 1", True)]
-            assert any(line.startswith("Stale: rlhf/old ") and "whitening" in line for line in lines), lines
-            assert [each.what for each in findings()] == ["deployment"]
-            deploy(tmp_path, "old", config, None)
-            assert findings() == []
-            deploy(tmp_path, "tiny", config, None, remove_schedule=True)
-            assert client.read_deployment_by_name("rlhf/tiny").schedules == []
-    finally:
-        server.stop()
+    monkeypatch.setenv("PREFECT_API_URL", server.api)
+    with temporary_settings({PREFECT_API_URL: server.api}), get_client(sync_client=True) as client:
+        config = load_config("tiny")
 
+        def schedules() -> list[tuple[str, bool]]:
+            found = client.read_deployment_by_name("rlhf/kept").schedules
+            return sorted((each.schedule.cron, each.active) for each in found)
 
-def _set_parameters(database: Path, deployment: str, values: dict) -> None:
-    """As they are after an upgrade; the server's own form would refuse them."""
-    import json
-    import sqlite3
+        deploy(tmp_path, "kept", config, Schedule("0 3 * * 1", "UTC", True))
+        deployed = client.read_deployment_by_name("rlhf/kept").id
+        client.create_deployment_schedules(deployed, [(CronSchedule(cron="0 9 * * *"), True)])  # as on its page
+        deploy(tmp_path, "old", config, None)
+        old = client.read_deployment_by_name("rlhf/old")
+        gone = {**old.parameters, "config": {**old.parameters["config"], "whitening": True}}
+        # As they are after an upgrade: the server's own check would refuse them.
+        client.update_deployment(old.id, DeploymentUpdate(parameters=gone, enforce_parameter_schema=False))
 
-    with sqlite3.connect(database) as connection:
-        changed = connection.execute(
-            "update deployment set parameters = ? where id = ?", (json.dumps(values), deployment)
-        ).rowcount
-    connection.close()
-    assert changed == 1
+        _, lines = deploy(tmp_path, "kept", config, None)
+        assert schedules() == [("0 3 * * 1", True), ("0 9 * * *", True)]
+        assert any(line.startswith("Stale: rlhf/old ") and "whitening" in line for line in lines), lines
+        assert [each.what for each in findings()] == ["deployment"]
+        deploy(tmp_path, "old", config, None)
+        assert findings() == []
+        deploy(tmp_path, "kept", config, Schedule("0 4 * * 1", "UTC", None))
+        assert schedules() == [("0 4 * * 1", True), ("0 9 * * *", True)]
+        deploy(tmp_path, "kept", config, None, remove_schedule=True)
+        assert schedules() == [("0 9 * * *", True)]
