@@ -2,15 +2,20 @@
 
 import logging
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
+from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.schema_tools import ValidationError, validate
 
 from components.base.errors import UserError
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
 from flows.deployment import flows, form, register
+from flows.deployment.recovery import attempts_of
 from flows.deployment.register import deploy, with_absolute_paths
+from tasks.execution.attempts import Attempts
 
 
 def test_a_run_to_go_on_from_without_the_stage_is_the_users_mistake() -> None:
@@ -60,15 +65,33 @@ def test_a_pipeline_that_orders_from_the_pool_it_runs_on_is_refused() -> None:
         deploy(Path("nowhere"), "tiny", config, None)
 
 
-def test_a_run_of_a_form_that_orders_from_its_own_pool_ends_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "waived", "said"),
+    [
+        ({}, [], "runners.reward = cpu"),
+        ({"runners": {"reward": "local", "sft": "cpu"}}, [], "runners.sft = cpu"),
+        ({"ppo": {"clip_range": -1}}, [], "changes: ppo.clip_range"),
+        ({"runners": {"reward": "local"}}, ["ppo.kll"], "waive = ppo.kll: there is no such gate"),
+    ],
+)
+def test_a_mistake_in_the_form_ends_the_run_before_it_begins(
+    changes: dict[str, Any], waived: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The server refuses the two last ones, where its check is not switched off."""
     monkeypatch.setenv("TETHER_HOME", str(tmp_path))
     monkeypatch.setattr(flows, "pool_of", lambda flow_run: "cpu")
     monkeypatch.setattr(flows, "get_run_logger", lambda: logging.getLogger("run"))
-    state = flows.rlhf.fn(config=load_config("tiny", [parse_override("runners.reward=cpu")]))
-    assert state.name == "UserError" and "runners.reward = cpu" in str(state.message)
+    config = load_config("tiny", [parse_override("runners.reward=cpu")])
+    why = {"because": "a trial", "waived_by": "Ada"} if waived else {}
+    state = flows.rlhf.fn(config=config, changes=changes, waive=waived, **why)
+    assert state.name == "UserError" and said in str(state.message)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_crashed_run_is_tried_again_as_often_as_its_form_says() -> None:
+    config = to_values(load_config("tiny"))
+    run = FlowRun(flow_id=uuid4(), parameters={"config": config, "changes": {"retries": 7}})
+    assert attempts_of(run) == Attempts(7, float(str(config["retry_seconds"])))
 
 
 def test_a_deployments_environment_leaves_the_gpu_to_the_worker(
