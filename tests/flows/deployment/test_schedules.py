@@ -82,8 +82,8 @@ def test_a_server_keeps_a_started_schedule_over_a_new_deployment_and_names_a_sta
     with temporary_settings({PREFECT_API_URL: server.api}), get_client(sync_client=True) as client:
         config = load_config("tiny")
 
-        def schedules() -> list[tuple[str, bool]]:
-            found = client.read_deployment_by_name("rlhf/kept").schedules
+        def schedules(name: str = "kept") -> list[tuple[str, bool]]:
+            found = client.read_deployment_by_name(f"rlhf/{name}").schedules
             return sorted((each.schedule.cron, each.active) for each in found)
 
         deploy(tmp_path, "kept", config, Schedule("0 3 * * 1", "UTC", True))
@@ -99,8 +99,10 @@ def test_a_server_keeps_a_started_schedule_over_a_new_deployment_and_names_a_sta
         assert schedules() == [("0 3 * * 1", True), ("0 9 * * *", True)]
         assert any(line.startswith("Stale: rlhf/old ") and "whitening" in line for line in lines), lines
         assert [each.what for each in findings()] == ["deployment"]
-        deploy(tmp_path, "old", config, None)
-        assert findings() == []
+        deploy(tmp_path, "old", config, Schedule("0 3 * * 1", "UTC", None))
+        assert findings() == [] and schedules("old") == [("0 3 * * 1", False)]
+        deploy(tmp_path, "old", config, None, remove_schedule=True)
+        assert schedules("old") == [], "the server keeps a schedule with a slug that it is not given"
         deploy(tmp_path, "kept", config, Schedule("0 4 * * 1", "UTC", None))
         assert schedules() == [("0 4 * * 1", True), ("0 9 * * *", True)]
         deploy(tmp_path, "kept", config, None, remove_schedule=True)
