@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,7 +18,8 @@ from components.base.text import plain
 from components.models.runtime import Runtime, has_cuda
 from components.store.store import ArtifactStore
 from flows.data.pretrained import MODELS, model_folder
-from tasks.prefect_flow.server import no_answer
+from tasks.prefect_flow.server import check_server, is_untrusted, no_answer
+from tasks.tracking.client import connect, in_short
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
 DISK_GB = 5.0
@@ -29,6 +30,8 @@ BREAKING = (
 )
 """What a plain `pip install prefect==3.8.8 mlflow` may draw in: from which version on, and what it breaks."""
 
+CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PREFECT_API_SSL_CERT_FILE", "MLFLOW_TRACKING_SERVER_CERT_PATH")
+
 Level = Literal["ok", "note", "fail"]
 
 
@@ -38,6 +41,8 @@ class Finding(NamedTuple):
     level: Level
     what: str
     text: str
+    exit_code: int = 1
+    """Of `tether doctor` where it fails: 2 where only the user can mend it, as a wrong password."""
 
 
 def diagnose(home: Path) -> list[Finding]:
@@ -50,23 +55,23 @@ def diagnose(home: Path) -> list[Finding]:
         _store(home),
         *_versions(),
         *breaking(),
-        *_servers(),
+        *servers(home),
         _packages(),
         *_models(home),
     ]
 
 
-def print_findings(findings: Sequence[Finding]) -> bool:
-    """Print them; returns whether none failed."""
+def print_findings(findings: Sequence[Finding]) -> int:
+    """Print them; returns the exit code: 0 where none failed."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
-    for level, what, text in findings:
+    for level, what, text, _ in findings:
         table.add_row(Text(level, {"ok": "green", "note": "yellow", "fail": "red"}[level]), what, Text(plain(text)))
     Console().print(table)
-    return all(each.level != "fail" for each in findings)
+    return max((each.exit_code for each in findings if each.level == "fail"), default=0)
 
 
 def _python() -> Finding:
@@ -155,21 +160,41 @@ def breaking() -> list[Finding]:
     ]
 
 
-def _servers() -> list[Finding]:
-    found = []
-    for name, variable, without in (
-        ("MLflow", "MLFLOW_TRACKING_URI", "SQLite and a folder in the home"),
-        ("Prefect", "PREFECT_API_URL", "embedded in each run"),
-    ):
-        url = os.environ.get(variable, "")
-        shown = redacted(url)
-        if not url.startswith("http"):
-            found.append(Finding("ok", name, shown or without))
-        elif no_answer(f"{url.rstrip('/')}/health") is None:
-            found.append(Finding("ok", name, f"{shown} answers"))
-        else:
-            found.append(Finding("fail", name, f"{shown} does not answer; start it, or unset {variable}"))
-    return found
+def servers(home: Path) -> list[Finding]:
+    """The two servers, where they are set: whether they answer, and to our credentials; and certificate files."""
+    return [
+        *_certificates(),
+        _server("MLflow", "MLFLOW_TRACKING_URI", "SQLite and a folder in the home", lambda: connect(home)),
+        _server("Prefect", "PREFECT_API_URL", "embedded in each run", check_server),
+    ]
+
+
+def _server(name: str, variable: str, without: str, ask: Callable[[], object]) -> Finding:
+    """`ask` makes a call that needs credentials."""
+    url = os.environ.get(variable, "")
+    shown = redacted(url)
+    if not url.startswith("http"):
+        return Finding("ok", name, shown or without)
+    error = no_answer(f"{url.rstrip('/')}/health")
+    if error is not None and not is_untrusted(error):
+        return Finding("fail", name, f"{shown} does not answer; start it, or unset {variable}")
+    try:
+        ask()
+    except TetherError as refused:
+        return Finding("fail", name, str(refused), refused.exit_code)
+    except Exception as broken:  # whatever MLflow's client raises
+        return Finding("fail", name, f"{shown} does not answer: {in_short(broken)}")
+    return Finding("ok", name, f"{shown} answers, and lets us in")
+
+
+def _certificates() -> list[Finding]:
+    """Variables that name a file of certificates which is not there: whatever reads them then trusts nobody."""
+    named = {name: os.environ[name] for name in CERTIFICATES if os.environ.get(name)}
+    return [
+        Finding("fail", "certificates", f"{name} = {path}: no such file. Set it to a CA's certificate, or unset it.", 2)
+        for name, path in named.items()
+        if not Path(path).exists()
+    ]
 
 
 def _packages() -> Finding:

@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from components.base.errors import TetherError, UserError
@@ -38,6 +39,8 @@ def prepare_environment(home: Path) -> None:
     _name_the_user(home)
     for name, value in _defaults(home).items():
         os.environ.setdefault(name, value)
+    # A home is made by the first run; Prefect is imported before that where a server is asked.
+    warnings.filterwarnings("ignore", "Failed to create the Prefect home")
     # Whatever level Prefect gives the root logger, our own warnings are said.
     for package in PACKAGES:
         logging.getLogger(package).setLevel(logging.WARNING)

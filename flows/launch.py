@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.base.errors import UserError
+from components.base.errors import TetherError, UserError
 from components.base.files import write_whole
 from components.base.nested import group
 from components.base.settings import Settings
@@ -27,6 +27,7 @@ from tasks.runs.journal import REPORT
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import PIPELINE, STAGES, Stage
+from tasks.tracking.client import check_access
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def new_run(
         flow_run: the Prefect flow run that begins it; tried again, it takes up the run that it began.
 
     Raises:
-        UserError: an input can't be read, or a waiver or `refresh` names nothing that there is.
+        UserError: an input can't be read, a waiver or `refresh` names nothing that there is, or MLflow refuses us.
     """
     check_stages("--refresh", refresh)
     check_kl_is_judged(config, profile)
@@ -139,6 +140,7 @@ def _begin(
     **options: Any,
 ) -> RunContext:  # fmt: skip
     """Begin a run, or take up the one that the same flow run began before it was tried again."""
+    check_access(home)
     options |= {"project": config.project, "waivers": waivers, "at_end": write_reports, **_execution(config)}
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
     if tried is not None:
@@ -183,6 +185,7 @@ def scoring(home: Path, run: str | None, sheet: Path, waivers: Sequence[Waiver] 
             f"run {status.run} waits for no labels (human_eval: {state}, judges: {config.human_eval.judges}). "
             f"Name the run that does with --run."
         )
+    check_access(home)
     records, _ = standing(ArtifactStore(home), status, PIPELINE)
     sources = find_sources(config, home, sheet, taken=records)
     ctx = RunContext.resume(
@@ -216,18 +219,29 @@ def compute(launch: Launch) -> StageResult | None:
         end_orphans(ctx.home / "prefect" / "embedded")
         try:
             check_server(needed_for={stage: pool for stage, pool in config.pools.items() if stage not in ctx.pinned})
-        except UserError:
+        except TetherError:
             ctx.discard()
             raise
-        return _go(launch, lambda: rlhf(config, sources, ctx))
+        try:
+            return _go(launch, lambda: rlhf(config, sources, ctx))
+        finally:
+            if ctx.flow_run:
+                from tasks.prefect_flow.stages import show_report
+
+                show_report(ctx)
     return _go(launch, lambda: pipeline(config, sources, partial(run_stage, ctx=ctx)))
 
 
-def compute_in_flow(launch: Launch) -> StageResult | None:
+def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
     """`compute`, each stage a task of the flow run that surrounds the call: a deployment's."""
-    from tasks.prefect_flow.stages import prefect_runner
+    from tasks.prefect_flow.stages import prefect_runner, show_in, show_report
 
-    return _go(launch, lambda: pipeline(launch.config, launch.sources, prefect_runner(launch.ctx)))
+    ctx = launch.ctx
+    show_in(ctx, flow_run)
+    try:
+        return _go(launch, lambda: pipeline(launch.config, launch.sources, prefect_runner(ctx)))
+    finally:
+        show_report(ctx)
 
 
 def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult | None:
@@ -245,10 +259,12 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
 def write_reports(ctx: RunContext) -> None:
     """Write what a run leaves for people, however it ended: `report.md`, `report.html`, and its models' cards."""
     from flows.models.card import write_cards
+    from flows.reports.links import links
     from flows.reports.page import write_page
     from flows.reports.terminal import markdown
 
-    text = markdown(load_status(ctx.home, ctx.run), is_simulated(ctx.home, ctx.run))
+    status = load_status(ctx.home, ctx.run)
+    text = markdown(status, is_simulated(ctx.home, ctx.run), links(ctx.home, status))
     write_whole(ctx.folder / "report.md", text)
     for name, write, again in (
         ("cards", lambda: write_cards(ctx), f"`tether card {ctx.run}` makes one again"),

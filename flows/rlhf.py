@@ -110,7 +110,7 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
 
     from tasks.prefect_flow.alive import saying_that_it_lives
     from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
-    from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, unless_gone, wait_until_told
+    from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, show_in, unless_gone, wait_until_told
 
     outcome: Outcome[StageResult | None] = Outcome()
     flow_run_ids: list[str] = []
@@ -123,6 +123,8 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
     def rlhf_flow(run: str, profile: str) -> State[Any]:
         flow_run_ids.append(flow_run.id)
         ctx.log = flow_run_log(flow_run.id)
+        if not own:
+            show_in(ctx, flow_run.id)
         if ahead.is_alive():
             ahead.join()
         with nullcontext() if own else saying_that_it_lives(flow_run.id):

@@ -28,7 +28,11 @@ class PrefectServer:
         self.folder = folder
         self.port = free_port(0)
         self.api = f"http://127.0.0.1:{self.port}/api"
-        self._environment = {**clean_environment(), "PREFECT_HOME": str(folder), **environment}
+        self._environment = {
+            **clean_environment(), "PREFECT_HOME": str(folder),
+            "PREFECT_SERVER_UI_API_URL": self.api,  # else its pages ask port 4200
+            **environment,
+        }  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "PrefectServer":

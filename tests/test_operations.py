@@ -239,6 +239,25 @@ def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_dig
     found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))
     gates = {each.key: str(each.data) for each in found}
     assert f"127.0.0.1:{stack.ports['5000']}/#/experiments" in gates["ppo-gates"] and "ppo.kl" in gates["ppo-gates"]
+    status = load_status(stack.home)
+    assert run.name.startswith("tiny ") and run.name.split()[1] == status.run
+    page = f"{stack.api.removesuffix('/api')}/runs"
+    assert (status.prefect, status.stage("ppo").prefect) == (f"{page}/flow-run/{run.id}", f"{page}/flow-run/{ppo.id}")
+    parent = mlflow_tags(stack, status.stages[0].mlflow_run)["mlflow.parentRunId"]
+    assert f"/runs/{parent}/artifacts/report.html" in gates["report"], "it opens in a browser"
+    for stage in status.stages:
+        at_mlflow = f"127.0.0.1:{stack.ports['5000']}/#/experiments/1/runs/{stage.mlflow_run}"
+        assert at_mlflow in gates[f"{stage.name.replace('_', '-')}-gates"] and at_mlflow in gates["report"]
+        assert stage.prefect.startswith(page) and stage.prefect in gates["report"]
+        tags = mlflow_tags(stack, stage.mlflow_run)
+        assert tags["tether.prefect"] == stage.prefect and f"]({stage.prefect})" in tags["mlflow.note.content"]
+
+
+def mlflow_tags(stack: Stack, run: str | None) -> dict[str, str]:
+    """Of a run, as its MLflow server has them."""
+    url = f"http://127.0.0.1:{stack.ports['5000']}/api/2.0/mlflow/runs/get?run_id={run}"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return {tag["key"]: tag["value"] for tag in json.load(answer)["run"]["data"]["tags"]}
 
 
 def _only(run: FlowRun) -> FlowRunFilter:

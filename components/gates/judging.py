@@ -125,12 +125,12 @@ def judge(
     return [_judge(gate, metrics, threshold, by_gate.get(gate.name)) for gate, threshold in gates.rules(stage)]
 
 
-def check_waivers(waivers: Sequence[Waiver], gates: GatesConfig) -> None:
-    """Raise UserError for a waiver that names no gate of the run."""
+def check_waivers(waivers: Sequence[Waiver], gates: GatesConfig, given: str = "--waive") -> None:
+    """Raise UserError for a waiver that names no gate of the run; `given` is how the user gave it."""
     names = [gate.name for gate, _ in gates.rules()]
     for waiver in waivers:
         if waiver.gate not in names:
-            raise UserError(f"--waive {waiver.gate}: there is no such gate{_nearest(waiver.gate, names)}")
+            raise UserError(f"{given} {waiver.gate}: there is no such gate{_nearest(waiver.gate, names)}")
 
 
 def failure(stage: str, verdicts: Sequence[Verdict]) -> GateFailed | None:

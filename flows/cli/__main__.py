@@ -330,25 +330,35 @@ def deploy(
     ] = None,
     cron: Annotated[str | None, typer.Option(metavar="CRON", help="When it runs by itself, as '0 3 * * 1'.")] = None,
     timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of --cron.")] = "UTC",
-    active: Annotated[bool, typer.Option("--active", help="Start the schedule; else it is registered paused.")] = False,
+    active: Annotated[
+        bool | None,
+        typer.Option("--active/--paused", help="Of --cron (default: as it was before; a new schedule is paused)."),
+    ] = None,
+    no_schedule: Annotated[
+        bool, typer.Option("--no-schedule", help="Remove the schedule that --cron made; without either it stays.")
+    ] = False,
     pool: Annotated[
         list[str] | None, typer.Option(metavar="POOL", help="A further pool that may compute stages.")
     ] = None,
 ) -> None:
     """Register pipeline, stages and scoring with a Prefect server."""
     config = _config(profile, set_)
-    if active and cron is None:
-        raise UserError("--active: there is no schedule to start. Give one with --cron, as --cron '0 3 * * 1'.")
+    if active is not None and cron is None:
+        option = "--active" if active else "--paused"
+        raise UserError(f"{option}: of which schedule? Give it with --cron, as --cron '0 3 * * 1'.")
+    if no_schedule and cron is not None:
+        raise UserError("--no-schedule and --cron: give one of them.")
     if server is not None:
         os.environ["PREFECT_API_URL"] = server
     _need_server("with --server, or PREFECT_API_URL")
     from flows.config.profiles import profile_name
-    from flows.deployment.register import Schedule, describe
     from flows.deployment.register import deploy as register
+    from flows.deployment.register import describe
+    from flows.deployment.schedules import Schedule
 
     schedule = None if cron is None else Schedule(cron, timezone, active)
-    done = register(tether_home(), profile_name(profile), config, schedule, pool or [])
-    echo("\n".join(describe(done, schedule)))
+    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule)
+    echo("\n".join(describe(done) + lines))
 
 
 @command(app, "doctor")
@@ -358,8 +368,13 @@ def doctor() -> None:
     Python, torch, threads, GPU, disk, versions, servers, shadowed packages."""
     from flows.doctor import diagnose, print_findings
 
-    if not print_findings(diagnose(tether_home())):
-        raise typer.Exit(1)
+    found = diagnose(tether_home())
+    if any(each.what == "Prefect" and each.level == "ok" for each in found) and os.environ.get("PREFECT_API_URL"):
+        from flows.deployment import stale
+
+        found += stale.findings()
+    if code := print_findings(found):
+        raise typer.Exit(code)
 
 
 @command(app, "ui")

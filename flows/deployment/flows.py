@@ -22,46 +22,76 @@ from components.base.errors import TetherError, UserError, disk_error
 from components.store.store import ArtifactStore
 from flows import launch
 from flows.config.run_config import RunConfig
+from flows.deployment import form
 from flows.environment import check_packages, prepare_environment, tether_home
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
 from tasks.prefect_flow.alive import saying_that_it_lives
-from tasks.prefect_flow.stages import Outcome
+from tasks.prefect_flow.stages import Outcome, unless_gone
 from tasks.runs.journal import REPORT
-from tasks.runs.label import Label
 from tasks.stages import StageName
 
 T = TypeVar("T")
 
 
-@flow(name="rlhf", flow_run_name="{profile}", retries=0, persist_result=False)
+@flow(
+    name="rlhf",
+    flow_run_name="{profile}",
+    description="The pipeline: validate, sft, reward, ppo, human_eval. What is stored is not computed again.",
+    retries=0,
+    persist_result=False,
+)
 def rlhf(
+    *,
+    from_stage: StageName | None = None,
+    from_run: str | None = None,
+    refresh: list[StageName] = [],  # noqa: B006
+    name: str | None = None,
+    note: str | None = None,
+    tags: list[str] = [],  # noqa: B006
+    waive: list[str] = [],  # noqa: B006
+    because: str | None = None,
+    waived_by: str | None = None,
+    profile: str = "custom",
+    changes: dict[str, Any] = {},  # noqa: B006
     config: RunConfig,
-    profile: Annotated[str, Field(description="What the run is called after.")] = "custom",
-    from_stage: Annotated[
-        StageName | None,
-        Field(description="Compute from this stage on; the ones before are taken from an earlier run of this config."),
-    ] = None,
-    from_run: Annotated[
-        str | None, Field(description="That earlier run; empty: the newest whose artifacts are all in the store.")
-    ] = None,
-    refresh: Annotated[list[StageName], Field(description="Stages to recompute even if they are stored.")] = [],  # noqa: B006
-    name: Annotated[str | None, Field(description="What to call the run, for people.")] = None,
-    tags: Annotated[list[str], Field(description="The run's tags, each KEY=VALUE or KEY.")] = [],  # noqa: B006
 ) -> State[Any]:
-    """The pipeline: validate, sft, reward, ppo, human_eval, or from one of them on; what is stored is not computed."""
+    """Run the pipeline, or a part of it. This page's form shows what stands here of each parameter, in this order.
+
+    Args:
+        from_stage: Compute from this stage on. The ones before are taken from an earlier run of this config.
+        from_run: That earlier run. Empty: the newest whose artifacts are all in the store.
+        refresh: Further stages to compute though they are stored.
+        name: What to call the run.
+        note: What to know of it, in a line. It is kept as the tag "note".
+        tags: Each KEY=VALUE or KEY.
+        waive: Gates that may fail in this run. Say why, and who you are, in the next two fields.
+        because: Why they are waived. It is recorded.
+        waived_by: Your name. It is recorded with the waivers.
+        profile: What the run is called after.
+        changes: Options that differ in this run, as JSON, checked when you submit; in ppo for example
+            {"updates": 80, "kl": {"target": 4}}. What is deployed is in the tab Parameters of the deployment's page.
+        config: The deployed config, whole.
+    """
     if from_run is not None and from_stage is None:
         return Failed(name="UserError", message=f"from_run = {from_run}: name the stage too, with from_stage.")
     flow_run = str(runtime.flow_run.id)
 
     def begin(home: Path) -> launch.Launch:
-        refuse_own_pool(config, pool_of(flow_run))
-        label = Label.of(name, tags)
+        asked = form.changed(config, changes)
+        refuse_own_pool(asked, pool_of(flow_run))
+        options: dict[str, Any] = {
+            "waivers": form.waivers(waive, because, waived_by, asked),
+            "refresh": refresh,
+            "flow_run": flow_run,
+            "label": form.label(name, note, tags),
+        }
         if from_stage is None:
-            return launch.new_run(home, profile, config.resolved(), refresh=refresh, flow_run=flow_run, label=label)
-        return launch.rerun(
-            home, from_stage, from_run, config=config, profile=profile, refresh=refresh, flow_run=flow_run, label=label
-        )
+            begun = launch.new_run(home, profile, asked.resolved(), **options)
+        else:
+            begun = launch.rerun(home, from_stage, from_run, config=asked, profile=profile, **options)
+        _call_flow_run(flow_run, f"{name} ({profile} {begun.ctx.run})" if name else f"{profile} {begun.ctx.run}")
+        return begun
 
     return _run(begin)
 
@@ -80,8 +110,10 @@ def compute(order: Order) -> State[Any]:
     """Compute one stage that a pipeline elsewhere has ordered. Not for people: the parameters are an order's."""
 
     def work(home: Path, console: Console) -> str:
+        store = ArtifactStore(home)
+        say(console, f"{order.stage} for run {order.run}: reading and writing {store.place.where}")
         with StageProgress(console, order.stage) as progress:
-            record = receive(order, ArtifactStore(home), progress.show, lambda text: say(console, text))
+            record = receive(order, store, progress.show, lambda text: say(console, text))
         say(console, f"{order.stage}: artifact {record.digest[:12]}")
         return record.digest
 
@@ -108,6 +140,16 @@ def refuse_own_pool(config: RunConfig, own: str | None) -> None:
             )
 
 
+def _call_flow_run(flow_run: str, name: str) -> None:
+    """Give a flow run a name that has our run's id, which there is once it has begun."""
+
+    def call() -> None:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(flow_run), name=name)
+
+    unless_gone(call)
+
+
 def pool_of(flow_run: str) -> str | None:
     """The work pool that runs a flow run."""
     with get_client(sync_client=True) as client:
@@ -122,7 +164,7 @@ def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
         begun.ctx.console = console
         say(console, f"run {begun.ctx.run} in {home}")
         try:
-            result = launch.compute_in_flow(begun)
+            result = launch.compute_in_flow(begun, str(runtime.flow_run.id))
         finally:
             say(console, f"report: {begun.ctx.folder / REPORT}")
         if result is None:

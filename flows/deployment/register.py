@@ -7,33 +7,27 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
-from prefect.schedules import Cron
 from prefect.types.entrypoint import EntrypointType
+from prefect.utilities.callables import ParameterSchema
 from prefect.utilities.urls import url_for
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
-from components.base.errors import UserError
 from components.base.redaction import has_credentials, redacted
 from components.base.settings import Settings
 from components.data.inputs import KINDS
 from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
-from flows.deployment import flows
+from flows.deployment import flows, form
 from flows.deployment.automations import notice_dead_runs
+from flows.deployment.schedules import OURS, Schedule, plan
 from flows.deployment.servers import CPU_RUNS
+from flows.deployment.stale import stale
 from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
-
-
-class Schedule(NamedTuple):
-    """When the pipeline runs by itself."""
-
-    cron: str
-    timezone: str
-    active: bool
 
 
 class Deployed(NamedTuple):
@@ -67,8 +61,13 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def deploy(
-    home: Path, profile: str, config: RunConfig, schedule: Schedule | None, pools: Iterable[str] = ()
-) -> list[Deployed]:
+    home: Path,
+    profile: str,
+    config: RunConfig,
+    schedule: Schedule | None,
+    pools: Iterable[str] = (),
+    remove_schedule: bool = False,
+) -> tuple[list[Deployed], list[str]]:
     """Register everything (again) on the server that `PREFECT_API_URL` names.
 
     Args:
@@ -76,38 +75,52 @@ def deploy(
         profile: what the pipeline's deployment and its runs are called after.
         config: the pipeline's defaults, not resolved: the machine that runs it resolves them. PPO goes to the GPU pool
             unless they say who computes it.
-        schedule: of the pipeline, or None.
+        schedule: of the pipeline; None leaves the one of an earlier call as it is.
         pools: further pools that are to compute stages, beside cpu and gpu.
+        remove_schedule: that of an earlier call. Those that people made on the page stay in any case.
+
+    Returns:
+        What was registered, and a line about each schedule and each deployment that this version can't run.
 
     Raises:
         UserError: the schedule is none, or a stage's pool is the one that runs the pipelines.
     """
-    crons = [] if schedule is None else [_cron(schedule)]
     home.mkdir(parents=True, exist_ok=True)
     runners = {"ppo": Runner(pool=GPU_POOL), **config.runners}
     config = with_absolute_paths(config.model_copy(update={"runners": runners}))
     flows.refuse_own_pool(config, CPU_POOL)
+    planned, lines = plan(_schedules(f"{flows.rlhf.name}/{profile}"), schedule, remove_schedule)
     computing = list(dict.fromkeys([CPU_POOL, GPU_POOL, *pools]))
     limits = {pool: _make_pool(pool) for pool in computing}
     defaults: dict[str, JsonValue] = {"profile": profile, "config": to_values(config)}
     done = [
-        _register(flows.rlhf, profile, CPU_POOL, home, defaults, schedules=crons),
+        _register(flows.rlhf, profile, CPU_POOL, home, defaults, form.schema(flows.rlhf, config), planned),
         _register(flows.human_eval, "score", CPU_POOL, home, {}),
         *(_register(flows.compute, pool, pool, home, {}) for pool in computing),
     ]
+    if remove_schedule:
+        _remove_schedule(f"{flows.rlhf.name}/{profile}")
     notice_dead_runs()
-    return [each._replace(limit=limits[each.pool]) for each in done]
+    lines += [f"Stale: {each.text}" for each in stale()]
+    return [each._replace(limit=limits[each.pool]) for each in done], lines
 
 
-def _cron(schedule: Schedule) -> Any:
-    try:
-        return Cron(schedule.cron, timezone=schedule.timezone, active=schedule.active)
-    except (ValidationError, ValueError) as error:
-        reasons = error.errors() if isinstance(error, ValidationError) else [{"msg": str(error)}]
-        raise UserError(
-            f"--cron {schedule.cron!r} --timezone {schedule.timezone!r}: {reasons[0]['msg']}. Expected five fields, as "
-            f"in '0 3 * * 1', and a name like Europe/Berlin."
-        ) from error
+def _remove_schedule(name: str) -> None:
+    """Remove the schedule of `--cron`. Where all schedules have slugs, the server keeps those that it is not given."""
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name(name)
+        for each in deployment.schedules:
+            if each.slug == OURS:
+                client.delete_deployment_schedule(deployment.id, each.id)
+
+
+def _schedules(name: str) -> list[DeploymentSchedule]:
+    """Of a deployment, if there is one."""
+    with get_client(sync_client=True) as client:
+        try:
+            return client.read_deployment_by_name(name).schedules
+        except ObjectNotFound:
+            return []
 
 
 def _register(
@@ -116,8 +129,10 @@ def _register(
     pool: str,
     home: Path,
     parameters: dict[str, JsonValue],
-    schedules: Iterable[Any] = (),
+    schema: ParameterSchema | None = None,
+    schedules: Iterable[DeploymentScheduleCreate] = (),
 ) -> Deployed:
+    """`schema`: of the flow's parameters, in the place of the one that Prefect makes."""
     deployment = RunnerDeployment.from_flow(
         flow,
         name,
@@ -130,6 +145,8 @@ def _register(
         entrypoint_type=EntrypointType.MODULE_PATH,
         enforce_parameter_schema=True,
     )
+    if schema is not None:
+        deployment._parameter_openapi_schema = schema
     made = cast(UUID, deployment.apply())
     return Deployed(f"{flow.name}/{name}", pool, redacted(url_for("deployment", made) or ""))
 
@@ -164,13 +181,10 @@ def _make_pool(name: str) -> int | None:
             return client.create_work_pool(WorkPoolCreate(name=name, type="process")).concurrency_limit
 
 
-def describe(deployments: Iterable[Deployed], schedule: Schedule | None) -> list[str]:
+def describe(deployments: Iterable[Deployed]) -> list[str]:
     """Lines for a person: what was registered, and what has to run for it."""
     deployments = list(deployments)
     lines = [f"{each.name:<17} {each.pool:<5} {each.url or ''}".rstrip() for each in deployments]
-    if schedule is not None:
-        state = "active" if schedule.active else "paused (its page or --active starts it)"
-        lines.append(f"Schedule: {schedule.cron} {schedule.timezone}, {state}.")
     for pool, limit in {each.pool: each.limit for each in deployments}.items():
         runs = CPU_RUNS if pool == CPU_POOL else 1
         lines.append(f"A worker: prefect worker start --pool {pool} --type process --limit {runs}")

@@ -23,6 +23,7 @@ from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
 from data_contracts.expectations.suites import JudgedCheck, first_rows
 from flows.config.run_config import default_values
+from flows.reports.links import Link, links
 from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
 from tasks.runs.config import run_values
@@ -210,6 +211,8 @@ class RunFacts(NamedTuple):
     """All that the report of a run says, in the order in which it says it."""
 
     status: RunStatus
+    links: Mapping[str, Sequence[Link]]
+    """Pages of MLflow and Prefect, by stage; under "" those of the run."""
     project: JsonValue
     seed: JsonValue
     simulated: bool
@@ -253,6 +256,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
     against, options = _options(values, status.profile)
     return RunFacts(
         status=status,
+        links=links(home, status),
         project=values.get("project"),
         seed=values.get("seed"),
         simulated=group(values, "data").get("preferences", "") is None,

@@ -1,6 +1,7 @@
 """A run's end for people: the stages with their main numbers, the gates with value, rule and verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -12,6 +13,7 @@ from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
 from components.gates.table import brief_metrics
 from components.gates.text import number, outcome, rule
+from flows.reports.links import Link
 from tasks.execution.progress import cell
 from tasks.runs.status import RunStatus, StageStatus
 
@@ -36,8 +38,9 @@ def print_run(console: Console, status: RunStatus, simulated: bool) -> None:
     console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), highlight=False)
 
 
-def markdown(status: RunStatus, simulated: bool) -> str:
-    """`status` as the Markdown page that is kept with the run: every metric, every gate."""
+def markdown(status: RunStatus, simulated: bool, links: Mapping[str, Sequence[Link]] = MappingProxyType({})) -> str:
+    """`status` as the Markdown page that is kept with the run: every metric and gate; `links` is as in `RunFacts`."""
+    linked = any(links.values())
     lines = [
         f"# Run {words(status.run)}: {status.state}",
         "",
@@ -45,12 +48,14 @@ def markdown(status: RunStatus, simulated: bool) -> str:
         + f"{', started by ' + words(status.user) if status.user else ''}.{' ' + SIMULATED if simulated else ''}"
         + f"{' ' + IMPORTED if status.imported else ''}",
         "",
-        "| stage | state | seconds | cached | artifact |",
-        "|---|---|---:|---|---|",
+        *([f"This run: {_pages(links[''])}", ""] if links.get("") else []),
+        f"| stage | state |{' pages |' if linked else ''} seconds | cached | artifact |",
+        f"|---|---|{'---|' if linked else ''}---:|---|---|",
     ]
     for stage in status.stages:
-        digest = f"`{stage.digest or ''}`"
-        lines.append(f"| {words(stage.name)} | {stage.state} | {stage.seconds:.1f} | {_cached(stage)} | {digest} |")
+        pages = f" {_pages(links.get(stage.name, []))} |" if linked else ""
+        made = f"{stage.seconds:.1f} | {_cached(stage)} | `{stage.digest or ''}`"
+        lines.append(f"| {words(stage.name)} | {stage.state} |{pages} {made} |")
     lines += ["", "## Gates", "", "| gate | outcome | metric | value | rule |", "|---|---|---|---:|---|"]
     for gate in (gate for stage in status.stages for gate in stage.gates):
         named = f"| {words(gate.name)} | {outcome(gate)} | {words(gate.metric)} |"
@@ -59,6 +64,10 @@ def markdown(status: RunStatus, simulated: bool) -> str:
     for stage in status.stages:
         lines += [f"| {words(name)} | {number(value)} |" for name, value in sorted(stage.metrics.items())]
     return "\n".join(lines) + "\n"
+
+
+def _pages(links: Sequence[Link]) -> str:
+    return " · ".join(f"[{link.server}]({link.url})" for link in links)
 
 
 def _stage_table(status: RunStatus) -> Table:

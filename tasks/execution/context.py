@@ -62,6 +62,8 @@ class RunContext:
     """Called once, when the run's end is written down and before MLflow is told of it."""
     log: Callable[[str], None] | None = None
     """Takes what is said, beside the console."""
+    flow_run: str = ""
+    """The id of the Prefect flow run that has the run's pages; none on an embedded server, which ends with the run."""
     _tracker: Tracker | None = None
 
     @classmethod
@@ -170,6 +172,8 @@ class RunContext:
         """
         self.status.finish(stopped)
         at_end, self.at_end = self.at_end, None
+        if self._tracker is not None:  # the report links to the pages there
+            self._tracker.settle(self.status.begun)
         try:
             if at_end is not None:
                 at_end(self)

@@ -4,6 +4,7 @@ The caller and the worker share the store, and through it the key's lock, the ch
 worker's run lives and ends by itself: a caller that dies is not missed, and the next one that wants the key attaches.
 """
 
+import platform
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +25,7 @@ from components.base.redaction import redacted
 from components.base.settings import Settings
 from components.keys.changes import KeyParts, changes, in_a_line
 from components.models.runtime import Runtime
+from components.store.place import VARIABLE as STORE_VARIABLE
 from components.store.store import ArtifactStore, Miss, Record
 from tasks.execution.away import Server
 from tasks.execution.computing import POINTS, Show, Work, compute_once
@@ -61,6 +63,7 @@ class Order(Settings):
     refresh: bool = Field(False, description="Compute even where the store has it.")
     because: str = Field("", description="Why it is computed, for the worker's log.")
     timeout: float | None = Field(None, description="Seconds that it may take.")
+    store: str = Field("", description="Where the caller reads and writes artifacts, and on which machine.")
 
 
 # -- the caller ------------------------------------------------------------------------------------------------------
@@ -79,8 +82,13 @@ def check_pools(pools: Iterable[str]) -> None:
                 ) from None
 
 
-def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, refresh: bool = False) -> Record:
+def dispatch(
+    work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, refresh: bool = False,
+    page: Callable[[str], object] = lambda address: None,
+) -> Record:  # fmt: skip
     """Have `pool` compute `work`, or attach to the run that does already, and wait for its end.
+
+    `page` is told the address of that run's page, which has its log and progress.
 
     Raises:
         TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
@@ -92,10 +100,11 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
         runs = server.insist(lambda: client.read_flow_runs(flow_run_filter=of_key))
         live = next((run for run in runs if run.state is not None and run.state.type in LIVE), None)
         if ordered := live is None:
-            live = server.insist(lambda: _start(work, pool, refresh, attempt=len(runs) + 1))
+            live = server.insist(lambda: _start(work, pool, store, refresh, attempt=len(runs) + 1))
             say(f"{work.stage.name}: given to pool {pool}, {_url(live)}")
         else:
             say(f"{work.stage.name}: attached to {_url(live)}, which computes it already")
+        page(redacted(url_for(live) or ""))
         offset = 0
 
         def show_points(path: Path) -> None:
@@ -111,18 +120,18 @@ def dispatch(work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, 
     found = store.lookup(work.key)
     if isinstance(found, Miss):
         raise TetherError(
-            f"{work.stage.name}: {_url(run)} completed, but the store here has nothing of it ({found.reason}). Give "
-            f"the workers of pool {pool} this TETHER_HOME: {store.home}."
+            f"{work.stage.name}: {_url(run)} completed, but {_place(store)} has nothing of it ({found.reason}): the "
+            f"worker of pool {pool} wrote to another place, which its log names. {SHARE}"
         )
     if kept := store.attachment(found, POINTS):
         show_points(kept)
     return found
 
 
-def _start(work: Work, pool: str, refresh: bool, attempt: int) -> FlowRun:
+def _start(work: Work, pool: str, store: ArtifactStore, refresh: bool, attempt: int) -> FlowRun:
     started = run_deployment(
         f"{FLOW}/{pool}",
-        parameters={"order": _order(work, refresh).model_dump(mode="json")},
+        parameters={"order": _order(work, refresh, store).model_dump(mode="json")},
         tags=[_tag(work.key)],
         idempotency_key=f"{work.key}:{attempt}",  # two callers at once make one run
         timeout=0,
@@ -131,7 +140,7 @@ def _start(work: Work, pool: str, refresh: bool, attempt: int) -> FlowRun:
     return started
 
 
-def _order(work: Work, refresh: bool) -> Order:
+def _order(work: Work, refresh: bool, store: ArtifactStore) -> Order:
     return Order(
         stage=work.stage.name,
         key=work.key,
@@ -142,7 +151,18 @@ def _order(work: Work, refresh: bool) -> Order:
         refresh=refresh,
         because=work.because,
         timeout=work.timeout,
+        store=_place(store),
     )
+
+
+def _place(store: ArtifactStore) -> str:
+    return f"{store.place.where} on {platform.node()}"
+
+
+SHARE = (
+    f"All machines need one store: mount one folder at the same path on each and set TETHER_HOME to it where you run "
+    f"`tether deploy` (workers get it from there), or set {STORE_VARIABLE} to a shared store (docs/operations.md)."
+)
 
 
 def _tag(key: str) -> str:
@@ -225,7 +245,7 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
     stage = STAGES[order.stage]
     job = stage.load_job().model_validate(order.job)
     _check_machine(getattr(job, "runtime", None))
-    inputs = {name: _found(given, store) for name, given in order.inputs.items()}
+    inputs = {name: _found(given, store, order.store) for name, given in order.inputs.items()}
     key, parts = key_of(stage, job, inputs)
     if key != order.key:
         raise MachineMismatch(
@@ -236,10 +256,20 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
     return compute_once(work, store, show, say, order.refresh)[0]
 
 
-def _found(given: Input, store: ArtifactStore) -> Input:
-    """The same input as it is on this worker."""
+def _found(given: Input, store: ArtifactStore, place: str) -> Input:
+    """The same input as it is on this worker; `place` is the caller's store."""
     if given.stored:
+        if (store.contents.problem(given.digest) or "").startswith("missing"):
+            raise MachineMismatch(
+                f"{given.name}: this worker looked for artifact {given.digest[:12]} in {_place(store)} and it is not "
+                f"there. The pipeline has it in {place or 'its own store'}. {SHARE}"
+            )
         return given.model_copy(update={"path": store.path(given.digest)})
+    if not given.path.exists():
+        raise MachineMismatch(
+            f"{given.name}: {given.path} is not on this worker ({platform.node()}). Put it into a folder that all "
+            f"machines see at the same path, and name it by that path in the config."
+        )
     if Input.of(given.path).digest != given.digest:
         raise MachineMismatch(
             f"{given.name}: {given.path} holds other bytes on this worker than where the run was started."

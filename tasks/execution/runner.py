@@ -109,7 +109,10 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
             # The worker holds the key's lock, never the caller.
             from tasks.execution.dispatch import dispatch
 
-            record = dispatch(work, pool, ctx.store, show, ctx.say, refresh)
+            def page(address: str) -> None:
+                ctx.status.update(stage.shown, prefect=address)
+
+            record = dispatch(work, pool, ctx.store, show, ctx.say, refresh, page)
     _say_if_different(record, ctx)
     return _result(stage, record, inputs, ctx, False, started)
 

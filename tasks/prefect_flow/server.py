@@ -5,12 +5,14 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +36,24 @@ PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "9", "PREFECT_CLIENT_RETRY_EXTRA_CODES
 also where the database behind the server is away, which Prefect says by a 500. The default is a minute, and no second
 try after a 500."""
 
+UNTRUSTED = (
+    "its certificate is signed by a CA that is not trusted here. Set SSL_CERT_FILE to the file of that CA's "
+    "certificate (PEM): Prefect's and MLflow's clients both use it then."
+)
+
 START_SECONDS = 120.0
 """How long a run's own server may take to answer; on an idle machine it takes about 10 s."""
 
 
 def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = None) -> None:
-    """See that the server of `PREFECT_API_URL`, if set, answers within `timeout` seconds and can reach stages' pools.
+    """See that the server of `PREFECT_API_URL`, if set, answers within `timeout` seconds, lets us in, and can reach
+    stages' pools.
 
     `needed_for` maps a stage to the work pool that is to compute it.
 
     Raises:
-        UserError: it doesn't answer, or a pool has no deployment; or there are pools and no server.
+        UserError: it doesn't answer or refuses us, or a pool has no deployment; or there are pools and no server.
+        TetherError: it answers that it is out of order.
     """
     url = os.environ.get("PREFECT_API_URL")
     if not url:
@@ -55,10 +64,15 @@ def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = No
             )
         return
     if error := no_answer(f"{url.rstrip('/')}/health", timeout):
+        if is_untrusted(error):
+            raise UserError(f"PREFECT_API_URL = {url}: {UNTRUSTED}") from error
         raise UserError(
             f"PREFECT_API_URL = {url}: no Prefect server answers there ({error}). Start it, or unset PREFECT_API_URL: "
             f"Tether then runs Prefect in its own process."
         ) from error
+    from tasks.prefect_flow.access import ask_server
+
+    ask_server()
     if needed_for:
         from tasks.execution.dispatch import check_pools
 
@@ -68,12 +82,28 @@ def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = No
 def no_answer(url: str, timeout: float = 3.0) -> Exception | None:
     """Return why no HTTP server answers at `url` within `timeout` seconds; None where one does, whatever it says."""
     try:
-        with urllib.request.urlopen(redacted(url), timeout=timeout):  # which takes no user in a URL
+        with urlopen(url, timeout):
             return None
     except urllib.error.HTTPError:
         return None  # it answers; whether it lets us in, the flow run will say
     except (OSError, ValueError) as error:
         return error
+
+
+def urlopen(url: str, timeout: float) -> AbstractContextManager[Any]:
+    """`urllib`'s, that trusts the certificates that Prefect's client trusts; `url` may name a user, which is not sent.
+
+    Both read `SSL_CERT_FILE`; this reads `PREFECT_API_SSL_CERT_FILE` and `PREFECT_API_TLS_INSECURE_SKIP_VERIFY` too.
+    """
+    context = ssl.create_default_context(cafile=os.environ.get("PREFECT_API_SSL_CERT_FILE") or None)
+    if os.environ.get("PREFECT_API_TLS_INSECURE_SKIP_VERIFY", "").lower() in ("1", "true", "yes", "on"):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return urllib.request.urlopen(redacted(url), timeout=timeout, context=context)
+
+
+def is_untrusted(error: BaseException | None) -> bool:
+    """Whether an error of a connection says that the server's certificate is signed by nobody we trust."""
+    return error is not None and ("CERTIFICATE_VERIFY_FAILED" in str(error) or is_untrusted(error.__cause__))
 
 
 def is_answering(timeout: float = 3.0) -> bool:
@@ -82,7 +112,7 @@ def is_answering(timeout: float = 3.0) -> bool:
     if not url:
         return True
     try:
-        with urllib.request.urlopen(redacted(f"{url.rstrip('/')}/ready"), timeout=timeout):
+        with urlopen(f"{url.rstrip('/')}/ready", timeout):
             return True
     except urllib.error.HTTPError as error:
         return error.code < 500  # it answers; 503 is its word for a database that is away

@@ -5,6 +5,7 @@ and the error goes on from there.
 """
 
 import logging
+import platform
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,22 +16,26 @@ from prefect import runtime, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import LogCreate
+from prefect.client.schemas.actions import ArtifactCreate, LogCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 from prefect.states import Completed, Failed
+from prefect.utilities.urls import url_for
 
 from components.base.errors import TetherError
 from components.base.redaction import redacted
 from components.base.settings import Settings
+from components.base.text import markdown_code
 from components.gates import text as gate_text
 from tasks.execution.away import is_away
 from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
 from tasks.prefect_flow.server import is_answering
 from tasks.result import Given, StageResult
+from tasks.runs.journal import REPORT
 from tasks.stages import Stage
+from tasks.tracking.address import mlflow_file, mlflow_page
 
 T = TypeVar("T")
 
@@ -71,6 +76,16 @@ class Outcome(Generic[T]):
         return self._value[0]
 
 
+def show_in(ctx: RunContext, flow_run_id: str) -> None:
+    """Give a run the pages of a flow run, on a server that outlives it: its stages and its report are shown there."""
+    ctx.flow_run = flow_run_id
+    ctx.status.name_page(_page("flow-run", flow_run_id))
+
+
+def _page(kind: str, id_: object) -> str:
+    return redacted(url_for(kind, str(id_)) or "")
+
+
 def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
     """Runs each stage as a task of the surrounding flow run; without one while Prefect's server is gone."""
     ended: dict[str, State[Any]] = {}
@@ -84,6 +99,8 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
         # What goes in and out stays in this process: Prefect would walk through it, and has no use for it.
         @task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, retries=0, persist_result=False)
         def run_one_stage() -> State[Any]:
+            if ctx.flow_run:
+                ctx.status.update(stage.shown, prefect=_page("task-run", runtime.task_run.id))
             state = outcome.capture(
                 lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
             )
@@ -146,8 +163,9 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
     result = ctx.results.get(stage.name)
     if result is None or not result.verdicts or not is_answering():
         return
-    tracker = ctx.tracker()
-    link = tracker.address(stage.shown) if tracker is not None else None
+    if tracker := ctx.tracker():
+        tracker.settle([stage.shown])
+    link = mlflow_page(ctx.home, ctx.run, stage.shown)
     where = f"[its page]({link})" if link else "`tether status --json` names it, `tether ui` shows it"
     artifact = f"Artifact `{result.digest[:16]}`, {'from the store' if result.cached else 'computed'}."
     create_markdown_artifact(
@@ -155,6 +173,38 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
         key=f"{stage.shown.replace('_', '-')}-gates",
         description=f"Gates of {stage.shown} in run {ctx.run}",
     )
+
+
+def show_report(ctx: RunContext) -> None:
+    """Make the report of a run that is over an artifact of its flow run: its text, and where the whole is shown.
+
+    Nothing where the run has no flow run with pages, no report, or a server that is away.
+    """
+    path = ctx.folder / "report.md"
+    if not ctx.flow_run or not path.is_file() or not is_answering():
+        return
+    shown = {
+        "Open the report with its charts": mlflow_page(ctx.home, ctx.run, file=REPORT),
+        "download it": mlflow_file(ctx.home, ctx.run, REPORT),  # MLflow's pages are no good on a telephone
+    }
+    links = [f"[{text}]({url})" for text, url in shown.items() if url]
+    where = f"Files: {markdown_code(str(ctx.folder))} on {platform.node()}"
+    artifact = ArtifactCreate(
+        key="report",
+        type="markdown",
+        description=f"Report of run {ctx.run}",
+        data=f"{' · '.join([*links, where])}\n\n{path.read_text(encoding='utf-8')}",
+        flow_run_id=UUID(ctx.flow_run),
+    )
+
+    def send() -> None:
+        with get_client(sync_client=True) as client:
+            client.create_artifact(artifact)
+
+    try:
+        unless_gone(send)
+    except Exception as error:  # hours of computing are not to end in a page's mistake
+        ctx.say(f"Prefect did not take the report ({type(error).__name__}: {error})")
 
 
 def wait_until_told(flow_run_id: str, seconds: float = 5.0) -> None:

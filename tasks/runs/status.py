@@ -73,6 +73,8 @@ class StageStatus(BaseModel):
     digest: str | None = None
     mlflow_run: str | None = None
     """The id of its MLflow run; None until MLflow has it."""
+    prefect: str = ""
+    """The address of its page on a Prefect server; empty where it has none."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """None where a metric is not finite."""
     gates: list[Verdict] = Field(default_factory=list)
@@ -118,6 +120,8 @@ class _Run(BaseModel):
     """When it was imported: another home computed it, and says what it says. Empty for a run of this home."""
     origin: dict[str, str] = Field(default_factory=dict)
     """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run."""
+    prefect: str = ""
+    """The address of its flow run's page on a Prefect server; empty where it has none."""
     stages: list[StageStatus]
 
     @property
@@ -228,6 +232,11 @@ class StatusFile:
         return worst(stage.state for stage in self._document.stages)
 
     @property
+    def begun(self) -> list[str]:
+        """The stages that began."""
+        return [stage.name for stage in self._document.stages if stage.started is not None]
+
+    @property
     def label(self) -> Label:
         """What people call the run."""
         return self._document.label
@@ -242,6 +251,12 @@ class StatusFile:
             entry = self._document.stage(name)
             for field, value in fields.items():
                 setattr(entry, field, value)
+            self._write()
+
+    def name_page(self, address: str) -> None:
+        """Write where the run's page on a Prefect server is."""
+        with self._lock:
+            self._document.prefect = address
             self._write()
 
     def begin(self, name: str) -> None:
@@ -340,12 +355,14 @@ def read_file(folder: Path) -> RunFile:
 
 
 def finished_file(folder: Path) -> RunFile:
-    """Return the run.json in `folder` as another home needs it: ended, of no process and no flow run."""
+    """Return the run.json in `folder` as another home needs it: ended, of no process and no flow run, on no server."""
     document = read_file(folder)
     _interrupt(document.stages)
     origin = {name: value for name, value in document.origin.items() if name != "flow_run"}
     finished = document.finished or document.updated
-    return document.model_copy(update={"process": {}, "origin": origin, "finished": finished, "imported": ""})
+    stages = [stage.model_copy(update={"prefect": ""}) for stage in document.stages]
+    fields = {"process": {}, "origin": origin, "finished": finished, "imported": "", "prefect": "", "stages": stages}
+    return document.model_copy(update=fields)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ What MLflow can't take stays on disk; the next run's thread, or `tether sync`, c
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from components.base.errors import UserError
 from components.keys.code_version import code_version
 from tasks.runs.journal import Sent, code_tags, held
 from tasks.runs.status import load_readable, read_file
-from tasks.tracking.client import in_short, load_mlflow, tracking_uri
-from tasks.tracking.links import run_link
+from tasks.tracking.address import has_pages
+from tasks.tracking.client import in_short, load_mlflow
 from tasks.tracking.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,8 @@ EVERY_SECONDS = 2.0
 RETRY_SECONDS = 10.0
 AGAIN_SECONDS = (2.0, 30.0)
 """How long `tether sync` waits before it asks again: at first, doubled each time, and at most."""
+SETTLE_SECONDS = 5.0
+"""How long a page that links to MLflow waits for the runs there."""
 CLOSE_SECONDS = 20.0
 """How long a run that is done waits for what is still on its way, where MLflow answers; else it waits for nothing."""
 
@@ -36,6 +38,8 @@ class Tracker:
         self._folder = home / "runs" / run
         self._closing = threading.Event()
         self._more = threading.Event()
+        self._answers = True
+        """Whether MLflow took what it was last sent."""
         self._thread = threading.Thread(target=self._carry, name="tracking", daemon=True)
 
     def open(self, project: str) -> None:
@@ -58,18 +62,19 @@ class Tracker:
         self._thread.join(CLOSE_SECONDS)
         return not is_left(self._folder)
 
-    def address(self, stage: str) -> str | None:
-        """Where a person finds a stage's run, if MLflow is a server and has it by now (a database has no page)."""
-        uri, sent = tracking_uri(self._home), Sent.load(self._folder)
-        if not uri.startswith("http") or sent.experiment is None or stage not in sent.stages:
-            return None
-        return f"{uri.rstrip('/')}/{run_link(sent.experiment, sent.stages[stage])}"
+    def settle(self, stages: Collection[str]) -> None:
+        """Wait until `stages` have their pages in MLflow, a few seconds at most and only while it answers."""
+        self._more.set()
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while has_pages(self._home) and self._answers and self._thread.is_alive() and time.monotonic() < deadline:
+            if set(stages) <= Sent.load(self._folder).stages.keys():
+                return
+            time.sleep(0.05)
 
     def _carry(self) -> None:
         """The thread: as long as the run, and once more at its end."""
         recorder: Recorder | None = None
         left: list[Path] | None = None
-        answered = True
         with held(self._folder, wait=True):
             while True:
                 last = self._closing.is_set()
@@ -81,16 +86,16 @@ class Tracker:
                         carry_left(recorder, left[0])
                         left.pop(0)
                     recorder.bring(self._folder, last)
-                    answered = True
+                    self._answers = True
                 except Exception as error:  # whatever MLflow raises: all of it is on disk, and this is said
                     logger.debug("MLflow", exc_info=True)
-                    if answered:
+                    if self._answers:
                         left_in = f"What it does not have yet stays in {self._folder}."
                         logger.warning("MLflow did not answer (%s). %s", in_short(error), left_in)
-                    answered = False
+                    self._answers = False
                 if last:
                     return
-                if answered:
+                if self._answers:
                     self._more.wait(EVERY_SECONDS)
                 else:
                     self._closing.wait(RETRY_SECONDS)

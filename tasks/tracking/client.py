@@ -1,6 +1,7 @@
 """Opening MLflow: where it is, quietly, and safely for several first processes at once. Imports mlflow when called."""
 
 import fcntl
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from components.base.errors import UserError
 from components.base.files import replacing, sweep_drafts
 from components.base.redaction import redacted
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 SQLITE = b"SQLite format 3\0"
@@ -24,6 +27,11 @@ _ENVIRONMENT = {
     # The end of a run prints two lines with its address, over the progress.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+
+_OWN_TRUST = (
+    "MLFLOW_TRACKING_SERVER_CERT_PATH", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "MLFLOW_TRACKING_INSECURE_TLS",
+)  # fmt: skip
+"""What says whose certificates MLflow's client trusts."""
 
 
 def tracking_uri(home: Path) -> str:
@@ -47,16 +55,26 @@ def load_mlflow() -> Any:
     """The library (1 to 4 s)."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    _trust_the_ca()
     import mlflow
 
     return mlflow
+
+
+def _trust_the_ca() -> None:
+    """Have MLflow trust the CA that `SSL_CERT_FILE` names, as Prefect does, where nothing else is said for MLflow.
+
+    Its client (requests) does not read that variable: behind a private CA it would send nothing.
+    """
+    if not any(os.environ.get(name) for name in _OWN_TRUST) and (ca := os.environ.get("SSL_CERT_FILE")):
+        os.environ[_OWN_TRUST[0]] = ca
 
 
 def connect(home: Path) -> Any:
     """An `MlflowClient` on the tracking store, its tables made where it is new (1 to 5 s).
 
     Raises:
-        UserError: the file of its runs is no SQLite database.
+        UserError: the file of its runs is no SQLite database, or the server refuses us.
     """
     check_database(home)
     mlflow = load_mlflow()
@@ -73,8 +91,58 @@ def connect(home: Path) -> Any:
         if named is None:
             _make_database(home / "mlflow.db")
         client = mlflow.MlflowClient(tracking_uri=uri)
-        client.search_experiments(max_results=1)
+        try:
+            client.search_experiments(max_results=1)
+        except Exception as error:
+            if (refused := _refused(error)) is not None:
+                raise UserError(f"{VARIABLE} = {redacted(uri)}: {refused}") from error
+            raise
     return client
+
+
+def check_access(home: Path) -> None:
+    """See that a MLflow server, if one is named, lets us in, before hours are computed whose facts it would refuse.
+
+    One that is away is no mistake: a run goes on without it.
+
+    Raises:
+        UserError: it refuses us, or its certificate is not trusted.
+    """
+    if not tracking_uri(home).startswith("http"):
+        return
+    try:
+        connect(home)
+    except UserError:
+        raise
+    except Exception as error:  # whatever MLflow and its transports raise
+        logger.debug("MLflow: %s", in_short(error))
+
+
+def _refused(error: Exception) -> str | None:
+    """What the user can do about an error of MLflow's client; None where it is none of theirs."""
+    from mlflow.exceptions import MlflowException
+
+    if not isinstance(error, MlflowException):
+        return None
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return (
+            "its certificate is signed by a CA that is not trusted here. Set SSL_CERT_FILE to the file of that CA's "
+            "certificate (PEM), or MLFLOW_TRACKING_SERVER_CERT_PATH for MLflow alone."
+        )
+    status = error.get_http_status_code()
+    if status == 403:
+        return (
+            "MLflow lets this user do less than Tether needs (403). Have the right to read experiments given to it, or "
+            "set the credentials of another user."
+        )
+    if status != 401:
+        return None
+    names = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    if os.environ.get("MLFLOW_TRACKING_TOKEN"):
+        return f"MLflow refuses the token in MLFLOW_TRACKING_TOKEN (401). Set one that it takes, or {names}."
+    if os.environ.get("MLFLOW_TRACKING_USERNAME"):
+        return f"MLflow refuses the credentials in {names} (401). Set those of a user that it knows."
+    return f"MLflow wants credentials, and none are set here (401). Set {names} to those of a user that it knows."
 
 
 def _make_database(path: Path) -> None:
@@ -107,7 +175,9 @@ def check_database(home: Path) -> None:
 
 
 def in_short(error: Exception) -> str:
-    """The kind of an error and the first line of what it says."""
+    """The kind of an error and the first line of what it says; a `UserError` as it is."""
+    if isinstance(error, UserError):
+        return str(error)
     return f"{type(error).__name__}: {redacted((str(error).splitlines() or ['no reason given'])[0])[:300]}"
 
 

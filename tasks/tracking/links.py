@@ -10,6 +10,7 @@ from typing import Any
 
 from components.data.inputs import kind_of
 from tasks.runs.journal import Done, Sent, lineage_tags
+from tasks.tracking.address import run_link
 from tasks.tracking.pages import NoteRow
 
 MODELS = {"sft": "sft", "reward": "reward", "ppo": "policy"}
@@ -135,11 +136,6 @@ class Lineage:
             experiment_id=self._experiment,
         )
         return made.model_id
-
-
-def run_link(experiment_id: str, run: str) -> str:
-    """Where MLflow's page of a run is, from its root."""
-    return f"#/experiments/{experiment_id}/runs/{run}?workflowType=machine_learning"
 
 
 def log_attachments(client: Any, run: str, files: Mapping[str, Path]) -> None:

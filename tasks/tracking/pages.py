@@ -1,7 +1,7 @@
 """What a person reads on MLflow's pages: notes in Markdown, from the facts of a run."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from components.base.text import markdown as words
@@ -11,7 +11,7 @@ from components.gates.table import brief_metrics
 from components.keys.code_version import CodeVersion
 from components.store.records import Environment
 from tasks.runs.journal import Done
-from tasks.runs.status import StageStatus
+from tasks.runs.status import RunStatus
 
 
 class NoteRow(NamedTuple):
@@ -29,12 +29,16 @@ class NoteRow(NamedTuple):
         return f"| {self.how} | {f'[{name}]({self.link})' if self.link else name} | {span(self.digest[:16])} |"
 
 
-def stage_note(done: Done, computed_in: str, rows: Sequence[NoteRow]) -> str:
-    """Of a stage's run, and of its model; `computed_in` links to the run that computed it, if MLflow has that."""
+def stage_note(done: Done, computed_in: str, rows: Sequence[NoteRow], prefect: str = "") -> str:
+    """Of a stage's run, and of its model; `computed_in` links to the run that computed it, if MLflow has that.
+
+    `prefect` is the address of the stage's page on a Prefect server, if it has one.
+    """
     by = done.record.run
     run = f"[{words(by)}]({computed_in})" if computed_in else f"{span(by)}, which is not in this MLflow"
     cached = "From the cache. " if done.hit else ""
     lines = [f"{cached}Stage **{done.shown}**, computed in run {run}. {code(done.record.environment)}", ""]
+    lines += [f"[This stage in Prefect]({prefect})", ""] if prefect else []
     lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
     if done.shown == "validate":
         kept_out = f"Kept out: {done.record.metrics.get('data/quarantined', 0):.0f} rows"
@@ -68,12 +72,20 @@ def _keeping_out(done: Done) -> list[dict[str, Any]]:
     return [check for check in checks if check["rows"] and check["severity"] in ("error", "quarantine")]
 
 
-def run_note(stages: Iterable[StageStatus], done: Sequence[Done], links: Mapping[str, str]) -> str:
-    """Of a whole run; `links` has a stage's page."""
+def prefect_tag(address: str) -> dict[str, str]:
+    """The tag of a run, or of a stage's, that has a page on a Prefect server: its address."""
+    return {"tether.prefect": address} if address else {}
+
+
+def run_note(status: RunStatus, done: Sequence[Done], links: Mapping[str, str], report: str) -> str:
+    """Of a whole run; `links` has a stage's page, `report` is where the report is shown, empty where there is none."""
     metrics = {name: value for each in done for name, value in each.record.metrics.items()}
-    lines = ["| stage | state | artifact | numbers |", "|---|---|---|---|"]
-    for stage in stages:
+    about = {"Report with its charts": report, "Flow run in Prefect": status.prefect}
+    lines = [" · ".join(f"[{text}]({url})" for text, url in about.items() if url), ""]
+    lines += ["| stage | state | artifact | numbers |", "|---|---|---|---|"]
+    for stage in status.stages:
         name = f"[{words(stage.name)}]({links[stage.name]})" if stage.name in links else words(stage.name)
+        name += f" ([Prefect]({stage.prefect}))" if stage.prefect else ""
         numbers = (f"{metric.partition('/')[2]} {metrics[metric]:.4g}" for metric in brief_metrics(stage.name, metrics))
         lines.append(f"| {name} | {stage.state} | `{(stage.digest or '')[:16]}` | {words(', '.join(numbers))} |")
     waived = {gate: waiver for each in done for gate, waiver in each.waived.items()}

@@ -21,8 +21,9 @@ from tasks.runs.journal import REPORT, Done, Sent, read_done
 from tasks.runs.points import points_after, points_file
 from tasks.runs.status import RunFile, RunStatus, StageStatus, load_status, read_file
 from tasks.tracking import pages
+from tasks.tracking.address import run_link
 from tasks.tracking.client import connect, experiment
-from tasks.tracking.links import DIGEST_SHOWN, MODELS, Lineage, log_attachments, model_name, run_link
+from tasks.tracking.links import DIGEST_SHOWN, MODELS, Lineage, log_attachments, model_name
 from tasks.tracking.promotion import Versions
 
 TABLE_ROWS = 200
@@ -84,7 +85,8 @@ class Recorder:
 
     def _open(self, folder: Path, file: RunFile, sent: Sent) -> None:
         started = _milliseconds(file.started)
-        parent = self._run(file.name or file.run, {**file.tags, "tether.profile": file.profile}, started, file, sent)
+        tags = {**file.tags, "tether.profile": file.profile, **pages.prefect_tag(file.prefect)}
+        parent = self._run(file.name or file.run, tags, started, file, sent)
         config = run_values(self._home, file.run)
         log_params(self._client, parent, config)
         self._client.log_dict(parent, config, "config.json")
@@ -105,7 +107,7 @@ class Recorder:
             if sent.done.get(each.record.stage) != each.time:
                 earlier = (one.waived for one in done if one.time <= each.time)
                 waivers = {gate: by for waived in earlier for gate, by in waived.items()}
-                _Stage(self._client, sent, each, waivers).record()
+                _Stage(self._client, sent, each, waivers, stage.prefect).record()
                 sent.done[each.record.stage] = each.time
                 sent.save(folder)
             if stage.state not in ("failed", "interrupted"):
@@ -142,7 +144,8 @@ class Recorder:
         """End the parent run with a table of its stages, its report and its models' cards."""
         assert sent.parent is not None and sent.experiment is not None
         links = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
-        self._client.set_tag(sent.parent, "mlflow.note.content", pages.run_note(status.stages, done, links))
+        report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
+        self._client.set_tag(sent.parent, "mlflow.note.content", pages.run_note(status, done, links, report))
         for stage, kind in MODELS.items():
             if (card := folder / "cards" / f"{model_name(sent.project, kind)}.md").is_file():
                 self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
@@ -164,8 +167,9 @@ class Recorder:
 class _Stage:
     """A stage that is done, into its run: params, final metrics, lineage, gates, tables, plots."""
 
-    def __init__(self, client: Any, sent: Sent, done: Done, waivers: Mapping[str, Any]) -> None:
+    def __init__(self, client: Any, sent: Sent, done: Done, waivers: Mapping[str, Any], prefect: str) -> None:
         assert sent.experiment is not None and sent.parent is not None
+        self._prefect = prefect
         self._client, self._done, self._waivers = client, done, waivers
         self._experiment, self._parent, self._run = sent.experiment, sent.parent, sent.stages[done.shown]
         self._lineage = Lineage(client, sent)
@@ -188,7 +192,7 @@ class _Stage:
         if not done.hit:
             self._tables()
         link = run_link(self._experiment, computed_by) if computed_by else ""
-        note = pages.stage_note(done, link, self._lineage.rows(done, model))
+        note = pages.stage_note(done, link, self._lineage.rows(done, model), self._prefect)
         self._tags(note, computed_by)
         if model is not None and computed_by in (self._run, None):  # a hit's model has the note of its computing
             self._client.set_logged_model_tags(model, {"mlflow.note.content": note})
@@ -250,6 +254,7 @@ class _Stage:
             "cache_hit": str(done.hit).lower(),
             "mlflow.note.content": note,
             **done.tags,
+            **pages.prefect_tag(self._prefect),
             "tether.libraries": json.dumps(record.parts.get("libraries", {})),
             "tether.machine": json.dumps(record.machine),
         }

@@ -2,20 +2,24 @@
 
 import logging
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
-from prefect.utilities.callables import parameter_schema
+from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.schema_tools import ValidationError, validate
 
 from components.base.errors import UserError
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
-from flows.deployment import flows, register
+from flows.deployment import flows, form, register
+from flows.deployment.recovery import attempts_of
 from flows.deployment.register import deploy, with_absolute_paths
+from tasks.execution.attempts import Attempts
 
 
 def test_a_run_to_go_on_from_without_the_stage_is_the_users_mistake() -> None:
-    state = flows.rlhf.fn(load_config("tiny"), from_run="20261122-001155-ab12")
+    state = flows.rlhf.fn(config=load_config("tiny"), from_run="20261122-001155-ab12")
     assert (state.name, state.is_failed()) == ("UserError", True)
     assert state.message == "from_run = 20261122-001155-ab12: name the stage too, with from_stage."
 
@@ -43,7 +47,7 @@ def test_every_path_that_a_deployment_keeps_holds_from_a_workers_folder_too(
 @pytest.mark.parametrize("preferences", ["null", "pairs.jsonl", "[pairs.jsonl, owner/name]"])
 def test_prefects_form_takes_one_source_and_several(preferences: str) -> None:
     config = to_values(load_config("tiny", [parse_override(f"data.preferences={preferences}")]))
-    schema = parameter_schema(flows.rlhf).model_dump()
+    schema = form.schema(flows.rlhf, load_config("tiny")).model_dump()
     assert validate({"config": config}, schema) == []
     config["data"]["preferences"] = 3  # type: ignore[index,call-overload]
     with pytest.raises(ValidationError):
@@ -61,15 +65,33 @@ def test_a_pipeline_that_orders_from_the_pool_it_runs_on_is_refused() -> None:
         deploy(Path("nowhere"), "tiny", config, None)
 
 
-def test_a_run_of_a_form_that_orders_from_its_own_pool_ends_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "waived", "said"),
+    [
+        ({}, [], "runners.reward = cpu"),
+        ({"runners": {"reward": "local", "sft": "cpu"}}, [], "runners.sft = cpu"),
+        ({"ppo": {"clip_range": -1}}, [], "changes: ppo.clip_range"),
+        ({"runners": {"reward": "local"}}, ["ppo.kll"], "waive = ppo.kll: there is no such gate"),
+    ],
+)
+def test_a_mistake_in_the_form_ends_the_run_before_it_begins(
+    changes: dict[str, Any], waived: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The server refuses the two last ones, where its check is not switched off."""
     monkeypatch.setenv("TETHER_HOME", str(tmp_path))
     monkeypatch.setattr(flows, "pool_of", lambda flow_run: "cpu")
     monkeypatch.setattr(flows, "get_run_logger", lambda: logging.getLogger("run"))
-    state = flows.rlhf.fn(load_config("tiny", [parse_override("runners.reward=cpu")]))
-    assert state.name == "UserError" and "runners.reward = cpu" in str(state.message)
+    config = load_config("tiny", [parse_override("runners.reward=cpu")])
+    why = {"because": "a trial", "waived_by": "Ada"} if waived else {}
+    state = flows.rlhf.fn(config=config, changes=changes, waive=waived, **why)
+    assert state.name == "UserError" and said in str(state.message)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_crashed_run_is_tried_again_as_often_as_its_form_says() -> None:
+    config = to_values(load_config("tiny"))
+    run = FlowRun(flow_id=uuid4(), parameters={"config": config, "changes": {"retries": 7}})
+    assert attempts_of(run) == Attempts(7, float(str(config["retry_seconds"])))
 
 
 def test_a_deployments_environment_leaves_the_gpu_to_the_worker(
@@ -82,7 +104,7 @@ def test_a_deployments_environment_leaves_the_gpu_to_the_worker(
 
 def test_a_pools_limit_for_all_machines_is_named_with_the_command_that_lifts_it() -> None:
     done = [register.Deployed("rlhf/x", "cpu", None), register.Deployed("compute/gpu", "gpu", None, limit=1)]
-    lines = register.describe(done, None)
+    lines = register.describe(done)
     assert any(line.endswith("prefect work-pool clear-concurrency-limit gpu") for line in lines)
     assert not any("clear-concurrency-limit cpu" in line for line in lines)
     assert "A worker: prefect worker start --pool gpu --type process --limit 1" in lines

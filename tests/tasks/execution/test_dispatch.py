@@ -99,6 +99,25 @@ def test_a_worker_that_sees_other_bytes_under_a_path_refuses(source: Input, tmp_
         receive(wanted, ArtifactStore(tmp_path / "home"), never, never)
 
 
+def test_a_worker_that_sees_another_folder_says_which_and_what_to_set(source: Input, tmp_path: Path) -> None:
+    """It said that a manifest is missing, and no word of another folder behind the same path."""
+    theirs, ours = ArtifactStore(tmp_path / "theirs"), ArtifactStore(tmp_path / "ours")
+    given = Input(name="data", digest=publish(theirs, "f" * 64, tmp_path), path=tmp_path, stage="sft", stored=True)
+    with pytest.raises(MachineMismatch) as refused:
+        dispatch._found(given, ours, dispatch._place(theirs))
+    said = str(refused.value)
+    assert f"{tmp_path / 'ours' / 'store'} on " in said and f"The pipeline has it in {tmp_path / 'theirs'}" in said
+    assert "set TETHER_HOME" in said
+    assert dispatch._found(given, theirs, "").path.is_dir()
+
+
+def test_a_file_that_a_worker_does_not_have_is_named_with_the_worker(source: Input, tmp_path: Path) -> None:
+    wanted = order(source)
+    source.path.unlink()
+    with pytest.raises(MachineMismatch, match=r"pairs\.jsonl is not on this worker"):
+        receive(wanted, ArtifactStore(tmp_path / "home"), never, never)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -11,6 +11,9 @@ pytest.importorskip("prefect")
 from prefect import flow, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
     FlowRunFilter,
     FlowRunFilterId,
     LogFilter,
@@ -23,7 +26,9 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner
+from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, show_in, show_report
+from tasks.runs.journal import Sent
+from tasks.runs.status import load_status
 
 pytestmark = pytest.mark.servers
 
@@ -41,9 +46,9 @@ def server(prefect: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.fixture
 def run_flow(server: str, start: Any, kit: Any) -> Any:
-    """`run_flow(thresholds)`: validate -> sft -> reward -> ppo of toy stages; the flow run's id and the context."""
+    """`run_flow(thresholds, shown)`: validate -> sft -> reward -> ppo of toys; the flow run's id and the context."""
 
-    def run(gates: Any = None) -> tuple[Any, Any]:
+    def run(gates: Any = None, shown: bool = False) -> tuple[Any, Any]:
         ctx = start(gates, stages=("validate", "sft", "reward", "ppo"))
         ids: list[Any] = []
         outcome: Outcome[Any] = Outcome()
@@ -59,6 +64,8 @@ def run_flow(server: str, start: Any, kit: Any) -> Any:
         def toys() -> Any:
             ids.append(runtime.flow_run.id)
             ctx.log = flow_run_log(runtime.flow_run.id)
+            if shown:
+                show_in(ctx, runtime.flow_run.id)
             return outcome.capture(stages, lambda result: "Completed")
 
         with ctx:
@@ -102,3 +109,36 @@ def test_a_flow_whose_server_is_gone_says_its_lines_on_the_terminal_alone(
     ctx = start(log=flow_run_log("0" * 32))
     ctx.say("a line")
     assert said(ctx) == "a line\n"
+
+
+def test_each_stage_has_its_page_and_the_report_is_an_artifact_that_opens_in_a_browser(
+    server: str, run_flow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a path on a worker's disk."""
+    flow_run, ctx = run_flow(shown=True)
+    root = server.removesuffix("/api")
+    status = load_status(ctx.home, ctx.run)
+    assert status.prefect == f"{root}/runs/flow-run/{flow_run}"
+    for stage in status.stages:
+        kind, id_ = stage.prefect.removeprefix(f"{root}/runs/").split("/")
+        with urllib.request.urlopen(f"{server}/task_runs/{id_}", timeout=10) as answer:
+            assert (kind, json.load(answer)["name"]) == ("task-run", stage.name)
+    (ctx.folder / "report.md").write_text("what came of it")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:geheim@mlflow")
+    Sent(project="x", code={}, experiment="7", parent="abc").save(ctx.folder)
+    show_report(ctx)
+    of_flow_run = ArtifactFilter(
+        flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]), key=ArtifactFilterKey(any_=["report"])
+    )
+    with get_client(sync_client=True) as client:
+        (found,) = client.read_artifacts(artifact_filter=of_flow_run)
+    assert "what came of it" in str(found.data)
+    assert "http://mlflow/#/experiments/7/runs/abc/artifacts/report.html?" in str(found.data)
+    assert "http://mlflow/get-artifact?path=report.html&run_uuid=abc" in str(found.data)
+
+
+def test_a_run_on_an_embedded_server_links_to_no_page_of_it(run_flow: Any) -> None:
+    """It ends with the run."""
+    _, ctx = run_flow()
+    status = load_status(ctx.home, ctx.run)
+    assert [status.prefect, *(stage.prefect for stage in status.stages)] == [""] * 5

@@ -14,6 +14,7 @@ from tasks.runs.journal import REPORT, Sent, current_user
 from tasks.runs.label import Label
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
+from tasks.tracking import carrier
 
 
 def children(home, run):
@@ -41,6 +42,19 @@ def test_mlflow_gets_a_runs_report_and_its_end_though_the_disk_is_full_then(star
     parent = client().get_run(client().get_run(stage).data.tags["mlflow.parentRunId"])
     assert parent.info.status == "FINISHED"
     assert Path(client().download_artifacts(parent.info.run_id, REPORT)).read_text() == f"how {ctx.run} went"
+
+
+def test_what_links_to_mlflow_waits_until_the_stage_is_there(start, kit, monkeypatch):
+    """A stage that is taken from the store ends before MLflow has heard of it."""
+    monkeypatch.setattr(carrier, "has_pages", lambda home: True)
+    with start(track=True, stages=("sft",)) as ctx:
+        ctx.begin_stage("sft")
+        ctx.tracker().settle(["sft"])
+        assert "sft" in Sent.load(ctx.folder).stages
+        carrier_fails = time.monotonic()
+        ctx.tracker()._answers = False
+        ctx.tracker().settle(["never"])
+        assert time.monotonic() - carrier_fails < 1, "nothing waits for an MLflow that does not answer"
 
 
 def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, client, home, caplog):

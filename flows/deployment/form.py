@@ -1,0 +1,107 @@
+"""The form of the pipeline's deployment: what people change first, then the config, one field of JSON a stage.
+
+Prefect draws an input for each option of an object, and has nothing that folds. For an object whose schema lists no
+options it draws one field of JSON. So the options stand where the server checks them and its page does not look: below
+`then`, of an `if` that every object meets. The page shows changes to the deployed config, since the whole is long.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from prefect.flows import Flow
+from prefect.utilities.callables import ParameterSchema
+from pydantic import ConfigDict, JsonValue
+
+from components.base.errors import UserError, refuse_credentials
+from components.gates.judging import Waiver, check_waivers
+from flows.config.profiles import lay
+from flows.config.run_config import RunConfig, check_config, to_values
+from tasks.runs.label import Label
+
+LAST = ("runners", "runtime", "retries", "retry_seconds", "project")
+"""Options that a run seldom changes. The others come first, in their order, after the seed."""
+
+
+class _Schema(ParameterSchema):
+    """Prefect's, with keywords of JSON Schema beside the parameters."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def schema(flow: Flow[..., Any], config: RunConfig) -> ParameterSchema:
+    """The schema of the pipeline's parameters, for its page and for the server's check of each run.
+
+    Args:
+        flow: the pipeline, whose parameters stand in the order of the page.
+        config: the deployed one. Its gates are those that can be waived.
+    """
+    found = deepcopy(flow.parameters.model_dump())
+    fields, definitions = found["properties"], found["definitions"]
+    whole = fields.pop("config")
+    for field in fields.values():
+        _without_null(field)
+    fields["waive"]["items"]["enum"] = [gate.name for gate, _ in config.gates.rules()]
+    fields["changes"] |= {"properties": _groups(definitions["RunConfig"]["properties"]), "additionalProperties": False}
+    return _Schema(**{**found, "required": [], "if": {"type": "object"}, "then": {"properties": {"config": whole}}})
+
+
+def _without_null(field: dict[str, Any]) -> None:
+    """Have the page draw an input for an optional text, in place of a switch between text and None."""
+    kinds = [kind for kind in field.get("anyOf", []) if kind != {"type": "null"}]
+    if len(kinds) == 1 and field.get("default") is None:
+        del field["anyOf"], field["default"]
+        field.update(kinds[0])
+        if "enum" in field:  # the server takes null where there is no default, if the values allow it
+            field["enum"] = [*field["enum"], None]
+
+
+def _groups(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The config's fields without their defaults, each group of options as one field of JSON."""
+    names = ["seed", *(name for name in options if name not in ("seed", *LAST)), *LAST]
+    fields = {}
+    for place, name in enumerate(names):
+        field = {key: value for key, value in options[name].items() if key not in ("default", "$ref", "allOf")}
+        if "$ref" in options[name]:
+            field |= {"type": "object", "if": {"type": "object"}, "then": {"$ref": options[name]["$ref"]}}
+        if field.get("type") == "object":
+            field["default"] = {}
+        fields[name] = {**field, "title": name, "position": place}
+    return fields
+
+
+def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
+    """`config` with the form's changes laid over it.
+
+    Raises:
+        UserError: as `check_config`.
+    """
+    made = {name: value for name, value in changes.items() if value != {}}
+    return check_config(lay(to_values(config), made), source="changes") if made else config
+
+
+def label(name: str | None, note: str | None, tags: Sequence[str]) -> Label:
+    """A run's name and tags; the note is the tag `note`.
+
+    Raises:
+        UserError: as `Label.of`.
+    """
+    return Label.of(name, [*tags, *([f"note={note}"] if note else [])])
+
+
+def waivers(gates: Sequence[str], because: str | None, waived_by: str | None, config: RunConfig) -> list[Waiver]:
+    """The gates that may fail in a run of `config`. A server's form knows nobody, so people name themselves.
+
+    Raises:
+        UserError: a gate that there is not, the reason or the name is missing, or there is nothing to waive.
+    """
+    reason, user = (because or "").strip(), (waived_by or "").strip()
+    if gates and not (reason and user):
+        raise UserError(f"waive = {gates[0]}: say why, in because, and who you are, in waived_by; both are recorded.")
+    if (reason or user) and not gates:
+        raise UserError("because, waived_by: name the gate that they are about, in waive.")
+    refuse_credentials("because", reason)
+    refuse_credentials("waived_by", user)
+    given = [Waiver(gate=gate, user=user, reason=reason) for gate in gates]
+    check_waivers(given, config.gates, "waive =")
+    return given

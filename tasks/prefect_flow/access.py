@@ -1,0 +1,71 @@
+"""Whether a Prefect server lets us in: its `/health` answers anybody, so a call is made that needs credentials."""
+
+import os
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_KEY,
+    PREFECT_API_REQUEST_TIMEOUT,
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    temporary_settings,
+)
+
+from components.base.errors import TetherError, UserError
+from components.base.redaction import redacted
+
+TIMEOUT_SECONDS = 30.0
+
+
+def ask_server() -> None:
+    """Make a call of the server of `PREFECT_API_URL` that needs credentials and its database.
+
+    Raises:
+        UserError: it refuses us, or is no Prefect server; the message names the variable to set.
+        TetherError: it answers that it is out of order, or not at all.
+    """
+    url = os.environ["PREFECT_API_URL"]
+    where = f"PREFECT_API_URL = {redacted(url)}"
+    settings = {PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: TIMEOUT_SECONDS}
+    try:
+        with temporary_settings(settings), get_client(sync_client=True) as client:
+            client.read_flows(limit=1)
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        if status == 401:
+            raise UserError(f"{where}: {_refused()}") from error
+        if status == 403:
+            raise UserError(
+                f"{where}: the user of these credentials may not read flows there (403). Have the right given to it, "
+                f"or set those of another user."
+            ) from error
+        if status < 500:
+            raise UserError(
+                f"{where}: what answers there is not Prefect's API ({status}). Its address ends in /api, as "
+                f"http://127.0.0.1:4200/api."
+            ) from error
+        raise TetherError(
+            f"{where}: the Prefect server answers {status}, as it does while its database is away. See its log, and "
+            f"try again."
+        ) from error
+    except httpx.TransportError as error:
+        raise TetherError(f"{where}: the Prefect server does not answer ({type(error).__name__}: {error}).") from error
+    except ValueError as error:  # of pydantic, or of JSON: a page, say
+        raise UserError(
+            f"{where}: what answers there is not Prefect's API. Its address ends in /api, as http://127.0.0.1:4200/api."
+        ) from error
+
+
+def _refused() -> str:
+    given = [setting.name for setting in (PREFECT_API_AUTH_STRING, PREFECT_API_KEY) if setting.value()]
+    if given:
+        return (
+            f"the Prefect server refuses the credentials in {given[0]} (401). Set PREFECT_API_AUTH_STRING to what its "
+            f"PREFECT_SERVER_API_AUTH_STRING says, USER:PASSWORD."
+        )
+    return (
+        "the Prefect server wants credentials, and none are set here (401). Set PREFECT_API_AUTH_STRING to what its "
+        "PREFECT_SERVER_API_AUTH_STRING says, USER:PASSWORD (or PREFECT_API_KEY, if it takes keys)."
+    )
