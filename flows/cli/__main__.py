@@ -340,6 +340,15 @@ def deploy(
     pool: Annotated[
         list[str] | None, typer.Option(metavar="POOL", help="A further pool that may compute stages.")
     ] = None,
+    alert: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="TETHER_ALERT_URL",
+            help="A chat's webhook: told of failed gates, crashes, labels and full disks.",
+        ),
+    ] = None,
+    no_alert: Annotated[bool, typer.Option("--no-alert", help="End the alerts; without either they stay.")] = False,
 ) -> None:
     """Register pipeline, stages and scoring with a Prefect server."""
     config = _config(profile, set_)
@@ -348,6 +357,8 @@ def deploy(
         raise UserError(f"{option}: of which schedule? Give it with --cron, as --cron '0 3 * * 1'.")
     if no_schedule and cron is not None:
         raise UserError("--no-schedule and --cron: give one of them.")
+    if no_alert and alert is not None:
+        raise UserError("--no-alert and --alert: give one of them.")
     if server is not None:
         os.environ["PREFECT_API_URL"] = server
     _need_server("with --server, or PREFECT_API_URL")
@@ -358,7 +369,20 @@ def deploy(
 
     schedule = None if cron is None else Schedule(cron, timezone, active)
     done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule)
+    lines += _alerts(alert, no_alert)
     echo("\n".join(describe(done) + lines))
+
+
+def _alerts(url: str | None, stop: bool) -> list[str]:
+    """Do what `tether deploy` is asked about alerts; lines for a person."""
+    from flows.deployment import alerts
+
+    if url is not None:
+        alerts.alert(url)
+        return ["Alerts: the server sends them to the address of --alert."]
+    if stop:
+        return ["Alerts: ended." if alerts.stop_alerts() else "Alerts: there are none."]
+    return []
 
 
 @command(app, "doctor")

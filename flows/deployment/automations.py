@@ -24,7 +24,7 @@ DEAD = "Tether: a flow run whose heartbeat stops has crashed"
 
 
 def notice_dead_runs(dead_after: float = DEAD_AFTER_SECONDS, tag: str = TAG) -> None:
-    """Make the automation, or bring it up to date; where a person has paused it, it stays paused.
+    """Make the automation, or bring it up to date.
 
     Args:
         dead_after: seconds without a heartbeat until a run is set to `Crashed` (Prefect takes 10 or more).
@@ -47,8 +47,13 @@ def notice_dead_runs(dead_after: float = DEAD_AFTER_SECONDS, tag: str = TAG) -> 
         ),
         actions=[ChangeFlowRunState(state=StateType.CRASHED, message=f"{NO_HEARTBEAT}: its worker died.")],
     )
+    make_automation(automation)
+
+
+def make_automation(automation: AutomationCore) -> None:
+    """Make an automation, or bring the one of its name up to date; where a person has paused it, it stays paused."""
     with get_client(sync_client=True) as client:
-        known = client.read_automations_by_name(DEAD)
+        known = client.read_automations_by_name(automation.name)
         if not known:
             client.create_automation(automation)
         for each in known:

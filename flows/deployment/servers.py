@@ -65,6 +65,7 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
         say: tells a person.
     """
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")  # workers of one pool, each with a GPU of its own
+    from flows.deployment.alerts import DiskWatch
     from flows.deployment.recovery import resume_crashed
 
     workers = [
@@ -85,8 +86,10 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
         for pool, limit in pools.items()
     ]  # fmt: skip
     told: set[str] = set()
+    disk = DiskWatch(home)
 
     def watch() -> None:
+        disk.look()
         try:
             resume_crashed(pools, say)
         except Exception as error:  # the workers go on without retries
