@@ -313,3 +313,21 @@ def test_a_damaged_copy_here_is_named_and_a_local_store_is_read_once(shared, tmp
     publish(tmp_path / "alone")
     report = verify(ArtifactStore(tmp_path / "alone"))
     assert (report.records, report.objects, report.damaged) == (1, 3, []), "weights, plot and manifest, each once"
+
+
+def test_a_server_that_refuses_a_second_write_without_naming_the_condition_is_understood(bucket, monkeypatch):
+    """SeaweedFS' 412; s3fs makes an OSError of it that could be anything, and a record of the store was not written."""
+    from botocore.exceptions import ClientError
+
+    place = UrlPlace(bucket)
+    refusal = OSError(22, "At least one of the pre-conditions you specified did not hold")
+    refusal.__cause__ = ClientError({"Error": {"Code": "PreconditionFailed"}}, "PutObject")
+
+    def refuse(*_, **__):
+        raise refusal
+
+    monkeypatch.setattr(place._fs, "pipe_file", refuse)
+    assert place.create("records/x", b"1") is False
+    refusal.__cause__ = ClientError({"Error": {"Code": "InvalidArgument"}}, "PutObject")
+    with pytest.raises(UserError, match="can't write there"):
+        place.create("records/x", b"1")
