@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-browser faults faults-sample fuzz test-slow check mutants bench serve install lock audit clean
+.PHONY: demo test test-servers test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -82,6 +82,12 @@ bench: $(INSTALLED)
 serve: $(INSTALLED)
 	$(BIN)/tether ui
 
+# PostgreSQL, Prefect, MLflow, an S3 server, TLS and workers on this machine: docs/operations.md. Installs what is missing.
+STACK := .tether/programs
+stack: $(INSTALLED)
+	sh infra/stack.sh $(BIN)/python $(STACK)
+	$(BIN)/tether stack up
+
 install: $(INSTALLED)
 
 # torch first, alone and without a hash: an index has a build of it for each kind of GPU. All else must have the lock's.
@@ -99,6 +105,8 @@ lock: $(TOOLS)/.installed
 	    --no-annotate --custom-compile-command "make lock" --constraint infra/constraints.txt \
 	    | awk '/^[a-z]/ { skip = /^(torch|triton|nvidia-|cuda-)/ } !skip' > $(LOCK).new
 	mv $(LOCK).new $(LOCK)
+	$(TOOLS)/bin/uv pip compile infra/stack.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --custom-compile-command "make lock" --output-file infra/stack.lock
 
 # Known vulnerabilities of what is locked, and a bill of materials (CycloneDX) of what is installed.
 audit: $(INSTALLED) $(TOOLS)/.installed
