@@ -153,6 +153,28 @@ def test_the_exports_reach_the_store_and_mlflows_artifacts_through_tls(running: 
     assert done.returncode == 0 and "kept" in done.stdout, done.stderr
 
 
+def test_a_run_keeps_its_results_facts_and_states_in_the_stack(running: Running) -> None:
+    began = time.monotonic()
+    environment = {**clean_environment(), **exports(running.stack, PLANTED)}
+    command = [sys.executable, "-m", "flows.cli", "run", "tiny"]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    print(f"{time.monotonic() - began:6.1f} s  a tiny run")
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()[-3000:]
+    running.said += done.stdout + done.stderr
+    assert len(s3_files(running.stack, "tether", PLANTED["s3_tether"]).glob("tether/store/records/*/*.json")) >= 5
+    flows = {"flows": {"name": {"any_": ["rlhf"]}}}
+    prefect = f"{running.stack.url('prefect')}/api/flow_runs/filter"
+    [flow] = request(running.stack, prefect, "tether", PLANTED["prefect_api"], flows)
+    assert flow["state_name"] == "Completed"
+    mlflow = f"{running.stack.url('mlflow')}/api/2.0/mlflow"
+    everywhere = request(
+        running.stack, f"{mlflow}/experiments/search?max_results=100", "tether", PLANTED["mlflow_tether"]
+    )
+    body = {"experiment_ids": [each["experiment_id"] for each in everywhere["experiments"]], "max_results": 100}
+    found = request(running.stack, f"{mlflow}/runs/search", "tether", PLANTED["mlflow_tether"], body)["runs"]
+    assert sum(each["info"]["status"] == "FINISHED" for each in found) >= 6, "the pipeline's and its five stages'"
+
+
 @pytest.mark.parametrize("part", ["postgres", "s3", "tls", "mlflow"])
 def test_a_part_that_is_killed_is_started_again_alone(running: Running, part: str) -> None:
     before = running.pids()

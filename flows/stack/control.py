@@ -156,7 +156,8 @@ def down(stack: Stack) -> list[str]:
     state = read_state(stack)
     if state is None:
         return []
-    ran = state.alive()
+    alive = state.alive()
+    ran = [name for name in part_names(stack) if name in alive]
     if runs(state.keeper):
         keeper = Adopted(state.keeper)
         with suppress(ProcessLookupError):

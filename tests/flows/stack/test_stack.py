@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
-from components.base.errors import UserError
+from components.base.errors import TetherError, UserError
 from components.base.process import describe_process
 from flows.deployment import supervision
 from flows.deployment.supervision import Service, Supervised
-from flows.stack import keeper
+from flows.stack import control, keeper
 from flows.stack.checks import Answer
 from flows.stack.config import DEFAULT, Stack, load_stack
 from flows.stack.control import down, raise_refused
@@ -202,3 +202,35 @@ def test_a_process_of_another_parent_can_be_waited_for() -> None:
     child.kill()
     assert adopted.wait(5) == 0 and adopted.returncode == "unknown"
     child.wait()
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["started by this call", "at work before"])
+def test_a_stack_that_comes_up_only_in_part_is_ended_unless_it_was_at_work_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    stack = make_stack(tmp_path)
+    make_passwords(stack)
+    part = subprocess.Popen(SLEEPS, start_new_session=True)
+    keeper_of_it = subprocess.Popen(SLEEPS, start_new_session=True)
+
+    def start(stack: Stack, config: Path | None = None) -> None:
+        parts = {"s3": PartState(process=describe_process(part.pid))}
+        config_of_it = stack.config.model_dump(mode="json")
+        write_state(stack, StackState(keeper=describe_process(keeper_of_it.pid), config=config_of_it, parts=parts))
+
+    def fail(*_: Any) -> list[Answer]:
+        raise TetherError("mlflow ends each time it is started")
+
+    monkeypatch.setattr(control, "prepare", lambda *_: {})
+    monkeypatch.setattr(control, "_start_keeper", start)
+    monkeypatch.setattr(control, "_wait", fail)
+    if kept:
+        start(stack)
+    try:
+        with pytest.raises(TetherError, match="mlflow ends each time"):
+            control.up(stack, tmp_path / "stack.yaml", print)
+        assert [each.poll() for each in (part, keeper_of_it)] == ([None, None] if kept else [-signal.SIGTERM] * 2)
+    finally:
+        for each in (part, keeper_of_it):
+            each.kill()
+            each.wait()
