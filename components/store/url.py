@@ -171,7 +171,7 @@ class UrlPlace:
         except Exception as error:
             if isinstance(error, (TetherError, *answers)):
                 raise
-            kind = Unreachable if is_unreachable(error) else UserError
+            kind = Unreachable if is_unreachable(error) or _is_away(error) else UserError
             raise kind(
                 f"{VARIABLE}={self.where}: can't {verb} there ({type(error).__name__}: {error}). Check the bucket, "
                 f"the credentials and the network; without {VARIABLE} the store is a local folder. What was computed "
@@ -186,6 +186,16 @@ def _is_there(error: OSError) -> bool:
     """
     response = getattr(error.__cause__, "response", None)
     return isinstance(response, dict) and response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
+
+
+def _is_away(error: BaseException | None) -> bool:
+    """Whether an S3 server, or the proxy before it, says that the server is away for now (500, 502, 503, 504)."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (500, 502, 503, 504)
+        error = error.__cause__
+    return False
 
 
 def _modified(info: Mapping[str, object]) -> float:
