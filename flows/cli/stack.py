@@ -66,6 +66,19 @@ def down(config: Config = None) -> None:
     echo(f"{told} What it keeps stays in {here.folder}.")
 
 
+@command(stack, "rotate")
+def rotate(config: Config = None) -> None:
+    """Replace every password, while the stack is down."""
+    from flows.stack.prepare import rotate as change
+
+    _, here = _stack(config)
+    change(here)
+    echo(
+        f"New passwords are in {here.secrets} and {here.exports}; the old ones are void. `tether stack up` starts with "
+        f"them. Copy {here.exports.name} to other machines again."
+    )
+
+
 @command(stack, "logs")
 def logs(
     part: Annotated[str | None, typer.Argument(help="One part, as mlflow (default: all).")] = None,
@@ -74,7 +87,7 @@ def logs(
     config: Config = None,
 ) -> None:
     """Print what the parts said last, and what they say from now on."""
-    from flows.stack.control import follow as tail
+    from flows.stack.logs import follow as tail
 
     with suppress(KeyboardInterrupt):
         tail(_stack(config)[1], part, lines, follow, echo)

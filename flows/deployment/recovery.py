@@ -1,7 +1,7 @@
 """Deployed runs that crashed go on by themselves: the same run, from its checkpoint, as often as its config says.
 
-`tether serve` and the stack's keeper do so for their pools. An automation of the server would have to judge by events, which come late and in
-another order after an outage, and could start a run that lives a second time.
+`tether serve` and the keeper of `tether stack` do so for their pools. An automation of the server would have to judge
+by events, which come late and in another order after an outage, and could start a run that lives a second time.
 """
 
 from collections.abc import Callable, Collection

@@ -95,7 +95,7 @@ def request(
 
 
 def _trust(stack: Stack) -> ssl.SSLContext:
-    if stack.config.certificate is not None:
+    if not stack.has_authority:
         return ssl.create_default_context()
     if not authorities(stack).exists():
         raise Wrong(f"{authorities(stack)} is not there: Caddy has not made its authority yet")

@@ -81,10 +81,14 @@ class StackConfig(Settings):
     """A chain of certificates (PEM) for that name; null: Caddy makes an authority of its own."""
     key: str | None
     """Of the certificate."""
+    authority: str | None
+    """Who signed the certificate (PEM), where machines do not trust it anyway."""
     ports: Ports
     postgres: Postgres
     mlflow_processes: Annotated[int, Field(ge=1, le=64)]
     """That answer MLflow's requests."""
+    log_megabytes: Annotated[float, Field(gt=0)]
+    """A part's log is emptied above that; what it held last stays beside it."""
     workers: dict[Pool, Annotated[int, Field(ge=1, le=64)]]
     """A worker for each pool, and how many runs it takes at once."""
 
@@ -92,6 +96,8 @@ class StackConfig(Settings):
     def _both(self) -> "StackConfig":
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate, key: give both, or null for both")
+        if self.authority is not None and self.certificate is None:
+            raise ValueError("authority: there is no certificate that it could have signed; give one, or null")
         return self
 
 
@@ -113,10 +119,18 @@ class Stack:
         self.secrets = self.folder / "secrets"
         self.exports = self.folder / "client.env"
         self.database = self.folder / "postgres"
+        self.certificate = _path(config.certificate, "certificate")
+        self.key = _path(config.key, "key")
+        self.authority = _path(config.authority, "authority")
 
     def url(self, server: str) -> str:
         """Return where clients find one of prefect, mlflow, s3."""
         return f"https://{self.config.name}:{getattr(self.config.ports, server)}"
+
+    @property
+    def has_authority(self) -> bool:
+        """Whether clients need `ca.crt`: the certificate is of an authority that they do not trust by themselves."""
+        return self.certificate is None or self.authority is not None
 
     @property
     def postgres_programs(self) -> Path:
@@ -147,6 +161,10 @@ class Stack:
         if not os.access(path, os.X_OK):
             raise UserError(f"{path}: no such program. Run `make stack`, which installs it.")
         return path
+
+
+def _path(text: str | None, name: str) -> Path | None:
+    return None if text is None else user_path(text, name).absolute()
 
 
 def load_stack(path: Path, home: Path) -> Stack:

@@ -1,4 +1,4 @@
-"""`tether stack`: start what is missing and wait until it answers, say how it stands, end it, follow its logs."""
+"""`tether stack`: start what is missing and wait until it answers, say how it stands, end it."""
 
 import os
 import subprocess
@@ -7,19 +7,19 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from components.base.errors import TetherError, UserError
-from components.base.redaction import redacted
+from components.base.files import write_whole
 from components.base.text import line
 from flows.deployment.supervision import Say
 from flows.stack.checks import Answer, Wrong, ask_all, make_buckets, make_mlflow_user
 from flows.stack.config import ROOT, Stack
-from flows.stack.keeper import end_in_order, log_of
+from flows.stack.keeper import end_in_order
+from flows.stack.logs import last_line, log_of
 from flows.stack.parts import part_names, stack_parts
 from flows.stack.prepare import prepare
 from flows.stack.secrets import authorities, read_passwords
@@ -98,7 +98,7 @@ def _wait(stack: Stack, passwords: dict[str, str], say: Say) -> list[Answer]:
         for answer in answers:
             part = state.parts.get(answer.part)
             if answer.verdict != "ok" and part is not None and part.starts >= TRIES and not said & {answer.part}:
-                raise TetherError(f"{answer.part} ends each time it is started: {_last_line(stack, answer.part)}")
+                raise TetherError(f"{answer.part} ends each time it is started: {last_line(stack, answer.part)}")
         if time.monotonic() > until:
             wrong = "; ".join(f"{each.part}: {each.told}" for each in answers if each.verdict != "ok")
             raise TetherError(f"not all of the stack answers within {UP_SECONDS:.0f} s: {wrong}; see {stack.logs}")
@@ -116,15 +116,15 @@ def raise_refused(stack: Stack, answers: Collection[Answer]) -> None:
 
 
 def write_authorities(stack: Stack) -> None:
-    """Write the authorities that clients trust, Caddy's own after the usual ones, once Caddy has made its own."""
+    """Write the authorities that clients trust, the stack's own after the usual ones; Caddy's once it has made it."""
     import certifi
 
-    own = stack.folder / "tls/caddy/pki/authorities/local/root.crt"
-    if stack.config.certificate is None and own.exists():
+    own = stack.authority or stack.folder / "tls/caddy/pki/authorities/local/root.crt"
+    if stack.has_authority and own.exists():
         text = Path(certifi.where()).read_text(encoding="utf-8") + "\n" + own.read_text(encoding="utf-8")
         path = authorities(stack)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
 
 
 def status(stack: Stack) -> tuple[list[Answer], StackState | None]:
@@ -189,46 +189,3 @@ def print_table(console: Console, stack: Stack, answers: Collection[Answer], sta
             Text(line(told) + (f" (started {mine.starts} times)" if mine is not None and mine.starts > 1 else "")),
         )  # fmt: skip
     console.print(table)
-
-
-def follow(stack: Stack, part: str | None, lines: int, go_on: bool, say: Say) -> None:
-    """Say the last lines of the parts' logs, then each new one.
-
-    Args:
-        stack: whose.
-        part: one of its parts, or keeper; None for all.
-        lines: how many of each log at first.
-        go_on: until Ctrl-C.
-        say: prints a line.
-
-    Raises:
-        UserError: there is no such part.
-    """
-    names = ["keeper", *part_names(stack)]
-    if part is not None and part not in names:
-        raise UserError(f"{part}: the stack has no such part. It has {', '.join(names)}.")
-    files: dict[str, TextIO] = {}
-    width = max(map(len, names))
-    while True:
-        for name in names if part is None else [part]:
-            fresh = name not in files
-            if fresh:
-                try:
-                    files[name] = log_of(stack, name).open(encoding="utf-8", errors="replace")
-                except FileNotFoundError:
-                    continue
-            new = files[name].read().splitlines()
-            for text in new[-lines:] if fresh and lines else [] if fresh else new:
-                say(f"{name:<{width}}  {redacted(text)}" if part is None else redacted(text))
-        if not go_on:
-            return
-        time.sleep(0.5)
-
-
-def _last_line(stack: Stack, part: str) -> str:
-    try:
-        lines = log_of(stack, part).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    told = [each for each in lines if each.strip()]
-    return redacted(line(told[-1]))[:300] + f" ({log_of(stack, part)})" if told else str(log_of(stack, part))

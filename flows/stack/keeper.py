@@ -14,11 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from components.base.process import describe_process, this_process
-from flows.deployment.supervision import LOOK_SECONDS, Running, Supervised, end_processes
+from flows.deployment.servers import WATCH_SECONDS
+from flows.deployment.supervision import LOOK_SECONDS, Running, Say, Supervised, end_processes
 from flows.environment import prepare_environment, tether_home
 from flows.stack.config import LOOPBACK, Stack, load_stack
+from flows.stack.logs import bound_logs, log_of
 from flows.stack.parts import StackPart, stack_parts
-from flows.stack.secrets import read_passwords
+from flows.stack.secrets import USER, read_passwords
 from flows.stack.state import Adopted, PartState, StackState, read_state, runs, write_state
 
 
@@ -35,35 +37,46 @@ def keep(stack: Stack, told: threading.Event) -> None:
             parts[name] = Supervised(each.service, log_of(stack, name), Adopted(old.process))
             state.parts[name] = old
     write_state(stack, state)
+    threading.Thread(target=_resume_crashed, args=(stack, told), daemon=True).start()
     try:
         while not told.is_set():
             _start_ready(stack, wanted, parts, state)
             for part in parts.values():
                 part.look(_say)
                 _note(stack, state, part)
+            bound_logs(stack, _say)
             told.wait(LOOK_SECONDS)
     finally:
-        end_in_order([(each, parts[each.service.name].process) for each in wanted if each.service.name in parts])
+        end_in_order([(each, parts[each.service.name].process) for each in wanted if each.service.name in parts], _say)
         stack.state.unlink(missing_ok=True)
 
 
-def log_of(stack: Stack, part: str) -> Path:
-    """Return the file that has what a part printed."""
-    return stack.logs / f"{part}.log"
-
-
-def end_in_order(parts: Iterable[tuple[StackPart, Running]]) -> None:
+def end_in_order(parts: Iterable[tuple[StackPart, Running]], say: Say = lambda _: None) -> None:
     """End parts by their own process ids, those that need others first."""
+
+    def end(part: StackPart, process: Running) -> None:
+        began = time.monotonic()
+        end_processes([process], part.service.stop)
+        say(f"{part.service.name} ended after {time.monotonic() - began:.1f} s")
+
     left = list(parts)
     for level in sorted({part.level for part, _ in left}, reverse=True):
-        here = [(part, process) for part, process in left if part.level == level]
-        threads = [
-            threading.Thread(target=end_processes, args=([process], part.service.stop)) for part, process in here
-        ]
+        threads = [threading.Thread(target=end, args=each) for each in left if each[0].level == level]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def _resume_crashed(stack: Stack, told: threading.Event) -> None:
+    """Let crashed runs of the workers' pools go on, as `tether serve` does; in a thread, since a call may hang."""
+    from flows.deployment.recovery import crash_watch
+
+    passwords = read_passwords(stack)
+    url, login = f"http://{LOOPBACK}:{stack.config.ports.prefect_server}/api", f"{USER}:{passwords['prefect_api']}"
+    watch = crash_watch(stack.config.workers, _say, url, login)
+    while not told.wait(WATCH_SECONDS):
+        watch()
 
 
 def _start_ready(stack: Stack, wanted: list[StackPart], parts: dict[str, Supervised], state: StackState) -> None:

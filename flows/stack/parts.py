@@ -58,13 +58,15 @@ def write_configs(stack: Stack) -> None:
         "auth_cache_ttl_seconds = 60\n"  # else each call computes PBKDF2
     )
     config, ports = stack.config, stack.config.ports
-    own = "tls internal" if config.certificate is None else f"tls {config.certificate} {config.key}"
+    own = "tls internal" if stack.certificate is None else f'tls "{stack.certificate}" "{stack.key}"'
+    # Who calls an address in the place of a name does not say it in the handshake.
+    default = f"\tdefault_sni {config.name}\n" if config.name.replace(".", "").isdigit() else ""
     fronts = {"prefect": ports.prefect_server, "mlflow": ports.mlflow_server, "s3": ports.s3_server}
     sites = (f"{stack.url(name)} {{\n\t{own}\n\treverse_proxy {LOOPBACK}:{port}\n}}\n" for name, port in fronts.items())
     _caddy_file(stack).write_text(
         "{\n\tadmin off\n\tpersist_config off\n\tskip_install_trust\n\tauto_https disable_redirects\n"
-        f"\tdefault_bind {config.listen}\n\tservers {{\n\t\tprotocols h1 h2\n\t}}\n\tlog {{\n\t\tlevel WARN\n\t}}\n}}\n"
-        + "".join(sites)
+        f"{default}\tdefault_bind {config.listen}\n"
+        "\tservers {\n\t\tprotocols h1 h2\n\t}\n\tlog {\n\t\tlevel WARN\n\t}\n}\n" + "".join(sites)
     )
 
 

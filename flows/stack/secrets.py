@@ -8,10 +8,11 @@ import json
 import os
 import secrets
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from components.base.errors import UserError
-from components.base.files import make_folder, replacing
+from components.base.files import make_folder, replacing, sync
 from flows.stack.config import LOOPBACK, Stack
 
 ROLES = ("prefect", "mlflow", "mlflow_auth")
@@ -45,14 +46,36 @@ def make_passwords(stack: Stack) -> dict[str, str]:
     found = read_passwords(stack) if _file(stack).exists() else {}
     missing = [name for name in NAMES if name not in found]
     if missing:
-        if stack.database.exists() and found.keys() != set(NAMES):
+        if stack.database.exists():
             raise UserError(
                 f"{_file(stack)}: lacks the passwords {', '.join(missing)}, and the databases in {stack.folder} were "
                 f"made with others. Restore that file."
             )
-        found |= {name: secrets.token_urlsafe(_BYTES) for name in missing}
+        found |= _generated(missing)
         write_private(_file(stack), json.dumps(found, indent=1))
     return found
+
+
+def next_passwords(stack: Stack) -> dict[str, str]:
+    """Return the passwords that are to replace the present ones; a change that was begun has them already."""
+    if not next_file(stack).exists():
+        write_private(next_file(stack), json.dumps(_generated(NAMES), indent=1))
+    return _read(next_file(stack))
+
+
+def replace_passwords(stack: Stack) -> None:
+    """Make the next passwords the present ones."""
+    os.replace(next_file(stack), _file(stack))
+    sync(stack.secrets)
+
+
+def next_file(stack: Stack) -> Path:
+    """Return the file of the next passwords, which is there while they are being changed."""
+    return stack.secrets / "next.json"
+
+
+def _generated(names: Iterable[str]) -> dict[str, str]:
+    return {name: secrets.token_urlsafe(_BYTES) for name in names}
 
 
 def read_passwords(stack: Stack) -> dict[str, str]:
@@ -61,14 +84,17 @@ def read_passwords(stack: Stack) -> dict[str, str]:
     Raises:
         UserError: the file is not there, is damaged, or others can read it.
     """
-    path = _file(stack)
+    return _read(_file(stack))
+
+
+def _read(path: Path) -> dict[str, str]:
     try:
         mode = path.stat().st_mode
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file. Start the stack: `tether stack up`.") from error
     except ValueError as error:
-        raise UserError(f"{path} is damaged: it is no JSON. Restore it.") from error
+        raise UserError(f"{path} is damaged: it is not valid JSON. Restore it.") from error
     if mode & 0o077:
         raise UserError(f"{path}: others can read the passwords (mode {mode & 0o777:o}). Run `chmod 600 {path}`.")
     if not isinstance(found, dict) or not all(isinstance(each, str) and _is_plain(each) for each in found.values()):
@@ -126,7 +152,7 @@ def exports(stack: Stack, passwords: dict[str, str]) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": passwords["s3_tether"],
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    if stack.config.certificate is None:  # Prefect, MLflow and boto each read another one
+    if stack.has_authority:  # Prefect, MLflow and boto each read another one
         bundle = str(authorities(stack))
         found |= {"SSL_CERT_FILE": bundle, "REQUESTS_CA_BUNDLE": bundle, "AWS_CA_BUNDLE": bundle}
     return found
@@ -141,7 +167,7 @@ def access_key(bucket: str) -> str:
 
 
 def authorities(stack: Stack) -> Path:
-    """Return the file of the certificate authorities that clients trust: the usual ones, and Caddy's."""
+    """Return the file of the certificate authorities that clients trust: the usual ones, and the stack's."""
     return stack.folder / "ca.crt"
 
 

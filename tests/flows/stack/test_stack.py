@@ -1,15 +1,12 @@
 """Config, passwords, commands and processes of `tether stack`. (With real servers: tests/test_stack_servers.py.)"""
 
-import base64
-import hashlib
-import hmac
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +15,21 @@ import yaml
 
 from components.base.errors import TetherError, UserError
 from components.base.process import describe_process
-from flows.deployment import supervision
+from flows.deployment import recovery, supervision
 from flows.deployment.supervision import Service, Supervised
 from flows.stack import control, keeper
 from flows.stack.checks import Answer
-from flows.stack.config import DEFAULT, Stack, load_stack
-from flows.stack.control import down, raise_refused
-from flows.stack.parts import StackPart, part_names, stack_parts, write_configs
-from flows.stack.secrets import NAMES, exports, make_passwords, read_passwords, scram, write_exports, write_files
+from flows.stack.config import DEFAULT, Stack
+from flows.stack.control import down
+from flows.stack.logs import bound_logs, follow, log_of
+from flows.stack.parts import StackPart
+from flows.stack.secrets import (
+    make_passwords,
+)
 from flows.stack.state import Adopted, PartState, StackState, read_state, write_state
+from tests.stack import make_stack
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
-
-
-def make_stack(tmp_path: Path, **changes: Any) -> Stack:
-    """A stack whose programs do nothing."""
-    for name in ("programs/bin/caddy", "programs/bin/weed", "pg/initdb", "pg/postgres"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    values = yaml.safe_load(DEFAULT.read_text())
-    values |= {"folder": str(tmp_path / "stack"), "programs": str(tmp_path / "programs"), **changes}
-    values["postgres"]["programs"] = str(tmp_path / "pg")
-    path = tmp_path / "stack.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return load_stack(path, tmp_path / "home")
 
 
 @pytest.mark.parametrize(
@@ -67,72 +54,6 @@ def test_two_parts_on_one_port_are_refused_also_on_those_that_seaweedfs_adds(tmp
         make_stack(tmp_path, ports={**ports, "mlflow": ports["prefect"]})
     with pytest.raises(UserError, match=r"19412 is taken by mlflow"):
         make_stack(tmp_path, ports={**ports, "mlflow": ports["s3_server"] + 10_000})
-
-
-def test_what_postgresql_keeps_of_a_password_is_rfc_7677s_example() -> None:
-    """Its client's proof and its server's signature hold with the two keys; section 3, password `pencil`."""
-    nonce = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
-    salt = "W22ZaJ0SNY7soEsUEjb6gQ=="
-    message = f"n=user,r=rOprNGfwEbeRWgbNEkqO,r={nonce},s={salt},i=4096,c=biws,r={nonce}".encode()
-    kind, how, keys = scram("pencil", base64.b64decode(salt)).split("$")
-    assert (kind, how) == ("SCRAM-SHA-256", f"4096:{salt}")
-    stored, server = map(base64.b64decode, keys.split(":"))
-    assert base64.b64encode(hmac.digest(server, message, "sha256")) == b"6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
-    proof = base64.b64decode("dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")
-    client = bytes(a ^ b for a, b in zip(proof, hmac.digest(stored, message, "sha256"), strict=True))
-    assert hashlib.sha256(client).digest() == stored
-
-
-def test_passwords_stand_in_files_that_only_their_owner_reads_and_in_no_command_or_other_file(tmp_path: Path) -> None:
-    stack = make_stack(tmp_path)
-    before = os.umask(0)
-    try:
-        passwords = make_passwords(stack)
-        write_files(stack, passwords)
-        write_exports(stack, passwords)
-        write_configs(stack)
-    finally:
-        os.umask(before)
-    assert set(passwords) == set(NAMES) and len(set(passwords.values())) == len(NAMES)
-    assert make_passwords(stack) == passwords, "made once"
-    holders = {path for path in stack.folder.rglob("*") if path.is_file()}
-    private = {path for path in holders if any(each in path.read_text() for each in passwords.values())}
-    assert {path.stat().st_mode & 0o777 for path in private} == {0o600} and len(private) == 5
-    commands = " ".join(word for part in stack_parts(stack, passwords) for word in part.service.command or [])
-    assert [name for name, each in passwords.items() if each in commands] == []
-    assert [part.service.name for part in stack_parts(stack, passwords)] == part_names(stack)
-
-
-def test_passwords_that_others_can_read_or_that_the_databases_do_not_know_are_refused(tmp_path: Path) -> None:
-    stack = make_stack(tmp_path)
-    make_passwords(stack)
-    path = stack.secrets / "passwords.json"
-    path.chmod(0o644)
-    with pytest.raises(UserError, match=r"others can read the passwords \(mode 644\)\. Run `chmod 600"):
-        read_passwords(stack)
-    path.chmod(0o600)
-    stack.database.mkdir()
-    path.write_text(json.dumps({"postgres": "abc"}))
-    with pytest.raises(UserError, match=r"lacks the passwords prefect, .* Restore that file"):
-        make_passwords(stack)
-
-
-def test_the_exports_mean_the_same_to_a_shell(tmp_path: Path) -> None:
-    stack = make_stack(tmp_path)
-    passwords = make_passwords(stack)
-    write_exports(stack, passwords)
-    shell = subprocess.run(
-        ["sh", "-c", f". {stack.exports}; env -0"], env={}, capture_output=True, text=True, check=True
-    )
-    found = dict(each.split("=", 1) for each in shell.stdout.split("\0") if each)
-    assert found.items() >= exports(stack, passwords).items()
-
-
-def test_wrong_credentials_are_one_sentence_and_the_users_mistake(tmp_path: Path) -> None:
-    stack = make_stack(tmp_path)
-    raise_refused(stack, [Answer("s3", "away", "does not answer")])
-    with pytest.raises(UserError, match=r"^prefect: it does not take it; the passwords in .* restore those\.$"):
-        raise_refused(stack, [Answer("s3", "ok", ""), Answer("prefect", "refused", "it does not take it")])
 
 
 def test_a_program_that_is_not_of_python_sees_no_variable_of_ours(
@@ -234,3 +155,71 @@ def test_a_stack_that_comes_up_only_in_part_is_ended_unless_it_was_at_work_befor
         for each in (part, keeper_of_it):
             each.kill()
             each.wait()
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["with room for a copy", "on a full disk"])
+def test_a_log_is_emptied_above_its_limit_and_its_part_writes_on_at_its_new_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    stack = make_stack(tmp_path, log_megabytes=0.001)
+    stack.logs.mkdir(parents=True)
+    path, said = log_of(stack, "s3"), []
+    if not room:
+        monkeypatch.setattr("shutil.copyfile", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with path.open("ab") as part:
+        for text, left in ((b"x" * 1001, b""), (b"y" * 500, b"y" * 500)):
+            part.write(text)
+            part.flush()
+            bound_logs(stack, said.append)
+            assert path.read_bytes() == left
+    if room:
+        assert path.with_suffix(".log.1").read_bytes() == b"x" * 1001 and said == []
+    else:
+        assert said == [f"{path} is emptied without a copy: [Errno 28] No space left on device"]
+
+
+def test_logs_are_followed_past_the_moment_when_one_is_emptied_in_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = make_stack(tmp_path)
+    stack.logs.mkdir(parents=True)
+    path, said = log_of(stack, "s3"), []
+    path.write_text("one\ntwo\nthree\n")
+    writes = iter([("a", "four\nfi"), ("a", "ve\n"), ("w", "six\n")])
+
+    def go_on(_: float) -> None:
+        mode, text = next(writes, ("", ""))
+        if not mode:
+            raise KeyboardInterrupt
+        with path.open(mode) as file:
+            file.write(text)
+
+    monkeypatch.setattr("time.sleep", go_on)
+    with pytest.raises(KeyboardInterrupt):
+        follow(stack, "s3", 2, True, said.append)
+    assert said == ["two", "three", "four", "five", "six"]
+    with pytest.raises(UserError, match=r"s4: the stack has no such part\. It has keeper, postgres, s3"):
+        follow(stack, "s4", 2, False, said.append)
+
+
+def test_the_keeper_has_crashed_runs_of_its_workers_pools_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = make_stack(tmp_path, workers={"cpu": 2, "gpu": 1})
+    passwords = make_passwords(stack)
+    stack.logs.mkdir()
+    asked, told = [], threading.Event()
+
+    def watch(pools: Any, _: Any, url: str, login: str) -> Callable[[], None]:
+        asked.append((set(pools), url, login))
+        return told.set
+
+    monkeypatch.setattr(recovery, "crash_watch", watch)
+    monkeypatch.setattr(keeper, "stack_parts", lambda *_: [])
+    monkeypatch.setattr(keeper, "WATCH_SECONDS", 0.01)
+    thread = threading.Thread(target=keeper.keep, args=(stack, told))
+    thread.start()
+    thread.join(20)
+    told.set()
+    here = f"http://127.0.0.1:{stack.config.ports.prefect_server}/api"
+    assert asked == [({"cpu", "gpu"}, here, f"tether:{passwords['prefect_api']}")]
