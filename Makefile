@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-stack bench-stack test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -18,6 +18,11 @@ test: check
 # Real Prefect and MLflow servers and workers on loopback: docs/operations.md, and what may die.
 test-servers: $(INSTALLED)
 	$(BIN)/python -m pytest -m servers -s $(ARGS)
+
+# `tether stack` whose parts die, and whose passwords, addresses and certificates are changed; installs what it needs.
+test-stack: $(INSTALLED)
+	sh infra/stack.sh $(BIN)/python $(STACK)
+	$(BIN)/python -m pytest -m stack -s $(ARGS)
 
 # Pages in headless Chromium, which infra/chromium.sh finds or installs; TETHER_PICTURES=FOLDER keeps pictures of them.
 test-browser: $(INSTALLED)
@@ -77,6 +82,11 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench.learning_curve hh-smollm2 --sizes 750 1500 3000 --set "data.preferences=$(HH)"
 	$(BIN)/python -m tests.bench.classic --set "data.preferences=$(HH)"
 	$(BIN)/python -m pytest -m bench
+
+# An hour: twenty runs at once through a stack of two workers, and twenty more; connections and memory.
+bench-stack: $(INSTALLED)
+	sh infra/stack.sh $(BIN)/python $(STACK)
+	$(BIN)/python -m tests.bench.stack $(ARGS)
 
 # The pages of MLflow and Prefect, on loopback.
 serve: $(INSTALLED)
