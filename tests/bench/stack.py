@@ -6,13 +6,12 @@
 Each run computes a PPO and a human evaluation of its own; the two workers take one run each, of which the second is
 `tether serve` in another terminal. Prints how they ended, what was computed twice, how many ran at once, the most
 connections to PostgreSQL, and each part's memory after either twenty: the proportional set size (PSS) of its process
-and of their children. Exit code 1 where a run is lost or a result computed twice, a third ran beside two, connections
-exceed 30, or memory grows.
+and of all that descend from it. Exit code 1 where a run is lost or a result computed twice, a third ran beside two,
+connections exceed 30, or memory grows.
 """
 
 import argparse
 import asyncio
-import os
 import subprocess
 import sys
 import threading
@@ -64,23 +63,25 @@ def grown(first: dict[str, float], second: dict[str, float]) -> list[str]:
     return [part for part, before in first.items() if second[part] > before * GROWTH[0] + GROWTH[1]]
 
 
-def memory(running: Running) -> dict[str, float]:
-    """Return each part's PSS in MB, with that of the processes in its session."""
-    leaders = {**running.pids(), "keeper": int(running.state().keeper["pid"])}
-    found = dict.fromkeys(leaders, 0.0)
+def memory(leaders: dict[str, int]) -> dict[str, float]:
+    """Return the PSS in MB of each process (`leaders` maps a name to its id) with all that descend from it."""
+    parents, sizes = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            session = os.getsid(int(folder.name))
-            kilobytes = next(
-                int(line.split()[1])
-                for line in (folder / "smaps_rollup").read_text().splitlines()
-                if line.startswith("Pss:")
-            )
-        except (OSError, StopIteration):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            lines = (folder / "smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended
             continue
-        for part, leader in leaders.items():
-            if session == leader:
-                found[part] += kilobytes / 1000
+        parents[int(folder.name)] = parent
+        sizes[int(folder.name)] = next((int(each.split()[1]) for each in lines if each.startswith("Pss:")), 0) / 1000
+    found = dict.fromkeys(leaders, 0.0)
+    names = {process: name for name, process in leaders.items()}
+    for process, megabytes in sizes.items():
+        above = process
+        while above in parents and above not in names:
+            above = parents[above]
+        if above in names:
+            found[names[above]] += megabytes
     return found
 
 
@@ -122,9 +123,10 @@ def batch(running: Running, runs: int, first: int) -> Batch:
     for flow in flows:
         ended[flow["state_name"]] = ended.get(flow["state_name"], 0) + 1
     spans = [(flow["start_time"], flow["end_time"]) for flow in flows if flow["start_time"]]
+    leaders = {**running.pids(), "keeper": int(running.state().keeper["pid"])}
     tries = max(flow["run_count"] for flow in flows)
     time.sleep(10)  # workers notice the end of their last run
-    return Batch(seconds, ended, tries, at_once(spans), most[0], memory(running))
+    return Batch(seconds, ended, tries, at_once(spans), most[0], memory(leaders))
 
 
 def computed_twice(running: Running) -> int:
