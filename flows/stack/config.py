@@ -16,6 +16,8 @@ from flows.config.yaml import read_mapping
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT = ROOT / "infra" / "stack.yaml"
 LOOPBACK = "127.0.0.1"
+MLFLOW_POOL = 6
+"""Connections that one of MLflow's pools opens at most; it keeps half of them."""
 
 Port = Annotated[int, Field(ge=1, le=55535)]
 """SeaweedFS adds 10000 for a second one."""
@@ -98,6 +100,17 @@ class StackConfig(Settings):
             raise ValueError("certificate, key: give both, or null for both")
         if self.authority is not None and self.certificate is None:
             raise ValueError("authority: there is no certificate that it could have signed; give one, or null")
+        return self
+
+    @model_validator(mode="after")
+    def _enough_connections(self) -> "StackConfig":
+        # Prefect's pool opens 15; MLflow's parent keeps 4, each of its processes has three pools; 3 are PostgreSQL's.
+        least = 15 + 4 + 3 * MLFLOW_POOL * self.mlflow_processes + 3
+        if self.postgres.connections < least:
+            raise ValueError(
+                f"postgres.connections: {self.postgres.connections} are too few for Prefect and "
+                f"{self.mlflow_processes} processes of MLflow, which open up to {least - 3}; give at least {least}"
+            )
         return self
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from flows.deployment.servers import worker_services
 from flows.deployment.supervision import Service
-from flows.stack.config import LOOPBACK, Stack
+from flows.stack.config import LOOPBACK, MLFLOW_POOL, Stack
 from flows.stack.secrets import exports
 
 POSTGRES, S3, PREFECT, MLFLOW, TLS = "postgres", "s3", "prefect", "mlflow", "tls"
@@ -155,6 +155,9 @@ def _mlflow(stack: Stack, passwords: dict[str, str]) -> StackPart:
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         # uvicorn kills a process that is busy for 5 s, and the uploads that it serves with it.
         "MLFLOW_UVICORN_OPTS": "--timeout-worker-healthcheck 120",
+        # Each process has a pool for runs, one for models and one for users.
+        "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": str(MLFLOW_POOL // 2),
+        "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": str(MLFLOW_POOL - MLFLOW_POOL // 2),
         "MLFLOW_S3_ENDPOINT_URL": f"http://{LOOPBACK}:{ports.s3_server}",
         "AWS_SHARED_CREDENTIALS_FILE": str(stack.secrets / "aws"),
         "AWS_DEFAULT_REGION": "us-east-1",

@@ -38,6 +38,7 @@ SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
         ({"workerz": {}}, r"workerz = .*did you mean workers\?"),
         ({"name": "a b; rm"}, r"name = a b; rm: "),
         ({"certificate": "x.pem"}, "certificate, key: give both, or null for both"),
+        ({"mlflow_processes": 3}, r"postgres\.connections: 60 are too few .* give at least 76"),
         ({"folder": "/tmp/a b"}, "folder = /tmp/a b: the servers' own config files cannot hold such a path"),
     ],
 )
