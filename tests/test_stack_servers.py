@@ -74,6 +74,8 @@ def test_a_deployed_run_keeps_its_results_facts_and_states_in_the_stack(running:
     assert flow["state_name"] == "Completed" and flow["run_count"] == 1, flow["state"]["message"]
     assert len(s3_files(running.stack, "tether", PLANTED["s3_tether"]).glob("tether/store/records/*/*.json")) >= 5
     assert len(s3_files(running.stack, "mlflow", PLANTED["s3_mlflow"]).find("mlflow/artifacts")) >= 5
+    sync = running.client("sync")  # what a busy MLflow did not take in time
+    assert sync.returncode == 0, (sync.stdout + sync.stderr).decode()
     experiments = [each["experiment_id"] for each in running.mlflow("experiments/search?max_results=9")["experiments"]]
     found = running.mlflow("runs/search", {"experiment_ids": experiments, "max_results": 100})["runs"]
     assert sum(each["info"]["status"] == "FINISHED" for each in found) >= 6, "the pipeline's and its five stages'"
