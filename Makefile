@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-browser faults faults-sample fuzz test-slow check mutants bench serve install lock audit clean
+.PHONY: demo test test-servers test-stack bench-stack test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -18,6 +18,11 @@ test: check
 # Real Prefect and MLflow servers and workers on loopback: docs/operations.md, and what may die.
 test-servers: $(INSTALLED)
 	$(BIN)/python -m pytest -m servers -s $(ARGS)
+
+# `tether stack` whose parts die, and whose passwords, addresses and certificates are changed; installs what it needs.
+test-stack: $(INSTALLED)
+	sh infra/stack.sh $(BIN)/python $(STACK)
+	$(BIN)/python -m pytest -m stack -s $(ARGS)
 
 # Pages in headless Chromium, which infra/chromium.sh finds or installs; TETHER_PICTURES=FOLDER keeps pictures of them.
 test-browser: $(INSTALLED)
@@ -78,9 +83,20 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench.classic --set "data.preferences=$(HH)"
 	$(BIN)/python -m pytest -m bench
 
+# An hour: twenty runs at once through a stack of two workers, and twenty more; connections and memory.
+bench-stack: $(INSTALLED)
+	sh infra/stack.sh $(BIN)/python $(STACK)
+	$(BIN)/python -m tests.bench.stack $(ARGS)
+
 # The pages of MLflow and Prefect, on loopback.
 serve: $(INSTALLED)
 	$(BIN)/tether ui
+
+# PostgreSQL, Prefect, MLflow, an S3 server, TLS and workers on this machine: docs/operations.md. Installs what is missing.
+STACK := .tether/programs
+stack: $(INSTALLED)
+	sh infra/stack.sh $(BIN)/python $(STACK)
+	$(BIN)/tether stack up
 
 install: $(INSTALLED)
 
@@ -99,6 +115,8 @@ lock: $(TOOLS)/.installed
 	    --no-annotate --custom-compile-command "make lock" --constraint infra/constraints.txt \
 	    | awk '/^[a-z]/ { skip = /^(torch|triton|nvidia-|cuda-)/ } !skip' > $(LOCK).new
 	mv $(LOCK).new $(LOCK)
+	$(TOOLS)/bin/uv pip compile infra/stack.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --custom-compile-command "make lock" --output-file infra/stack.lock
 
 # Known vulnerabilities of what is locked, and a bill of materials (CycloneDX) of what is installed.
 audit: $(INSTALLED) $(TOOLS)/.installed

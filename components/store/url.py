@@ -83,7 +83,12 @@ class UrlPlace:
         """Write a small file; False where there is one, if the file system can tell."""
         try:
             with self._asking("write", FileExistsError):
-                self._fs.pipe_file(name, data, **({"mode": "create"} if self.exclusive else {}))
+                try:
+                    self._fs.pipe_file(name, data, **({"mode": "create"} if self.exclusive else {}))
+                except OSError as error:
+                    if _is_there(error):
+                        raise FileExistsError(name) from error
+                    raise
         except FileExistsError:
             return False
         return True
@@ -166,12 +171,31 @@ class UrlPlace:
         except Exception as error:
             if isinstance(error, (TetherError, *answers)):
                 raise
-            kind = Unreachable if is_unreachable(error) else UserError
+            kind = Unreachable if is_unreachable(error) or _is_away(error) else UserError
             raise kind(
                 f"{VARIABLE}={self.where}: can't {verb} there ({type(error).__name__}: {error}). Check the bucket, "
                 f"the credentials and the network; without {VARIABLE} the store is a local folder. What was computed "
                 f"is kept: the same command goes on."
             ) from error
+
+
+def _is_there(error: OSError) -> bool:
+    """Whether S3 refused to write a file that is there (412, to If-None-Match).
+
+    s3fs says so only where the answer names the condition too, as Amazon's does and SeaweedFS' doesn't.
+    """
+    response = getattr(error.__cause__, "response", None)
+    return isinstance(response, dict) and response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
+
+
+def _is_away(error: BaseException | None) -> bool:
+    """Whether an S3 server, or the proxy before it, says that the server is away for now (500, 502, 503, 504)."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (500, 502, 503, 504)
+        error = error.__cause__
+    return False
 
 
 def _modified(info: Mapping[str, object]) -> float:

@@ -15,6 +15,7 @@ from flows.cli import completion
 from flows.cli.command import Json, command, echo
 from flows.cli.data import data
 from flows.cli.models import model_commands
+from flows.cli.stack import stack
 from flows.cli.store import store
 from flows.environment import tether_home
 
@@ -28,6 +29,7 @@ human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
 app.add_typer(human_eval, name="human-eval")
 app.add_typer(data, name="data")
 app.add_typer(store, name="store")
+app.add_typer(stack, name="stack")
 app.add_typer(model_commands)
 
 Set = Annotated[

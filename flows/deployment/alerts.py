@@ -20,6 +20,7 @@ from prefect.events import emit_event
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import RelatedResource
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.types import SecretDict
 from prefect.utilities.urls import url_for
 from pydantic import SecretStr
@@ -146,9 +147,12 @@ def _run_payload() -> str:
 class DiskWatch:
     """Tells the server when the disk of a home is nearly full."""
 
-    def __init__(self, home: Path, least: float = DISK_GB * 1e9) -> None:
-        """`least`: bytes."""
+    def __init__(
+        self, home: Path, url: str | None = None, login: str | None = None, least: float = DISK_GB * 1e9
+    ) -> None:
+        """Args as of `crash_watch`; `least`: bytes."""
         self._home, self._least = home, least
+        self._settings = {} if url is None else {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: login}
         self._told: float | None = None
 
     def look(self) -> None:
@@ -163,9 +167,10 @@ class DiskWatch:
             f"the disk of {self._home} on {host} has {free / 1e9:.1f} GB left. `tether store gc` says what may go."
         )
         tag = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
-        emit_event(
-            DISK_LOW,
-            {"prefect.resource.id": f"tether.home.{host}", "prefect.resource.name": str(self._home)},
-            related=[RelatedResource.model_validate(tag)],
-            payload={"message": message},
-        )
+        with temporary_settings(self._settings):
+            emit_event(
+                DISK_LOW,
+                {"prefect.resource.id": f"tether.home.{host}", "prefect.resource.name": str(self._home)},
+                related=[RelatedResource.model_validate(tag)],
+                payload={"message": message},
+            )

@@ -1,7 +1,7 @@
 """Deployed runs that crashed go on by themselves: the same run, from its checkpoint, as often as its config says.
 
-`tether serve` does so for its pools. An automation of the server would have to judge by events, which come late and in
-another order after an outage, and could start a run that lives a second time.
+`tether serve` and the keeper of `tether stack` do so for their pools. An automation of the server would have to judge
+by events, which come late and in another order after an outage, and could start a run that lives a second time.
 """
 
 from collections.abc import Callable, Collection
@@ -18,7 +18,12 @@ from prefect.client.schemas.filters import (
     FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    temporary_settings,
+)
 from prefect.states import AwaitingRetry
 
 from flows.config.run_config import Options
@@ -50,6 +55,32 @@ def resume_crashed(pools: Collection[str], say: Say) -> None:
     except Exception as error:
         if not is_away(error):
             raise
+
+
+def crash_watch(
+    pools: Collection[str], say: Say, url: str | None = None, login: str | None = None
+) -> Callable[[], None]:
+    """Return a call of `resume_crashed` for `pools` that raises nothing and says each reason of a failure once.
+
+    Args:
+        pools: whose runs go on.
+        say: tells a person.
+        url: the server's API; None for the environment's, and its login.
+        login: `user:password`.
+    """
+    told: set[str] = set()
+    settings = {} if url is None else {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: login}
+
+    def watch() -> None:
+        try:
+            with temporary_settings(settings):
+                resume_crashed(pools, say)
+        except Exception as error:  # the workers go on without retries
+            if (text := f"Crashed runs are not tried again: {error}") not in told:
+                told.add(text)
+                say(text)
+
+    return watch
 
 
 def _crashed(client: SyncPrefectClient) -> list[FlowRun]:

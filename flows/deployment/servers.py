@@ -4,47 +4,24 @@ Each part is started again by itself where it ends: the others, and what they co
 """
 
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
 
 from components.base.errors import TetherError
 from components.base.redaction import redacted
 from components.training.stopping import graceful
+from flows.deployment.supervision import LOOK_SECONDS, Running, Say, Service, Supervised, end_processes
 from tasks.prefect_flow.server import PATIENCE, no_answer
 from tasks.tracking.client import tracking_uri
 
 START_SECONDS = 120.0
-STOP_SECONDS = 30.0
-AGAIN_SECONDS = (1.0, 60.0)
-"""How long a part that ended waits to be started again: at first, doubled each time, and at most."""
-STEADY_SECONDS = 60.0
-"""A part that ran for so long waits as at first."""
-LOOK_SECONDS = 0.5
 WATCH_SECONDS = 10.0
 CPU_RUNS = 2
 """Pipelines that a worker of the pool cpu runs at once; one that computes takes 1 GB and all cores."""
-
-Say = Callable[[str], Any]
-
-
-class Service(NamedTuple):
-    """Something to start, and what a person is told of it."""
-
-    name: str
-    address: str
-    command: list[str] | None
-    """None where the user's own server is used."""
-    health: str | None = None
-    """Answers once it is up; None for what serves no page."""
-    environment: Mapping[str, str] = MappingProxyType({})
 
 
 def serve_pages(home: Path, say: Say) -> None:
@@ -64,11 +41,22 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
         pools: how many runs of each pool are computed here at once.
         say: tells a person.
     """
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES")  # workers of one pool, each with a GPU of its own
     from flows.deployment.alerts import DiskWatch
-    from flows.deployment.recovery import resume_crashed
+    from flows.deployment.recovery import crash_watch
 
-    workers = [
+    disk, resume = DiskWatch(home), crash_watch(pools, say)
+
+    def watch() -> None:
+        disk.look()
+        resume()
+
+    _serve(worker_services(pools), home, say, watch)
+
+
+def worker_services(pools: Mapping[str, int]) -> list[Service]:
+    """A worker for each pool; maps a pool to how many of its runs are computed here at once."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")  # workers of one pool, each with a GPU of its own
+    return [
         Service(
             f"worker-{pool}" + (f"-{devices.replace(',', '-')}" if devices else ""),
             f"takes runs of pool {pool}, {limit} at a time",
@@ -85,19 +73,6 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
         )
         for pool, limit in pools.items()
     ]  # fmt: skip
-    told: set[str] = set()
-    disk = DiskWatch(home)
-
-    def watch() -> None:
-        disk.look()
-        try:
-            resume_crashed(pools, say)
-        except Exception as error:  # the workers go on without retries
-            if (text := f"Crashed runs are not tried again: {error}") not in told:
-                told.add(text)
-                say(text)
-
-    _serve(workers, home, say, watch)
 
 
 def free_port(preferred: int) -> int:
@@ -162,75 +137,22 @@ def _log(service: str, home: Path) -> Path:
     return home / f"{service.lower()}.log"
 
 
-class _Part:
-    """A service that this process runs, and starts again by itself where it ends."""
-
-    def __init__(self, service: Service, home: Path) -> None:
-        self._service, self._log = service, _log(service.name, home)
-        self._log.unlink(missing_ok=True)
-        self._wait = AGAIN_SECONDS[0]
-        self._due: float | None = None
-        """When it is to be started again; None while it runs."""
-        self._start()
-
-    def _start(self) -> None:
-        assert self._service.command is not None
-        with self._log.open("ab") as log:
-            # A session of its own: it has children, and Ctrl-C is ours to pass on.
-            self.process = subprocess.Popen(
-                self._service.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, **self._service.environment},
-            )  # fmt: skip
-        self._started, self._due = time.monotonic(), None
-
-    def look(self, say: Say) -> None:
-        """Start it again, after a while, where it has ended."""
-        now = time.monotonic()
-        if self._due is not None:
-            if now >= self._due:
-                self._start()
-            return
-        if self.process.poll() is None:
-            return
-        _end([self.process])  # children that outlived it may hold its port
-        if now - self._started > STEADY_SECONDS:
-            self._wait = AGAIN_SECONDS[0]
-        self._due = now + self._wait
-        say(
-            f"{self._service.name} ended with code {self.process.returncode} and is started again in "
-            f"{self._wait:.0f} s; see {self._log}"
-        )
-        self._wait = min(2 * self._wait, AGAIN_SECONDS[1])
-
-
 @contextmanager
-def _running(services: list[Service], home: Path) -> Iterator[dict[str, _Part]]:
+def _running(services: list[Service], home: Path) -> Iterator[dict[str, Supervised]]:
     """Start the services that have a command; gives them by name."""
-    parts: dict[str, _Part] = {}
+    parts: dict[str, Supervised] = {}
     try:
         for service in services:
             if service.command is not None:
-                parts[service.name] = _Part(service, home)
+                log = _log(service.name, home)
+                log.unlink(missing_ok=True)
+                parts[service.name] = Supervised(service, log)
         yield parts
     finally:
-        _end([part.process for part in parts.values()])
+        end_processes([part.process for part in parts.values()])
 
 
-def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
-    """End processes, all at once, and their children, which are in process groups of ours."""
-    for sign, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5.0)):
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, sign)
-        deadline = time.monotonic() + patience
-        for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-    for process in processes:
-        process.wait()
-
-
-def _wait_for(service: str, health: str, process: subprocess.Popen[bytes], home: Path) -> None:
+def _wait_for(service: str, health: str, process: Running, home: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while no_answer(health, timeout=2) is not None:
         if process.poll() is not None or time.monotonic() > deadline:

@@ -3,12 +3,13 @@
 import shutil
 import threading
 import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from components.base.errors import UserError
+from components.base.errors import Unreachable, UserError
 from components.base.hashing import digest_file
 from components.store.retention import collect
 from components.store.store import ArtifactStore, Miss, Record
@@ -313,3 +314,46 @@ def test_a_damaged_copy_here_is_named_and_a_local_store_is_read_once(shared, tmp
     publish(tmp_path / "alone")
     report = verify(ArtifactStore(tmp_path / "alone"))
     assert (report.records, report.objects, report.damaged) == (1, 3, []), "weights, plot and manifest, each once"
+
+
+def test_a_server_that_refuses_a_second_write_without_naming_the_condition_is_understood(bucket, monkeypatch):
+    """SeaweedFS' 412; s3fs makes an OSError of it that could be anything, and a record of the store was not written."""
+    from botocore.exceptions import ClientError
+
+    place = UrlPlace(bucket)
+    refusal = OSError(22, "At least one of the pre-conditions you specified did not hold")
+    refusal.__cause__ = ClientError({"Error": {"Code": "PreconditionFailed"}}, "PutObject")
+
+    def refuse(*_, **__):
+        raise refusal
+
+    monkeypatch.setattr(place._fs, "pipe_file", refuse)
+    assert place.create("records/x", b"1") is False
+    refusal.__cause__ = ClientError({"Error": {"Code": "InvalidArgument"}}, "PutObject")
+    with pytest.raises(UserError, match="can't write there"):
+        place.create("records/x", b"1")
+
+
+def test_a_server_that_is_away_behind_a_proxy_is_unreachable_and_so_tried_again(bucket, monkeypatch):
+    """A 502 of Caddy's ended the run as a mistake, where no answer at all is waited for."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(502)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_PUT = do_GET
+        log_message = lambda *_: None  # noqa: E731
+
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
+        fsspec.filesystem("s3").clear_instance_cache()
+        place = UrlPlace(bucket)
+        for ask in (lambda: place.entries("records"), lambda: place.size("x"), lambda: place.create("x", b"1")):
+            with pytest.raises(Unreachable, match="502"):
+                ask()
+        proxy.shutdown()
+    fsspec.filesystem("s3").clear_instance_cache()

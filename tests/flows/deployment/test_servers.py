@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.deployment import servers
-from flows.deployment.servers import Service, serve_pools
+from flows.deployment import servers, supervision
+from flows.deployment.servers import serve_pools
+from flows.deployment.supervision import Service, Supervised
 
 STEADY = "import time; time.sleep(60)"
 
@@ -21,7 +22,7 @@ def test_a_part_that_dies_is_started_again_later_each_time_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The death of one part ended all of them, and a PPO of hours with the worker of another pool."""
-    monkeypatch.setattr(servers, "AGAIN_SECONDS", (0.05, 0.1))
+    monkeypatch.setattr(supervision, "AGAIN_SECONDS", (0.05, 0.1))
     monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
     pids = tmp_path / "pids"
     note = f"import os; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); "
@@ -50,13 +51,13 @@ def test_a_part_that_dies_is_started_again_later_each_time_and_the_others_go_on(
 def test_the_wait_before_a_part_is_started_again_doubles_up_to_a_limit_and_falls_back_when_it_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "AGAIN_SECONDS", (0.01, 0.04))
+    monkeypatch.setattr(supervision, "AGAIN_SECONDS", (0.01, 0.04))
     said: list[str] = []
-    part = servers._Part(python("dies", "raise SystemExit(0)"), tmp_path)
+    part = Supervised(python("dies", "raise SystemExit(0)"), tmp_path / "dies.log")
     waits = []
     for number in range(5):
         if number == 4:
-            monkeypatch.setattr(servers, "STEADY_SECONDS", -1.0)
+            monkeypatch.setattr(supervision, "STEADY_SECONDS", -1.0)
         while len(said) <= number:
             part.look(said.append)
             time.sleep(0.005)

@@ -1,0 +1,100 @@
+"""`tether stack`: PostgreSQL, Prefect, MLflow, an S3 server, TLS and workers on this machine, as one."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from components.base.errors import TetherError
+from flows.cli.command import command, echo
+from flows.environment import tether_home
+
+if TYPE_CHECKING:
+    from flows.stack.config import Stack
+
+stack = typer.Typer(help="PostgreSQL, Prefect, MLflow, S3 and workers, as one.", no_args_is_help=True)
+
+Config = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="What is started (default: infra/stack.yaml).")
+]
+
+
+@command(stack, "up")
+def up(config: Config = None) -> None:
+    """Start what does not run yet, and wait until everything answers."""
+    from rich.console import Console
+
+    from flows.stack.control import print_table
+    from flows.stack.control import up as start
+    from flows.stack.state import read_state
+
+    path, here = _stack(config)
+    print_table(Console(), here, start(here, path, echo), read_state(here))
+    echo(f"\nIn each terminal that uses it:  . {here.exports}\nPasswords are there and in {here.secrets}.")
+
+
+@command(stack, "status")
+def status(config: Config = None) -> None:
+    """Ask every part, with its password, and say what is wrong."""
+    from rich.console import Console
+
+    from flows.stack.control import print_table, raise_refused
+    from flows.stack.control import status as ask
+    from flows.stack.state import runs
+
+    _, here = _stack(config)
+    answers, state = ask(here)
+    if state is None:
+        raise TetherError(f"Nothing of the stack in {here.folder} runs. `tether stack up` starts it.")
+    print_table(Console(), here, answers, state)
+    raise_refused(here, answers)
+    if wrong := [each for each in answers if each.verdict != "ok"]:
+        raise TetherError("; ".join(f"{each.part}: {each.told}" for each in wrong))
+    if not runs(state.keeper):
+        raise TetherError("What starts ended parts again has ended itself. `tether stack up` starts it.")
+
+
+@command(stack, "down")
+def down(config: Config = None) -> None:
+    """End everything; databases, artifacts and passwords stay."""
+    from flows.stack.control import down as end
+
+    _, here = _stack(config)
+    ended = end(here)
+    told = f"Ended {', '.join(ended)}." if ended else "Nothing of it ran."
+    echo(f"{told} What it keeps stays in {here.folder}.")
+
+
+@command(stack, "rotate")
+def rotate(config: Config = None) -> None:
+    """Replace every password, while the stack is down."""
+    from flows.stack.prepare import rotate as change
+
+    _, here = _stack(config)
+    change(here)
+    echo(
+        f"New passwords are in {here.secrets} and {here.exports}; the old ones are void. `tether stack up` starts with "
+        f"them. Copy {here.exports.name} to other machines again."
+    )
+
+
+@command(stack, "logs")
+def logs(
+    part: Annotated[str | None, typer.Argument(help="One part, as mlflow (default: all).")] = None,
+    lines: Annotated[int, typer.Option(metavar="N", min=0, help="At first, so many of each.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on until Ctrl-C.")] = True,
+    config: Config = None,
+) -> None:
+    """Print what the parts said last, and what they say from now on."""
+    from flows.stack.logs import follow as tail
+
+    with suppress(KeyboardInterrupt):
+        tail(_stack(config)[1], part, lines, follow, echo)
+
+
+def _stack(config: Path | None) -> "tuple[Path, Stack]":
+    from flows.stack.config import DEFAULT, load_stack
+
+    path = config or DEFAULT
+    return path, load_stack(path, tether_home())

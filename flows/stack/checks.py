@@ -1,0 +1,222 @@
+"""What each server of a stack answers: to a question that anybody may ask, and to one that needs a password."""
+
+import asyncio
+import base64
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
+
+from components.base.redaction import redacted
+from components.base.text import line
+from flows.stack.config import LOOPBACK, Stack
+from flows.stack.parts import MLFLOW, POSTGRES, PREFECT, S3, TLS, part_names, worker_name, worker_part
+from flows.stack.secrets import ROLES, USER, access_key, authorities
+
+SECONDS = 20.0
+"""How long a server may take; PBKDF2 and a busy machine take some."""
+
+Verdict = Literal["ok", "away", "refused"]
+
+
+class Answer(NamedTuple):
+    """What a part answered."""
+
+    part: str
+    verdict: Verdict
+    """`refused` where it is there and does not take the password."""
+    told: str
+    """In a sentence, what is wrong; what was asked, where nothing is."""
+
+
+class Wrong(Exception):
+    """A server does not answer as it should; the message says how."""
+
+    verdict: Verdict = "away"
+
+
+class Refused(Wrong):
+    """A server does not take the password."""
+
+    verdict = "refused"
+
+
+def ask_all(stack: Stack, passwords: dict[str, str]) -> list[Answer]:
+    """Return what every part answers, in the order of the parts."""
+    asked: dict[str, Callable[[], str]] = {
+        POSTGRES: lambda: _ask_postgres(stack, passwords),
+        S3: lambda: _ask_s3(stack, passwords),
+        PREFECT: lambda: _ask_prefect(stack, passwords),
+        MLFLOW: lambda: _ask_mlflow(stack, passwords),
+        TLS: lambda: _ask_tls(stack),
+        **{worker_part(pool): lambda pool=pool: _ask_worker(stack, passwords, pool) for pool in stack.config.workers},  # type: ignore[misc]
+    }
+    with ThreadPoolExecutor(len(asked)) as threads:
+        return list(threads.map(lambda name: _answer(name, asked[name]), part_names(stack)))
+
+
+def _answer(part: str, ask: Callable[[], str]) -> Answer:
+    try:
+        return Answer(part, "ok", ask())
+    except Wrong as wrong:
+        return Answer(part, wrong.verdict, redacted(line(str(wrong))))
+
+
+def request(
+    stack: Stack, url: str, user: str | None = None, password: str = "", body: dict[str, Any] | None = None
+) -> Any:
+    """Return the JSON (or text) that a server answers; `body` is posted.
+
+    Raises:
+        Refused: it does not take the password. Wrong: it does not answer, or with an error.
+    """
+    headers = {"Content-Type": "application/json"}
+    if user is not None:
+        headers["Authorization"] = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        asked = urllib.request.Request(url, data, headers)
+        with urllib.request.urlopen(asked, timeout=SECONDS, context=_trust(stack)) as answer:
+            text = answer.read().decode()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise Refused(f"{url} does not take the password of user {user} ({error.code} {error.reason})") from error
+        behind = ": the server behind the TLS part is away" if error.code == 502 else ""
+        raise Wrong(f"{url} answers {error.code} {error.reason}{behind}") from error
+    except (OSError, ValueError) as error:
+        raise Wrong(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _trust(stack: Stack) -> ssl.SSLContext:
+    if not stack.has_authority:
+        return ssl.create_default_context()
+    if not authorities(stack).exists():
+        raise Wrong(f"{authorities(stack)} is not there: Caddy has not made its authority yet")
+    return ssl.create_default_context(cafile=str(authorities(stack)))
+
+
+def _ask_postgres(stack: Stack, passwords: dict[str, str]) -> str:
+    for role in ROLES:
+        asyncio.run(_log_in(stack, role, passwords[role]))
+    return f"{', '.join(ROLES)} log in"
+
+
+async def _log_in(stack: Stack, role: str, password: str) -> None:
+    import asyncpg
+
+    where = f"PostgreSQL on {LOOPBACK}:{stack.config.ports.postgres}"
+    try:
+        connection = await asyncpg.connect(
+            host=LOOPBACK, port=stack.config.ports.postgres, user=role, password=password, database=role,
+            timeout=SECONDS, ssl=False,
+        )  # fmt: skip
+        try:
+            await connection.fetchval("SELECT 1")
+        finally:
+            await connection.close(timeout=SECONDS)
+    except asyncpg.InvalidAuthorizationSpecificationError as error:
+        raise Refused(f"{where} does not take the password of role {role}") from error
+    except (asyncpg.PostgresError, OSError, TimeoutError, asyncpg.InterfaceError) as error:
+        raise Wrong(f"{where} does not answer: {error or type(error).__name__}") from error
+
+
+def s3_files(stack: Stack, bucket: str, password: str) -> Any:
+    """Return the file system of the identity that owns a bucket, asked directly."""
+    import fsspec
+
+    return fsspec.filesystem(
+        "s3", key=access_key(bucket), secret=password, endpoint_url=f"http://{LOOPBACK}:{stack.config.ports.s3_server}",
+        client_kwargs={"region_name": "us-east-1"}, skip_instance_cache=True, use_listings_cache=False,
+        config_kwargs={"connect_timeout": SECONDS, "read_timeout": SECONDS, "retries": {"max_attempts": 1}},
+    )  # fmt: skip
+
+
+def _ask_s3(stack: Stack, passwords: dict[str, str]) -> str:
+    request(stack, f"{stack.url('s3')}/healthz")
+    for bucket in ("mlflow", "tether"):
+        try:
+            s3_files(stack, bucket, passwords[f"s3_{bucket}"]).ls(bucket, detail=False)
+        except FileNotFoundError as error:
+            raise Wrong(f"the S3 server has no bucket {bucket}; `tether stack up` makes it") from error
+        except PermissionError as error:
+            raise Refused(f"the S3 server does not take the secret of access key {access_key(bucket)}") from error
+        except Exception as error:  # whatever botocore and aiohttp raise
+            raise Wrong(f"the S3 server does not list bucket {bucket}: {error}") from error
+    return "both buckets are listed"
+
+
+def _ask_prefect(stack: Stack, passwords: dict[str, str]) -> str:
+    request(stack, f"{stack.url('prefect')}/api/health")
+    count = request(stack, f"{stack.url('prefect')}/api/flow_runs/count", USER, passwords["prefect_api"], {})
+    return f"counts {count} flow runs"
+
+
+def _ask_mlflow(stack: Stack, passwords: dict[str, str]) -> str:
+    request(stack, f"{stack.url('mlflow')}/health")
+    url = f"{stack.url('mlflow')}/api/2.0/mlflow/experiments/search?max_results=1"
+    request(stack, url, USER, passwords["mlflow_tether"])
+    return "lists its experiments"
+
+
+def _ask_tls(stack: Stack) -> str:
+    for name in ("prefect", "mlflow", "s3"):
+        try:
+            request(stack, stack.url(name))
+        except Wrong as wrong:
+            if not isinstance(wrong.__cause__, urllib.error.HTTPError):  # an answer, if only that a server is away
+                raise
+    return "three certificates hold"
+
+
+def _ask_worker(stack: Stack, passwords: dict[str, str], pool: str) -> str:
+    url = f"{stack.url('prefect')}/api/work_pools/{pool}/workers/filter"
+    try:
+        found = request(stack, url, USER, passwords["prefect_api"], {})
+    except Refused:
+        raise
+    except Wrong as wrong:
+        raise Wrong(f"cannot be asked for: {wrong}") from wrong
+    if not any(each["name"] == worker_name(pool) and each["status"] == "ONLINE" for each in found):
+        raise Wrong(f"Prefect has not heard of the worker {worker_name(pool)} of pool {pool}")
+    return f"takes {stack.config.workers[pool]} runs of pool {pool} at a time"
+
+
+def make_buckets(stack: Stack, passwords: dict[str, str]) -> None:
+    """Make the buckets that are not there.
+
+    Raises:
+        Wrong: the server does not answer yet.
+    """
+    for bucket in ("mlflow", "tether"):
+        try:
+            files = s3_files(stack, bucket, passwords[f"s3_{bucket}"])
+            if not files.exists(bucket):
+                files.mkdir(bucket)
+        except Exception as error:  # whatever botocore and aiohttp raise
+            raise Wrong(f"the S3 server does not make bucket {bucket}: {error}") from error
+
+
+def make_mlflow_user(stack: Stack, passwords: dict[str, str]) -> None:
+    """Make the user that our runs are written by, unless it is there.
+
+    Raises:
+        Refused: MLflow does not take the password of its administrator. Wrong: it does not answer yet.
+    """
+    url = f"{stack.url('mlflow')}/api/2.0/mlflow/users"
+    try:
+        request(stack, f"{url}/get?username={USER}", "admin", passwords["mlflow_admin"])
+    except Refused:
+        raise
+    except Wrong as wrong:
+        if not isinstance(wrong.__cause__, urllib.error.HTTPError) or wrong.__cause__.code != 404:
+            raise
+        body = {"username": USER, "password": passwords["mlflow_tether"]}
+        request(stack, f"{url}/create", "admin", passwords["mlflow_admin"], body)
+    # Reads and writes what it made; others' experiments it reads alone (default_permission).

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Install what `tether stack` runs and is not there yet: PostgreSQL by apt-get, and into FOLDER the wheels of infra/stack.lock
+# (Caddy, SeaweedFS, MLflow's driver and login forms), which the project's own environment does not get.
+# Usage: stack.sh PYTHON FOLDER
+set -eu
+python=$1 folder=$2 lock=$(dirname "$0")/stack.lock
+
+if ! ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 && ! command -v postgres >/dev/null; then
+    as_root=$(test "$(id -u)" = 0 || echo sudo)
+    $as_root apt-get update -q
+    # Debian would make and start a cluster of its own on port 5432, which nothing here uses.
+    $as_root mkdir -p /etc/postgresql-common/createcluster.d
+    echo "create_main_cluster = false" | $as_root tee /etc/postgresql-common/createcluster.d/tether.conf >/dev/null
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends postgresql
+fi
+
+if ! cmp -s "$lock" "$folder/stack.lock"; then
+    rm -rf "$folder"
+    "$python" -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes --target "$folder" --requirement "$lock"
+    cp "$lock" "$folder/stack.lock"
+fi

@@ -1,0 +1,171 @@
+"""`tether stack` with real servers in a clean folder: PostgreSQL, SeaweedFS, Caddy, Prefect, MLflow, a worker.
+
+What may die, and what takes minutes, is in tests/test_stack_breakdowns.py (`make test-stack`).
+"""
+
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from components.store.url import UrlPlace
+from flows.stack.checks import Refused, request, s3_files
+from flows.stack.parts import part_names
+from flows.stack.secrets import ROLES, exports
+from flows.stack.state import runs
+from tests.stack import PLANTED, Running, leaks, listens, other_addresses, started
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with started() as running:
+        yield running
+
+
+def test_up_waits_until_every_part_answers_and_says_where_it_is(running: Running) -> None:
+    names = part_names(running.stack)
+    assert list(running.pids()) == names
+    said = running.said.decode()
+    assert all(f"{name} answers: " in said for name in names)
+    assert running.stack.url("prefect") in said and f". {running.stack.exports}" in said
+    status = running.command("status")
+    assert status.returncode == 0, status.stderr.decode()
+
+
+def test_nothing_listens_but_on_loopback(running: Running) -> None:
+    ports = running.stack.config.ports.all()
+    assert all(listens("127.0.0.1", port) for port in ports.values())
+    assert [(address, port) for address in other_addresses() for port in ports.values() if listens(address, port)] == []
+
+
+def test_no_server_answers_a_question_without_its_password(running: Running) -> None:
+    prefect, mlflow = running.stack.url("prefect"), running.stack.url("mlflow")
+    for user, password in ((None, ""), ("tether", "wrong")):
+        with pytest.raises(Refused):
+            request(running.stack, f"{prefect}/api/flow_runs/count", user, password, {})
+        with pytest.raises(Refused):
+            request(running.stack, f"{mlflow}/api/2.0/mlflow/experiments/search?max_results=1", user, password)
+    with pytest.raises(PermissionError):
+        s3_files(running.stack, "tether", "wrong").ls("tether")
+    with pytest.raises(PermissionError):  # each identity has its own bucket
+        s3_files(running.stack, "tether", PLANTED["s3_tether"]).ls("mlflow")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(f"http://127.0.0.1:{running.stack.config.ports.s3_server}/tether")
+
+
+def test_the_store_writes_each_file_once_through_tls(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in exports(running.stack, PLANTED).items():
+        monkeypatch.setenv(name, value)
+    place = UrlPlace(os.environ["TETHER_STORE"])
+    assert place.create("probe", b"1") and not place.create("probe", b"2") and place.read("probe") == b"1"
+
+
+def test_a_deployed_run_keeps_its_results_facts_and_states_in_the_stack(running: Running) -> None:
+    running.deploy()
+    flow = running.ended(running.begin())
+    assert flow["state_name"] == "Completed" and flow["run_count"] == 1, flow["state"]["message"]
+    assert len(s3_files(running.stack, "tether", PLANTED["s3_tether"]).glob("tether/store/records/*/*.json")) >= 5
+    assert len(s3_files(running.stack, "mlflow", PLANTED["s3_mlflow"]).find("mlflow/artifacts")) >= 5
+    sync = running.client("sync")  # what a busy MLflow did not take in time
+    assert sync.returncode == 0, (sync.stdout + sync.stderr).decode()
+    experiments = [each["experiment_id"] for each in running.mlflow("experiments/search?max_results=9")["experiments"]]
+    found = running.mlflow("runs/search", {"experiment_ids": experiments, "max_results": 100})["runs"]
+    assert sum(each["info"]["status"] == "FINISHED" for each in found) >= 6, "the pipeline's and its five stages'"
+
+
+@pytest.mark.parametrize("name", ["prefect_api", "mlflow_tether", "s3_tether", "prefect"])
+def test_a_wrong_password_is_one_sentence_that_names_the_part(running: Running, name: str) -> None:
+    path = running.stack.secrets / "passwords.json"
+    path.write_text(json.dumps({**PLANTED, name: "another-word-of-mine"}))
+    try:
+        status = running.command("status")
+    finally:
+        path.write_text(json.dumps(PLANTED))
+    assert status.returncode == 2
+    [sentence] = status.stderr.decode().splitlines()
+    part = {"s3_tether": "s3", "prefect": "postgres"}.get(name, name.partition("_")[0])
+    assert sentence.startswith(f"tether: {part}") and "does not take the " in sentence
+    assert b"another-word" not in status.stdout + status.stderr
+
+
+def test_no_password_is_in_a_command_line_or_in_what_is_printed_and_logged(running: Running) -> None:
+    running.command("logs", "--no-follow", "--lines", "100000")
+    assert not leaks(running.said)
+    logs = list(running.stack.logs.glob("*.log"))
+    assert len(logs) == len(part_names(running.stack)) + 1 and all(path.stat().st_size for path in logs[:1])
+    assert [str(path) for path in logs if leaks(path.read_bytes())] == []
+    commands = {path: _bytes(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+    folder = str(running.stack.folder).encode()
+    assert any(folder in text for text in commands.values()), "ours are among them"
+    assert [str(path) for path, text in commands.items() if leaks(text)] == []
+
+
+def test_no_password_is_in_a_database_nor_in_the_variables_of_a_job(running: Running) -> None:
+    stack, found = running.stack, {}
+    for role in ROLES:
+        command = [str(stack.postgres_programs / "pg_dump"), "-h", "127.0.0.1", "-p", str(stack.config.ports.postgres)]
+        dump = subprocess.run(
+            [*command, "-U", role, role], env={"PGPASSFILE": str(stack.secrets / "pgpass")}, capture_output=True
+        )
+        assert dump.returncode == 0, dump.stderr.decode()
+        found[role] = dump.stdout
+    assert b"rlhf" in found["prefect"] and b"experiments" in found["mlflow"] and b"admin" in found["mlflow_auth"]
+    assert [role for role, text in found.items() if leaks(text)] == []
+    variables = running.prefect("deployments/name/rlhf/tiny")["job_variables"]
+    assert variables["env"]["TETHER_STORE"] == "s3://tether/store" and not leaks(json.dumps(variables).encode())
+
+
+def test_no_password_is_in_a_file_beside_those_of_mode_600(running: Running) -> None:
+    """Reports, journals and caches of the run, and what PostgreSQL, SeaweedFS and Caddy keep."""
+    stack, read = running.stack, 0
+    private = {*stack.secrets.iterdir(), stack.exports}
+    assert {path.stat().st_mode & 0o777 for path in private} == {
+        0o600
+    } and stack.secrets.stat().st_mode & 0o777 == 0o700
+    holders = []
+    for path in (*running.home.rglob("*"), *stack.folder.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path not in private:
+            read += 1
+            holders += [str(path)] * leaks(_bytes(path))
+    assert holders == [] and read > 100 and list(running.home.glob("runs/*/report.html"))
+
+
+def test_down_leaves_no_process_and_keeps_the_data(running: Running) -> None:
+    state = running.state()
+    down = running.command("down")
+    assert down.returncode == 0 and b"Ended postgres, s3, prefect, mlflow, tls, worker-cpu." in down.stdout
+    assert not any(runs(each.process) for each in [*state.parts.values()]) and not runs(state.keeper)
+    folder = str(running.stack.folder).encode()
+    until = time.monotonic() + 20  # PostgreSQL's children
+    while left := {path.parent.name: _bytes(path) for path in Path("/proc").glob("[0-9]*/cmdline")}:
+        left = {
+            pid: text for pid, text in left.items() if folder in text or (b"postgres:" in text and _here(pid, running))
+        }
+        if not left:
+            break
+        assert time.monotonic() < until, left
+    assert (running.stack.database / "PG_VERSION").exists()
+    status = running.command("status")
+    assert status.returncode == 1 and b"Nothing of the stack" in status.stderr
+
+
+def _here(pid: str, running: Running) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd") == str(running.stack.database)
+    except OSError:
+        return False
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
