@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -271,13 +272,21 @@ def test_which_code_version(asked: Asked) -> None:
 
 
 def test_everything_else_that_a_page_links_to_is_there(asked: Asked, home: Path) -> None:
-    """Each link of a note leads to a run or model that MLflow has, and what the run computed is no hit."""
+    """Each link of a note leads to a run or model that MLflow has, or to a flow run that Prefect has; what the run
+    computed is no hit.
+    """
     tags = [asked.run(stage).data.tags for stage in ("validate", "sft", "reward", "ppo", "human_eval")]
     assert [each["cache_hit"] for each in tags] == ["false"] * 5, "scoring takes the run up again"
     notes = [each["mlflow.note.content"] for each in [*tags, asked.client.get_run(asked.parent).data.tags]]
     links = {part.split(")")[0] for note in [*notes, asked.version.description] for part in note.split("](")[1:]}
-    assert len(links) > 8
-    for link in links:
-        _, _, experiment, kind, name = link.removesuffix("?workflowType=machine_learning").split("/")
+    of_prefect = {link for link in links if "/runs/flow-run/" in link or "/runs/task-run/" in link}
+    assert len(links - of_prefect) > 8 and of_prefect
+    for link in of_prefect:
+        base, _, kind, name = link.rsplit("/", 3)
+        with urlopen(f"{base}/api/{kind.replace('-', '_')}s/{name}", timeout=10) as answer:
+            assert json.load(answer)["id"] == name
+    for link in links - of_prefect:
+        _, _, experiment, kind, name, *file = link.removesuffix("?workflowType=machine_learning").split("/")
         found = {"runs": asked.client.get_run, "models": asked.client.get_logged_model}[kind](name)
         assert asked.policy.experiment_id == experiment and found
+        assert not file or file[1] in [each.path for each in asked.client.list_artifacts(name)]

@@ -433,7 +433,7 @@ def metrics(
     listen: Annotated[str, typer.Option(metavar="ADDRESS", help="Who may ask: 0.0.0.0 for every host.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="0 takes a free one.")] = 9469,
 ) -> None:
-    """Serve the runs' state and metrics to Prometheus, until Ctrl-C."""
+    """Serve the runs' metrics to Prometheus, until Ctrl-C."""
     from flows.deployment.exporter import export
 
     export(tether_home(), listen, port, bool(os.environ.get("PREFECT_API_URL")), echo)

@@ -76,7 +76,8 @@ def test_a_worker_finds_a_stored_artifact_by_its_digest_and_a_copy_by_its_path(t
     job = refreshing("r1").stage_job(STAGES["reward"])
     for named, stored in (("r1", True), (tmp_path / "theirs" / "runs" / "r2", False)):
         inputs = find_sources(refreshing(named), tmp_path / "home").previous
-        ordered = _order(Work(STAGES["reward"], job, inputs, "k", {}, "r"), refresh=False).inputs
+        work, store = Work(STAGES["reward"], job, inputs, "k", {}, "r"), ArtifactStore(tmp_path / "home")
+        ordered = _order(work, refresh=False, store=store).inputs
         assert {name: given.stored for name, given in ordered.items()} == dict.fromkeys(inputs, stored)
 
 
