@@ -157,7 +157,10 @@ class DiskWatch:
 
     def look(self) -> None:
         """Tell it now if there is less free space than that, and it was not told of late."""
-        free = shutil.disk_usage(self._home).free
+        try:
+            free = shutil.disk_usage(self._home).free
+        except OSError:
+            return  # a home that is away tells nothing; its runs say so
         late = self._told is not None and time.monotonic() < self._told + DISK_AGAIN_SECONDS
         if free >= self._least or late:
             return

@@ -121,6 +121,10 @@ def test_what_needs_a_person_is_told_and_what_does_not_is_not(client: SyncPrefec
     assert len(silent) == 4 and receiver.got.empty()
 
 
+def test_a_home_that_is_away_ends_no_watch(tmp_path: Path) -> None:
+    DiskWatch(tmp_path / "unmounted").look()
+
+
 @pytest.mark.servers
 def test_a_disk_that_fills_up_is_told_of_once(client: SyncPrefectClient, receiver: Receiver, tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
