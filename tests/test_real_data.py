@@ -33,6 +33,8 @@ LEARNED = (
     "probe_repetition_high", "probe_dots_high", "probe_exclamations_high", "probe_whitespace_high",
 )  # fmt: skip
 """Gates of the reward model on what it has learned."""
+WAIVED = ("reward.length_gain_low", "reward.balanced_length_accuracy_low", "reward.probe_hedge_high")
+"""What stops the profile as it stands: 3,000 pairs teach this model not much more than length, and to like a hedge."""
 SMALLER = {
     "data.split": "{train: 0.9, calibration: 0.05, test: 0.05}",
     "sft.max_demonstrations": "32", "sft.evaluate": "16",
@@ -88,13 +90,22 @@ def sizes(home: Path) -> list[str]:
     return [f"{name}={value}" for name, value in SMALLER.items()] if home.name == "smaller" else []
 
 
-def run(home: Path, *settings: str, data: Sequence[Path] = PREFERENCES) -> subprocess.CompletedProcess[str]:
+def run(
+    home: Path, *settings: str, data: Sequence[Path] = PREFERENCES, waive: bool = True
+) -> subprocess.CompletedProcess[str]:
     given = [f"data.preferences=[{', '.join(map(str, data))}]", *sizes(home), *settings]
-    return tether(home, "run", "hh-smollm2", *(part for setting in given for part in ("--set", setting)))
+    waived = [part for gate in WAIVED for part in ("--waive", gate)] if home.name == "full" and waive else []
+    options = [*(part for setting in given for part in ("--set", setting)), *waived]
+    return tether(home, "run", "hh-smollm2", *options, *(["--because", "known: docs/benchmarks.md"] if waived else []))
 
 
 @pytest.fixture(scope="module")
 def waiting(home: Path) -> dict[str, Any]:
+    if home.name == "full":
+        done = run(home, waive=False)
+        assert done.returncode == 3, done.stdout + done.stderr
+        assert stopped_by(home)[0][2:] == ["gate_failed", "not_run", "not_run"]
+        assert set(stopped_by(home)[1]) == set(WAIVED)
     done = run(home)
     assert done.returncode == 0, done.stdout + done.stderr
     return status(home)
