@@ -365,10 +365,13 @@ def deploy(
         os.environ["PREFECT_API_URL"] = server
     _need_server("with --server, or PREFECT_API_URL")
     from flows.config.profiles import profile_name
+    from flows.deployment.alerts import check_address
     from flows.deployment.register import deploy as register
     from flows.deployment.register import describe
     from flows.deployment.schedules import Schedule
 
+    if alert is not None:
+        check_address(alert)  # before anything is registered
     schedule = None if cron is None else Schedule(cron, timezone, active)
     done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule)
     lines += _alerts(alert, no_alert)

@@ -28,6 +28,7 @@ from pydantic import SecretStr
 from components.base.errors import UserError
 from flows.deployment.automations import make_automation
 from flows.deployment.recovery import FLOWS
+from flows.doctor import DISK_GB
 from tasks.prefect_flow.server import TAG
 
 BLOCK = "tether-alerts"
@@ -47,8 +48,6 @@ SUBJECTS = {
 }
 """The end states that are told, by name: an event is named after its state's name."""
 DISK_LOW = "tether.disk-low"
-DISK_GB = 5.0
-"""Less free space than that is told of. A checkpoint of 135 M parameters is 1.6."""
 DISK_AGAIN_SECONDS = 6 * 3600.0
 """Between two such alerts."""
 
@@ -65,16 +64,21 @@ def alert(url: str, tag: str = TAG) -> None:
     Raises:
         UserError: `url` is no address of that kind.
     """
+    check_address(url)
+    headers = SecretDict({"Content-Type": "application/json"})
+    block = Webhook(url=SecretStr(url), headers=headers).save(BLOCK, overwrite=True)
+    for automation in _automations(cast(UUID, block), tag):
+        make_automation(automation)
+
+
+def check_address(url: str) -> None:
+    """Raise UserError where a webhook's address is none."""
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise UserError(f"--alert: {error}. Expected an address as https://chat.example/hooks/ID.") from error
     if parts.scheme not in ("http", "https") or not parts.host:
         raise UserError("--alert: expected an address that begins with http:// or https://, of a chat's webhook.")
-    headers = SecretDict({"Content-Type": "application/json"})
-    block = Webhook(url=SecretStr(url), headers=headers).save(BLOCK, overwrite=True)
-    for automation in _automations(cast(UUID, block), tag):
-        make_automation(automation)
 
 
 def stop_alerts() -> bool:

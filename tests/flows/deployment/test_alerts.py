@@ -121,8 +121,17 @@ def test_what_needs_a_person_is_told_and_what_does_not_is_not(client: SyncPrefec
     assert len(silent) == 4 and receiver.got.empty()
 
 
-def test_a_home_that_is_away_ends_no_watch(tmp_path: Path) -> None:
-    DiskWatch(tmp_path / "unmounted").look()
+def test_a_home_that_is_away_ends_no_watch_and_is_told_of_once_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(alerts, "emit_event", lambda event, *_, **__: told.append(event))
+    watch = DiskWatch(tmp_path / "home", least=float("inf"))
+    watch.look()
+    assert told == []
+    (tmp_path / "home").mkdir()
+    watch.look()
+    assert told == [alerts.DISK_LOW]
 
 
 @pytest.mark.servers
