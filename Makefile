@@ -15,7 +15,7 @@ demo: $(INSTALLED)
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Real Prefect and MLflow servers and workers on loopback: docs/operations.md, and what may die.
+# Real Prefect and MLflow servers and workers on loopback: docs/operations/local.md, and what may die.
 test-servers: $(INSTALLED)
 	$(BIN)/python -m pytest -m servers -s $(ARGS)
 

@@ -1,4 +1,4 @@
-"""docs/operations.md with real processes on loopback: servers, workers, a schedule, and what may die.
+"""docs/operations/local.md with real processes on loopback: servers, workers, a schedule, and what may die.
 
 `pytest -m servers -s` (`.ci/run` runs it too) prints the times.
 """
@@ -42,7 +42,7 @@ from tasks.runs.status import list_runs, load_status
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-DOC = (ROOT / "docs" / "operations.md").read_text()
+DOC = (ROOT / "docs" / "operations" / "local.md").read_text()
 UPDATES = 60
 """PPO's, where it has to last until another pipeline is up."""
 LONGER = 2 * UPDATES + 1

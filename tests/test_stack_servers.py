@@ -5,7 +5,9 @@ What may die, and what takes minutes, is in tests/test_stack_breakdowns.py (`mak
 
 import json
 import os
+import re
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,7 +21,8 @@ from flows.stack.checks import Refused, request, s3_files
 from flows.stack.parts import part_names
 from flows.stack.secrets import ROLES, exports
 from flows.stack.state import runs
-from tests.stack import PLANTED, Running, leaks, listens, other_addresses, started
+from tests.servers import clean_environment
+from tests.stack import PLANTED, ROOT, Running, leaks, listens, other_addresses, started
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
@@ -68,14 +71,35 @@ def test_the_store_writes_each_file_once_through_tls(running: Running, monkeypat
     assert place.create("probe", b"1") and not place.create("probe", b"2") and place.read("probe") == b"1"
 
 
-def test_a_deployed_run_keeps_its_results_facts_and_states_in_the_stack(running: Running) -> None:
-    running.deploy()
-    flow = running.ended(running.begin())
-    assert flow["state_name"] == "Completed" and flow["run_count"] == 1, flow["state"]["message"]
+def _page(running: Running) -> "subprocess.CompletedProcess[bytes]":
+    """The commands of docs/operations.md in one terminal, on this stack, with the smallest profile."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    script = "".join(re.findall(r"```sh\n(.*?)```", text, re.S))
+    for said, here in {
+        ".tether/stack/client.env": str(running.stack.exports),
+        "tether stack status": f"tether stack status --config {running.config}",
+        "tether deploy demo": "tether deploy tiny --set runners.ppo=local",  # this stack has no worker for the pool gpu
+        "rlhf/demo": "rlhf/tiny",
+    }.items():
+        assert said in script, f"the page no longer says {said}"
+        script = script.replace(said, here)
+    variables = clean_environment()
+    path = f"{Path(sys.executable).parent}:{variables['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", f"set -ex\n{script}"], capture_output=True, cwd=running.home.parent,
+        env={**variables, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+    )  # fmt: skip
+
+
+def test_the_pages_commands_deploy_a_run_that_keeps_results_facts_and_states_in_the_stack(running: Running) -> None:
+    done = _page(running)
+    running.said += done.stdout + done.stderr
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+    flows = running.prefect("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}})
+    [flow] = [each for each in flows if each["deployment_id"]]
+    assert flow["state_name"] == "Completed" and flow["run_count"] == 1
     assert len(s3_files(running.stack, "tether", PLANTED["s3_tether"]).glob("tether/store/records/*/*.json")) >= 5
     assert len(s3_files(running.stack, "mlflow", PLANTED["s3_mlflow"]).find("mlflow/artifacts")) >= 5
-    sync = running.client("sync")  # what a busy MLflow did not take in time
-    assert sync.returncode == 0, (sync.stdout + sync.stderr).decode()
     experiments = [each["experiment_id"] for each in running.mlflow("experiments/search?max_results=9")["experiments"]]
     found = running.mlflow("runs/search", {"experiment_ids": experiments, "max_results": 100})["runs"]
     assert sum(each["info"]["status"] == "FINISHED" for each in found) >= 6, "the pipeline's and its five stages'"
