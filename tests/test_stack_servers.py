@@ -86,7 +86,7 @@ def _page(running: Running) -> "subprocess.CompletedProcess[bytes]":
     variables = clean_environment()
     path = f"{Path(sys.executable).parent}:{variables['PATH']}"
     return subprocess.run(
-        ["bash", "-c", f"set -ex\n{script}"], capture_output=True, cwd=running.home.parent,
+        ["bash", "-c", f"set -e\n{script}"], capture_output=True, cwd=running.home.parent,
         env={**variables, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
     )  # fmt: skip
 
