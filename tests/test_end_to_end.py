@@ -252,7 +252,7 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
     }  # fmt: skip
     assert [(c["name"], c["before"], c["now"]) for c in explained["ppo"]["changes"]] == [("ppo.clip_range", 0.2, 0.1)]
     changed = {change["name"] for change in explained["human_eval.sample"]["changes"]}
-    assert changed == {"ppo", "human_eval.judges"}
+    assert changed == {"ppo", "human_eval.judges", "seal"}
 
     empty = home / "runs" / waiting["run"] / "sheet.csv"
     assert f"tether human-eval score {empty} --run {waiting['run']}" in done.stdout

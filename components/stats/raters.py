@@ -31,7 +31,7 @@ def crossed_proportion(
     (Cameron, Gelbach and Miller 2011, JBES 29:238, equation 2.11; V is at least either of the first two terms), and the
     ends are those of Wilson's interval at the effective sample size m (1 - m) / V, with Student's t at the degrees of
     freedom of a sum of mean squares (Satterthwaite 1946, Biometrics Bulletin 2:110). With one rater the interval is
-    [0, 1] where `values` differ: nothing tells how people differ.
+    [0, 1] where `values` differ: nothing tells how people differ. Where all values are equal each cluster is one draw.
 
     Args:
         items: (n,) what each rating is of; every item counts once, however many rated it.
@@ -49,9 +49,9 @@ def crossed_proportion(
     if not y.size or not np.isfinite(y).all() or y.min() < 0 or y.max() > 1:
         raise ValueError("a share needs values between 0 and 1, one or more")
     weights = 1 / np.bincount(item)[item] / (item.max() + 1)
-    mean = float(weights @ y)
+    mean = float(np.clip(weights @ y, y.min(), y.max()))  # rounding leaves neither [0, 1] nor what all agree on
     variance, freedom = _variance(weights * (y - mean), cluster, rater)
-    return wilson(mean, variance, freedom, min(int(cluster.max()), int(rater.max())) + 1, level)
+    return wilson(mean, variance, freedom, int(cluster.max()) + 1, level)
 
 
 def _variance(u: FloatArray, cluster: NDArray[np.int64], rater: NDArray[np.int64]) -> tuple[float, float]:
@@ -131,3 +131,31 @@ def too_few_raters(raters: int) -> str | None:
         f"{raters} rater{'s are' if raters != 1 else ' is'} too few to tell how far people differ: "
         f"the interval is wide for it, and may still be too narrow; have {FEWEST_RATERS} or more rate."
     )
+
+
+def smallest_found(
+    items: int,
+    raters: int,
+    per_item: int,
+    ties: float = 0.15,
+    item_spread: float = 1.0,
+    rater_spread: float = 0.3,
+    level: float = LEVEL,
+    chance: float = 0.8,
+    draws: int = 500,
+    seed: int = 0,
+) -> float | None:
+    """The smallest win rate, in hundredths, whose `power` is `chance` or more; None where none below 1 - ties / 2 has.
+
+    Power rises with the win rate, so that a bisection finds it.
+    """
+    top = math.ceil(100 * (1 - ties / 2)) - 1
+    low, high = 50, top  # power is too little up to low, and enough above high
+    while high > low:
+        middle = (low + high + 1) // 2
+        found = power(items, raters, per_item, middle / 100, ties, item_spread, rater_spread, level, draws, seed)
+        if found >= chance:
+            high = middle - 1
+        else:
+            low = middle
+    return None if low == top else (low + 1) / 100

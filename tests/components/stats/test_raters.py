@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from components.stats.intervals import clustered_proportion
-from components.stats.raters import FEWEST_RATERS, crossed_proportion, power, too_few_raters
+from components.stats.raters import FEWEST_RATERS, crossed_proportion, power, smallest_found, too_few_raters
 
 
 def ratings(
@@ -95,3 +95,16 @@ def test_the_plans_power_is_that_of_the_interval_over_independent_raters_of_its_
         power(10, 3, 4, 0.6)
     with pytest.raises(ValueError, match=r"a win rate of 0\.9"):
         power(10, 3, 3, 0.9, ties=0.4)
+
+
+@pytest.mark.parametrize(("items", "low"), [(12, 0.35), (48, 0.7), (512, 0.95)])
+def test_a_policy_that_wins_everything_is_not_held_for_worse_than_one_that_loses_a_few(items: int, low: float) -> None:
+    found = crossed_proportion(np.ones(items * 3), np.repeat(np.arange(items), 3).tolist(), [0, 1, 2] * items)
+    assert found.value == found.high == 1 and found.low > low
+
+
+def test_the_smallest_win_rate_found_is_where_power_reaches_the_chance() -> None:
+    smallest = smallest_found(96, 10, 3, draws=100)
+    assert smallest is not None
+    assert power(96, 10, 3, smallest, draws=100) >= 0.8 > power(96, 10, 3, smallest - 0.01, draws=100)
+    assert smallest_found(48, 1, 1, draws=20) is None, "one rater does not tell how people differ"
