@@ -44,10 +44,10 @@ class KLController:
             c ← c (1 + clip(e, ±0.2) / horizon),    β = c exp(proportional clip(m, ±1)),    m ← (m + e) / 2.
 
         c holds until KL first reaches half the target, since a policy that starts at the reference has KL 0, and would
-        only be pushed off its tether. By default `proportional` is 0 and β is c. Where KL follows β late, c alone swings
-        around the target, the more the smaller the horizon; the second factor damps that (Stooke et al. 2020, arXiv
-        2007.03964, section 5: the proportional part of a PID controller of the multiplier; here of its logarithm, and of
-        a mean in which each batch weighs half of the one after it, since single batches swing).
+        only be pushed off its tether. By default `proportional` is 0 and β is c. Where KL follows β late, c alone
+        swings around the target, the more the smaller the horizon; the second factor damps that (Stooke et al. 2020,
+        arXiv 2007.03964, section 5: the proportional part of a PID controller of the multiplier; here of its logarithm,
+        and of a mean in which each batch weighs half of the one after it, since single batches swing).
         """
         if self.config.control == "fixed":
             return
