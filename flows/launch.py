@@ -153,7 +153,8 @@ def _begin(
 def _execution(config: RunConfig) -> dict[str, Any]:
     """Who computes the stages, how long at most, and how often again: what a run's context takes from its config."""
     attempts = Attempts(config.retries, config.retry_seconds)
-    return {"pools": config.pools, "timeouts": config.timeouts, "attempts": attempts}
+    return {"pools": config.pools, "timeouts": config.timeouts, "attempts": attempts,
+            "prices": config.hourly_prices, "currency": config.prices.currency}  # fmt: skip
 
 
 def unnamed_gates(config: RunConfig) -> list[str]:

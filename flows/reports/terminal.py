@@ -44,7 +44,14 @@ def markdown(status: RunStatus, simulated: bool, links: Mapping[str, Sequence[Li
     lines = [
         f"# Run {words(status.run)}: {status.state}",
         "",
-        ", ".join([*map(words, _called(status)), f"profile {words(status.profile)}", f"{status.seconds:.1f} s"])
+        ", ".join(
+            [
+                *map(words, _called(status)),
+                f"profile {words(status.profile)}",
+                f"{status.seconds:.1f} s",
+                *_cost(status),
+            ]
+        )
         + f"{', started by ' + words(status.user) if status.user else ''}.{' ' + SIMULATED if simulated else ''}"
         + f"{' ' + IMPORTED if status.imported else ''}",
         "",
@@ -71,15 +78,28 @@ def _pages(links: Sequence[Link]) -> str:
 
 
 def _stage_table(status: RunStatus) -> Table:
-    title = cell(", ".join([*_called(status), status.profile, f"{status.seconds:.0f} s"]))
-    columns = (*_columns("stage", "state", "seconds", "cached"), Column("main metrics", overflow="fold"))
+    title = cell(", ".join([*_called(status), status.profile, f"{status.seconds:.0f} s", *_cost(status)]))
+    priced = status.cost is not None
+    names = ("stage", "state", "seconds", *(["cost"] if priced else []), "cached")
+    columns = (*_columns(*names), Column("main metrics", overflow="fold"))
     table = Table(*columns, title=title, title_justify="left", pad_edge=False, box=None)
     for stage in status.stages:
         shown = brief_metrics(stage.name, stage.metrics)
         metrics = Text("  ".join(f"{line(name.partition('/')[2])} {number(stage.metrics[name])}" for name in shown))
         state = cell(stage.state, STYLES[stage.state])
-        table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", _cached(stage), metrics)
+        cost = [price(stage.cost, status.currency)] if priced else []
+        table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", *cost, _cached(stage), metrics)
     return table
+
+
+def price(cost: float | None, currency: str) -> str:
+    """A cost as people read it, as `0.42 USD`; empty where there is none."""
+    return "" if cost is None else f"{cost:,.2f} {currency}" if cost >= 0.01 or not cost else f"{cost:.2g} {currency}"
+
+
+def _cost(status: RunStatus) -> list[str]:
+    """What a run cost, if that is known."""
+    return [price(status.cost, status.currency)] if status.cost is not None else []
 
 
 def _called(status: RunStatus) -> list[str]:
@@ -96,7 +116,10 @@ def _gate_table(gates: Sequence[Verdict]) -> Table:
 
 
 def _columns(*names: str) -> list[Column]:
-    return [Column(name, no_wrap=True, justify="right" if name in ("seconds", "value") else "left") for name in names]
+    return [
+        Column(name, no_wrap=True, justify="right" if name in ("seconds", "cost", "value") else "left")
+        for name in names
+    ]
 
 
 def _cached(stage: StageStatus) -> str:

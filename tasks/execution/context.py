@@ -52,6 +52,10 @@ class RunContext:
     """How often a stage is tried again after a breakdown."""
     timeouts: Mapping[str, float] = field(default_factory=dict)
     """Shown stage to the seconds that one attempt may take; what isn't named has no limit."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Shown stage to the price of an hour of what computes it; what isn't named has none."""
+    currency: str = ""
+    """Of the prices."""
     root: Path = ROOT
     """Where our packages are."""
     track: bool = True
@@ -103,7 +107,7 @@ class RunContext:
         make_folder(folder)
         # Before the status, which makes it a run: one that dies in between must not be a run without a config.
         write_values(folder, config or {})
-        status = StatusFile.start(folder, run, profile, stages, origin, label)
+        status = StatusFile.start(folder, run, profile, stages, origin, label, options.get("currency", ""))
         return cls(home, run, gates, status, store, profile, config=config or {}, waivers=waivers, **options)
 
     @classmethod

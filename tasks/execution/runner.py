@@ -6,6 +6,7 @@ Nothing here imports torch or MLflow before a stage needs them: a hit must cost 
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
@@ -49,9 +50,12 @@ def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> Sta
     except BaseException as error:
         # What isn't an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
         state: State = "failed" if isinstance(error, Exception) else "interrupted"
-        ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began)
+        # On a pool it may have waited for a place until now, which costs nothing; what it computed there is not known.
+        took = 0.0 if stage.shown in ctx.pools else time.time() - began
+        ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began, **_cost(stage, ctx, took))
         raise
-    _end(result, ctx, spent + time.time() - began)
+    took = result.record.seconds if stage.shown in ctx.pools else time.time() - began
+    _end(result, ctx, spent + time.time() - began, 0.0 if result.cached else took)
     failure = judging.failure(stage.shown, result.verdicts)
     if failure is not None:
         raise GateFailed(f"{failure}. The artifact is kept ({result.digest[:12]}); nothing downstream starts.")
@@ -171,8 +175,16 @@ def _record(result: StageResult, ctx: RunContext) -> None:
     write_done(ctx.folder, Done.of(result, ctx.folder, files))
 
 
-def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
-    """Write the stage's state down and say it."""
+def _cost(stage: Stage, ctx: RunContext, seconds: float) -> dict[str, Any]:
+    """What a stage has cost with `seconds` more of computing, for the status; nothing where it has no price."""
+    price = ctx.prices.get(stage.shown)
+    if price is None:
+        return {}
+    return {"cost": (ctx.status.stage(stage.shown).cost or 0.0) + seconds / 3600 * price}
+
+
+def _end(result: StageResult, ctx: RunContext, seconds: float, computed: float) -> None:
+    """Write the stage's state down and say it; of the `seconds` in all, `computed` more were computed just now."""
     shown, record = result.name, result.record
     fields = {
         "seconds": seconds,
@@ -182,6 +194,7 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
         "metrics": {**ctx.status.stage(shown).metrics, **finite(record.metrics)},
         "gates": result.verdicts,
         "parts": _parts(result.stage, ctx, record.key, record.digest),
+        **_cost(result.stage, ctx, computed),
     }
     if not result.stage.final:
         ctx.status.update(shown, **fields)

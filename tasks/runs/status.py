@@ -68,6 +68,8 @@ class StageStatus(BaseModel):
     """When it first began, in seconds since 1970."""
     began: float | None = None
     """When it began or was taken up."""
+    cost: float | None = None
+    """What its computing in this run cost, in the run's currency; None where nothing says its price."""
     cached: bool = False
     key: str | None = None
     digest: str | None = None
@@ -118,6 +120,8 @@ class _Run(BaseModel):
     started: Annotated[Stamp, Field(min_length=1)]
     imported: Stamp = ""
     """When it was imported: another home computed it, and says what it says. Empty for a run of this home."""
+    currency: str = ""
+    """Of the stages' costs."""
     origin: dict[str, str] = Field(default_factory=dict)
     """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run."""
     prefect: str = ""
@@ -128,6 +132,12 @@ class _Run(BaseModel):
     def label(self) -> Label:
         """What people call it."""
         return Label(self.name, self.tags)
+
+    @property
+    def cost(self) -> float | None:
+        """What its stages cost so far, in `currency`; None where none has a price."""
+        costs = [stage.cost for stage in self.stages if stage.cost is not None]
+        return math.fsum(costs) if costs else None
 
     def stage(self, name: str) -> StageStatus:
         """Return the stage `name`. Raises TetherError if the run has no such stage."""
@@ -204,15 +214,16 @@ class StatusFile:
     @classmethod
     def start(
         cls, folder: Path, run: str, profile: str, stages: Sequence[str], origin: Mapping[str, str] | None = None,
-        label: Label = UNNAMED,
+        label: Label = UNNAMED, currency: str = "",
     ) -> "StatusFile":  # fmt: skip
-        """Begin a new run: every stage `not_run`. `origin` is as in `RunFile`."""
+        """Begin a new run: every stage `not_run`. `origin` and `currency` are as in `RunFile`."""
         document = RunFile(
             run=run,
             name=label.name,
             tags=dict(label.tags),
             user=current_user(),
             profile=profile,
+            currency=currency,
             started=_now(),
             finished=None,
             process=this_process(),

@@ -556,3 +556,32 @@ def test_a_point_says_that_it_was_resumed_only_where_it_was(start, kit):
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     points = read_points(points_file(ctx.folder, "sft"))
     assert points and not any("resumed" in point for point in points)
+
+
+def test_a_stage_costs_what_its_seconds_cost_and_a_hit_nothing_more(start, kit, home):
+    prices = {"prices": {"sft": 3600.0}, "currency": "EUR"}  # 1 EUR a second
+    with start(**prices) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    paid = load_status(home)
+    assert (
+        entry(home, "sft").cost == pytest.approx(entry(home, "sft").seconds, abs=0.05)
+        and entry(home, "ppo").cost is None
+    )
+    assert paid.cost == entry(home, "sft").cost > 0 and paid.currency == "EUR"
+    with start(**prices) as again:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
+    assert load_status(home).cost == 0
+    with start() as unpriced:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, unpriced)
+    assert load_status(home).cost is None
+
+
+def test_a_stage_that_fails_has_cost_its_seconds_too(start, kit, home, monkeypatch):
+    def fail(*_):
+        time.sleep(0.2)
+        raise UserError("no")
+
+    monkeypatch.setattr("tasks.execution.runner._obtain", fail)
+    with pytest.raises(UserError), start(prices={"sft": 3600.0}) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    assert 0.2 <= load_status(home).cost < 5
