@@ -234,6 +234,8 @@ def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_dig
     assert ppo is not None and ppo.work_pool_name == "gpu" and run.work_pool_name == "cpu"
     assert ppo.name.startswith("ppo for ") and "ppo 3/3" in log(client, ppo), "its progress can be followed"
     assert digests(stack.home) == undisturbed.result()
+    computed = load_status(stack.home).stage("ppo").computed
+    assert computed == {"ppo": pytest.approx(ppo.total_run_time.total_seconds())}, "what its worker computed is paid"
     names = {task.name: task.state_name for task in client.read_task_runs(flow_run_filter=_only(run))}
     assert {"validate", "sft", "reward", "ppo", "human_eval"} <= set(names)
     found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))

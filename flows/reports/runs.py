@@ -36,14 +36,17 @@ class ListedRun(NamedTuple):
     """`human_eval/win_rate` against SFT."""
     tags: Mapping[str, str]
     cost: float | None = None
-    """What its stages cost in this run, in `currency`."""
+    """What its stages cost in this run, in `currency`; None where they have no price."""
+    saved: float | None = None
+    """What computing its reused results again would have cost."""
     currency: str = ""
     imported: str = ""
     """When it was imported (ISO 8601, UTC); empty for a run of this home."""
 
     def as_json(self) -> dict[str, object]:
         """Return the fields; cost and currency only where it has a price, `imported` only where it was."""
-        left = {*(() if self.imported else ("imported",)), *(() if self.cost is not None else ("cost", "currency"))}
+        unpriced = ("cost", "saved", "currency") if self.cost is None else ()
+        left = {*unpriced, *(() if self.imported else ("imported",))}
         return {name: value for name, value in self._asdict().items() if name not in left}
 
 
@@ -61,7 +64,7 @@ def _listed(status: RunStatus) -> ListedRun:
     metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
     kl, win_rate = metrics.get("ppo/kl"), metrics.get("human_eval/win_rate")
     told = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
-    return ListedRun(*told, kl, win_rate, status.tags, status.cost, status.currency, status.imported)
+    return ListedRun(*told, kl, win_rate, status.tags, status.cost, status.saved, status.currency, status.imported)
 
 
 def selected(

@@ -40,28 +40,23 @@ def print_run(console: Console, status: RunStatus, simulated: bool) -> None:
 
 def markdown(status: RunStatus, simulated: bool, links: Mapping[str, Sequence[Link]] = MappingProxyType({})) -> str:
     """`status` as the Markdown page that is kept with the run: every metric and gate; `links` is as in `RunFacts`."""
-    linked = any(links.values())
+    linked, priced = any(links.values()), status.cost is not None
     lines = [
         f"# Run {words(status.run)}: {status.state}",
         "",
-        ", ".join(
-            [
-                *map(words, _called(status)),
-                f"profile {words(status.profile)}",
-                f"{status.seconds:.1f} s",
-                *_cost(status),
-            ]
-        )
-        + f"{', started by ' + words(status.user) if status.user else ''}.{' ' + SIMULATED if simulated else ''}"
+        ", ".join([*map(words, _called(status)), f"profile {words(status.profile)}", f"{status.seconds:.1f} s"])
+        + f"{', ' + cost(status, status.currency) if priced else ''}"
+        f"{', started by ' + words(status.user) if status.user else ''}.{' ' + SIMULATED if simulated else ''}"
         + f"{' ' + IMPORTED if status.imported else ''}",
         "",
         *([f"This run: {_pages(links[''])}", ""] if links.get("") else []),
-        f"| stage | state |{' pages |' if linked else ''} seconds | cached | artifact |",
-        f"|---|---|{'---|' if linked else ''}---:|---|---|",
+        f"| stage | state |{' pages |' if linked else ''} seconds |{' cost |' if priced else ''} cached | artifact |",
+        f"|---|---|{'---|' if linked else ''}---:|{'---:|' if priced else ''}---|---|",
     ]
     for stage in status.stages:
         pages = f" {_pages(links.get(stage.name, []))} |" if linked else ""
-        made = f"{stage.seconds:.1f} | {_cached(stage)} | `{stage.digest or ''}`"
+        paid = f" {cost(stage, status.currency)} |" if priced else ""
+        made = f"{stage.seconds:.1f} |{paid} {_cached(stage)} | `{stage.digest or ''}`"
         lines.append(f"| {words(stage.name)} | {stage.state} |{pages} {made} |")
     lines += ["", "## Gates", "", "| gate | outcome | metric | value | rule |", "|---|---|---|---:|---|"]
     for gate in (gate for stage in status.stages for gate in stage.gates):
@@ -78,8 +73,9 @@ def _pages(links: Sequence[Link]) -> str:
 
 
 def _stage_table(status: RunStatus) -> Table:
-    title = cell(", ".join([*_called(status), status.profile, f"{status.seconds:.0f} s", *_cost(status)]))
     priced = status.cost is not None
+    paid = [cost(status, status.currency)] if priced else []
+    title = cell(", ".join([*_called(status), status.profile, f"{status.seconds:.0f} s", *paid]))
     names = ("stage", "state", "seconds", *(["cost"] if priced else []), "cached")
     columns = (*_columns(*names), Column("main metrics", overflow="fold"))
     table = Table(*columns, title=title, title_justify="left", pad_edge=False, box=None)
@@ -87,19 +83,22 @@ def _stage_table(status: RunStatus) -> Table:
         shown = brief_metrics(stage.name, stage.metrics)
         metrics = Text("  ".join(f"{line(name.partition('/')[2])} {number(stage.metrics[name])}" for name in shown))
         state = cell(stage.state, STYLES[stage.state])
-        cost = [price(stage.cost, status.currency)] if priced else []
-        table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", *cost, _cached(stage), metrics)
+        paid = [cost(stage, status.currency)] if priced else []
+        table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", *paid, _cached(stage), metrics)
     return table
 
 
-def price(cost: float | None, currency: str) -> str:
-    """A cost as people read it, as `0.42 USD`; empty where there is none."""
-    return "" if cost is None else f"{cost:,.2f} {currency}" if cost >= 0.01 or not cost else f"{cost:.2g} {currency}"
+def price(amount: float | None, currency: str) -> str:
+    """An amount of money as people read it, as `0.42 USD`; empty where there is none."""
+    if amount is None:
+        return ""
+    return f"{amount:,.2f} {currency}" if amount >= 0.01 or not amount else f"{amount:.2g} {currency}"
 
 
-def _cost(status: RunStatus) -> list[str]:
-    """What a run cost, if that is known."""
-    return [price(status.cost, status.currency)] if status.cost is not None else []
+def cost(of: RunStatus | StageStatus, currency: str) -> str:
+    """What a run or a stage cost and what its reused results saved, as `0.42 USD, saved 1.10 USD`; empty if unknown."""
+    saved = f"saved {price(of.saved, currency)}" if of.saved else ""
+    return ", ".join(each for each in (price(of.cost, currency) if of.cost or not saved else "", saved) if each)
 
 
 def _called(status: RunStatus) -> list[str]:

@@ -154,7 +154,7 @@ class RunContext:
         """
         if lost := getattr(self.console, "lost", ""):
             raise Interrupted(signal.SIGPIPE, f"what it prints can't be written ({lost})")
-        self.status.begin(stage)
+        self.status.begin(stage, self.pools.get(stage, ""), self.prices.get(stage))
         if tracker := self.tracker():
             tracker.nudge()
 

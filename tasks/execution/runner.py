@@ -6,7 +6,6 @@ Nothing here imports torch or MLflow before a stage needs them: a hit must cost 
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
 
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
@@ -50,12 +49,12 @@ def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> Sta
     except BaseException as error:
         # What isn't an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
         state: State = "failed" if isinstance(error, Exception) else "interrupted"
-        # On a pool it may have waited for a place until now, which costs nothing; what it computed there is not known.
-        took = 0.0 if stage.shown in ctx.pools else time.time() - began
-        ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began, **_cost(stage, ctx, took))
+        if stage.shown not in ctx.pools:  # a pool's worker has its own clock (`dispatch`)
+            ctx.status.add_computed(stage.shown, stage.name, time.time() - began)
+        ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began)
         raise
-    took = result.record.seconds if stage.shown in ctx.pools else time.time() - began
-    _end(result, ctx, spent + time.time() - began, 0.0 if result.cached else took)
+    _count(result, ctx, time.time() - began)
+    _end(result, ctx, spent + time.time() - began)
     failure = judging.failure(stage.shown, result.verdicts)
     if failure is not None:
         raise GateFailed(f"{failure}. The artifact is kept ({result.digest[:12]}); nothing downstream starts.")
@@ -116,7 +115,10 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
             def page(address: str) -> None:
                 ctx.status.update(stage.shown, prefect=address)
 
-            record = dispatch(work, pool, ctx.store, show, ctx.say, refresh, page)
+            def computed(seconds: float) -> None:
+                ctx.status.add_computed(stage.shown, stage.name, seconds)
+
+            record = dispatch(work, pool, ctx.store, show, ctx.say, refresh, page, computed)
     _say_if_different(record, ctx)
     return _result(stage, record, inputs, ctx, False, started)
 
@@ -175,16 +177,20 @@ def _record(result: StageResult, ctx: RunContext) -> None:
     write_done(ctx.folder, Done.of(result, ctx.folder, files))
 
 
-def _cost(stage: Stage, ctx: RunContext, seconds: float) -> dict[str, Any]:
-    """What a stage has cost with `seconds` more of computing, for the status; nothing where it has no price."""
-    price = ctx.prices.get(stage.shown)
-    if price is None:
-        return {}
-    return {"cost": (ctx.status.stage(stage.shown).cost or 0.0) + seconds / 3600 * price}
+def _count(result: StageResult, ctx: RunContext, seconds: float) -> None:
+    """Write down for how long a (sub-)stage was computed, of the `seconds` that it took, or what its reuse saved."""
+    stage, record = result.stage, result.record
+    known, pool = ctx.status.stage(stage.shown), stage.shown in ctx.pools
+    if record.run != ctx.run:
+        ctx.status.update(stage.shown, reused={**known.reused, stage.name: record.seconds})
+    elif not pool and not result.cached:
+        ctx.status.add_computed(stage.shown, stage.name, seconds)
+    elif pool and stage.name not in known.computed:  # computed for this run, which died before the worker was done
+        ctx.status.add_computed(stage.shown, stage.name, record.seconds)
 
 
-def _end(result: StageResult, ctx: RunContext, seconds: float, computed: float) -> None:
-    """Write the stage's state down and say it; of the `seconds` in all, `computed` more were computed just now."""
+def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
+    """Write the stage's state down and say it."""
     shown, record = result.name, result.record
     fields = {
         "seconds": seconds,
@@ -194,7 +200,6 @@ def _end(result: StageResult, ctx: RunContext, seconds: float, computed: float) 
         "metrics": {**ctx.status.stage(shown).metrics, **finite(record.metrics)},
         "gates": result.verdicts,
         "parts": _parts(result.stage, ctx, record.key, record.digest),
-        **_cost(result.stage, ctx, computed),
     }
     if not result.stage.final:
         ctx.status.update(shown, **fields)

@@ -231,5 +231,8 @@ def test_a_stage_has_the_price_of_its_pool_else_of_its_device_and_prices_are_in_
     config = load_config("tiny", [parse_override(each) for each in priced])
     assert config.hourly_prices == {"validate": 0.1, "sft": 0.1, "reward": 3, "ppo": 2, "human_eval": 0.1}
     assert load_config("tiny").hourly_prices == {}
+    plain = load_config("tiny", [parse_override(each) for each in priced if not each.startswith("prices")])
+    for stage in STAGES.values():
+        assert config.stage_job(stage) == plain.stage_job(stage), "a price would compute everything anew"
     with pytest.raises(UserError, match=r"prices\.hour\.cpu"):
         load_config("tiny", [parse_override("prices.hour.cpu=-1")])
