@@ -342,6 +342,10 @@ def deploy(
     pool: Annotated[
         list[str] | None, typer.Option(metavar="POOL", help="A further pool that may compute stages.")
     ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="QUEUE", help="The queue of its runs, as high (default: as it was before; default)."),
+    ] = None,
     alert: Annotated[
         str | None,
         typer.Option(
@@ -373,7 +377,7 @@ def deploy(
     if alert is not None:
         check_address(alert)  # before anything is registered
     schedule = None if cron is None else Schedule(cron, timezone, active)
-    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule)
+    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule, queue)
     lines += _alerts(alert, no_alert)
     echo("\n".join(describe(done) + lines))
 
