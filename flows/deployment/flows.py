@@ -4,7 +4,6 @@
 that is tried again takes up the run of ours that it began.
 """
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -24,12 +23,13 @@ from flows import launch
 from flows.config.run_config import RunConfig
 from flows.deployment import form
 from flows.environment import check_packages, prepare_environment, tether_home
+from tasks.execution import logs
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
 from tasks.prefect_flow.alive import saying_that_it_lives
 from tasks.prefect_flow.stages import Outcome, unless_gone
 from tasks.runs.journal import REPORT
-from tasks.stages import StageName
+from tasks.stages import STAGES, StageName
 
 T = TypeVar("T")
 
@@ -111,6 +111,7 @@ def compute(order: Order) -> State[Any]:
 
     def work(home: Path, console: Console) -> str:
         store = ArtifactStore(home)
+        logs.bind(run=order.run, stage=STAGES[order.stage].shown)
         say(console, f"{order.stage} for run {order.run}: reading and writing {store.place.where}")
         with StageProgress(console, order.stage) as progress:
             record = receive(order, store, progress.show, lambda text: say(console, text))
@@ -183,7 +184,7 @@ def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lamb
         logger = get_run_logger()
         try:
             with saying_that_it_lives(str(runtime.flow_run.id)):
-                return call(home, Console(file=_LogLines(logger.info), width=200))
+                return call(home, Console(file=logs.LogLines(logger.info), width=200))
         except TetherError:
             raise
         except Exception as error:
@@ -194,18 +195,3 @@ def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lamb
 
     home = tether_home()
     return Outcome[T]().capture(in_this_environment, name)
-
-
-class _LogLines(io.StringIO):
-    """A text file of which each line is logged."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        super().__init__()
-        self._log = log
-        self._rest = ""
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in filter(None, lines):
-            self._log(line)
-        return len(text)

@@ -18,7 +18,7 @@ from components.keys.fingerprint import ROOT
 from components.store.retention import remove_finished_work
 from components.store.store import ArtifactStore, Record
 from components.training.stopping import Interrupted
-from tasks.execution import progress
+from tasks.execution import logs, progress
 from tasks.execution.attempts import Attempts
 from tasks.result import StageResult, State
 from tasks.runs.config import run_values, write_values
@@ -59,7 +59,7 @@ class RunContext:
     root: Path = ROOT
     """Where our packages are."""
     track: bool = True
-    console: Console = field(default_factory=progress.Output)
+    console: Console = field(default_factory=progress.output)
     results: dict[str, StageResult] = field(default_factory=dict)
     """What each (sub-)stage gave so far, those that a gate stopped included."""
     at_end: "Callable[[RunContext], None] | None" = None
@@ -69,6 +69,9 @@ class RunContext:
     flow_run: str = ""
     """The id of the Prefect flow run that has the run's pages; none on an embedded server, which ends with the run."""
     _tracker: Tracker | None = None
+
+    def __post_init__(self) -> None:
+        logs.bind(run=self.run, flow_run=self.flow_run or None)
 
     @classmethod
     def start(

@@ -14,7 +14,7 @@ from components.gates import judging
 from components.gates import text as gate_text
 from components.keys.changes import KeyParts
 from components.store.store import Record
-from tasks.execution import explanation
+from tasks.execution import explanation, logs
 from tasks.execution.attempts import through_breakdowns
 from tasks.execution.computing import Show, Work, compute_once, look_up
 from tasks.execution.context import RunContext
@@ -38,6 +38,11 @@ def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> Sta
         GateFailed: a gate stops the run; the artifact is kept.
         UserError: the user's mistake, as the stage says it.
     """
+    with logs.of_stage(stage.shown):
+        return _run_stage(stage, job, given, ctx)
+
+
+def _run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult:
     inputs = as_inputs(given)
     began = time.time()
     spent = ctx.status.stage(stage.shown).seconds
