@@ -28,7 +28,7 @@ from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
 from tasks.prefect_flow.alive import saying_that_it_lives
 from tasks.prefect_flow.stages import Outcome, unless_gone
-from tasks.runs.journal import REPORT
+from tasks.runs.journal import REPORT, current_user
 from tasks.stages import STAGES, StageName
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ def rlhf(
     name: str | None = None,
     note: str | None = None,
     tags: list[str] = [],  # noqa: B006
+    started_by: str | None = None,
     waive: list[str] = [],  # noqa: B006
     because: str | None = None,
     waived_by: str | None = None,
@@ -65,6 +66,7 @@ def rlhf(
         name: What to call the run.
         note: What to know of it, in a line. It is kept as the tag "note".
         tags: Each KEY=VALUE or KEY.
+        started_by: Your name, for the record of the run: the server knows no users.
         waive: Gates that may fail in this run. Say why, and who you are, in the next two fields.
         because: Why they are waived. It is recorded.
         waived_by: Your name. It is recorded with the waivers.
@@ -85,6 +87,7 @@ def rlhf(
             "refresh": refresh,
             "flow_run": flow_run,
             "label": form.label(name, note, tags),
+            "user": form.person("started_by", started_by, starter(flow_run)),
         }
         if from_stage is None:
             begun = launch.new_run(home, profile, asked.resolved(), **options)
@@ -100,9 +103,15 @@ def rlhf(
 def human_eval(
     sheet: Annotated[str, Field(description="Path of the filled rating sheet (CSV or JSONL), as the worker sees it.")],
     run: Annotated[str | None, Field(description="The run that awaits these labels; empty: the newest.")] = None,
+    scored_by: Annotated[str | None, Field(description="Your name, for the record of the score.")] = None,
 ) -> State[Any]:
     """People's labels, scored; they finish a run that awaits them."""
-    return _run(lambda home: launch.scoring(home, run, Path(sheet)))
+
+    def begin(home: Path) -> launch.Launch:
+        user = form.person("scored_by", scored_by, starter(str(runtime.flow_run.id)))
+        return launch.scoring(home, run, Path(sheet), user=user)
+
+    return _run(begin)
 
 
 @flow(name=FLOW, flow_run_name="{order.stage} for {order.run}", retries=0, persist_result=False)
@@ -149,6 +158,13 @@ def _call_flow_run(flow_run: str, name: str) -> None:
             client.update_flow_run(UUID(flow_run), name=name)
 
     unless_gone(call)
+
+
+def starter(flow_run: str) -> str:
+    """Who ordered a flow run, as far as that is known: its schedule, else somebody, of whom only the worker is."""
+    with get_client(sync_client=True) as client:
+        by_schedule = client.read_flow_run(UUID(flow_run)).auto_scheduled
+    return "its schedule" if by_schedule else f"{current_user()} (a worker)"
 
 
 def pool_of(flow_run: str) -> str | None:

@@ -172,10 +172,11 @@ def _made_of(facts: ModelFacts) -> Iterator[str]:
         f"|---|---|---|---|---|{'---:|' if priced else ''}",
     )  # fmt: skip
     for record in facts.made:
+        by = f" by {words(facts.users[record.run])}" if record.run in facts.users else ""
         seed, code = str(record.job.get("seed", "")), code_name(record.environment.get("code", {}))
         cost = f" {words(_money(facts.costs.get(record.digest, {}))) or 'not known'} |" if priced else ""
         yield (
-            f"| {words(record.stage)} | {span(record.digest[:16])} | run {words(record.run)}, "
+            f"| {words(record.stage)} | {span(record.digest[:16])} | run {words(record.run)}{by}, "
             f"{words(record.started[:19])} UTC{', imported' if record.imported else ''} "
             f"| {words(seed)} | {words(code)} |{cost}"
         )

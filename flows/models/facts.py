@@ -52,6 +52,8 @@ class ModelFacts(NamedTuple):
     """Its registered versions, where the registry was asked."""
     promoted: Mapping[str, str] | None
     """Who made it champion: `{by, at, run, judges}`."""
+    users: Mapping[str, str]
+    """Who started each run that computed a part of it, as far as they are here."""
     costs: Mapping[str, Mapping[str, float]]
     """Digest of what it was made of to what its computing cost, by currency, as far as runs here say so."""
 
@@ -214,6 +216,7 @@ def _gather(
         waivers=[] if status is None else status.waivers,
         versions=own,
         promoted=promoted,
+        users={run: each.user for run, each in computed_in.items() if each.user},
         costs={each.digest: cost for each in made if (cost := _cost(each, computed_in.get(each.run)))},
     )
 

@@ -35,7 +35,8 @@ def print_run(console: Console, status: RunStatus, simulated: bool) -> None:
         console.print(SIMULATED, style="dim")
     if status.imported:
         console.print(IMPORTED, style="yellow", highlight=False)
-    console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), highlight=False)
+    by = [cell(f"started by {status.user}", "dim")] if status.user else []
+    console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), *by, highlight=False)
 
 
 def markdown(status: RunStatus, simulated: bool, links: Mapping[str, Sequence[Link]] = MappingProxyType({})) -> str:
@@ -57,10 +58,12 @@ def markdown(status: RunStatus, simulated: bool, links: Mapping[str, Sequence[Li
         pages = f" {_pages(links.get(stage.name, []))} |" if linked else ""
         paid = f" {cost(stage, status.currency)} |" if priced else ""
         made = f"{stage.seconds:.1f} |{paid} {_cached(stage)} | `{stage.digest or ''}`"
-        lines.append(f"| {words(stage.name)} | {stage.state} |{pages} {made} |")
+        by = words(by_another(stage, status))
+        lines.append(f"| {words(stage.name)} | {stage.state}{by and f' {by}'} |{pages} {made} |")
     lines += ["", "## Gates", "", "| gate | outcome | metric | value | rule |", "|---|---|---|---:|---|"]
     for gate in (gate for stage in status.stages for gate in stage.gates):
-        named = f"| {words(gate.name)} | {outcome(gate)} | {words(gate.metric)} |"
+        by = f" by {words(gate.user)}: {words(gate.reason or '')}" if gate.waived and gate.user else ""
+        named = f"| {words(gate.name)} | {outcome(gate)}{by} | {words(gate.metric)} |"
         lines.append(f"{named} {number(gate.value)} | {rule(gate)} |")
     lines += ["", "## Metrics", "", "| metric | value |", "|---|---:|"]
     for stage in status.stages:
@@ -82,10 +85,15 @@ def _stage_table(status: RunStatus) -> Table:
     for stage in status.stages:
         shown = brief_metrics(stage.name, stage.metrics)
         metrics = Text("  ".join(f"{line(name.partition('/')[2])} {number(stage.metrics[name])}" for name in shown))
-        state = cell(stage.state, STYLES[stage.state])
+        state = cell(f"{stage.state}{by_another(stage, status)}", STYLES[stage.state])
         paid = [cost(stage, status.currency)] if priced else []
         table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", *paid, _cached(stage), metrics)
     return table
+
+
+def by_another(stage: StageStatus, status: RunStatus) -> str:
+    """Who had a stage computed or scored, as ` by ada`, where that is not who started the run; else empty."""
+    return f" by {stage.user}" if stage.user and stage.user != status.user else ""
 
 
 def price(amount: float | None, currency: str) -> str:
@@ -110,7 +118,8 @@ def _gate_table(gates: Sequence[Verdict]) -> Table:
     table = Table(*_columns("gate", "value", "rule", ""), pad_edge=False, box=None)
     for gate in gates:
         word = outcome(gate)
-        table.add_row(cell(gate.name), number(gate.value), cell(rule(gate)), cell(word, _OUTCOMES[word]))
+        by = f" by {gate.user}" if gate.waived and gate.user else ""
+        table.add_row(cell(gate.name), number(gate.value), cell(rule(gate)), cell(f"{word}{by}", _OUTCOMES[word]))
     return table
 
 

@@ -179,7 +179,7 @@ def _all_hits(shown: str, ctx: RunContext) -> bool:
 def _record(result: StageResult, ctx: RunContext) -> None:
     own = result.record.attachments if result.record.run == ctx.run else ()
     files = {name: path for name in own if (path := ctx.store.attachment(result.record, name)) is not None}
-    write_done(ctx.folder, Done.of(result, ctx.folder, files))
+    write_done(ctx.folder, Done.of(result, ctx.folder, files, ctx.user))
 
 
 def _count(result: StageResult, ctx: RunContext, seconds: float) -> None:

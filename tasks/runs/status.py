@@ -80,6 +80,8 @@ class StageStatus(BaseModel):
     cached: bool = False
     key: str | None = None
     digest: str | None = None
+    user: str = ""
+    """Who had it computed, or scored, in this run."""
     mlflow_run: str | None = None
     """The id of its MLflow run; None until MLflow has it."""
     prefect: str = ""
@@ -254,14 +256,14 @@ class StatusFile:
     @classmethod
     def start(
         cls, folder: Path, run: str, profile: str, stages: Sequence[str], origin: Mapping[str, str] | None = None,
-        label: Label = UNNAMED, currency: str = "",
+        label: Label = UNNAMED, currency: str = "", user: str | None = None,
     ) -> "StatusFile":  # fmt: skip
-        """Begin a new run: every stage `not_run`. `origin` and `currency` are as in `RunFile`."""
+        """Begin a new run: every stage `not_run`. The rest is as in `RunFile`; `user` None is who runs this process."""
         document = RunFile(
             run=run,
             name=label.name,
             tags=dict(label.tags),
-            user=current_user(),
+            user=user or current_user(),
             profile=profile,
             currency=currency,
             started=_now(),
@@ -313,10 +315,10 @@ class StatusFile:
             self._document.prefect = address
             self._write()
 
-    def begin(self, name: str, pool: str = "", price: float | None = None) -> None:
-        """Write that a stage begins, or is taken up again; `pool` and `price` are as in `StageStatus`."""
+    def begin(self, name: str, pool: str = "", price: float | None = None, user: str = "") -> None:
+        """Write that a stage begins, or is taken up again; the rest is as in `StageStatus`."""
         now, started = time.time(), self.stage(name).started
-        self.update(name, state="running", began=now, started=started or now, pool=pool, price=price)
+        self.update(name, state="running", began=now, started=started or now, pool=pool, price=price, user=user)
 
     def add_computed(self, name: str, part: str, seconds: float) -> None:
         """Write that the (sub-)stage `part` of the stage `name` has computed for `seconds` more."""

@@ -19,7 +19,7 @@ from flows.models.card import card
 from flows.models.card_metrics import measured
 from flows.models.facts import facts_of_run
 from tasks.result import Input
-from tasks.runs.journal import read_done, write_done
+from tasks.runs.journal import current_user, read_done, write_done
 from tasks.tracking.registry import Version
 
 RUN = "20261122-030000-abcd"
@@ -53,7 +53,9 @@ def test_a_policys_card_says_all_that_is_known_of_it(make_home: Any) -> None:
     home = make_home("ppo.clip_range=0.1", "gates.reward.invariance=-1", waivers=[waiver])
     text = of(home, "ppo")
     for stage in ("validate", "sft", "reward", "ppo"):
-        assert f"| {stage} | `{home.records[stage].digest[:16]}` | run {RUN}, 2026-11-22T03:0" in text
+        assert (
+            f"| {stage} | `{home.records[stage].digest[:16]}` | run {RUN} by {current_user()}, 2026-11-22T03:0" in text
+        )
     assert "| `ppo.clip_range` | 0.1 | 0.2 |" in text
     assert "held-out accuracy (`reward/accuracy`) | 0.75 | 0.7 to 0.8 | 300 pairs |" in text
     assert "(`reward/ece`) | 0.031 |  | 300 pairs |" in text and "would be below 0.044" in text

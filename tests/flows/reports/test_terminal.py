@@ -59,6 +59,17 @@ def test_costs_and_what_reuse_saved_are_shown_where_there_is_a_price_and_nowhere
     assert price(0.000123, "EUR") == "0.00012 EUR" and price(0, "EUR") == "0.00 EUR" and price(None, "EUR") == ""
 
 
+def test_who_started_waived_and_scored_is_said_where_people_look() -> None:
+    waived = GATE.model_copy(update={"waived": True, "user": "bob", "reason": "a|trial"})
+    ppo = PPO.model_copy(update={"gates": [waived], "user": "ada"})
+    scored = StageStatus(name="human_eval", state="passed", user="eve")
+    status = STATUS.model_copy(update={"user": "ada", "stages": [ppo, scored]})
+    text, page = printed(False, status), markdown(status, False)
+    assert "run r1: gate_failed started by ada" in text and "started by ada" in page
+    assert "passed by eve" in text and "| human_eval | passed by eve |" in page and "gate_failed by" not in page
+    assert "WAIVED by bob" in text and "WAIVED by bob: a\\|trial |" in page
+
+
 def test_a_run_is_shown_with_its_name_and_tags_as_they_are() -> None:
     called = {"name": "night [b]one", "tags": {"seed": "1", "baseline": ""}, "user": "ada"}
     named = STATUS.model_copy(update=called)

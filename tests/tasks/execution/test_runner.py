@@ -574,6 +574,18 @@ def test_a_stage_costs_what_its_seconds_cost_and_a_hit_nothing_more(start, kit, 
     assert load_status(home).cost is None and "cost" not in json.dumps(load_status(home).as_json())
 
 
+def test_who_takes_a_run_up_is_on_record_for_the_stages_that_this_computes(start, kit, home):
+    """Whose run it is stays; who scores people's labels in it may be another person, and promotes by that."""
+    with start(user="ada", run="one") as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    options = {"root": ctx.root, "track": False, "user": "eve"}
+    with RunContext.resume(home, "one", kit.thresholds(), **options) as again:
+        run_stage(kit.toy("human_eval"), kit.ToyJob(value=2), {}, again)
+    assert load_status(home, "one").user == "ada"
+    assert (entry(home, "sft").user, entry(home, "human_eval").user) == ("ada", "eve")
+    assert {each.shown: each.user for each in read_done(ctx.folder)} == {"sft": "ada", "human_eval": "eve"}
+
+
 def test_a_stage_that_fails_has_cost_its_seconds_too(start, kit, home, monkeypatch):
     def fail(*_):
         time.sleep(0.2)
