@@ -88,6 +88,7 @@ class Stack:
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
             "CUDA_VISIBLE_DEVICES": "7",
+            "TETHER_LOG_FORMAT": "json",
         }
         self.api = f"http://127.0.0.1:{self.ports['4200']}/api"
 
@@ -234,6 +235,15 @@ def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_dig
     assert ppo is not None and ppo.work_pool_name == "gpu" and run.work_pool_name == "cpu"
     assert ppo.name.startswith("ppo for ") and "ppo 3/3" in log(client, ppo), "its progress can be followed"
     assert digests(stack.home) == undisturbed.result()
+    computed = load_status(stack.home).stage("ppo").computed
+    assert computed == {"ppo": pytest.approx(ppo.total_run_time.total_seconds())}, "what its worker computed is paid"
+    lines = (stack.home / "worker-gpu-7.log").read_text().splitlines()
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    plain = [line for line in lines if line and not line.startswith("{")]
+    assert [line for line in plain if not line.startswith("Worker 'ProcessWorker")] == [], "Prefect's greeting alone"
+    of_ppo = [each for each in logged if each["stage"] == "ppo"]
+    assert {(each["run"], each["flow_run"]) for each in of_ppo} == {(load_status(stack.home).run, str(ppo.id))}
+    assert all(each["worker"] for each in of_ppo) and any("ppo 3/3" in each["message"] for each in of_ppo)
     names = {task.name: task.state_name for task in client.read_task_runs(flow_run_filter=_only(run))}
     assert {"validate", "sft", "reward", "ppo", "human_eval"} <= set(names)
     found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))

@@ -1,5 +1,6 @@
 """Secrets in every variable, URL and option that take one: nothing that is printed or written holds them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,13 +34,18 @@ def test_a_run_and_what_is_asked_of_it_later_say_and_store_no_secret(
 ) -> None:
     home = tmp_path / "home"
     calls = (
-        "run tiny", "run tiny", "status", "status --json", "explain", "runs", "report", "sync --wait 0", "doctor",
+        "run tiny", "status", "status --json", "explain", "runs", "report", "sync --wait 0", "doctor",
         "store gc", "lineage ppo", "deploy tiny", "promote x-policy/1", "card x/1",
     )  # fmt: skip
     said = {call: tether(*call.split(), home=home, **variables) for call in calls}
     assert {call: said[call].returncode for call in ("run tiny", "status", "runs", "deploy tiny")} == dict.fromkeys(
         ("run tiny", "status", "runs", "deploy tiny"), 0
     ), said
+    # The second run, all hits, says in JSON that MLflow is away.
+    said["run tiny as JSON"] = logged = tether("run", "tiny", home=home, TETHER_LOG_FORMAT="json", **variables)
+    lines = [json.loads(line) for line in logged.stderr.splitlines()]
+    assert {line["stage"] for line in lines} >= {"validate", "sft", "reward", "ppo", "human_eval"}
+    assert len({line["run"] for line in lines if line["stage"]}) == 1 and "report: " in logged.stdout
     assert [call for call, done in said.items() if SECRET in done.stdout + done.stderr] == []
     assert "127.0.0.1:9" in said["doctor"].stdout + said["doctor"].stderr, "the rest of the address is shown"
     assert holders(home, *tmp_path_factory.getbasetemp().glob("prefect*")) == []

@@ -17,12 +17,18 @@ from pathlib import Path
 import pytest
 
 from components.store.url import UrlPlace
+from flows.models.promotion import demoted, promoted
 from flows.stack.checks import Refused, request, s3_files
 from flows.stack.parts import part_names
 from flows.stack.secrets import ROLES, exports
 from flows.stack.state import runs
+from tasks.runs.journal import current_user
+from tasks.tracking.promotion import champion_terms
+from tasks.tracking.registry import versions
 from tests.servers import clean_environment
 from tests.stack import PLANTED, ROOT, Running, leaks, listens, other_addresses, started
+
+ACCESS = Path(__file__).parents[1] / "docs" / "operations" / "access.md"
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
@@ -103,6 +109,37 @@ def test_the_pages_commands_deploy_a_run_that_keeps_results_facts_and_states_in_
     experiments = [each["experiment_id"] for each in running.mlflow("experiments/search?max_results=9")["experiments"]]
     found = running.mlflow("runs/search", {"experiment_ids": experiments, "max_results": 100})["runs"]
     assert sum(each["info"]["status"] == "FINISHED" for each in found) >= 6, "the pipeline's and its five stages'"
+
+
+def test_who_may_only_read_is_refused_a_promotion_and_who_may_has_the_name_on_record(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the commands of docs/operations/access.md. The run above has made its policy champion."""
+    people = {"reader": "liest-nur-4711", "promoter": "darf-mehr-4711"}
+    for name, value in exports(running.stack, PLANTED).items():
+        monkeypatch.setenv(name, value)
+
+    def be(user: str) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", people[user])
+
+    (commands,) = re.findall(r"```sh\n(.*?)```", ACCESS.read_text(), re.S)
+    for placeholder, password in {"ADMINS-PASSWORD": PLANTED["mlflow_admin"], "A-LONG-PASSWORD": people["reader"],
+                                  "ANOTHER-PASSWORD": people["promoter"]}.items():  # fmt: skip
+        commands = commands.replace(placeholder, password)
+    subprocess.run(["bash", "-e", "-o", "pipefail", "-c", commands], cwd=running.stack.folder, check=True)
+    be("promoter")
+    assert "is demoted: a trial" in demoted(running.home, "tether-policy/1", current_user(), "a trial")
+    refused = running.client("promote", "tether-policy/1", MLFLOW_TRACKING_USERNAME="reader",
+                             MLFLOW_TRACKING_PASSWORD=people["reader"], TETHER_HOME=str(running.home))  # fmt: skip
+    assert refused.returncode == 2 and refused.stderr.count(b"\n") == 1, refused.stderr.decode()
+    assert b"promote tether-policy/1: MLflow does not let the user reader do that (403)." in refused.stderr
+    assert promoted(running.home, "tether-policy/1", current_user(), "") == "tether-policy/1 is champion now."
+    (found,) = [each for each in versions(running.home) if each.name == "tether-policy"]
+    assert found.promoted is not None and found.promoted["by"].endswith(" as promoter")
+    first, second = champion_terms(found.tags)
+    assert first["by"].endswith(" as tether (a worker)") and first["ended_by"] == second["by"] == found.promoted["by"]
+    assert "reader" not in str(found.tags)
 
 
 @pytest.mark.parametrize("name", ["prefect_api", "mlflow_tether", "s3_tether", "prefect"])

@@ -342,6 +342,10 @@ def deploy(
     pool: Annotated[
         list[str] | None, typer.Option(metavar="POOL", help="A further pool that may compute stages.")
     ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="QUEUE", help="The queue of its runs, as high (default: as it was before; default)."),
+    ] = None,
     alert: Annotated[
         str | None,
         typer.Option(
@@ -373,7 +377,7 @@ def deploy(
     if alert is not None:
         check_address(alert)  # before anything is registered
     schedule = None if cron is None else Schedule(cron, timezone, active)
-    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule)
+    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule, queue)
     lines += _alerts(alert, no_alert)
     echo("\n".join(describe(done) + lines))
 
@@ -425,10 +429,12 @@ def serve(
     """Work for Prefect's pools on this machine, until Ctrl-C."""
     from flows.config.run_config import CPU_POOL, GPU_POOL
     from flows.deployment.servers import CPU_RUNS, serve_pools
+    from tasks.execution import logs
 
     _need_server("with PREFECT_API_URL")
     pools = pool or [CPU_POOL, GPU_POOL]
-    serve_pools(tether_home(), {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}, echo)
+    say = logs.logger.info if logs.as_json() else echo
+    serve_pools(tether_home(), {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}, say)
 
 
 @command(app, "metrics")
@@ -473,6 +479,8 @@ def _go(launch: "Launch") -> None:
     """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
     from flows.launch import compute, is_simulated
     from flows.reports.terminal import print_run
+    from tasks.execution.logs import as_json
+    from tasks.execution.progress import Output
     from tasks.runs.journal import REPORT
     from tasks.runs.status import load_status
 
@@ -482,7 +490,8 @@ def _go(launch: "Launch") -> None:
     except GateFailed as error:
         failed = error
     document = load_status(ctx.home, ctx.run)
-    print_run(ctx.console, document, is_simulated(ctx.home, ctx.run))
+    # Where log lines are JSON the console is the log; the result is for standard output all the same.
+    print_run(Output() if as_json() else ctx.console, document, is_simulated(ctx.home, ctx.run))
     echo(f"report: {ctx.folder / REPORT}")
     if all(stage.cached for stage in document.stages if stage.state != "not_run"):
         echo("Nothing was computed: every stage was found in the store.")

@@ -1,6 +1,7 @@
 """A command whose errors become an exit code and one paragraph."""
 
 import functools
+import os
 import signal
 import traceback
 from collections.abc import Callable
@@ -20,8 +21,26 @@ SIGNALLED = 128
 
 
 def echo(message: object, nl: bool = True, err: bool = False) -> None:
-    """Print as `typer.echo` does; what could command the terminal is shown instead, whoever wrote it."""
+    """Print as `typer.echo` does; what could command the terminal is shown instead, whoever wrote it.
+
+    What is for standard error is a log line where those are JSON.
+    """
+    if err and _logs_json():
+        from tasks.execution import logs
+
+        logs.logger.error("%s", str(message).strip())
+        return
     typer.echo(plain(str(message)), nl=nl, err=err)
+
+
+def _logs_json() -> bool:
+    """Whether log lines are JSON, and ready to be written; nothing is raised for a format that there is not."""
+    if os.environ.get("TETHER_LOG_FORMAT") != "json":
+        return False
+    from tasks.execution import logs
+
+    logs.install()
+    return True
 
 
 def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -59,6 +78,11 @@ def _fail(error: BaseException) -> NoReturn:
     if isinstance(error, TetherError):
         echo(f"tether: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(error.exit_code) from None
+    if _logs_json():
+        from tasks.execution import logs
+
+        logs.logger.critical("this is a mistake of Tether's, not yours: %s", error, exc_info=error)
+        raise typer.Exit(1) from None
     echo(redacted("".join(traceback.format_exception(error))), nl=False, err=True)
     echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
     raise typer.Exit(1) from None

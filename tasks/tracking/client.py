@@ -3,6 +3,8 @@
 import fcntl
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,28 @@ def check_access(home: Path) -> None:
         raise
     except Exception as error:  # whatever MLflow and its transports raise
         logger.debug("MLflow: %s", in_short(error))
+
+
+@contextmanager
+def permitted(action: str) -> Iterator[None]:
+    """Have an error of the block that says that MLflow's user may not do `action` name both.
+
+    Raises:
+        UserError: the server refuses it; and whatever else the block raises.
+    """
+    try:
+        yield
+    except Exception as error:
+        from mlflow.exceptions import MlflowException
+
+        if not isinstance(error, MlflowException) or error.get_http_status_code() != 403:
+            raise
+        user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+        raise UserError(
+            f"{action}: MLflow does not let {f'the user {user}' if user else 'us'} do that (403). Have MANAGE on the "
+            "registered model granted (docs/operations/access.md), or set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD to those of a user who has it; then call it again."
+        ) from error
 
 
 def _refused(error: Exception) -> str | None:

@@ -223,3 +223,16 @@ def test_every_options_pattern_is_one_that_prefects_form_takes() -> None:
     schema = RunConfig.model_json_schema()
     patterns = re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', json.dumps(schema))
     assert patterns and [re.compile(json.loads(pattern)) for pattern in patterns]
+
+
+def test_a_stage_has_the_price_of_its_pool_else_of_its_device_and_prices_are_in_no_key():
+    priced = ["prices.hour.cpu=0.1", "prices.hour.gpu=2", "prices.hour.cuda=3", "runtime.device=cpu", "runners.ppo=gpu",
+              "runners.reward={pool: big, runtime: {device: cuda}}"]  # fmt: skip
+    config = load_config("tiny", [parse_override(each) for each in priced])
+    assert config.hourly_prices == {"validate": 0.1, "sft": 0.1, "reward": 3, "ppo": 2, "human_eval": 0.1}
+    assert load_config("tiny").hourly_prices == {}
+    plain = load_config("tiny", [parse_override(each) for each in priced if not each.startswith("prices")])
+    for stage in STAGES.values():
+        assert config.stage_job(stage) == plain.stage_job(stage), "a price would compute everything anew"
+    with pytest.raises(UserError, match=r"prices\.hour\.cpu"):
+        load_config("tiny", [parse_override("prices.hour.cpu=-1")])
