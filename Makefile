@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-stack bench-stack test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack bench-stack test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -15,9 +15,14 @@ demo: $(INSTALLED)
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Real Prefect and MLflow servers and workers on loopback: docs/operations/local.md, and what may die.
+# Real Prefect and MLflow servers and workers on loopback: docs/operations/local.md, and what may die. Prints what took how long.
 test-servers: $(INSTALLED)
-	$(BIN)/python -m pytest -m servers -s $(ARGS)
+	$(BIN)/python -m pytest -m servers -n 2 --dist loadfile --no-loadscope-reorder -rP $(ARGS)
+
+# What .ci/run has of these: all but the long ones, and the pages in a browser. CORE chooses.
+CORE ?= servers and not long or browser
+test-core: $(INSTALLED)
+	$(BIN)/python -m pytest -m "$(CORE)" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # `tether stack` whose parts die, and whose passwords, addresses and certificates are changed; installs what it needs.
 test-stack: $(INSTALLED)

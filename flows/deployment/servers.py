@@ -66,7 +66,7 @@ def worker_services(pools: Mapping[str, int]) -> list[Service]:
             ],
             environment={
                 "PREFECT_LOGGING_LEVEL": "INFO",
-                "PREFECT_WORKER_QUERY_SECONDS": "3",
+                "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("PREFECT_WORKER_QUERY_SECONDS", "3"),
                 # With its database away, a server says 500; else a worker gives up after two minutes of that.
                 "PREFECT_CLIENT_RETRY_EXTRA_CODES": PATIENCE["PREFECT_CLIENT_RETRY_EXTRA_CODES"],
             },

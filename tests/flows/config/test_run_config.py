@@ -1,5 +1,6 @@
 """The composed config: profiles are valid, jobs hold what they name, and errors name key, value and nearest key."""
 
+import copy
 import json
 import re
 from contextlib import suppress
@@ -12,6 +13,7 @@ from components.base.hashing import digest_json
 from components.base.settings import keyed_values
 from components.gates.table import GATES
 from data_contracts.config import TokenizerConfig
+from flows.config import profiles, run_config
 from flows.config import yaml as yaml_text
 from flows.config.errors import nearest, valid_keys
 from flows.config.profiles import parse_override, profile_names
@@ -72,7 +74,9 @@ def test_a_mistake_is_named_with_key_value_and_what_would_do(override: str, said
     assert "\n" not in str(caught.value)
 
 
-def test_no_option_takes_a_number_that_no_key_can_hold() -> None:
+def test_no_option_takes_a_number_that_no_key_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = profiles.read_profile("tiny")  # once, for a thousand configs
+    monkeypatch.setattr(run_config, "read_profile", lambda _: copy.deepcopy(tiny))
     taken = []
     for override in (f"{key}={value}" for key in valid_keys(RunConfig) for value in NOT_FINITE):
         with suppress(UserError):

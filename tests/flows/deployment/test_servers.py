@@ -1,4 +1,4 @@
-"""What `tether ui` and `tether serve` do where a part of them ends. (With real servers: tests/test_operations.py.)"""
+"""What `tether ui` and `tether serve` do where a part of them ends. (With real servers: tests/operations/.)"""
 
 import os
 import sys
@@ -77,3 +77,14 @@ def test_each_worker_takes_a_limited_number_of_runs_and_names_its_gpu_in_its_log
     limits = [service.command[-2:] for service in started if service.command]
     assert limits == [["--limit", "2"], ["--limit", "1"]]
     assert [service.name for service in started] == ["worker-cpu-1", "worker-gpu-1"]
+
+
+@pytest.mark.parametrize(("set_", "asks"), [(None, "3"), ("1", "1")])
+def test_a_worker_asks_for_runs_as_often_as_the_user_says(
+    monkeypatch: pytest.MonkeyPatch, set_: str | None, asks: str
+) -> None:
+    monkeypatch.delenv("PREFECT_WORKER_QUERY_SECONDS", raising=False)
+    if set_ is not None:
+        monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", set_)
+    (worker,) = servers.worker_services({"cpu": 1})
+    assert worker.environment["PREFECT_WORKER_QUERY_SECONDS"] == asks
