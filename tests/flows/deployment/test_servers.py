@@ -77,3 +77,21 @@ def test_each_worker_takes_a_limited_number_of_runs_and_names_its_gpu_in_its_log
     limits = [service.command[-2:] for service in started if service.command]
     assert limits == [["--limit", "2"], ["--limit", "1"]]
     assert [service.name for service in started] == ["worker-cpu-1", "worker-gpu-1"]
+
+
+def test_what_a_worker_prints_goes_where_its_parent_prints_when_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Containers of one pool, which share a home, had one log file between them, and nothing for the engine's log."""
+    monkeypatch.setattr(supervision, "AGAIN_SECONDS", (0.05, 0.1))
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "started again" in text:
+            raise KeyboardInterrupt
+
+    service = python("prints", "print('heard', flush=True)")
+    servers._serve([service], tmp_path, say, logs=False)
+    assert "heard" in capfd.readouterr().out and list(tmp_path.iterdir()) == []
+    assert said[-1].endswith("started again in 0 s")
