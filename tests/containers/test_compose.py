@@ -23,7 +23,8 @@ from tests.stack import until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 COMPOSE = ROOT / "infra" / "compose.yaml"
-SERVICES = yaml.safe_load(COMPOSE.read_text())["services"]
+CONFIG = yaml.safe_load(COMPOSE.read_text())
+SERVICES = CONFIG["services"]
 NAMES = ("postgres", "s3", "prefect", "mlflow", "tls")
 
 
@@ -34,11 +35,11 @@ class Project:
         self.containers, self.folder = containers, folder
         made = containers.podman(
             "run", "--detach", "--name", "network", "--network", "none", *LIMITS,
-            *(word for name in NAMES for word in ("--add-host", f"{name}:127.0.0.1")),
             "--entrypoint", "sleep", IMAGE, "infinity",
         )  # fmt: skip
         assert made.returncode == 0, made.stderr
         self.process = containers.podman("inspect", "--format", "{{.State.Pid}}", "network").stdout.strip()
+        (folder / "hosts").write_text("".join(f"127.0.0.1 {name}\n" for name in ("localhost", *NAMES)))
         # Podman's health checks need systemd; the test calls them.
         other = {"network_mode": "container:network", "healthcheck": {"disable": True}}
         (folder / "network.yaml").write_text(yaml.safe_dump({"services": dict.fromkeys(SERVICES, other)}))
@@ -48,10 +49,12 @@ class Project:
     def compose(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """`podman-compose`."""
         began = time.monotonic()
+        options = [*LIMITS, "--volume", f"{self.folder / 'hosts'}:/etc/hosts:ro"]
         done = self.containers.command(
             str(TOOLS / "bin/podman-compose"), "--in-pod", "false",
             "--podman-args", " ".join(self.containers.podman_options),
-            "--podman-run-args", " ".join(LIMITS), "--file", str(COMPOSE), "--file", str(self.folder / "network.yaml"),
+            "--podman-run-args", " ".join(options),
+            "--file", str(COMPOSE), "--file", str(self.folder / "network.yaml"),
             "--project-name", "tether", *words,
             PYTHONPATH=str(TOOLS), TETHER_IMAGE=IMAGE, TETHER_SERVERS_IMAGE=SERVERS, TETHER_SECRETS=str(self.secrets),
         )  # fmt: skip
@@ -75,6 +78,7 @@ class Project:
         """What the service's own health check says."""
         kind, *words = SERVICES[service]["healthcheck"]["test"]
         assert kind == "CMD"
+        time.sleep(2)  # each starts an interpreter
         return self.inside(service, *words).returncode == 0
 
     def log(self, service: str) -> str:
@@ -88,8 +92,11 @@ class Project:
 
     def end(self) -> None:
         """Remove every container and volume of the project."""
-        self.containers.podman("rm", "--force", "--time", "20", "--all")
-        self.containers.podman("volume", "rm", "--force", "--all")
+        for service in SERVICES:
+            self.containers.podman("rm", "--force", "--time", "20", f"tether_{service}_1")
+        self.containers.podman("rm", "--force", "--time", "0", "network")
+        for volume in CONFIG["volumes"]:
+            self.containers.podman("volume", "rm", f"tether_{volume}")
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +161,9 @@ def servers(project: Project, postgres: Path) -> Project:
     for service in ("s3", "prefect", "mlflow", "tls"):
         project.up(service)
     for service in ("prefect", "mlflow"):
-        until(f"{service} is healthy", lambda service=service: project.is_healthy(service), 240)
+        until(f"{service} is healthy", lambda service=service: project.is_healthy(service), 600)
     project.up("prepare")
-    until("the servers are prepared", lambda: project.state("prepare") == "exited", 240)
+    until("the servers are prepared", lambda: project.state("prepare") == "exited", 600)
     assert "MLflow's user tether: done" in project.log("prepare"), project.log("prepare")
     return project
 
