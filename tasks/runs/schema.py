@@ -6,6 +6,7 @@ Each run.json holds its own (`RunFile.schema_version`), since runs of several fo
 """
 
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from pydantic import BaseModel, Field
 
 from components.base.errors import UserError
 from components.base.files import make_folder, write_whole
+
+logger = logging.getLogger(__name__)
 
 HOME_FILE = "home.json"
 HOME_SCHEMA = 2
@@ -49,19 +52,23 @@ def home_schema(home: Path) -> int | None:
 
 
 def check_home(home: Path) -> None:
-    """Refuse a home that a newer Tether has written.
+    """Refuse a home that a newer Tether has written. A warning names a damaged home.json, which hides no run.
 
     Raises:
-        UserError: it has; or home.json is damaged.
+        UserError: it has.
     """
-    found = home_schema(home)
+    try:
+        found = home_schema(home)
+    except UserError as error:
+        logger.warning("%s", error)
+        return
     if found is not None and found > HOME_SCHEMA:
         raise newer(home / HOME_FILE, "home", found, HOME_SCHEMA)
 
 
 def mark_home(home: Path) -> None:
     """Write the number of our form into a home that holds no run yet."""
-    if home_schema(home) is None:
+    if not (home / HOME_FILE).exists() and not _has_runs(home):
         write_schema(home, HOME_SCHEMA)
 
 
