@@ -8,6 +8,7 @@ killed between the two, the same command takes it over.
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from components.base.errors import UserError
@@ -118,15 +119,16 @@ def _write(source: Path, name: str, manifest: Manifest, path: Path) -> None:
 def _settle(staging: Path, manifest: Manifest, home: Path) -> None:
     """Change what would be wrong in another place: runs that were at work, and where artifacts are."""
     for path in staging.glob(f"runs/*/{RUN_FILE}"):
-        end_elsewhere(path.parent)
+        with suppress(UserError):  # one that was damaged before the backup stays so, and commands name it
+            end_elsewhere(path.parent)
     before = Path(manifest.home)
     if before == home:
         return
     if (staging / "mlflow.db").is_file():
         move_artifacts(staging / "mlflow.db", before, home)
-    old, new = (json.dumps(f"{each}/")[:-1] for each in (before, home))
+    old, new = (json.dumps(f"{each}/")[:-1].encode() for each in (before, home))
     for path in staging.glob("runs/*/done/*.json"):
-        path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        path.write_bytes(path.read_bytes().replace(old, new))
 
 
 def _stack(

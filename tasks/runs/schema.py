@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from components.base.errors import UserError
 from components.base.files import make_folder, write_whole
+from components.store.folder import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,10 @@ HOME_SCHEMA = 2
 in that of their file. `flows/keeping/upgrade.py` has a step from each number to the next."""
 RUN_SCHEMA = 2
 """Of run.json. 2: every verdict says whether it only warns, every stage the keys of its sub-stages."""
+
+
+_LONGEST = 1 << 16
+"""Bytes that are read of home.json."""
 
 
 class _Home(BaseModel):
@@ -41,7 +46,8 @@ def home_schema(home: Path) -> int | None:
     """
     path = home / HOME_FILE
     try:
-        return _Home.model_validate_json(path.read_bytes()).schema_version
+        with open_regular(path) as file:
+            return _Home.model_validate_json(file.read(_LONGEST)).schema_version
     except FileNotFoundError:
         return 1 if _has_runs(home) else None
     except (OSError, ValueError) as error:

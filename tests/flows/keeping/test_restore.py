@@ -92,6 +92,14 @@ def test_a_killed_restore_leaves_no_home_and_the_next_one_is_whole(home: Path, t
     assert sorted(each.name for each in tmp_path.iterdir()) == ["again", "backup", "home"], "drafts are gone"
 
 
+def test_a_home_with_a_damaged_run_is_kept_as_it_is(home: Path, tmp_path: Path) -> None:
+    (home / "runs" / "r001" / "run.json").write_text("{}")
+    backed_up(home, tmp_path / "second")
+    restored(tmp_path / "second", tmp_path / "again")
+    assert (tmp_path / "again" / "runs" / "r001" / "run.json").read_text() == "{}"
+    assert load_status(tmp_path / "again", "r002").state == "interrupted"
+
+
 def test_records_keep_their_times_and_files_their_permissions(home: Path, tmp_path: Path) -> None:
     restored(tmp_path / "backup", tmp_path / "again")
     for path in (home / "store").rglob("*.json"):

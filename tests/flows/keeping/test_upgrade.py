@@ -1,6 +1,7 @@
 """Forms of a home: which are read, which are migrated, and how a newer one is refused."""
 
 import json
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -110,8 +111,13 @@ def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path
     assert files == {path: path.read_bytes() for path in home.rglob("*.json")}
     (finding,) = doctor._form(home)
     assert finding.level == "note" and "`tether upgrade` is due" in finding.text
-    assert tether_here("upgrade", home=home).returncode == 0
-    assert tether_here("upgrade", "--check", home=home).returncode == 0
+    text = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "upgrade.md").read_text()
+    check, commands = re.findall(r"```sh\n(.*?)```", text, re.S)  # what the page says to do
+    for line in commands.splitlines():
+        words = line.replace("/backups", str(home.parent)).split()[1:]
+        assert tether_here(*words, home=home).returncode == 0, line
+    assert (home.parent / "before-upgrade" / "manifest.json").exists()
+    assert tether_here(*check.split()[1:], home=home).returncode == 0
     assert doctor._form(home)[0].level == "ok"
 
 
