@@ -40,6 +40,11 @@ class Beside(Steps):
             yield item
             self._call()
 
+    def all(self, part: str, items: Collection[T], work: Callable[[T], object]) -> None:
+        """Do the work of the items of a part."""
+        for item in self.each(part, items):
+            work(item)
+
 
 def stack_of(home: Path) -> Stack:
     """The stack that this home would have."""

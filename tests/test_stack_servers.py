@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from s3fs import S3FileSystem
 
 from components.store.url import UrlPlace
 from flows.config.run_config import load_config
@@ -223,6 +224,7 @@ def test_after_the_stack_is_lost_a_restore_gives_the_same_and_a_rerun_hits(
         "PREFECT_API_URL": "",
     }
     monkeypatch.syspath_prepend(str(stack.programs))
+    S3FileSystem.clear_instance_cache()  # of those in this process that ask the TLS server
     parts = [part for part in stack_parts(stack, PLANTED) if part.service.name in ("postgres", "s3")]
     processes = [Supervised(part.service, log_of(stack, part.service.name)).process for part in parts]
     try:

@@ -130,8 +130,8 @@ def _copy(home: Path, stack: Stack | None, steps: Steps, copier: Copier, say: Sa
     with contextlib.ExitStack() as held:
         for place in [*(place for _, place in places), *([local] if local.root.is_dir() else [])]:
             held.enter_context(place.using())
-        for path in steps.each("runs known to MLflow", sorted((home / "runs").glob(f"*/{SENT}"))):
-            copier.file(path, f"home/runs/{path.parent.name}/{SENT}")
+        known = sorted((home / "runs").glob(f"*/{SENT}"))
+        steps.all("runs in MLflow", known, lambda path: copier.file(path, f"home/runs/{path.parent.name}/{SENT}"))
         if stack is not None:
             servers.dump(stack, copier, steps)
         databases = [name for name in ("mlflow.db", "prefect/prefect.db") if (home / name).is_file()]
@@ -155,16 +155,15 @@ def _copy(home: Path, stack: Stack | None, steps: Steps, copier: Copier, say: Sa
 
 def _tree(home: Path, name: str, steps: Steps, copier: Copier, links: bool = False) -> None:
     found = files_below(home / name, links)
-    for path in steps.each(name, found):
-        copier.file(found[path], f"home/{name}/{path}")
+    steps.all(name, found, lambda path: copier.file(found[path], f"home/{name}/{path}"))
 
 
 def _runs(home: Path, steps: Steps, copier: Copier) -> None:
     """Copy every run that has begun; what MLflow has of it was copied before."""
-    for path in steps.each("runs", sorted((home / "runs").glob(f"*/{RUN_FILE}"))):
-        folder = path.parent
+
+    def copy(folder: Path) -> None:
         to = f"home/runs/{folder.name}"
-        copier.file(path, f"{to}/{RUN_FILE}")
+        copier.file(folder / RUN_FILE, f"{to}/{RUN_FILE}")
         for name, each in files_below(folder).items():
             if name != RUN_FILE and name not in _NOT_COPIED:
                 copier.file(each, f"{to}/{name}")
@@ -173,6 +172,8 @@ def _runs(home: Path, steps: Steps, copier: Copier) -> None:
             sent = Sent.load(folder)
             text = Sent(project=sent.project, code=sent.code).model_dump_json(indent=1)
             copier.write(f"{to}/{SENT}", [text.encode()], 0o644)
+
+    steps.all("runs", sorted(path.parent for path in (home / "runs").glob(f"*/{RUN_FILE}")), copy)
 
 
 def _say_what_is_missing(folder: Path, copier: Copier, say: Say) -> None:

@@ -5,6 +5,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from components.base.errors import naming
 from components.base.files import make_folder, sync
 from components.store.folder import open_regular
-from components.store.place import Place
+from components.store.place import Entry, Place
 from components.store.records import ATTEMPT, SHA
 from flows.keeping.manifest import CHUNK, BackedUpFile
 from tasks.execution.progress import StageProgress
@@ -21,6 +22,7 @@ from tasks.tracking.database import copy_database
 
 T = TypeVar("T")
 
+THREADS = 8
 MOST_LISTINGS = 20
 """A store whose records change between two listings is listed again, so often at most."""
 
@@ -39,6 +41,23 @@ class Steps:
             for number, item in enumerate(items, 1):
                 yield item
                 progress.show({"step": number, "metrics": {}, "total": len(items)})
+
+    def all(self, part: str, items: Collection[T], work: Callable[[T], object]) -> None:
+        """Do the work of every item of a part, several at a time: disks and servers are waited for, not processors.
+
+        Raises what the first one that fails raises, once those that were begun have ended.
+        """
+        if not items:
+            return
+        with StageProgress(self._console, part) as progress, ThreadPoolExecutor(THREADS) as pool:
+            begun = [pool.submit(work, item) for item in items]
+            try:
+                for number, future in enumerate(as_completed(begun), 1):
+                    future.result()
+                    progress.show({"step": number, "metrics": {}, "total": len(items)})
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
 
 class Copier:
@@ -145,16 +164,17 @@ def copy_store(
         without: objects that the backup has of another store.
     """
     pins = [each for each in place.entries("pins") if each.name.endswith(".json") and each.name[0] != "."]
-    for each in steps.each("pins", pins):
-        copier.small(place, f"pins/{each.name}", to, each.modified)
-    for name, modified in steps.each("records", _settled(place)):
-        copier.small(place, f"records/{name}", to, modified)
+    steps.all("pins", pins, lambda pin: copier.small(place, f"pins/{pin.name}", to, pin.modified))
+    steps.all("records", _settled(place), lambda each: copier.small(place, f"records/{each[0]}", to, each[1]))
     objects = [each for each in place.entries("objects") if SHA.fullmatch(each.name)]
     damaged = []
-    for each in steps.each("objects", [each for each in objects if each.name not in without]):
-        written = copier.write(f"{to}/objects/{each.name}", place.chunks(f"objects/{each.name}"), 0o444, each.modified)
-        if written != each.name:
-            damaged.append(each.name)
+
+    def copy(entry: Entry) -> None:
+        name = f"objects/{entry.name}"
+        if copier.write(f"{to}/{name}", place.chunks(name), 0o444, entry.modified) != entry.name:
+            damaged.append(entry.name)
+
+    steps.all("objects", [each for each in objects if each.name not in without], copy)
     if damaged:
         say(
             f"{len(damaged)} objects are damaged in {place.where} and were copied as they are, first "

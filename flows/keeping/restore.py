@@ -55,9 +55,7 @@ def restore(source: Path, home: Path, stack: Stack, steps: Steps, say: Say) -> M
     stacked = manifest.stack is not None and not _is_of(stack.folder, manifest)
     with whole_folder(home) as staging:
         _verify(source, manifest, steps)
-        files = manifest.below("home")
-        for name in steps.each("home", files):
-            put(f"home/{name}", staging / name)
+        steps.all("home", manifest.below("home"), lambda name: put(f"home/{name}", staging / name))
         _settle(staging, manifest, home)
         if stacked and inside:
             _stack(staging, manifest, stack, staging / stack.folder.relative_to(home), steps, put)
@@ -66,7 +64,8 @@ def restore(source: Path, home: Path, stack: Stack, steps: Steps, say: Say) -> M
                 folder.chmod(0o755)  # PostgreSQL's own user passes through it
                 _stack(staging, manifest, stack, folder, steps, put)
         if shared is not None:
-            _fill(shared, source, manifest, steps, staging)
+            with shared.using():
+                servers.fill(shared, manifest, "shared", steps, put, staging)
     if manifest.home != str(home):
         say(
             f"The home was {manifest.home} and is {home} now. Files outside that runs name by path stay where they are."
@@ -100,9 +99,12 @@ def _check(manifest: Manifest, source: Path, home: Path, stack: Stack) -> Place 
 
 def _verify(source: Path, manifest: Manifest, steps: Steps) -> None:
     """Read the whole backup through, before anything is made of it."""
-    for name in steps.each("verifying", manifest.files):
+
+    def read(name: str) -> None:
         for _ in checked(source, name, manifest.files[name]):
             pass
+
+    steps.all("verifying", manifest.files, read)
 
 
 def _write(source: Path, name: str, manifest: Manifest, path: Path) -> None:
@@ -148,15 +150,3 @@ def _is_of(folder: Path, manifest: Manifest) -> bool:
     except (OSError, ValueError):
         return False
     return bool(found == {"created": manifest.created, "host": manifest.host})
-
-
-def _fill(place: Place, source: Path, manifest: Manifest, steps: Steps, staging: Path) -> None:
-    """Add to a store what it lacks; nothing that is there is changed."""
-    draft = staging / ".object"
-    with place.using():
-        for name in steps.each(f"store {place.where}", servers.in_order(manifest, "shared")):
-            size = place.size(name)
-            if size is None or (name.startswith("objects/") and size != manifest.files[f"shared/{name}"].size):
-                _write(source, f"shared/{name}", manifest, draft)
-                place.put(name, draft)
-                draft.unlink()

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from components.base.errors import TetherError, UserError
 from components.base.files import make_folder
+from components.store.place import Entry, Place
 from components.store.records import check_names
 from components.store.url import UrlPlace
 from flows.deployment.supervision import Supervised
@@ -84,8 +86,11 @@ def copy_artifacts(stack: Stack, copier: Copier, steps: Steps) -> None:
     place = artifacts_of(stack)
     found = place.entries("artifacts")
     check_names([each.name for each in found])
-    for each in steps.each("MLflow's artifacts", found):
-        copier.write(f"stack/artifacts/{each.name}", place.chunks(f"artifacts/{each.name}"), modified=each.modified)
+
+    def copy(entry: Entry) -> None:
+        copier.write(f"stack/artifacts/{entry.name}", place.chunks(f"artifacts/{entry.name}"), modified=entry.modified)
+
+    steps.all("MLflow's artifacts", found, copy)
 
 
 def copy_secrets(stack: Stack, copier: Copier, steps: Steps) -> None:
@@ -132,27 +137,41 @@ def restore_stack(
             options = ["--exit-on-error", "--single-transaction", "--no-owner", "--dbname", name, str(draft)]
             _run(staged, "pg_restore", options, name)
             draft.unlink()
-        draft = staged.folder / "object"
-        make_buckets(staged, passwords)
-        for place, folder, to in (
-            (store_of(staged), "stack/store", ""),
-            (artifacts_of(staged), "stack/artifacts", "artifacts/"),
-        ):
-            for name in steps.each(folder, in_order(manifest, folder)):
-                put(f"{folder}/{name}", draft)
-                place.put(f"{to}{name}", draft)
-                draft.unlink()
+        fill(store_of(staged), manifest, "stack/store", steps, put, staged.folder)
+        fill(artifacts_of(staged), manifest, "stack/artifacts", steps, put, staged.folder, "artifacts/")
     staged.exports.unlink()  # `up` writes it, with the place that the stack has by then
 
 
-def in_order(manifest: Manifest, folder: str) -> list[str]:
-    """Return the files of a backed-up store: objects, then records, the oldest first, then pins.
+def fill(
+    place: Place,
+    manifest: Manifest,
+    folder: str,
+    steps: Steps,
+    put: Callable[[str, Path], None],
+    drafts: Path,
+    to: str = "",
+) -> None:
+    """Add to a place what it lacks of a folder of the backup: records after all objects, the oldest first, then pins.
 
-    A record counts once it is there, and of one that was written later it is believed that it is newer.
+    A record counts once it is there, and of one that was written later it is believed that it is newer. Nothing that is
+    there is changed, but an object of another size, which is damaged.
     """
-    rank = {"objects": 0, "records": 1, "pins": 2}
     files = manifest.below(folder)
-    return sorted(files, key=lambda name: (rank.get(name.partition("/")[0], 0), files[name].modified, name))
+    late = {"records": 1, "pins": 2}
+
+    def add(name: str) -> None:
+        size = place.size(f"{to}{name}")
+        if size is None or (name.startswith("objects/") and size != files[name].size):
+            draft = drafts / f"draft-{uuid.uuid4().hex}"
+            put(f"{folder}/{name}", draft)
+            place.put(f"{to}{name}", draft)
+            draft.unlink()
+
+    ordered = sorted(files, key=lambda name: (late.get(name.partition("/")[0], 0), files[name].modified, name))
+    first = [name for name in ordered if name.partition("/")[0] not in late]
+    steps.all(f"{folder}: objects", first, add)
+    for name in steps.each(f"{folder}: records", ordered[len(first) :]):
+        add(name)
 
 
 @contextmanager
