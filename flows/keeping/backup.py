@@ -99,7 +99,7 @@ def back_up(home: Path, stack: Stack, target: Path, steps: Steps, say: Say) -> W
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             host=socket.gethostname(),
             home=str(home),
-            home_schema=home_schema(home),
+            home_schema=_schema(home),
             shared=shared,
             stack=stack.config.model_dump(mode="json") if has_stack else None,
             left_out=[f"{name} ({what})" for name, what in LEFT_OUT.items()],
@@ -107,6 +107,13 @@ def back_up(home: Path, stack: Stack, target: Path, steps: Steps, say: Say) -> W
         )
         write_manifest(folder, manifest)
     return Written(target, manifest, sum(file.size for file in manifest.files.values()))
+
+
+def _schema(home: Path) -> int | None:
+    """The number of the home's form; None too where the file that says it is damaged, which is copied as it is."""
+    with contextlib.suppress(UserError):
+        return home_schema(home)
+    return None
 
 
 def servers_elsewhere(stack: Stack, manifest: Manifest) -> list[str]:

@@ -160,6 +160,8 @@ def test_a_damaged_number_hides_no_run_and_upgrade_names_the_file(tether_here: A
     assert done.returncode == 0 and "r001" in done.stdout
     done = tether_here("upgrade", home=home)
     assert done.returncode == 2 and "home.json is damaged" in done.stderr
+    done = tether_here("backup", str(home.parent / "backup"), home=home)
+    assert done.returncode == 0 and (home.parent / "backup/home/home.json").read_text() == "{}"
 
 
 def test_mlflows_tables_of_an_earlier_version_are_brought_up(home: Path) -> None:
