@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sqlite3
+import tarfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -164,25 +165,24 @@ def test_a_damaged_number_hides_no_run_and_upgrade_names_the_file(tether_here: A
     assert done.returncode == 0 and (home.parent / "backup/home/home.json").read_text() == "{}"
 
 
-def test_mlflows_tables_of_an_earlier_version_are_brought_up(home: Path) -> None:
+def test_mlflows_tables_of_an_earlier_version_are_brought_up(home: Path, tmp_path: Path) -> None:
     from alembic import command
     from mlflow.store.db import utils
-    from mlflow.store.db.base_sql_model import Base  # noqa: F401
-    from mlflow.store.tracking.dbmodels.initial_models import Base as First
-    from sqlalchemy import create_engine
 
+    kept = sorted((Path(__file__).resolve().parents[2] / "homes").glob("[0-9]*.tar.gz"))[-1]
+    with tarfile.open(kept) as tar:
+        tar.extract("home/mlflow.db", tmp_path, filter="data")
     database = home / "mlflow.db"
-    engine = create_engine(f"sqlite:///{database}")
-    First.metadata.create_all(engine)
-    config = utils._get_alembic_config(str(engine.url))
-    command.upgrade(config, "451aebb31d03")
-    engine.dispose()
-    with closing(sqlite3.connect(database)) as opened, opened:
-        opened.execute("insert into experiments (experiment_id, name, lifecycle_stage) values (1, 'ours', 'active')")
+    upgrade(home, print)  # of what a later MLflow than the kept home's has
     schema.write_schema(home, HOME_SCHEMA)
+    with closing(sqlite3.connect(database)) as opened:
+        before = opened.execute("select name, key, value from registered_model_tags order by 1, 2").fetchall()
+        versions = opened.execute("select count(*) from model_versions").fetchone()
+    command.downgrade(utils._get_alembic_config(f"sqlite:///{database}"), "-1")
     assert is_outdated(database) and due(home) == ["mlflow.db: the tables of the installed MLflow"]
     upgrade(home, print)
     assert not is_outdated(database) and due(home) == []
     with closing(sqlite3.connect(database)) as opened:
-        assert opened.execute("select name from experiments where experiment_id = 1").fetchall() == [("ours",)]
+        assert opened.execute("select name, key, value from registered_model_tags order by 1, 2").fetchall() == before
+        assert opened.execute("select count(*) from model_versions").fetchone() == versions and versions[0] > 0
     assert not list(home.glob(".mlflow*"))
