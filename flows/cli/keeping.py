@@ -23,7 +23,7 @@ def backup(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make, outside of the home.")],
     config: Config = None,
 ) -> None:
-    """Write the home, its store and the stack's servers into a folder.
+    """Write home, store and servers into a folder.
 
     Runs may go on meanwhile."""
     from rich.filesize import decimal
@@ -47,7 +47,7 @@ def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `tether backup` wrote.")],
     config: Config = None,
 ) -> None:
-    """Make the home, and the stack that it had, of a backup.
+    """Make home, store and servers of a backup.
 
     Everything is verified before anything is changed."""
     from components.base.paths import user_path
@@ -66,7 +66,7 @@ def upgrade(
         bool, typer.Option("--check", help="Say what is due, change nothing; exit code 1 if it is.")
     ] = False,
 ) -> None:
-    """Bring a home that an earlier version wrote to this version's form."""
+    """Bring an older home to this version's form."""
     from flows.keeping.upgrade import due
     from flows.keeping.upgrade import upgrade as migrate
 
