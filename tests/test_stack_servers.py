@@ -28,6 +28,7 @@ from flows.stack.logs import log_of
 from flows.stack.parts import part_names, stack_parts
 from flows.stack.secrets import ROLES, exports, read_passwords
 from flows.stack.state import runs
+from tasks.runs.status import load_status
 from tests.conftest import Tether
 from tests.stack import PLANTED, Running, leaks, listens, other_addresses, started, until
 
@@ -104,6 +105,7 @@ class Saved(NamedTuple):
 @pytest.fixture(scope="module")
 def saved(running: Running, tether_here: Tether) -> Saved:
     (run,) = (path.name for path in running.home.glob("runs/*"))
+    until("the run has told its end", lambda: load_status(running.home, run).state != "running", 120)
     told, counts = _told(running, tether_here, run, {}), _counted(running.stack)
     folder, began = running.home.parent / "backup", time.monotonic()
     variables = exports(running.stack, PLANTED)
