@@ -14,6 +14,7 @@ from components.base.errors import GateFailed, TetherError, UserError, refuse_cr
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
 from flows.cli.data import data
+from flows.cli.keeping import keeping_commands
 from flows.cli.models import model_commands
 from flows.cli.stack import stack
 from flows.cli.store import store
@@ -31,6 +32,7 @@ app.add_typer(data, name="data")
 app.add_typer(store, name="store")
 app.add_typer(stack, name="stack")
 app.add_typer(model_commands)
+app.add_typer(keeping_commands)
 
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")
@@ -394,7 +396,7 @@ def _alerts(url: str | None, stop: bool) -> list[str]:
     return []
 
 
-@command(app, "doctor")
+@command(app, "doctor", any_home=True)
 def doctor() -> None:
     """Check that this machine can run Tether.
 

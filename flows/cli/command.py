@@ -43,8 +43,13 @@ def _logs_json() -> bool:
     return True
 
 
-def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a command whose errors become an exit code and one paragraph."""
+def command(
+    group: typer.Typer, name: str, any_home: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a command whose errors become an exit code and one paragraph.
+
+    It is refused for a home that a newer Tether wrote, unless it takes `any_home`.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -53,6 +58,10 @@ def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Cal
                 with graceful():
                     check_packages()
                     prepare_environment(tether_home())
+                    if not any_home:
+                        from tasks.runs.schema import check_home
+
+                        check_home(tether_home())
                     function(*args, **kwargs)
             except (Exception, KeyboardInterrupt) as error:
                 _fail(error)

@@ -29,6 +29,7 @@ from tasks.execution.progress import StageProgress, say
 from tasks.prefect_flow.alive import saying_that_it_lives
 from tasks.prefect_flow.stages import Outcome, unless_gone
 from tasks.runs.journal import REPORT, current_user
+from tasks.runs.schema import check_home
 from tasks.stages import STAGES, StageName
 
 T = TypeVar("T")
@@ -197,6 +198,7 @@ def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lamb
     def in_this_environment() -> T:
         check_packages()
         prepare_environment(home)
+        check_home(home)
         logger = get_run_logger()
         try:
             with saying_that_it_lives(str(runtime.flow_run.id)):

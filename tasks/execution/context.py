@@ -24,6 +24,7 @@ from tasks.result import StageResult, State
 from tasks.runs.config import run_values, write_values
 from tasks.runs.journal import current_user
 from tasks.runs.label import UNNAMED, Label
+from tasks.runs.schema import mark_home
 from tasks.runs.status import StatusFile, run_folder
 from tasks.stages import PIPELINE, STAGES
 from tasks.tracking.carrier import Tracker
@@ -110,6 +111,7 @@ class RunContext:
         for part in ("runs", "store", "work"):
             sweep(home / part)
         remove_finished_work(store)
+        mark_home(home)
         make_folder(folder)
         # Before the status, which makes it a run: one that dies in between must not be a run without a config.
         write_values(folder, config or {})

@@ -33,6 +33,7 @@ from tasks.runs.points import points_file, read_points
 logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
+SENT = "mlflow.json"
 
 
 class Done(BaseModel):
@@ -204,7 +205,7 @@ class Sent(BaseModel):
 
         Of a damaged file the project alone is known: what MLflow has is then looked up there, and nothing twice.
         """
-        kept = (folder / name for name in ("mlflow.json", "tracking.json"))  # the second: an earlier version's
+        kept = (folder / name for name in (SENT, "tracking.json"))  # the second: an earlier version's
         path = next((each for each in kept if each.is_file()), None)
         if path is None:
             return cls()
@@ -219,7 +220,7 @@ class Sent(BaseModel):
 
     def save(self, folder: Path) -> None:
         """Replace the file."""
-        write_model(folder / "mlflow.json", self)
+        write_model(folder / SENT, self)
 
 
 def left_by_earlier(folder: Path) -> bool:

@@ -6,6 +6,7 @@ people read it.
 
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, write_model
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.points import points_file, read_points
+from tasks.runs.schema import RUN_SCHEMA, newer, written_by_newer
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +192,8 @@ class RunFile(_Run):
 
     model_config = ConfigDict(extra="allow")  # a later version's fields survive being read and written here
 
+    schema_version: int = 1
+    """The form of the file (`tasks/runs/schema.py`)."""
     finished: Stamp | None
     updated: Stamp = ""
     process: Process
@@ -260,6 +264,7 @@ class StatusFile:
     ) -> "StatusFile":  # fmt: skip
         """Begin a new run: every stage `not_run`. The rest is as in `RunFile`; `user` None is who runs this process."""
         document = RunFile(
+            schema_version=RUN_SCHEMA,
             run=run,
             name=label.name,
             tags=dict(label.tags),
@@ -399,10 +404,13 @@ def run_of_flow(home: Path, flow_run: str) -> str | None:
 
 
 def read_file(folder: Path) -> RunFile:
-    """Return the run.json in `folder`. Raises UserError if it does not hold what Tether writes."""
+    """Return the run.json in `folder`. Raises UserError if it does not hold what this version of Tether reads."""
     try:
         with open_regular(folder / RUN_FILE) as file:
-            found = RunFile.model_validate_json(file.read())
+            data = file.read()
+        if (number := written_by_newer(data)) is not None:
+            raise newer(folder / RUN_FILE, "run", number, RUN_SCHEMA)
+        found = RunFile.model_validate_json(data)
         if found.run != folder.name:
             raise ValueError(f"it is that of run {found.run}")
         return found
@@ -413,6 +421,19 @@ def read_file(folder: Path) -> RunFile:
             f"{folder / RUN_FILE} is damaged ({str(error).splitlines()[0]}). Restore the file, or move the folder "
             f"{folder} out of {folder.parent}."
         ) from error
+
+
+def write_file(folder: Path, document: RunFile) -> None:
+    """Replace the run.json of a run that no process computes."""
+    write_model(folder / RUN_FILE, document)
+
+
+def end_elsewhere(folder: Path) -> None:
+    """Have a run that was at work when it was copied end here as one whose process was killed; others stay."""
+    document = read_file(folder)
+    if document.finished is None:
+        process: Process = {**document.process, "host": socket.gethostname(), "boot": "before it was restored"}
+        write_file(folder, document.model_copy(update={"process": process}))
 
 
 def finished_file(folder: Path) -> RunFile:
