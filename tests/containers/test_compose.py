@@ -55,7 +55,7 @@ class Project:
             "--podman-args", " ".join(self.containers.podman_options),
             "--podman-run-args", " ".join(options),
             "--file", str(COMPOSE), "--file", str(self.folder / "network.yaml"),
-            "--project-name", "tether", *words,
+            "--project-name", "tether", "--profile", "command", *words,
             PYTHONPATH=str(TOOLS), TETHER_IMAGE=IMAGE, TETHER_SERVERS_IMAGE=SERVERS, TETHER_SECRETS=str(self.secrets),
         )  # fmt: skip
         print(f"{time.monotonic() - began:6.1f} s  podman-compose {' '.join(words[:4])}")
