@@ -33,6 +33,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     root, level = logging.getLogger(), logs.logger.level
     before, root.handlers[:] = list(root.handlers), []  # others' go to files of pytest's that are closed by now
+    logging.captureWarnings(False)  # a test before may have left it on, with pytest's own way of showing restored
     logs.install()
 
     def read() -> list[dict[str, Any]]:
