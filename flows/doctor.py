@@ -12,14 +12,16 @@ from typing import Literal, NamedTuple
 
 from packaging.version import Version
 
-from components.base.errors import TetherError
+from components.base.errors import TetherError, UserError
 from components.base.redaction import redacted
 from components.base.text import plain
 from components.models.runtime import Runtime, has_cuda
 from components.store.store import ArtifactStore
 from flows.data.pretrained import MODELS, model_folder
 from tasks.prefect_flow.server import check_server, is_untrusted, no_answer
+from tasks.runs.schema import HOME_FILE, HOME_SCHEMA, home_schema, newer
 from tasks.tracking.client import connect, in_short
+from tasks.tracking.database import is_outdated
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
 DISK_GB = 5.0
@@ -53,6 +55,7 @@ def diagnose(home: Path) -> list[Finding]:
         _runtime(),
         *_disk(home),
         _store(home),
+        *_form(home),
         *_versions(),
         *breaking(),
         *servers(home),
@@ -125,6 +128,22 @@ def _store(home: Path) -> Finding:
     except (TetherError, OSError) as error:
         return Finding("fail", "store", f"can't be written: {error}")
     return Finding("ok", "store", f"{place.where} can be written")
+
+
+def _form(home: Path) -> list[Finding]:
+    """Whether an upgrade of the home is due."""
+    try:
+        schema, database = home_schema(home), home / "mlflow.db"
+        if schema is not None and schema > HOME_SCHEMA:
+            return [Finding("fail", "home's form", str(newer(home / HOME_FILE, "home", schema, HOME_SCHEMA)), 2)]
+        due = [f"schema {schema} of {HOME_SCHEMA}"] if schema is not None and schema < HOME_SCHEMA else []
+        if database.is_file() and database.stat().st_size and is_outdated(database):
+            due.append("MLflow's tables of an earlier version")
+    except UserError as error:
+        return [Finding("fail", "home's form", str(error), 2)]
+    if due:
+        return [Finding("note", "home's form", f"{', '.join(due)}: `tether upgrade` is due, after a `tether backup`")]
+    return [Finding("ok", "home's form", f"schema {schema or HOME_SCHEMA}")]
 
 
 def _versions() -> list[Finding]:

@@ -35,7 +35,11 @@ def tether_home() -> Path:
 
 
 def prepare_environment(home: Path) -> None:
-    """Set, where the user has not, what Prefect, MLflow, Great Expectations and Hugging Face read at import."""
+    """Set, where the user has not, what Prefect, MLflow, Great Expectations and Hugging Face read at import.
+
+    Raises:
+        UserError: `TETHER_LOG_FORMAT` names no format.
+    """
     _name_the_user(home)
     for name, value in _defaults(home).items():
         os.environ.setdefault(name, value)
@@ -45,6 +49,10 @@ def prepare_environment(home: Path) -> None:
     for package in PACKAGES:
         logging.getLogger(package).setLevel(logging.WARNING)
     logging.setLogRecordFactory(_LogRecord)
+    if os.environ.get("TETHER_LOG_FORMAT"):
+        from tasks.execution import logs
+
+        logs.install()
     # It sets its level to INFO when imported, and tells of every temporary folder; a filter stays.
     logging.getLogger("great_expectations.data_context.types.base").addFilter(_warnings_only)
 

@@ -55,6 +55,7 @@ def new_run(
     refresh: Sequence[str] = (),
     flow_run: str | None = None,
     label: Label = UNNAMED,
+    user: str | None = None,
 ) -> Launch:
     """A run of `config` (resolved). Nothing is written where an input is missing.
 
@@ -62,6 +63,7 @@ def new_run(
         profile: what the run is called after.
         refresh: stages to compute though the store has them.
         flow_run: the Prefect flow run that begins it; tried again, it takes up the run that it began.
+        user: who asked for it, for the record; None is who runs this process.
 
     Raises:
         UserError: an input can't be read, a waiver or `refresh` names nothing that there is, or MLflow refuses us.
@@ -71,7 +73,7 @@ def new_run(
     config, notes = with_rates(config, home)
     sources = find_sources(config, home)
     origin = {"flow_run": flow_run} if flow_run else {}
-    ctx = _begin(home, profile, config, origin, label, waivers, refresh=refreshed(refresh))
+    ctx = _begin(home, profile, config, origin, label, waivers, refresh=refreshed(refresh), **_by(user))
     return Launch(ctx, config, sources, notes + unnamed_gates(config))
 
 
@@ -86,6 +88,7 @@ def rerun(
     refresh: Sequence[str] = (),
     flow_run: str | None = None,
     label: Label = UNNAMED,
+    user: str | None = None,
 ) -> Launch:
     """A new run that takes all that comes before `stage` as an earlier run's artifacts, and computes `stage` again.
 
@@ -94,7 +97,7 @@ def rerun(
         overrides: changes to that run's config.
         config: the config in the place of that run's (not resolved); then only a run that agrees with it will do.
         profile: what the run is called after, in the place of that run's.
-        waivers, refresh, flow_run, label: as `new_run`; later stages alone can be refreshed.
+        waivers, refresh, flow_run, label, user: as `new_run`; later stages alone can be refreshed.
 
     Raises:
         UserError: no such run or stage, nothing that stands, or changes to what comes before the stage.
@@ -131,7 +134,7 @@ def rerun(
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
     sources = find_sources(config, home, taken=base.records)
     origin = {"stage": stage, "from": base.run, **({"flow_run": flow_run} if flow_run else {})}
-    options = {"refresh": refreshed([stage, *refresh]), "pinned": base.records}
+    options = {"refresh": refreshed([stage, *refresh]), "pinned": base.records, **_by(user)}
     ctx = _begin(home, profile or base.profile, config, origin, label, waivers, **options)
     return Launch(ctx, config, sources, notes + unnamed_gates(config))
 
@@ -151,10 +154,15 @@ def _begin(
     )
 
 
+def _by(user: str | None) -> dict[str, str]:
+    return {} if user is None else {"user": user}
+
+
 def _execution(config: RunConfig) -> dict[str, Any]:
     """Who computes the stages, how long at most, and how often again: what a run's context takes from its config."""
     attempts = Attempts(config.retries, config.retry_seconds)
-    return {"pools": config.pools, "timeouts": config.timeouts, "attempts": attempts}
+    return {"pools": config.pools, "timeouts": config.timeouts, "attempts": attempts,
+            "prices": config.hourly_prices, "currency": config.prices.currency}  # fmt: skip
 
 
 def unnamed_gates(config: RunConfig) -> list[str]:
@@ -172,11 +180,18 @@ def check_stages(what: str, stages: Iterable[str]) -> None:
             raise UserError(f"{what} {stage}: no such stage; there are {', '.join(PIPELINE)}.")
 
 
-def scoring(home: Path, run: str | None, sheets: Path | Sequence[Path], waivers: Sequence[Waiver] = ()) -> Launch:
+def scoring(
+    home: Path,
+    run: str | None,
+    sheets: Path | Sequence[Path],
+    waivers: Sequence[Waiver] = (),
+    user: str | None = None,
+) -> Launch:
     """The run `run` (None: the newest) taken up again, to score the labels that people wrote into `sheets`.
 
     Args:
         sheets: the joint sheet, several raters' own files, or a folder of them; joined, the run's `labels.csv`.
+        user: as in `new_run`.
 
     Raises:
         UserError: no such run or sheet, or a run that has no sample to label. Mistakes: all that is wrong in the files.
@@ -204,6 +219,7 @@ def scoring(home: Path, run: str | None, sheets: Path | Sequence[Path], waivers:
         pinned=records,
         at_end=write_reports,
         **_execution(config),
+        **_by(user),
     )
     return Launch(ctx, config, sources, unnamed_gates(config))
 

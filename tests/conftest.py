@@ -20,8 +20,9 @@ from tests.faults.homes import Home, Moment, undisturbed
 ROOT = Path(__file__).resolve().parent.parent
 
 LONGEST = (
-    "test_stopping.py", "test_damaged_home.py", "test_secrets.py", "test_adding.py", "test_operations.py",
-    "test_end_to_end.py", "test_labelled_run.py", "cli/test_errors.py", "test_kills.py",
+    "operations/test_page.py", "operations/test_deaths.py", "test_servers_away.py", "test_stack_servers.py",
+    "test_mlflow_pages.py", "test_secrets.py", "test_damaged_home.py", "test_adding.py", "test_labelled_run.py",
+    "test_stopping.py", "test_end_to_end.py", "cli/test_errors.py", "test_kills.py",
 )  # fmt: skip
 """What takes minutes comes first, so that no worker is left alone with it at the end. While one worker computes the
 home that `whole` is, for test_damaged_home, the other one has something else to do."""
@@ -76,7 +77,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health", timeout=2).close()

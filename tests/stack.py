@@ -110,6 +110,10 @@ class Running:
         """`tether stack`."""
         return self._run(["stack", *words, "--config", str(self.config)], TETHER_HOME=str(self.home))
 
+    def client_without_stack(self, *words: str) -> "subprocess.CompletedProcess[bytes]":
+        """`tether` in a terminal that has this home alone."""
+        return self._run(list(words), TETHER_HOME=str(self.home))
+
     def client(self, *words: str, **variables: str) -> "subprocess.CompletedProcess[bytes]":
         """`tether` in a terminal that has what `up` says it needs."""
         return self._run(list(words), **{**exports(self.stack, self.passwords), **variables})

@@ -44,6 +44,7 @@ KINDS = {
     "view lock": "store/.views.lock",
     "lease": "work/*/000000001.free",
     "server note": "prefect/embedded/1.json",
+    "form": "home.json",
     "database": "mlflow.db",
     "database lock": "mlflow.lock",
 }

@@ -1,6 +1,6 @@
 """The real command on the tiny profile: a whole run, then what a change recomputes, then people's labels.
 
-The tests of this file go on from each other's home, in order; the first one does the computing.
+The tests of this file go on from each other's home, in order.
 """
 
 import csv
@@ -31,33 +31,33 @@ from flows.reports.facts import run_facts
 from tasks.runs.config import run_values
 from tasks.runs.journal import Sent
 from tasks.runs.points import read_points
-from tasks.runs.status import list_runs
+from tasks.runs.status import list_runs, load_status
 from tasks.tracking.client import connect
 from tasks.tracking.registry import versions
-from tests.faults.homes import Home, Moment
+from tests.faults.homes import SAID, Home, Moment
 
 STAGES = ["validate", "sft", "reward", "ppo", "human_eval"]
 HEAVY = {"torch", "transformers", "prefect", "great_expectations", "matplotlib"}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("end_to_end") / "the home"
+def home(whole: tuple[Home, list[Moment]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the home after one whole run from nothing."""
+    return whole[0].copy(tmp_path_factory.mktemp("end_to_end") / "the home").path
 
 
 @pytest.fixture(scope="module")
 def first(tether, home: Path) -> dict[str, Any]:
-    """The status of one whole run from nothing."""
-    done = tether("run", "tiny", home=home, embedded=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "simulated" in done.stdout
-    return status(tether, home)
-
-
-def status(tether, home: Path) -> dict[str, Any]:
+    """The status of that run."""
     done = tether("status", "--json", home=home)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert json.loads(done.stdout) == status(home)
+    return status(home)
+
+
+def status(home: Path) -> dict[str, Any]:
+    """What `tether status --json` prints, without a process for it."""
+    return load_status(home).as_json()
 
 
 def digests(shown: dict[str, Any]) -> list[str]:
@@ -68,7 +68,10 @@ def states(shown: dict[str, Any]) -> list[str]:
     return [stage["state"] for stage in shown["stages"]]
 
 
-def test_a_run_from_nothing_passes_every_stage_and_gate(first: dict[str, Any], home: Path) -> None:
+def test_a_run_from_nothing_passes_every_stage_and_gate(
+    first: dict[str, Any], home: Path, whole: tuple[Home, list[Moment]]
+) -> None:
+    assert "simulated" in whole[0].path.with_name(SAID).read_text()
     assert list(first) == ["run", "profile", "state", "seconds", "stages"]
     assert (first["profile"], first["state"]) == ("tiny", "passed")
     assert [stage["name"] for stage in first["stages"]] == STAGES
@@ -105,7 +108,7 @@ def test_the_same_again_computes_nothing_and_imports_no_framework(tether, home: 
     assert done.returncode == 0, done.stdout
     assert "Nothing was computed" in done.stdout
     assert not {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & HEAVY
-    again = status(tether, home)
+    again = status(home)
     assert states(again) == ["cached"] * 5
     assert again["state"] == "cached" and again["run"] != first["run"]
     assert digests(again) == digests(first)
@@ -149,7 +152,7 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
     assert process.returncode == code, said
     assert "finishing this step" in said and "Run the same command again to continue" in said
     assert "Traceback" not in said
-    shown = status(tether, home)
+    shown = status(home)
     at = STAGES.index(stage)
     assert states(shown)[at:] == ["interrupted"] + ["not_run"] * (4 - at) and shown["state"] == "interrupted"
     (work,) = (home / "work").glob("*/points.jsonl")
@@ -158,8 +161,8 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
     assert kept.name == f"step-{last:09d}.json"
     done = tether("run", "tiny", home=home)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert digests(status(tether, home)) == list(undisturbed.digests().values())
-    points = read_points(home / "runs" / status(tether, home)["run"] / "metrics" / "ppo.jsonl")
+    assert digests(status(home)) == list(undisturbed.digests().values())
+    points = read_points(home / "runs" / status(home)["run"] / "metrics" / "ppo.jsonl")
     assert [point["step"] for point in points if "ppo/kl" in point["metrics"]] == [1, 2, 3], "the curve is whole"
 
 
@@ -177,7 +180,7 @@ def test_a_threshold_alone_recomputes_nothing_and_stops_what_is_below(
     done = tether("run", "tiny", "--set", "gates.ppo.kl=-1", home=home)
     assert done.returncode == 3
     assert "ppo.kl: ppo/kl_high is" in done.stderr and "must be <= -1" in done.stderr
-    shown = status(tether, home)
+    shown = status(home)
     assert states(shown) == ["cached", "cached", "cached", "gate_failed", "not_run"]
     assert [stage["cached"] for stage in shown["stages"]] == [True, True, True, True, False]
     assert shown["state"] == "gate_failed"
@@ -188,7 +191,7 @@ def test_a_waived_gate_lets_the_run_through_and_says_so(tether, home: Path, firs
     done = tether("run", "tiny", "--set", "gates.ppo.kl=-1", *waiver, home=home)
     assert done.returncode == 0, done.stderr
     assert "to see the sheet" in done.stdout
-    shown = status(tether, home)
+    shown = status(home)
     assert states(shown) == ["cached", "cached", "cached", "waived", "cached"]
     assert [gate["name"] for gate in shown["stages"][3]["gates"] if gate["waived"]] == ["ppo.kl"]
 
@@ -216,7 +219,7 @@ def test_a_rerun_computes_its_stage_alone_where_the_bytes_come_out_the_same_and_
     done = tether("rerun", "reward", "--from", first["run"], home=home)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"reward again from run {first['run']}" in done.stdout
-    shown = status(tether, home)
+    shown = status(home)
     assert states(shown) == ["cached", "cached", "passed", "cached", "cached"]
     assert digests(shown) == digests(first)
     assert left_behind(home, first["run"]) == before
@@ -228,7 +231,7 @@ def test_a_refreshed_stage_with_the_same_bytes_leaves_later_hits_alone(
     done = tether("run", "tiny", "--refresh", "validate", home=home)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "validate: computing (asked for" in done.stdout
-    shown = status(tether, home)
+    shown = status(home)
     assert states(shown) == ["passed"] + ["cached"] * 4
     assert digests(shown) == digests(first)
 
@@ -239,7 +242,7 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
     changes = ("--set", "ppo.clip_range=0.1", "--set", "human_eval.judges=people")
     done = tether("run", "tiny", *changes, home=home)
     assert done.returncode == 0, done.stdout + done.stderr
-    waiting = status(tether, home)
+    waiting = status(home)
     assert states(waiting) == ["cached", "cached", "cached", "passed", "awaiting_labels"]
     assert digests(waiting)[:3] == digests(first)[:3]
     assert digests(waiting)[3] != digests(first)[3]
@@ -267,7 +270,7 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
         writer.writerows(rows)
     done = tether("human-eval", "score", str(filled), "--run", waiting["run"], home=home)
     assert done.returncode == 0, done.stdout + done.stderr
-    scored = status(tether, home)
+    scored = status(home)
     assert scored["run"] == waiting["run"]
     assert scored["stages"][4]["state"] == "passed"
     assert scored["stages"][4]["metrics"]["human_eval/labels_complete"] == 1
@@ -296,7 +299,7 @@ def test_new_pairs_refresh_the_reward_model_of_an_earlier_run_and_forgetting_sto
         done = tether("run", "tiny", *refresh, "--set", f"reward.refresh.from_run={named}", home=home)
         assert done.returncode == 3, done.stdout + done.stderr
         assert "reward.refresh_gain_low: reward/refresh_gain_low is" in done.stderr
-        shown = status(tether, home)
+        shown = status(home)
         assert [stage["state"] for stage in shown["stages"][2:]] == ["gate_failed", "not_run", "not_run"]
         metrics = shown["stages"][2]["metrics"]
         assert metrics["reward/refresh_accuracy_previous"] == pytest.approx(before["reward/accuracy"])

@@ -1,5 +1,6 @@
 """Secrets in every variable, URL and option that take one: nothing that is printed or written holds them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,10 @@ def holders(*folders: Path) -> list[str]:
     return [str(path) for path in files if SECRET.encode() in path.read_bytes()]
 
 
-@pytest.fixture(scope="module")
-def variables(prefect: dict[str, str]) -> dict[str, str]:
+def secretive(prefect: str) -> dict[str, str]:
     """The environment of a machine whose every service asks for a password; no MLflow answers there."""
     return {
-        "PREFECT_API_URL": prefect["PREFECT_API_URL"].replace("://", f"://me:{SECRET}@"),
+        "PREFECT_API_URL": prefect.replace("://", f"://me:{SECRET}@"),
         "PREFECT_API_KEY": SECRET,
         "MLFLOW_TRACKING_URI": f"http://me:{SECRET}@127.0.0.1:9",
         "MLFLOW_TRACKING_PASSWORD": SECRET,
@@ -29,17 +29,22 @@ def variables(prefect: dict[str, str]) -> dict[str, str]:
 
 
 def test_a_run_and_what_is_asked_of_it_later_say_and_store_no_secret(
-    tether: Tether, variables: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tether: Tether, prefect: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    home = tmp_path / "home"
+    home, variables = tmp_path / "home", secretive(prefect["PREFECT_API_URL"])
     calls = (
-        "run tiny", "run tiny", "status", "status --json", "explain", "runs", "report", "sync --wait 0", "doctor",
+        "run tiny", "status", "status --json", "explain", "runs", "report", "sync --wait 0", "doctor",
         "store gc", "lineage ppo", "deploy tiny", "promote x-policy/1", "card x/1",
     )  # fmt: skip
     said = {call: tether(*call.split(), home=home, **variables) for call in calls}
     assert {call: said[call].returncode for call in ("run tiny", "status", "runs", "deploy tiny")} == dict.fromkeys(
         ("run tiny", "status", "runs", "deploy tiny"), 0
     ), said
+    # The second run, all hits, says in JSON that MLflow is away.
+    said["run tiny as JSON"] = logged = tether("run", "tiny", home=home, TETHER_LOG_FORMAT="json", **variables)
+    lines = [json.loads(line) for line in logged.stderr.splitlines()]
+    assert {line["stage"] for line in lines} >= {"validate", "sft", "reward", "ppo", "human_eval"}
+    assert len({line["run"] for line in lines if line["stage"]}) == 1 and "report: " in logged.stdout
     assert [call for call, done in said.items() if SECRET in done.stdout + done.stderr] == []
     assert "127.0.0.1:9" in said["doctor"].stdout + said["doctor"].stderr, "the rest of the address is shown"
     assert holders(home, *tmp_path_factory.getbasetemp().glob("prefect*")) == []
@@ -60,9 +65,9 @@ def test_a_run_and_what_is_asked_of_it_later_say_and_store_no_secret(
     ids=lambda call: " ".join(call[:-1]),
 )
 def test_a_secret_in_an_option_is_refused_and_not_repeated(
-    tether: Tether, variables: dict[str, str], tmp_path: Path, call: list[str]
+    tether_here: Tether, tmp_path: Path, call: list[str]
 ) -> None:
-    done = tether(*call, home=tmp_path / "home", **variables)
+    done = tether_here(*call, home=tmp_path / "home", **secretive("http://127.0.0.1:9/api"))
     assert done.returncode == 2 and SECRET not in done.stdout + done.stderr, done
     assert holders(tmp_path) == []
 

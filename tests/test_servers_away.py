@@ -35,7 +35,8 @@ class Site:
         self.proxy = Proxy(self.server.port)
         self.environment = {
             **clean_environment(), "TETHER_HOME": str(self.home), "PYTHONPATH": str(ROOT),
-            "PREFECT_HOME": str(folder / "client"), "PREFECT_API_URL": f"http://127.0.0.1:{self.proxy.port}/api",
+            "PREFECT_HOME": str(folder / "client"), "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_API_URL": f"http://127.0.0.1:{self.proxy.port}/api",
         }  # fmt: skip
 
     def tether(self, *arguments: str) -> "subprocess.Popen[bytes]":
@@ -57,11 +58,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield site
         finally:
             serving.terminate()
-            serving.wait(60)
+            until("tether serve has ended", lambda: serving.poll() is not None, 60)
     finally:
         site.proxy.shutdown()
         site.proxy.server_close()
+        t = time.monotonic()
         site.server.stop()
+        print("server.stop", time.monotonic() - t)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +110,8 @@ def completed(client: SyncPrefectClient, *runs: FlowRun) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("how", "seconds", "updates"), [("database", 51 if REAL else 10, 30), ("gone", 110 if REAL else 10, 31)]
+    ("how", "seconds", "updates"),
+    [("database", 51 if REAL else 10, 30), pytest.param("gone", 110 if REAL else 10, 31, marks=pytest.mark.long)],
 )
 def test_a_run_goes_on_while_its_server_is_away_and_ends_completed(
     site: Site, client: SyncPrefectClient, how: Literal["gone", "database"], seconds: float, updates: int

@@ -1,7 +1,7 @@
 """However a run is stopped, it says so, reads as interrupted, and the same command goes on."""
 
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tasks.runs.status import load_status
+from tests.faults.homes import Home, Moment
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,10 +63,17 @@ def start() -> Iterator[Callable[..., Run]]:
         run.process.communicate()
 
 
-def states(tether: Callable[..., subprocess.CompletedProcess[str]], home: Path) -> list[str]:
+def states(home: Path) -> list[str]:
     """The newest run's state, then its stages'."""
-    document = json.loads(tether("status", "--json", home=home).stdout)
-    return [document["state"], *(stage["state"] for stage in document["stages"])]
+    status = load_status(home)
+    return [status.state, *(stage.state for stage in status.stages)]
+
+
+def forget(home: Home, stage: str) -> Path:
+    """Drop a stage's record: it is computed again, to the same bytes, so that later stages are still hits."""
+    for key in home.keys(stage):
+        shutil.rmtree(home.path / "store" / "records" / key)
+    return home.path
 
 
 def servers(home: Path) -> list[int]:
@@ -79,51 +89,55 @@ def servers(home: Path) -> list[int]:
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_run_and_not_its_server_and_leaves_none(
-    start: Callable[..., Run], tether: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    start: Callable[..., Run],
+    whole: tuple[Home, list[Moment]],
+    tmp_path: Path,
 ) -> None:
-    home = tmp_path / "home"
+    home = whole[0].before("sft", tmp_path / "home").path
     run = start(home, {})
     run.until("sft: computing")
     assert len(servers(home)) == 1, "the run got its variables later"
     os.killpg(run.process.pid, signal.SIGINT)
     code, said = run.end()
     assert code == 130 and "tether: interrupted. Run the same command again" in said and "Traceback" not in said, said
-    assert states(tether, home)[:3] == ["interrupted", "passed", "interrupted"]
+    assert states(home)[:3] == ["interrupted", "cached", "interrupted"]
     assert servers(home) == [] and list((home / "prefect" / "embedded").iterdir()) == []
 
 
 def test_a_closed_pipe_a_full_disk_and_a_closed_terminal_interrupt_a_run_that_then_goes_on(
     start: Callable[..., Run],
-    tether: Callable[..., subprocess.CompletedProcess[str]],
     prefect: dict[str, str],
+    whole: tuple[Home, list[Moment]],
     tmp_path: Path,
 ) -> None:
-    home = tmp_path / "home"
+    home = forget(whole[0].before("ppo", tmp_path / "home"), "validate")
     run = start(home, prefect)
     run.until("validate: computing")
     run.out.close()  # as `| head -1` does
     assert run.process.stderr is not None
     said, code = run.process.stderr.read(), run.process.wait(200)
     assert code == 141 and "interrupted: what it prints can't be written (Broken pipe)" in said, said
-    assert states(tether, home) == ["interrupted", "passed", "interrupted", "not_run", "not_run", "not_run"]
+    assert states(home) == ["interrupted", "passed", "interrupted", "not_run", "not_run", "not_run"]
 
     run = start(home, prefect)
-    run.until("sft: computing")
+    run.until("ppo: computing")
     run.process.send_signal(signal.SIGHUP)
     code, said = run.end()
     assert code == 129 and "tether: interrupted" in said, said
-    assert states(tether, home)[:3] == ["interrupted", "cached", "interrupted"]
+    assert states(home)[3:5] == ["cached", "interrupted"]
 
     run = start(home, prefect, (signal.SIGHUP,))  # as under nohup
-    run.until("sft: computing")
+    run.until("ppo: computing")
     for _ in range(3):
         run.process.send_signal(signal.SIGHUP)
         time.sleep(0.2)
-    assert run.end() == (0, "") and states(tether, home)[0] == "passed"
+    assert run.end() == (0, "") and states(home)[0] == "passed"
 
 
-def test_a_second_ctrl_c_ends_at_once(start: Callable[..., Run], prefect: dict[str, str], tmp_path: Path) -> None:
-    run = start(tmp_path / "home", prefect)
+def test_a_second_ctrl_c_ends_at_once(
+    start: Callable[..., Run], prefect: dict[str, str], whole: tuple[Home, list[Moment]], tmp_path: Path
+) -> None:
+    run = start(whole[0].before("ppo", tmp_path / "home").path, prefect)
     run.until("ppo: computing")
     run.until("ppo 1")
     began = time.monotonic()
@@ -136,11 +150,13 @@ def test_a_second_ctrl_c_ends_at_once(start: Callable[..., Run], prefect: dict[s
 
 
 def test_a_prefect_server_that_cannot_start_costs_its_pages_and_not_the_run(
-    tether: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    tether: Callable[..., subprocess.CompletedProcess[str]],
+    whole: tuple[Home, list[Moment]],
+    tmp_path: Path,
 ) -> None:
-    home = tmp_path / "home"
-    (home / "prefect").mkdir(parents=True)
+    home = whole[0].before("human_eval", tmp_path / "home").path
+    (home / "prefect").mkdir()
     (home / "prefect" / "prefect.db").write_bytes(b"no database" * 1000)
     done = tether("run", "tiny", home=home, embedded=True, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE="false")
     assert done.returncode == 0 and "Prefect's server did not start" in done.stdout, done
-    assert states(tether, home)[0] == "passed"
+    assert states(home)[0] == "passed"

@@ -95,9 +95,11 @@ _PROBES = (
     [{"role": "user", "content": "Hello."}],
     [{"role": "user", "content": "a" * 4000}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
 )
+TEMPLATE_SECONDS = 5
+"""Processor time that a chat template may take."""
 _RENDER = """
 import datetime, json, random, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 from transformers.utils import chat_template_utils
 asked = json.load(sys.stdin)
@@ -129,7 +131,7 @@ def try_template(tokenizer: Any, folder: Path, field: str) -> None:
     renders on nine days with nine seeds of Python's random numbers, which must not show.
 
     Raises:
-        UserError: it fails, takes more than 5 s of processor time, or more than 2 GiB, or depends on day or chance.
+        UserError: it fails, takes more than `TEMPLATE_SECONDS`, or more than 2 GiB, or depends on day or chance.
     """
     with refusing(folder, field, "holds a tokenizer without one chat template"):
         asked = {
@@ -138,10 +140,11 @@ def try_template(tokenizer: Any, folder: Path, field: str) -> None:
             **_FIXED,
             **tokenizer.special_tokens_map,
         }
-    command, text = [sys.executable, "-c", _RENDER], json.dumps(asked, default=str)
+    command, text = [sys.executable, "-c", _RENDER, str(TEMPLATE_SECONDS)], json.dumps(asked, default=str)
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
-        by_limit = "it takes more than 5 s or 2 GiB" if done.returncode < 0 or "MemoryError" in done.stderr else ""
+        limited = done.returncode < 0 or "MemoryError" in done.stderr
+        by_limit = f"it takes more than {TEMPLATE_SECONDS} s or 2 GiB" if limited else ""
         reason = by_limit or (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UserError(
             f"{field}: the chat template of the tokenizer in {folder} can't be used: {reason}. Correct the template."

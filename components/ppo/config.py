@@ -33,6 +33,11 @@ class KLConfig(Settings):
     horizon: float = Field(4.0, gt=0.2)
     """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` an update, and
     at a horizon of 0.2 or less could fall to 0 or below."""
+    proportional: float = Field(0.0, ge=0, le=5)
+    """How strongly β answers KL's distance from the target as it is now, beside the moves that the horizon adds up; 0:
+    not at all. Where KL follows β late, what is added up alone swings around the target (Stooke et al. 2020, arXiv
+    2007.03964: the proportional part of a PID controller of a Lagrange multiplier). `coefficient` is then β at the
+    target, and β starts at `coefficient` / exp(`proportional`), since KL starts at 0."""
     stop_above: float | None = Field(None, gt=0)
     """Hard ceiling, in `unit`; null for none. The run stops, as failed, once KL was above it in five batches in a row,
     or for certain above three times it in one."""

@@ -1,6 +1,7 @@
 """What sets the KL coefficient β from update to update."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 
 from components.ppo.config import KLConfig
 
@@ -15,10 +16,12 @@ class KLController:
     """β, fixed or adaptive, and the ceiling."""
 
     config: KLConfig
-    beta: float
-    """The coefficient of the next update."""
+    coefficient: float
+    """β as far as the horizon's moves made it; all of it where nothing is proportional."""
     holding: bool
-    """Adaptive only: KL has not yet reached half the target, and β waits."""
+    """Adaptive only: KL has not yet reached half the target, and the coefficient waits."""
+    error: float = -1.0
+    """KL / target - 1, the mean of the last batch's and of what stood here before; a policy starts at KL 0."""
     above: int = 0
     """How many batches in a row, the last one included, were above the ceiling."""
 
@@ -27,19 +30,32 @@ class KLController:
         """The controller before the first update."""
         return cls(config, config.coefficient, config.control == "adaptive")
 
+    @property
+    def beta(self) -> float:
+        """The coefficient of the next update."""
+        gain = self.config.proportional if self.config.control == "adaptive" else 0.0
+        return self.coefficient * math.exp(gain * min(max(self.error, -1.0), 1.0))
+
     def update(self, kl: float) -> None:
         """Move β after an update whose mean KL was `kl` (in the config's unit).
 
-        β ← β (1 + e / horizon) with e = clip(KL / target - 1, ±0.2) (Ziegler et al. 2019, section 2.2, with the horizon
-        in batches). β holds until KL first reaches half the target, since a policy that starts at the reference has KL
-        0, and would only be pushed off its tether.
+        With e = KL / target - 1 and the horizon in batches (Ziegler et al. 2019, section 2.2),
+
+            c ← c (1 + clip(e, ±0.2) / horizon),    β = c exp(proportional clip(m, ±1)),    m ← (m + e) / 2.
+
+        c holds until KL first reaches half the target, since a policy that starts at the reference has KL 0, and would
+        only be pushed off its tether. By default `proportional` is 0 and β is c. Where KL follows β late, c alone
+        swings around the target, the more the smaller the horizon; the second factor damps that (Stooke et al. 2020,
+        arXiv 2007.03964, section 5: the proportional part of a PID controller of the multiplier; here of its logarithm,
+        and of a mean in which each batch weighs half of the one after it, since single batches swing).
         """
         if self.config.control == "fixed":
             return
+        error = kl / self.config.target - 1
+        self.error = (self.error + error) / 2
         self.holding = self.holding and kl < self.config.target / 2
         if not self.holding:
-            error = min(max(kl / self.config.target - 1, -0.2), 0.2)
-            self.beta *= 1 + error / self.config.horizon
+            self.coefficient *= 1 + min(max(error, -0.2), 0.2) / self.config.horizon
 
     def stops(self, kl: float, low: float) -> bool:
         """Count a batch with mean KL `kl`, whose interval begins at `low`; whether the run stops (unit of the config).
@@ -59,4 +75,4 @@ class KLController:
 
     def state(self) -> dict[str, float]:
         """All that it remembers, for a checkpoint."""
-        return {"beta": self.beta, "holding": self.holding, "above": self.above}
+        return {name: value for name, value in asdict(self).items() if name != "config"}

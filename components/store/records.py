@@ -31,6 +31,8 @@ STAGE = re.compile(r"[a-z0-9_.]{1,64}")
 ATTEMPT = re.compile(rf"([1-9][0-9]{{0,8}})(-[0-9a-f]{{8}})?(?:\.({STAGE.pattern}))?\.json")
 """A record's file: its attempt and its stage, so that a stage's records are found by name (older ones, and those of an
 export, name none). The part after the hyphen stands where the file system can't refuse a name that is there."""
+RECORD_SCHEMA = 1
+"""Of a record's file, as `schema` beside the record; 1 is left unsaid. A manifest has none: its bytes are a digest."""
 GAP = 1000
 """Numbers of attempts rise by one. One that is so far above the others was not given by `ArtifactStore.commit`, and if
 it counted, the next one might be too long to be a record's."""
@@ -128,7 +130,9 @@ def parse_record(text: str, key: str) -> Record | Miss:
     """The record of `key` that a file's text is, or why it is none."""
     try:
         document = json.loads(text)
-        body = document["record"]
+        body, schema = document["record"], document.get("schema", 1)
+        if schema > RECORD_SCHEMA:
+            return Miss(f"a newer Tether wrote the record (schema {schema}; this one reads {RECORD_SCHEMA})")
         if digest_json(body) != document["sha256"]:
             return Miss("the record is damaged (its own sha256 does not hold)")
         record = Record.model_validate(body)

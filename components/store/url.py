@@ -29,7 +29,9 @@ _REFUSES_TWICE = ("s3", "s3a")
 class UrlPlace:
     """A `Place` below an fsspec URL. Object stores give no locks, so who publishes or collects leaves a mark there."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **options: Any) -> None:
+        self._options = options
+        """Of its file system (fsspec's), in the place of what the environment says."""
         self._url = url.rstrip("/")
         self.where = redacted(self._url)
         self.exclusive = url.partition("://")[0] in _REFUSES_TWICE
@@ -156,7 +158,7 @@ class UrlPlace:
             from fsspec.implementations.dirfs import DirFileSystem
 
             # A listing that is remembered would hide what other computers publish.
-            fs, root = url_to_fs(self._url, use_listings_cache=False)
+            fs, root = url_to_fs(self._url, **{"use_listings_cache": False, **self._options})
             return DirFileSystem(root.rstrip("/"), fs)
         except (ImportError, ValueError) as error:
             raise UserError(

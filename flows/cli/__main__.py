@@ -14,6 +14,7 @@ from components.base.errors import GateFailed, TetherError, UserError, refuse_cr
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
 from flows.cli.data import data
+from flows.cli.keeping import keeping_commands
 from flows.cli.models import model_commands
 from flows.cli.people import human_eval
 from flows.cli.stack import stack
@@ -31,6 +32,7 @@ app.add_typer(data, name="data")
 app.add_typer(store, name="store")
 app.add_typer(stack, name="stack")
 app.add_typer(model_commands)
+app.add_typer(keeping_commands)
 
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")
@@ -344,6 +346,10 @@ def deploy(
     pool: Annotated[
         list[str] | None, typer.Option(metavar="POOL", help="A further pool that may compute stages.")
     ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="QUEUE", help="The queue of its runs, as high (default: as it was before; default)."),
+    ] = None,
     alert: Annotated[
         str | None,
         typer.Option(
@@ -375,7 +381,7 @@ def deploy(
     if alert is not None:
         check_address(alert)  # before anything is registered
     schedule = None if cron is None else Schedule(cron, timezone, active)
-    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule)
+    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule, queue)
     lines += _alerts(alert, no_alert)
     echo("\n".join(describe(done) + lines))
 
@@ -392,7 +398,7 @@ def _alerts(url: str | None, stop: bool) -> list[str]:
     return []
 
 
-@command(app, "doctor")
+@command(app, "doctor", any_home=True)
 def doctor() -> None:
     """Check that this machine can run Tether.
 
@@ -423,14 +429,20 @@ def serve(
         int | None,
         typer.Option(metavar="N", min=1, help="Runs at once of each pool (default: 2 pipelines of cpu, 1 of others)."),
     ] = None,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print what the workers print, instead of files below the home.")
+    ] = False,
 ) -> None:
     """Work for Prefect's pools on this machine, until Ctrl-C."""
     from flows.config.run_config import CPU_POOL, GPU_POOL
     from flows.deployment.servers import CPU_RUNS, serve_pools
+    from tasks.execution import logs
 
     _need_server("with PREFECT_API_URL")
     pools = pool or [CPU_POOL, GPU_POOL]
-    serve_pools(tether_home(), {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}, echo)
+    say = logs.logger.info if logs.as_json() else echo
+    limits = {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}
+    serve_pools(tether_home(), limits, say, logs=not print_)
 
 
 @command(app, "metrics")
@@ -475,6 +487,8 @@ def _go(launch: "Launch") -> None:
     """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
     from flows.launch import compute, what_is_simulated
     from flows.reports.terminal import print_run
+    from tasks.execution.logs import as_json
+    from tasks.execution.progress import Output
     from tasks.runs.journal import REPORT
     from tasks.runs.status import load_status
 
@@ -484,7 +498,8 @@ def _go(launch: "Launch") -> None:
     except GateFailed as error:
         failed = error
     document = load_status(ctx.home, ctx.run)
-    print_run(ctx.console, document, what_is_simulated(ctx.home, ctx.run))
+    # Where log lines are JSON the console is the log; the result is for standard output all the same.
+    print_run(Output() if as_json() else ctx.console, document, what_is_simulated(ctx.home, ctx.run))
     echo(f"report: {ctx.folder / REPORT}")
     if all(stage.cached for stage in document.stages if stage.state != "not_run"):
         echo("Nothing was computed: every stage was found in the store.")

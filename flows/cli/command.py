@@ -1,6 +1,7 @@
 """A command whose errors become an exit code and one paragraph."""
 
 import functools
+import os
 import signal
 import traceback
 from collections.abc import Callable
@@ -20,12 +21,35 @@ SIGNALLED = 128
 
 
 def echo(message: object, nl: bool = True, err: bool = False) -> None:
-    """Print as `typer.echo` does; what could command the terminal is shown instead, whoever wrote it."""
+    """Print as `typer.echo` does; what could command the terminal is shown instead, whoever wrote it.
+
+    What is for standard error is a log line where those are JSON.
+    """
+    if err and _logs_json():
+        from tasks.execution import logs
+
+        logs.logger.error("%s", str(message).strip())
+        return
     typer.echo(plain(str(message)), nl=nl, err=err)
 
 
-def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a command whose errors become an exit code and one paragraph."""
+def _logs_json() -> bool:
+    """Whether log lines are JSON, and ready to be written; nothing is raised for a format that there is not."""
+    if os.environ.get("TETHER_LOG_FORMAT") != "json":
+        return False
+    from tasks.execution import logs
+
+    logs.install()
+    return True
+
+
+def command(
+    group: typer.Typer, name: str, any_home: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a command whose errors become an exit code and one paragraph.
+
+    It is refused for a home that a newer Tether wrote, unless it takes `any_home`.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -34,6 +58,10 @@ def command(group: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Cal
                 with graceful():
                     check_packages()
                     prepare_environment(tether_home())
+                    if not any_home:
+                        from tasks.runs.schema import check_home
+
+                        check_home(tether_home())
                     function(*args, **kwargs)
             except (Exception, KeyboardInterrupt) as error:
                 _fail(error)
@@ -59,6 +87,11 @@ def _fail(error: BaseException) -> NoReturn:
     if isinstance(error, TetherError):
         echo(f"tether: {_paragraph(error)}", err=True)
         raise typer.Exit(error.exit_code) from None
+    if _logs_json():
+        from tasks.execution import logs
+
+        logs.logger.critical("this is a mistake of Tether's, not yours: %s", error, exc_info=error)
+        raise typer.Exit(1) from None
     echo(redacted("".join(traceback.format_exception(error))), nl=False, err=True)
     echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
     raise typer.Exit(1) from None

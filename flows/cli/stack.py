@@ -29,12 +29,12 @@ def up(config: Config = None) -> None:
     from flows.stack.control import up as start
     from flows.stack.state import read_state
 
-    path, here = _stack(config)
+    path, here = load_config(config)
     print_table(Console(), here, start(here, path, echo), read_state(here))
     echo(f"\nIn each terminal that uses it:  . {here.exports}\nPasswords are there and in {here.secrets}.")
 
 
-@command(stack, "status")
+@command(stack, "status", any_home=True)
 def status(config: Config = None) -> None:
     """Ask every part, with its password, and say what is wrong."""
     from rich.console import Console
@@ -43,7 +43,7 @@ def status(config: Config = None) -> None:
     from flows.stack.control import status as ask
     from flows.stack.state import runs
 
-    _, here = _stack(config)
+    _, here = load_config(config)
     answers, state = ask(here)
     if state is None:
         raise TetherError(f"Nothing of the stack in {here.folder} runs. `tether stack up` starts it.")
@@ -55,23 +55,23 @@ def status(config: Config = None) -> None:
         raise TetherError("What starts ended parts again has ended itself. `tether stack up` starts it.")
 
 
-@command(stack, "down")
+@command(stack, "down", any_home=True)
 def down(config: Config = None) -> None:
     """End everything; databases, artifacts and passwords stay."""
     from flows.stack.control import down as end
 
-    _, here = _stack(config)
+    _, here = load_config(config)
     ended = end(here)
     told = f"Ended {', '.join(ended)}." if ended else "Nothing of it ran."
     echo(f"{told} What it keeps stays in {here.folder}.")
 
 
-@command(stack, "rotate")
+@command(stack, "rotate", any_home=True)
 def rotate(config: Config = None) -> None:
     """Replace every password, while the stack is down."""
     from flows.stack.prepare import rotate as change
 
-    _, here = _stack(config)
+    _, here = load_config(config)
     change(here)
     echo(
         f"New passwords are in {here.secrets} and {here.exports}; the old ones are void. `tether stack up` starts with "
@@ -79,7 +79,7 @@ def rotate(config: Config = None) -> None:
     )
 
 
-@command(stack, "logs")
+@command(stack, "logs", any_home=True)
 def logs(
     part: Annotated[str | None, typer.Argument(help="One part, as mlflow (default: all).")] = None,
     lines: Annotated[int, typer.Option(metavar="N", min=0, help="At first, so many of each.")] = 20,
@@ -90,10 +90,11 @@ def logs(
     from flows.stack.logs import follow as tail
 
     with suppress(KeyboardInterrupt):
-        tail(_stack(config)[1], part, lines, follow, echo)
+        tail(load_config(config)[1], part, lines, follow, echo)
 
 
-def _stack(config: Path | None) -> "tuple[Path, Stack]":
+def load_config(config: Path | None) -> "tuple[Path, Stack]":
+    """Return the config's file, and the stack that it describes in this home."""
     from flows.stack.config import DEFAULT, load_stack
 
     path = config or DEFAULT

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
@@ -49,6 +49,16 @@ class Runner(Settings):
         return {"pool": given} if isinstance(given, str) else given
 
 
+class PriceConfig(Settings):
+    """What computing costs, so that a run's cost stands beside its seconds. It is no part of a key."""
+
+    currency: str = Field("USD", pattern=r"^[A-Za-z€$£¥]{1,8}$")
+    """What the prices are in."""
+    hour: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """Price of an hour by work pool, or by device (`cpu`, `cuda`) where a stage's pool has none. What it says nothing
+    of has no cost."""
+
+
 _CONTROL = r"\x00-\x1f\x7f-\x9f"
 _PRINTABLE = rf"^[^\s{_CONTROL}]([^{_CONTROL}]*[^\s{_CONTROL}])?$"
 """No control characters, no blanks at the ends. Prefect's form takes only patterns that Python's `re` takes."""
@@ -70,6 +80,8 @@ class Options(Settings):
     was lost or a connection failed; never after a mistake, a failed gate or a failed check. It is no part of a key."""
     retry_seconds: float = Field(30, ge=0, le=3600)
     """Wait before the first retry; twice as long before each further one, an hour at most. It is no part of a key."""
+    prices: PriceConfig = PriceConfig()
+    """What an hour of a pool or a device costs."""
     generation: GenerationConfig = GenerationConfig()
     """How responses are sampled, in every stage."""
     data: DataConfig = DataConfig()
@@ -126,6 +138,18 @@ class Options(Settings):
     def timeouts(self) -> dict[str, float]:
         """Stage to the seconds that one attempt may take, for the stages that have a limit."""
         return {stage: runner.timeout for stage, runner in self.runners.items() if runner.timeout is not None}
+
+    @property
+    def hourly_prices(self) -> dict[str, float]:
+        """Stage to the price of an hour of what computes it, for the stages whose pool or device has one."""
+        found = {}
+        for stage in PIPELINE:
+            runner = self.runners.get(stage, Runner())
+            device = (runner.runtime or self.runtime).device
+            price = self.prices.hour.get(runner.pool, self.prices.hour.get(device))
+            if price is not None:
+                found[stage] = price
+        return found
 
     def resolved(self) -> Self:
         """The same for this machine: no `auto` is left in a runtime (a pool's has what it doesn't say from here)."""

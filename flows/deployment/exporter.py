@@ -139,6 +139,10 @@ class RunCollector(Collector):
         if (memory := self._memory(run)) is not None:
             out.add("run_memory_bytes", "Resident memory of a run's process on this host.", {"run": run.run}, memory)
         for stage in run.stages:
+            if stage.cost is not None and stage.saved is not None:
+                labels = {"run": run.run, "profile": run.profile, "stage": stage.name, "currency": run.currency}
+                out.add("stage_cost", "What a stage has cost so far, where the config has a price.", labels, stage.cost)
+                out.add("stage_saved", "What computing a stage's reused results again would cost.", labels, stage.saved)
             self._stage(out, stage, dict(zip(STAGE, (run.run, run.profile, stage.name), strict=True)))
 
     def _memory(self, run: RunStatus) -> int | None:

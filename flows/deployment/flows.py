@@ -4,7 +4,6 @@
 that is tried again takes up the run of ours that it began.
 """
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,12 +24,14 @@ from flows import launch
 from flows.config.run_config import RunConfig
 from flows.deployment import form
 from flows.environment import check_packages, prepare_environment, tether_home
+from tasks.execution import logs
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
 from tasks.prefect_flow.alive import saying_that_it_lives
 from tasks.prefect_flow.stages import Outcome, unless_gone
-from tasks.runs.journal import REPORT
-from tasks.stages import StageName
+from tasks.runs.journal import REPORT, current_user
+from tasks.runs.schema import check_home
+from tasks.stages import STAGES, StageName
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ def rlhf(
     name: str | None = None,
     note: str | None = None,
     tags: list[str] = [],  # noqa: B006
+    started_by: str | None = None,
     waive: list[str] = [],  # noqa: B006
     because: str | None = None,
     waived_by: str | None = None,
@@ -66,6 +68,7 @@ def rlhf(
         name: What to call the run.
         note: What to know of it, in a line. It is kept as the tag "note".
         tags: Each KEY=VALUE or KEY.
+        started_by: Your name, for the record of the run: the server knows no users.
         waive: Gates that may fail in this run. Say why, and who you are, in the next two fields.
         because: Why they are waived. It is recorded.
         waived_by: Your name. It is recorded with the waivers.
@@ -86,6 +89,7 @@ def rlhf(
             "refresh": refresh,
             "flow_run": flow_run,
             "label": form.label(name, note, tags),
+            "user": form.person("started_by", started_by, starter(flow_run)),
         }
         if from_stage is None:
             begun = launch.new_run(home, profile, asked.resolved(), **options)
@@ -101,9 +105,15 @@ def rlhf(
 def human_eval(
     sheet: Annotated[str, Field(description="The filled sheet, or a folder of raters' files, as the worker sees it.")],
     run: Annotated[str | None, Field(description="The run that awaits these labels; empty: the newest.")] = None,
+    scored_by: Annotated[str | None, Field(description="Your name, for the record of the score.")] = None,
 ) -> State[Any]:
     """People's labels, scored; they finish a run that awaits them."""
-    return _run(lambda home: launch.scoring(home, run, Path(sheet)))
+
+    def begin(home: Path) -> launch.Launch:
+        user = form.person("scored_by", scored_by, starter(str(runtime.flow_run.id)))
+        return launch.scoring(home, run, Path(sheet), user=user)
+
+    return _run(begin)
 
 
 @flow(name=FLOW, flow_run_name="{order.stage} for {order.run}", retries=0, persist_result=False)
@@ -112,6 +122,7 @@ def compute(order: Order) -> State[Any]:
 
     def work(home: Path, console: Console) -> str:
         store = ArtifactStore(home)
+        logs.bind(run=order.run, stage=STAGES[order.stage].shown)
         say(console, f"{order.stage} for run {order.run}: reading and writing {store.place.where}")
         with StageProgress(console, order.stage) as progress:
             record = receive(order, store, progress.show, lambda text: say(console, text))
@@ -151,6 +162,13 @@ def _call_flow_run(flow_run: str, name: str) -> None:
     unless_gone(call)
 
 
+def starter(flow_run: str) -> str:
+    """Who ordered a flow run, as far as that is known: its schedule, else somebody, of whom only the worker is."""
+    with get_client(sync_client=True) as client:
+        by_schedule = client.read_flow_run(UUID(flow_run)).auto_scheduled
+    return "its schedule" if by_schedule else f"{current_user()} (a worker)"
+
+
 def pool_of(flow_run: str) -> str | None:
     """The work pool that runs a flow run."""
     with get_client(sync_client=True) as client:
@@ -181,10 +199,11 @@ def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lamb
     def in_this_environment() -> T:
         check_packages()
         prepare_environment(home)
+        check_home(home)
         logger = get_run_logger()
         try:
             with saying_that_it_lives(str(runtime.flow_run.id)):
-                return call(home, Console(file=_LogLines(logger.info), width=200))
+                return call(home, Console(file=logs.LogLines(logger.info), width=200))
         except TetherError:
             raise
         except Exception as error:
@@ -195,18 +214,3 @@ def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lamb
 
     home = tether_home()
     return Outcome[T]().capture(in_this_environment, name)
-
-
-class _LogLines(io.StringIO):
-    """A text file of which each line is logged."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        super().__init__()
-        self._log = log
-        self._rest = ""
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in filter(None, lines):
-            self._log(line)
-        return len(text)

@@ -17,9 +17,9 @@ from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
 from flows.config.profiles import lay
 from flows.config.run_config import RunConfig, check_config, to_values
-from tasks.runs.label import Label
+from tasks.runs.label import LONGEST_NAME, Label, one_line
 
-LAST = ("runners", "runtime", "retries", "retry_seconds", "project")
+LAST = ("runners", "runtime", "retries", "retry_seconds", "prices", "project")
 """Options that a run seldom changes. The others come first, in their order, after the seed."""
 
 
@@ -87,6 +87,15 @@ def label(name: str | None, note: str | None, tags: Sequence[str]) -> Label:
         UserError: as `Label.of`.
     """
     return Label.of(name, [*tags, *([f"note={note}"] if note else [])])
+
+
+def person(field: str, name: str | None, otherwise: str) -> str:
+    """Who asked, as the form's `field` says: a server's form knows nobody. `otherwise` where it is empty.
+
+    Raises:
+        UserError: it holds a secret, is too long or can't be shown on a line.
+    """
+    return one_line(field, (name or "").strip(), LONGEST_NAME) or otherwise
 
 
 def waivers(gates: Sequence[str], because: str | None, waived_by: str | None, config: RunConfig) -> list[Waiver]:

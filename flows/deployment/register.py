@@ -8,7 +8,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
-from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
@@ -17,6 +17,7 @@ from prefect.utilities.callables import ParameterSchema
 from prefect.utilities.urls import url_for
 from pydantic import JsonValue
 
+from components.base.errors import UserError
 from components.base.redaction import has_credentials, redacted
 from components.base.settings import Settings
 from components.data.inputs import KINDS
@@ -28,6 +29,9 @@ from flows.deployment.schedules import OURS, Schedule, plan
 from flows.deployment.servers import CPU_RUNS
 from flows.deployment.stale import stale
 from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
+
+HIGH = "high"
+"""The queue of each pool that workers take from first."""
 
 
 class Deployed(NamedTuple):
@@ -67,6 +71,7 @@ def deploy(
     schedule: Schedule | None,
     pools: Iterable[str] = (),
     remove_schedule: bool = False,
+    queue: str | None = None,
 ) -> tuple[list[Deployed], list[str]]:
     """Register everything (again) on the server that `PREFECT_API_URL` names.
 
@@ -78,23 +83,29 @@ def deploy(
         schedule: of the pipeline; None leaves the one of an earlier call as it is.
         pools: further pools that are to compute stages, beside cpu and gpu.
         remove_schedule: that of an earlier call. Those that people made on the page stay in any case.
+        queue: of the pool cpu, which the pipeline's runs are put into; None leaves it as it is.
 
     Returns:
         What was registered, and a line about each schedule and each deployment that this version can't run.
 
     Raises:
-        UserError: the schedule is none, or a stage's pool is the one that runs the pipelines.
+        UserError: the schedule is none, the pool has no such queue, or a stage's pool is the one that runs the
+            pipelines.
     """
     home.mkdir(parents=True, exist_ok=True)
     runners = {"ppo": Runner(pool=GPU_POOL), **config.runners}
     config = with_absolute_paths(config.model_copy(update={"runners": runners}))
     flows.refuse_own_pool(config, CPU_POOL)
-    planned, lines = plan(_schedules(f"{flows.rlhf.name}/{profile}"), schedule, remove_schedule)
+    before = _deployment(f"{flows.rlhf.name}/{profile}")
+    planned, lines = plan(before.schedules if before is not None else [], schedule, remove_schedule)
     computing = list(dict.fromkeys([CPU_POOL, GPU_POOL, *pools]))
     limits = {pool: _make_pool(pool) for pool in computing}
+    if queue is not None and queue not in (there := _queues(CPU_POOL)):
+        raise UserError(f"--queue {queue}: the pool {CPU_POOL} has no such queue. It has {', '.join(there)}.")
+    queue = queue or (before.work_queue_name if before is not None else None)
     defaults: dict[str, JsonValue] = {"profile": profile, "config": to_values(config)}
     done = [
-        _register(flows.rlhf, profile, CPU_POOL, home, defaults, form.schema(flows.rlhf, config), planned),
+        _register(flows.rlhf, profile, CPU_POOL, home, defaults, form.schema(flows.rlhf, config), planned, queue),
         _register(flows.human_eval, "score", CPU_POOL, home, {}),
         *(_register(flows.compute, pool, pool, home, {}) for pool in computing),
     ]
@@ -114,13 +125,13 @@ def _remove_schedule(name: str) -> None:
                 client.delete_deployment_schedule(deployment.id, each.id)
 
 
-def _schedules(name: str) -> list[DeploymentSchedule]:
-    """Of a deployment, if there is one."""
+def _deployment(name: str) -> DeploymentResponse | None:
+    """A deployment as the server has it; None where there is none."""
     with get_client(sync_client=True) as client:
         try:
-            return client.read_deployment_by_name(name).schedules
+            return client.read_deployment_by_name(name)
         except ObjectNotFound:
-            return []
+            return None
 
 
 def _register(
@@ -131,14 +142,16 @@ def _register(
     parameters: dict[str, JsonValue],
     schema: ParameterSchema | None = None,
     schedules: Iterable[DeploymentScheduleCreate] = (),
+    queue: str | None = None,
 ) -> Deployed:
-    """`schema`: of the flow's parameters, in the place of the one that Prefect makes."""
+    """`schema`: of the flow's parameters, in the place of the one that Prefect makes. `queue`: of the pool."""
     deployment = RunnerDeployment.from_flow(
         flow,
         name,
         parameters=parameters,
         schedules=list(schedules),
         work_pool_name=pool,
+        work_queue_name=queue,
         job_variables={"env": _environment(home)},
         tags=[TAG],
         description=flow.description,
@@ -173,12 +186,24 @@ def _make_pool(name: str) -> int | None:
     """Make a work pool of processes where there is none; one that a person changed stays as it is. Gives its limit.
 
     A pool's limit is of all machines together. A new pool has none: how much a machine takes is for its workers to say.
+    Prefect gives each pool the queue `default`. The queue `high` comes before it, and stays as people change it.
     """
     with get_client(sync_client=True) as client:
         try:
-            return client.read_work_pool(name).concurrency_limit
+            limit = client.read_work_pool(name).concurrency_limit
         except ObjectNotFound:
-            return client.create_work_pool(WorkPoolCreate(name=name, type="process")).concurrency_limit
+            limit = client.create_work_pool(WorkPoolCreate(name=name, type="process")).concurrency_limit
+        if HIGH not in _queues(name):
+            about = "Runs here are taken before those of the pool's other queues."
+            client.create_work_queue(HIGH, about, priority=1, work_pool_name=name)  # the others move down by one
+    return limit
+
+
+def _queues(pool: str) -> list[str]:
+    """The queues of a work pool, the first of which is taken from first."""
+    with get_client(sync_client=True) as client:
+        found = client.read_work_queues(work_pool_name=pool)
+    return [each.name for each in sorted(found, key=lambda each: each.priority or 0)]
 
 
 def describe(deployments: Iterable[Deployed]) -> list[str]:

@@ -33,13 +33,14 @@ def serve_pages(home: Path, say: Say) -> None:
     _serve([_mlflow(home), _prefect()], home, say)
 
 
-def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
+def serve_pools(home: Path, pools: Mapping[str, int], say: Say, logs: bool = True) -> None:
     """Start a worker for each pool, and end them with this process. Runs at work are told to stop, and can resume.
 
     Args:
         home: where their logs go.
         pools: how many runs of each pool are computed here at once.
         say: tells a person.
+        logs: whether what the workers print goes into files of the home; else it goes where this process prints.
     """
     from flows.deployment.alerts import DiskWatch
     from flows.deployment.recovery import crash_watch
@@ -50,7 +51,7 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
         disk.look()
         resume()
 
-    _serve(worker_services(pools), home, say, watch)
+    _serve(worker_services(pools), home, say, watch, logs)
 
 
 def worker_services(pools: Mapping[str, int]) -> list[Service]:
@@ -66,7 +67,7 @@ def worker_services(pools: Mapping[str, int]) -> list[Service]:
             ],
             environment={
                 "PREFECT_LOGGING_LEVEL": "INFO",
-                "PREFECT_WORKER_QUERY_SECONDS": "3",
+                "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("PREFECT_WORKER_QUERY_SECONDS", "3"),
                 # With its database away, a server says 500; else a worker gives up after two minutes of that.
                 "PREFECT_CLIENT_RETRY_EXTRA_CODES": PATIENCE["PREFECT_CLIENT_RETRY_EXTRA_CODES"],
             },
@@ -114,10 +115,12 @@ def _prefect() -> Service:
     )
 
 
-def _serve(services: list[Service], home: Path, say: Say, watch: Callable[[], None] = lambda: None) -> None:
+def _serve(
+    services: list[Service], home: Path, say: Say, watch: Callable[[], None] = lambda: None, logs: bool = True
+) -> None:
     home.mkdir(parents=True, exist_ok=True)
     # SIGTERM raises a KeyboardInterrupt too (`graceful`); here neither is a mistake.
-    with graceful(), suppress(KeyboardInterrupt), _running(services, home) as parts:
+    with graceful(), suppress(KeyboardInterrupt), _running(services, home if logs else None) as parts:
         for service in services:
             if service.health is not None and service.name in parts:
                 _wait_for(service.name, service.health, parts[service.name].process, home)
@@ -138,14 +141,15 @@ def _log(service: str, home: Path) -> Path:
 
 
 @contextmanager
-def _running(services: list[Service], home: Path) -> Iterator[dict[str, Supervised]]:
-    """Start the services that have a command; gives them by name."""
+def _running(services: list[Service], home: Path | None) -> Iterator[dict[str, Supervised]]:
+    """Start the services that have a command; gives them by name. Their logs are files of `home`, if it is given."""
     parts: dict[str, Supervised] = {}
     try:
         for service in services:
             if service.command is not None:
-                log = _log(service.name, home)
-                log.unlink(missing_ok=True)
+                log = None if home is None else _log(service.name, home)
+                if log is not None:
+                    log.unlink(missing_ok=True)
                 parts[service.name] = Supervised(service, log)
         yield parts
     finally:

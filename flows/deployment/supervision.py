@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -61,11 +61,11 @@ class Supervised:
 
     Args:
         service: what to run; it has a command.
-        log: what it prints is added there.
+        log: what it prints is added there; None where it prints to where this process does.
         running: its process, where an earlier parent left it at work.
     """
 
-    def __init__(self, service: Service, log: Path, running: Running | None = None) -> None:
+    def __init__(self, service: Service, log: Path | None, running: Running | None = None) -> None:
         self.service, self._log = service, log
         self._wait = AGAIN_SECONDS[0]
         self._due: float | None = None
@@ -83,7 +83,7 @@ class Supervised:
             entry = pwd.getpwnam(service.user)
             user = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
             environment["HOME"] = entry.pw_dir
-        with self._log.open("ab") as log:
+        with nullcontext() if self._log is None else self._log.open("ab") as log:
             # A session of its own: it has children, and Ctrl-C is ours to pass on.
             return subprocess.Popen(
                 service.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
@@ -103,10 +103,9 @@ class Supervised:
         if now - self._since > STEADY_SECONDS:
             self._wait = AGAIN_SECONDS[0]
         self._due = now + self._wait
-        say(
-            f"{self.service.name} ended with code {self.process.returncode} and is started again in "
-            f"{self._wait:.0f} s; see {self._log}"
-        )
+        see = "" if self._log is None else f"; see {self._log}"
+        ended = f"{self.service.name} ended with code {self.process.returncode}"
+        say(f"{ended} and is started again in {self._wait:.0f} s{see}")
         self._wait = min(2 * self._wait, AGAIN_SECONDS[1])
 
 

@@ -16,7 +16,7 @@ from components.store.store import ArtifactStore, Record
 from flows.models.lineage import ChangedOption, changed_options, find_subject, own_records
 from tasks.runs.config import run_values
 from tasks.runs.journal import Done, readable_done, recorded_paths
-from tasks.runs.status import StageStatus, has_run, list_runs, load_status, own_runs
+from tasks.runs.status import RunStatus, StageStatus, has_run, list_runs, load_status, own_runs
 from tasks.tracking.links import MODELS, model_name
 from tasks.tracking.registry import Version, versions
 
@@ -52,6 +52,10 @@ class ModelFacts(NamedTuple):
     """Its registered versions, where the registry was asked."""
     promoted: Mapping[str, str] | None
     """Who made it champion: `{by, at, run, judges}`."""
+    users: Mapping[str, str]
+    """Who started each run that computed a part of it, as far as they are here."""
+    costs: Mapping[str, Mapping[str, float]]
+    """Digest of what it was made of to what its computing cost, by currency, as far as runs here say so."""
 
     @property
     def kind(self) -> str:
@@ -184,7 +188,7 @@ def _gather(
         )
     records = own_records(upstream[-1])
     record = next((each for each in records if each.run == run), records[0])
-    config, profiles = _other_runs(home, record.run, upstream)
+    config, computed_in = _other_runs(home, record.run, upstream)
     status = None if run is None else load_status(home, run)
     stages = {} if status is None else {stage.name: stage for stage in status.stages}
     own = tuple(each for each in registered if each.digest == digest)
@@ -195,7 +199,7 @@ def _gather(
     made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
     for each in made:
-        options |= changed_options(each, profiles.get(each.run))
+        options |= changed_options(each, computed_in[each.run].profile if each.run in computed_in else None)
     computed_by = {each.run for node in upstream for each in node.records}
     sources = {node.digest for node in upstream if not node.records}
     paths = recorded_paths(home, computed_by) if sources else {}
@@ -212,21 +216,33 @@ def _gather(
         waivers=[] if status is None else status.waivers,
         versions=own,
         promoted=promoted,
+        users={run: each.user for run, each in computed_in.items() if each.user},
+        costs={each.digest: cost for each in made if (cost := _cost(each, computed_in.get(each.run)))},
     )
 
 
-def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping[str, JsonValue], dict[str, str]]:
-    """The config of `run`, and the profiles of all that computed a part; what can't be read is named in a warning."""
+def _cost(record: Record, run: RunStatus | None) -> dict[str, float]:
+    """What computing a record cost in the run that did, by currency; empty where it has no price or is not here."""
+    if run is None:
+        return {}
+    for stage in run.stages:
+        if record.key in stage.needs and stage.price is not None and record.stage in stage.computed:
+            return {run.currency: stage.computed[record.stage] / 3600 * stage.price}
+    return {}
+
+
+def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping[str, JsonValue], dict[str, RunStatus]]:
+    """The config of `run`, and all runs that computed a part; what can't be read is named in a warning."""
     config: Mapping[str, JsonValue] = {}
-    profiles = {}
+    found = {}
     for each in {run, *(record.run for node in upstream for record in node.records)}:
         try:
             if has_run(home, each):
-                profiles[each] = load_status(home, each).profile
+                found[each] = load_status(home, each)
                 config = run_values(home, each) if each == run else config
         except UserError as error:
             logger.warning("%s", error)
-    return config, profiles
+    return config, found
 
 
 def _promoted(stages: Mapping[str, StageStatus], done: Iterable[Done]) -> dict[str, str] | None:

@@ -93,6 +93,7 @@ class LineageNode:
                 {
                     "run": run,
                     "state": stage.state,
+                    "user": stage.user,
                     "gates": gates_json(stage.gates),
                     "waivers": [waiver.model_dump() for waiver in stage.waivers],
                 }

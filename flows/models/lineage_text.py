@@ -60,7 +60,8 @@ def _facts(node: LineageNode) -> Iterator[str]:
     for run, stage in node.judged:
         gates = [gate for gate in stage.gates if gate.threshold is not None]
         passed = sum(gate.passed for gate in gates)
-        yield f"in run {run}: {stage.state}" + (f", {passed} of {len(gates)} gates passed" if gates else "")
+        by = f" by {stage.user}" if stage.user else ""
+        yield f"in run {run}{by}: {stage.state}" + (f", {passed} of {len(gates)} gates passed" if gates else "")
         for gate in gates:
             if not gate.passed:
                 yield f"  {gate.name}: {gate.metric} is {number(gate.value)}, {'waived' if gate.waived else 'failed'}"

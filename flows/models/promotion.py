@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components.base.errors import UserError, refuse_credentials
-from tasks.tracking.client import connect
+from tasks.tracking.client import connect, permitted
 from tasks.tracking.promotion import CHAMPION, Versions, human_eval
 from tasks.tracking.registry import Version, versions
 
@@ -32,7 +32,8 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
     if CHAMPION in found.aliases:
         return f"{shown} is {CHAMPION} already."
     before = next((each for each in registered if each.name == found.name and CHAMPION in each.aliases), None)
-    Versions(connect(home)).promote(found.name, found.version, by, because, _now(), run=judged["run"])
+    with permitted(f"promote {shown}"):
+        Versions(connect(home)).promote(found.name, found.version, by, because, _now(), run=judged["run"])
     instead = f", in place of version {before.version}" if before else ""
     return f"{shown} is {CHAMPION} now{instead}."
 
@@ -45,7 +46,8 @@ def demoted(home: Path, asked: str, by: str, because: str) -> str:
     """
     refuse_credentials("--reason", because)
     found = _find(versions(home), asked)
-    Versions(connect(home)).demote(found.name, found.version, by, because, _now())
+    with permitted(f"demote {found.name}/{found.version}"):
+        Versions(connect(home)).demote(found.name, found.version, by, because, _now())
     lost = f" It was {' and '.join(found.aliases)}; nothing is now." if found.aliases else ""
     return f"{found.name}/{found.version} is demoted: {because}.{lost}"
 

@@ -24,7 +24,7 @@ from components.gates.text import number
 from components.keys.code_version import code_version
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
 from flows.reports.plan import finds
-from flows.reports.terminal import IMPORTED, simulated_note
+from flows.reports.terminal import IMPORTED, by_another, cost, simulated_note
 from tasks.execution.plots import thin
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -147,7 +147,7 @@ def _template() -> Template:
     made.filters |= {
         "number": number, "duration": duration, "moment": moment, "value": shown, "cut": cut, "bound": bound,
         "rows": lambda table: thin(table.rows, ROWS), "breakable": breakable, "picture": picture, "code": code_name,
-        "brief": brief,
+        "brief": brief, "cost": cost, "by_another": by_another,
     }  # fmt: skip
     return made.get_template("run.html")
 

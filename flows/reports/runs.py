@@ -11,7 +11,7 @@ from rich.text import Text
 
 from components.base.errors import UserError
 from components.gates.text import number
-from flows.reports.terminal import STYLES
+from flows.reports.terminal import STYLES, price
 from tasks.execution.progress import cell, say
 from tasks.runs.label import Label
 from tasks.runs.status import WORST_FIRST, RunStatus, load_readable
@@ -35,12 +35,19 @@ class ListedRun(NamedTuple):
     win_rate: float | None
     """`human_eval/win_rate` against SFT."""
     tags: Mapping[str, str]
+    cost: float | None = None
+    """What its stages cost in this run, in `currency`; None where they have no price."""
+    saved: float | None = None
+    """What computing its reused results again would have cost."""
+    currency: str = ""
     imported: str = ""
     """When it was imported (ISO 8601, UTC); empty for a run of this home."""
 
     def as_json(self) -> dict[str, object]:
-        """Return the fields; `imported` only where it was."""
-        return {name: value for name, value in self._asdict().items() if name != "imported" or value}
+        """Return the fields; cost and currency only where it has a price, `imported` only where it was."""
+        unpriced = ("cost", "saved", "currency") if self.cost is None else ()
+        left = {*unpriced, *(() if self.imported else ("imported",))}
+        return {name: value for name, value in self._asdict().items() if name not in left}
 
 
 def listed(home: Path) -> list[ListedRun]:
@@ -57,7 +64,7 @@ def _listed(status: RunStatus) -> ListedRun:
     metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
     kl, win_rate = metrics.get("ppo/kl"), metrics.get("human_eval/win_rate")
     told = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
-    return ListedRun(*told, kl, win_rate, status.tags, status.imported)
+    return ListedRun(*told, kl, win_rate, status.tags, status.cost, status.saved, status.currency, status.imported)
 
 
 def selected(
@@ -99,12 +106,13 @@ def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int,
         "tags": [cell(" ".join(Label(tags=each.tags).written)) for each in runs[:limit]],
         "KL": [cell("" if each.kl is None else number(each.kl)) for each in runs[:limit]],
         "win rate": [cell("" if each.win_rate is None else f"{each.win_rate:.3f}") for each in runs[:limit]],
+        "cost": [cell(price(each.cost, each.currency)) for each in runs[:limit]],
         "seconds": [cell("" if each.seconds is None else f"{each.seconds:,.0f}") for each in runs[:limit]],
     }
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown = _fitting(columns, console.width)
     for name, width in shown.items():
-        numbers = name in ("KL", "win rate", "seconds")
+        numbers = name in ("KL", "win rate", "cost", "seconds")
         table.add_column(name, width=width, no_wrap=True, overflow="ellipsis", justify="right" if numbers else "left")
     for row in zip(*(columns[name] for name in shown), strict=True):
         table.add_row(*row)
@@ -113,7 +121,7 @@ def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int,
         say(console, f"{limit} of {len(runs)} runs; --limit {len(runs)} shows all.")
 
 
-ORDER = ("run", "state", "when", "name", "KL", "win rate", "tags", "seconds")
+ORDER = ("run", "state", "when", "name", "KL", "win rate", "tags", "cost", "seconds")
 """Columns by what they are worth where not all fit."""
 LEAST = {"name": 8, "tags": 8}
 """Columns that are cut where there is no room, and the least characters of each."""

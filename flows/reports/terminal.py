@@ -41,31 +41,36 @@ def print_run(console: Console, status: RunStatus, simulated: str = "") -> None:
         console.print(simulated, style="dim")
     if status.imported:
         console.print(IMPORTED, style="yellow", highlight=False)
-    console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), highlight=False)
+    by = [cell(f"started by {status.user}", "dim")] if status.user else []
+    console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), *by, highlight=False)
 
 
 def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequence[Link]] = MappingProxyType({})) -> str:
     """`status` as the Markdown page that is kept with the run: every metric and gate; `links` is as in `RunFacts`, and
     `simulated` as `simulated_note`."""
-    linked = any(links.values())
+    linked, priced = any(links.values()), status.cost is not None
     lines = [
         f"# Run {words(status.run)}: {status.state}",
         "",
         ", ".join([*map(words, _called(status)), f"profile {words(status.profile)}", f"{status.seconds:.1f} s"])
-        + f"{', started by ' + words(status.user) if status.user else ''}.{' ' + simulated if simulated else ''}"
+        + f"{', ' + cost(status, status.currency) if priced else ''}"
+        f"{', started by ' + words(status.user) if status.user else ''}.{' ' + simulated if simulated else ''}"
         + f"{' ' + IMPORTED if status.imported else ''}",
         "",
         *([f"This run: {_pages(links[''])}", ""] if links.get("") else []),
-        f"| stage | state |{' pages |' if linked else ''} seconds | cached | artifact |",
-        f"|---|---|{'---|' if linked else ''}---:|---|---|",
+        f"| stage | state |{' pages |' if linked else ''} seconds |{' cost |' if priced else ''} cached | artifact |",
+        f"|---|---|{'---|' if linked else ''}---:|{'---:|' if priced else ''}---|---|",
     ]
     for stage in status.stages:
         pages = f" {_pages(links.get(stage.name, []))} |" if linked else ""
-        made = f"{stage.seconds:.1f} | {_cached(stage)} | `{stage.digest or ''}`"
-        lines.append(f"| {words(stage.name)} | {stage.state} |{pages} {made} |")
+        paid = f" {cost(stage, status.currency)} |" if priced else ""
+        made = f"{stage.seconds:.1f} |{paid} {_cached(stage)} | `{stage.digest or ''}`"
+        by = words(by_another(stage, status))
+        lines.append(f"| {words(stage.name)} | {stage.state}{by and f' {by}'} |{pages} {made} |")
     lines += ["", "## Gates", "", "| gate | outcome | metric | value | rule |", "|---|---|---|---:|---|"]
     for gate in (gate for stage in status.stages for gate in stage.gates):
-        named = f"| {words(gate.name)} | {outcome(gate)} | {words(gate.metric)} |"
+        by = f" by {words(gate.user)}: {words(gate.reason or '')}" if gate.waived and gate.user else ""
+        named = f"| {words(gate.name)} | {outcome(gate)}{by} | {words(gate.metric)} |"
         lines.append(f"{named} {number(gate.value)} | {rule(gate)} |")
     lines += ["", "## Metrics", "", "| metric | value |", "|---|---:|"]
     for stage in status.stages:
@@ -78,15 +83,37 @@ def _pages(links: Sequence[Link]) -> str:
 
 
 def _stage_table(status: RunStatus) -> Table:
-    title = cell(", ".join([*_called(status), status.profile, f"{status.seconds:.0f} s"]))
-    columns = (*_columns("stage", "state", "seconds", "cached"), Column("main metrics", overflow="fold"))
+    priced = status.cost is not None
+    paid = [cost(status, status.currency)] if priced else []
+    title = cell(", ".join([*_called(status), status.profile, f"{status.seconds:.0f} s", *paid]))
+    names = ("stage", "state", "seconds", *(["cost"] if priced else []), "cached")
+    columns = (*_columns(*names), Column("main metrics", overflow="fold"))
     table = Table(*columns, title=title, title_justify="left", pad_edge=False, box=None)
     for stage in status.stages:
         shown = brief_metrics(stage.name, stage.metrics)
         metrics = Text("  ".join(f"{line(name.partition('/')[2])} {number(stage.metrics[name])}" for name in shown))
-        state = cell(stage.state, STYLES[stage.state])
-        table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", _cached(stage), metrics)
+        state = cell(f"{stage.state}{by_another(stage, status)}", STYLES[stage.state])
+        paid = [cost(stage, status.currency)] if priced else []
+        table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", *paid, _cached(stage), metrics)
     return table
+
+
+def by_another(stage: StageStatus, status: RunStatus) -> str:
+    """Who had a stage computed or scored, as ` by ada`, where that is not who started the run; else empty."""
+    return f" by {stage.user}" if stage.user and stage.user != status.user else ""
+
+
+def price(amount: float | None, currency: str) -> str:
+    """An amount of money as people read it, as `0.42 USD`; empty where there is none."""
+    if amount is None:
+        return ""
+    return f"{amount:,.2f} {currency}" if amount >= 0.01 or not amount else f"{amount:.2g} {currency}"
+
+
+def cost(of: RunStatus | StageStatus, currency: str) -> str:
+    """What a run or a stage cost and what its reused results saved, as `0.42 USD, saved 1.10 USD`; empty if unknown."""
+    saved = f"saved {price(of.saved, currency)}" if of.saved else ""
+    return ", ".join(each for each in (price(of.cost, currency) if of.cost or not saved else "", saved) if each)
 
 
 def _called(status: RunStatus) -> list[str]:
@@ -98,12 +125,16 @@ def _gate_table(gates: Sequence[Verdict]) -> Table:
     table = Table(*_columns("gate", "value", "rule", ""), pad_edge=False, box=None)
     for gate in gates:
         word = outcome(gate)
-        table.add_row(cell(gate.name), number(gate.value), cell(rule(gate)), cell(word, _OUTCOMES[word]))
+        by = f" by {gate.user}" if gate.waived and gate.user else ""
+        table.add_row(cell(gate.name), number(gate.value), cell(rule(gate)), cell(f"{word}{by}", _OUTCOMES[word]))
     return table
 
 
 def _columns(*names: str) -> list[Column]:
-    return [Column(name, no_wrap=True, justify="right" if name in ("seconds", "value") else "left") for name in names]
+    return [
+        Column(name, no_wrap=True, justify="right" if name in ("seconds", "cost", "value") else "left")
+        for name in names
+    ]
 
 
 def _cached(stage: StageStatus) -> str:

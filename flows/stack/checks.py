@@ -131,11 +131,17 @@ def s3_files(stack: Stack, bucket: str, password: str) -> Any:
     """Return the file system of the identity that owns a bucket, asked directly."""
     import fsspec
 
-    return fsspec.filesystem(
-        "s3", key=access_key(bucket), secret=password, endpoint_url=f"http://{LOOPBACK}:{stack.config.ports.s3_server}",
-        client_kwargs={"region_name": "us-east-1"}, skip_instance_cache=True, use_listings_cache=False,
-        config_kwargs={"connect_timeout": SECONDS, "read_timeout": SECONDS, "retries": {"max_attempts": 1}},
-    )  # fmt: skip
+    return fsspec.filesystem("s3", **s3_options(stack, bucket, password))
+
+
+def s3_options(stack: Stack, bucket: str, password: str) -> dict[str, Any]:
+    """Return the options of that file system."""
+    return {
+        "key": access_key(bucket), "secret": password,
+        "endpoint_url": f"http://{LOOPBACK}:{stack.config.ports.s3_server}",
+        "client_kwargs": {"region_name": "us-east-1"}, "skip_instance_cache": True, "use_listings_cache": False,
+        "config_kwargs": {"connect_timeout": SECONDS, "read_timeout": SECONDS, "retries": {"max_attempts": 1}},
+    }  # fmt: skip
 
 
 def _ask_s3(stack: Stack, passwords: dict[str, str]) -> str:

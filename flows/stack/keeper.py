@@ -22,6 +22,7 @@ from flows.stack.logs import bound_logs, log_of
 from flows.stack.parts import StackPart, stack_parts
 from flows.stack.secrets import USER, read_passwords
 from flows.stack.state import Adopted, PartState, StackState, read_state, runs, write_state
+from tasks.execution import logs
 
 
 def keep(stack: Stack, told: threading.Event) -> None:
@@ -110,7 +111,10 @@ def _listens(part: StackPart) -> bool:
 
 
 def _say(text: str) -> None:
-    print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
+    if logs.as_json():
+        logs.logger.info("%s", text)
+    else:
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
 
 
 def main() -> None:

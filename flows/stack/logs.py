@@ -1,5 +1,6 @@
 """What a stack's parts print: a file for each, which is bounded, and `tether stack logs`, which follows them."""
 
+import json
 import os
 import shutil
 import time
@@ -92,4 +93,13 @@ def last_line(stack: Stack, part: str) -> str:
         told = [each for each in path.read_text(encoding="utf-8", errors="replace").splitlines() if each.strip()]
     except OSError:
         told = []
-    return f"{redacted(line(told[-1]))[:300]} ({path})" if told else str(path)
+    return f"{redacted(line(_message(told[-1])))[:300]} ({path})" if told else str(path)
+
+
+def _message(text: str) -> str:
+    """What a line of a log says: the message of a JSON line (`tasks.execution.logs`), else all of it."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return str(found.get("message", text)) if isinstance(found, dict) else text

@@ -25,7 +25,7 @@ from components.models.runtime import activate, cpu_instruction_set
 from components.store.leases import Lease
 from components.store.records import Environment
 from components.store.store import ArtifactStore, Miss, Record
-from tasks.execution import plots
+from tasks.execution import logs, plots
 from tasks.execution.attempts import time_limit
 from tasks.result import Input, InputChanged
 from tasks.runs.points import Point, Spool, is_point, read_points
@@ -159,6 +159,7 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
     if runtime is not None and "torch" in work.stage.libraries:
         activate(runtime)
     run = work.stage.load_run()
+    logs.take_over()  # what it imported may log by itself
     with closing(Spool(points)) as kept:
         for point in read_points(points):
             show(point)

@@ -18,11 +18,13 @@ from components.keys.fingerprint import ROOT
 from components.store.retention import remove_finished_work
 from components.store.store import ArtifactStore, Record
 from components.training.stopping import Interrupted
-from tasks.execution import progress
+from tasks.execution import logs, progress
 from tasks.execution.attempts import Attempts
 from tasks.result import StageResult, State
 from tasks.runs.config import run_values, write_values
+from tasks.runs.journal import current_user
 from tasks.runs.label import UNNAMED, Label
+from tasks.runs.schema import mark_home
 from tasks.runs.status import StatusFile, run_folder
 from tasks.stages import PIPELINE, STAGES
 from tasks.tracking.carrier import Tracker
@@ -52,19 +54,28 @@ class RunContext:
     """How often a stage is tried again after a breakdown."""
     timeouts: Mapping[str, float] = field(default_factory=dict)
     """Shown stage to the seconds that one attempt may take; what isn't named has no limit."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Shown stage to the price of an hour of what computes it; what isn't named has none."""
+    currency: str = ""
+    """Of the prices."""
     root: Path = ROOT
     """Where our packages are."""
     track: bool = True
-    console: Console = field(default_factory=progress.Output)
+    console: Console = field(default_factory=progress.output)
     results: dict[str, StageResult] = field(default_factory=dict)
     """What each (sub-)stage gave so far, those that a gate stopped included."""
     at_end: "Callable[[RunContext], None] | None" = None
     """Called once, when the run's end is written down and before MLflow is told of it."""
     log: Callable[[str], None] | None = None
     """Takes what is said, beside the console."""
+    user: str = field(default_factory=current_user)
+    """Who has these stages computed, or scored, for the record."""
     flow_run: str = ""
     """The id of the Prefect flow run that has the run's pages; none on an embedded server, which ends with the run."""
     _tracker: Tracker | None = None
+
+    def __post_init__(self) -> None:
+        logs.bind(run=self.run, flow_run=self.flow_run or None)
 
     @classmethod
     def start(
@@ -100,10 +111,12 @@ class RunContext:
         for part in ("runs", "store", "work"):
             sweep(home / part)
         remove_finished_work(store)
+        mark_home(home)
         make_folder(folder)
         # Before the status, which makes it a run: one that dies in between must not be a run without a config.
         write_values(folder, config or {})
-        status = StatusFile.start(folder, run, profile, stages, origin, label)
+        about = {name: options[name] for name in ("currency", "user") if name in options}
+        status = StatusFile.start(folder, run, profile, stages, origin, label, **about)
         return cls(home, run, gates, status, store, profile, config=config or {}, waivers=waivers, **options)
 
     @classmethod
@@ -150,7 +163,7 @@ class RunContext:
         """
         if lost := getattr(self.console, "lost", ""):
             raise Interrupted(signal.SIGPIPE, f"what it prints can't be written ({lost})")
-        self.status.begin(stage)
+        self.status.begin(stage, self.pools.get(stage, ""), self.prices.get(stage), self.user)
         if tracker := self.tracker():
             tracker.nudge()
 

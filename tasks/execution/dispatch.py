@@ -12,6 +12,7 @@ from pathlib import Path
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -84,11 +85,12 @@ def check_pools(pools: Iterable[str]) -> None:
 
 def dispatch(
     work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, refresh: bool = False,
-    page: Callable[[str], object] = lambda address: None,
+    page: Callable[[str], object] = lambda address: None, computed: Callable[[float], object] = lambda seconds: None,
 ) -> Record:  # fmt: skip
     """Have `pool` compute `work`, or attach to the run that does already, and wait for its end.
 
-    `page` is told the address of that run's page, which has its log and progress.
+    `page` is told the address of that run's page, which has its log and progress; `computed` for how many seconds it
+    computed, however it ended, unless another run has ordered it.
 
     Raises:
         TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
@@ -115,7 +117,14 @@ def dispatch(
 
         at_work = store.work_folder(work.key) / POINTS
         timeout = work.timeout if ordered else None  # whoever ordered it says how long it may take
-        run = _follow(client, live, lambda: show_points(at_work), work.stage.name, pool, say, timeout)
+        ours = (live.parameters.get("order") or {}).get("run") == work.run
+        try:
+            run = _follow(client, live, lambda: show_points(at_work), work.stage.name, pool, say, timeout)
+        except StageTimeout:
+            computed((work.timeout or 0.0) + STOP_SECONDS)
+            raise
+    if ours:
+        computed(run.total_run_time.total_seconds())
     _raise_unless_completed(run, work)
     found = store.lookup(work.key)
     if isinstance(found, Miss):
@@ -133,11 +142,22 @@ def _start(work: Work, pool: str, store: ArtifactStore, refresh: bool, attempt: 
         f"{FLOW}/{pool}",
         parameters={"order": _order(work, refresh, store).model_dump(mode="json")},
         tags=[_tag(work.key)],
+        work_queue_name=_queue(pool),
         idempotency_key=f"{work.key}:{attempt}",  # two callers at once make one run
         timeout=0,
     )
     assert isinstance(started, FlowRun)  # a coroutine only where an event loop runs
     return started
+
+
+def _queue(pool: str) -> str | None:
+    """The queue of `pool` with the name of the pipeline's own; None where there is none, or no pool runs it."""
+    context = FlowRunContext.get()
+    name = context.flow_run.work_queue_name if context is not None and context.flow_run is not None else None
+    if name is None:
+        return None
+    with get_client(sync_client=True) as client:
+        return name if any(each.name == name for each in client.read_work_queues(work_pool_name=pool)) else None
 
 
 def _order(work: Work, refresh: bool, store: ArtifactStore) -> Order:

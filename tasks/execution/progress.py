@@ -15,6 +15,7 @@ from rich.text import Text
 
 from components.base.text import line, plain
 from components.training.stopping import drop_output
+from tasks.execution import logs
 from tasks.runs.points import Point
 
 EVERY_SECONDS = 10.0
@@ -35,6 +36,11 @@ class Output(Console):
     def lost(self) -> str:
         """Why it can't be written any more; empty while it can."""
         return self._to.lost
+
+
+def output() -> Console:
+    """Where a run says how it goes: standard output, or the log where that is JSON."""
+    return Console(file=logs.LogLines(logs.logger.info), width=200) if logs.as_json() else Output()
 
 
 class _Silenced:

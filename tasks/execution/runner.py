@@ -14,7 +14,7 @@ from components.gates import judging
 from components.gates import text as gate_text
 from components.keys.changes import KeyParts
 from components.store.store import Record
-from tasks.execution import explanation
+from tasks.execution import explanation, logs
 from tasks.execution.attempts import through_breakdowns
 from tasks.execution.computing import Show, Work, compute_once, look_up
 from tasks.execution.context import RunContext
@@ -38,6 +38,11 @@ def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> Sta
         GateFailed: a gate stops the run; the artifact is kept.
         UserError: the user's mistake, as the stage says it.
     """
+    with logs.of_stage(stage.shown):
+        return _run_stage(stage, job, given, ctx)
+
+
+def _run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult:
     inputs = as_inputs(given)
     began = time.time()
     spent = ctx.status.stage(stage.shown).seconds
@@ -49,8 +54,11 @@ def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> Sta
     except BaseException as error:
         # What isn't an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
         state: State = "failed" if isinstance(error, Exception) else "interrupted"
+        if stage.shown not in ctx.pools:  # a pool's worker has its own clock (`dispatch`)
+            ctx.status.add_computed(stage.shown, stage.name, time.time() - began)
         ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began)
         raise
+    _count(result, ctx, time.time() - began)
     _end(result, ctx, spent + time.time() - began)
     failure = judging.failure(stage.shown, result.verdicts)
     if failure is not None:
@@ -112,7 +120,10 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
             def page(address: str) -> None:
                 ctx.status.update(stage.shown, prefect=address)
 
-            record = dispatch(work, pool, ctx.store, show, ctx.say, refresh, page)
+            def computed(seconds: float) -> None:
+                ctx.status.add_computed(stage.shown, stage.name, seconds)
+
+            record = dispatch(work, pool, ctx.store, show, ctx.say, refresh, page, computed)
     _say_if_different(record, ctx)
     return _result(stage, record, inputs, ctx, False, started)
 
@@ -168,7 +179,19 @@ def _all_hits(shown: str, ctx: RunContext) -> bool:
 def _record(result: StageResult, ctx: RunContext) -> None:
     own = result.record.attachments if result.record.run == ctx.run else ()
     files = {name: path for name in own if (path := ctx.store.attachment(result.record, name)) is not None}
-    write_done(ctx.folder, Done.of(result, ctx.folder, files))
+    write_done(ctx.folder, Done.of(result, ctx.folder, files, ctx.user))
+
+
+def _count(result: StageResult, ctx: RunContext, seconds: float) -> None:
+    """Write down for how long a (sub-)stage was computed, of the `seconds` that it took, or what its reuse saved."""
+    stage, record = result.stage, result.record
+    known, pool = ctx.status.stage(stage.shown), stage.shown in ctx.pools
+    if record.run != ctx.run:
+        ctx.status.update(stage.shown, reused={**known.reused, stage.name: record.seconds})
+    elif not pool and not result.cached:
+        ctx.status.add_computed(stage.shown, stage.name, seconds)
+    elif pool and stage.name not in known.computed:  # computed for this run, which died before the worker was done
+        ctx.status.add_computed(stage.shown, stage.name, record.seconds)
 
 
 def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:

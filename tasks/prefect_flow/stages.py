@@ -28,6 +28,7 @@ from components.base.redaction import redacted
 from components.base.settings import Settings
 from components.base.text import markdown_code
 from components.gates import text as gate_text
+from tasks.execution import logs
 from tasks.execution.away import is_away
 from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
@@ -79,6 +80,7 @@ class Outcome(Generic[T]):
 def show_in(ctx: RunContext, flow_run_id: str) -> None:
     """Give a run the pages of a flow run, on a server that outlives it: its stages and its report are shown there."""
     ctx.flow_run = flow_run_id
+    logs.bind(flow_run=flow_run_id)
     ctx.status.name_page(_page("flow-run", flow_run_id))
 
 

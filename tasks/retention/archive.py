@@ -11,6 +11,7 @@ from components.store.retention import stored
 from components.store.store import ArtifactStore, Miss, Record
 from tasks.retention.believed import believed_files
 from tasks.runs.config import CONFIG
+from tasks.runs.schema import mark_home
 from tasks.runs.status import RUN_FILE, RunStatus, finished_file, has_run, load_status
 
 
@@ -65,6 +66,7 @@ def import_run(store: ArtifactStore, path: Path) -> Imported:
         raise UserError(
             f"{path} is not imported, and nothing of it was written: {folder} is there and is no run. Move it away."
         )
+    mark_home(store.home)
     new_records = admit(archive, store)
     if new_run:
         folder.parent.mkdir(parents=True, exist_ok=True)

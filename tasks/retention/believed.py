@@ -18,6 +18,7 @@ from components.store.records import SHA, Record
 from tasks.result import State
 from tasks.runs.config import CONFIG, parse_values
 from tasks.runs.label import LONGEST_VALUE, Label
+from tasks.runs.schema import RUN_SCHEMA
 from tasks.runs.status import RUN_FILE, RunFile, StageStatus, finite
 from tasks.stages import PIPELINE, STAGES
 
@@ -90,6 +91,8 @@ def _check_points(name: str, data: bytes) -> None:
 
 def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunFile:
     """Return the run that an archive's run.json and records give."""
+    if given.schema_version > RUN_SCHEMA:
+        raise ValueError(f"a newer Tether wrote it (run schema {given.schema_version}, here {RUN_SCHEMA})")
     if not RUN.fullmatch(given.run):
         raise ValueError(f"run: {given.run!r} is no run's id")
     if not given.finished or given.process:
@@ -108,6 +111,7 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
         raise ValueError(f"stages: there is a record of {strange[0]}, which is no stage of this version")
     _check_needed(given, records)
     return RunFile(
+        schema_version=RUN_SCHEMA,
         run=given.run,
         profile=given.profile,
         name=label.name,

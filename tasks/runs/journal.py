@@ -21,16 +21,19 @@ from components.base.errors import UserError
 from components.base.files import make_folder, write_whole
 from components.base.hashing import digest_json
 from components.base.nested import group
+from components.base.text import line
 from components.gates.judging import Verdict
 from components.keys.code_version import CodeVersion
 from components.store.store import Record
 from tasks.result import Input, StageResult, lineage_of
 from tasks.runs.config import run_values
+from tasks.runs.label import LONGEST_VALUE
 from tasks.runs.points import points_file, read_points
 
 logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
+SENT = "mlflow.json"
 
 
 class Done(BaseModel):
@@ -61,8 +64,8 @@ class Done(BaseModel):
     """Whether another home's word stands for it, or for anything that it was made from: then only a person promotes."""
 
     @classmethod
-    def of(cls, result: StageResult, folder: Path, attachments: Mapping[str, Path]) -> Self:
-        """What `result` is in the run in `folder`, from now on."""
+    def of(cls, result: StageResult, folder: Path, attachments: Mapping[str, Path], user: str) -> Self:
+        """What `result` is in the run in `folder`, from now on; `user` has had it computed, or scored."""
         steps = (point["step"] for point in read_points(points_file(folder, result.name)))
         return cls(
             time=time.time_ns() // 1_000_000,
@@ -72,7 +75,7 @@ class Done(BaseModel):
             path=result.path.absolute(),
             run=folder.name,
             step=max(steps, default=-1) + 1,
-            user=current_user(),
+            user=user,
             verdicts=list(result.verdicts),
             inputs=[each.model_copy(update={"path": each.path.absolute()}) for each in result.inputs.values()],
             attachments={name: path.absolute() for name, path in attachments.items()},
@@ -120,11 +123,15 @@ def code_tags(code: CodeVersion) -> dict[str, str]:
 
 
 def current_user() -> str:
-    """Who runs this process."""
+    """Who runs this process, and the user whom the servers let in, as `ada as promoter`, where that is another name."""
     try:
-        return getpass.getuser()
+        here = getpass.getuser()
     except (OSError, KeyError):  # a container's number without a name
-        return str(os.getuid())
+        here = str(os.getuid())
+    name, colon, _ = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
+    there = os.environ.get("MLFLOW_TRACKING_USERNAME") or (name if colon else "")
+    there = line(there)[:LONGEST_VALUE]
+    return f"{here} as {there}" if there and there != here else here
 
 
 def write_done(folder: Path, done: Done) -> None:
@@ -198,7 +205,7 @@ class Sent(BaseModel):
 
         Of a damaged file the project alone is known: what MLflow has is then looked up there, and nothing twice.
         """
-        kept = (folder / name for name in ("mlflow.json", "tracking.json"))  # the second: an earlier version's
+        kept = (folder / name for name in (SENT, "tracking.json"))  # the second: an earlier version's
         path = next((each for each in kept if each.is_file()), None)
         if path is None:
             return cls()
@@ -213,7 +220,7 @@ class Sent(BaseModel):
 
     def save(self, folder: Path) -> None:
         """Replace the file."""
-        write_model(folder / "mlflow.json", self)
+        write_model(folder / SENT, self)
 
 
 def left_by_earlier(folder: Path) -> bool:

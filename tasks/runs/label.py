@@ -36,10 +36,10 @@ class Label(NamedTuple):
                 )
             if key in found:
                 raise UserError(f"--tag {tag!r}: {key} is given twice. Give each tag once.")
-            found[key] = _line(f"--tag {key}", value, LONGEST_VALUE)
+            found[key] = one_line(f"--tag {key}", value, LONGEST_VALUE)
         if name is not None and not name.strip():
             raise UserError("--name: the name is empty. Give a text, or leave the option out.")
-        return cls(_line("--name", (name or "").strip(), LONGEST_NAME), found)
+        return cls(one_line("--name", (name or "").strip(), LONGEST_NAME), found)
 
     @property
     def written(self) -> list[str]:
@@ -47,7 +47,13 @@ class Label(NamedTuple):
         return [f"{key}={value}" if value else key for key, value in self.tags.items()]
 
 
-def _line(what: str, text: str, longest: int) -> str:
+def one_line(what: str, text: str, longest: int) -> str:
+    """Return `text`, for the record.
+
+    Raises:
+        UserError: it is longer than `longest` characters, holds a secret, or can't be shown on a line; `what` says
+            where it was given.
+    """
     if not text.isprintable():
         raise UserError(f"{what}: {text!r} holds a line break or another character that can't be shown. Remove it.")
     refuse_credentials(what, text)

@@ -6,6 +6,7 @@ people read it.
 
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ from tasks.result import State
 from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, write_model
 from tasks.runs.label import UNNAMED, Label
+from tasks.runs.points import points_file, read_points
+from tasks.runs.schema import RUN_SCHEMA, newer, written_by_newer
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +71,19 @@ class StageStatus(BaseModel):
     """When it first began, in seconds since 1970."""
     began: float | None = None
     """When it began or was taken up."""
+    pool: str = ""
+    """The work pool that computes it; empty for the process of the run."""
+    price: float | None = None
+    """Of an hour of what computes it, in the run's currency; None where the config says none."""
+    computed: dict[str, float] = Field(default_factory=dict)
+    """Seconds that its (sub-)stages computed for this run, every attempt among them; waiting for a pool is none."""
+    reused: dict[str, float] = Field(default_factory=dict)
+    """Seconds that the computing of the results took which this run found in the store instead."""
     cached: bool = False
     key: str | None = None
     digest: str | None = None
+    user: str = ""
+    """Who had it computed, or scored, in this run."""
     mlflow_run: str | None = None
     """The id of its MLflow run; None until MLflow has it."""
     prefect: str = ""
@@ -92,6 +105,26 @@ class StageStatus(BaseModel):
             else gate
             for gate in gates
         ]  # fmt: skip
+
+    @property
+    def cost(self) -> float | None:
+        """What its computing cost, in the run's currency; None where it has no price or did not begin."""
+        return self._priced(self.computed)
+
+    @property
+    def saved(self) -> float | None:
+        """What computing its reused results again would have cost at this price; None as `cost`."""
+        return self._priced(self.reused)
+
+    def _priced(self, seconds: Mapping[str, float]) -> float | None:
+        began = self.started is not None
+        return math.fsum(seconds.values()) / 3600 * self.price if began and self.price is not None else None
+
+    def count(self, seconds: float) -> None:
+        """Add the seconds of an attempt that did not end itself: it is at work, or its process was killed."""
+        self.seconds += seconds
+        if not self.pool:
+            self.computed = {**self.computed, self.name: self.computed.get(self.name, 0.0) + seconds}
 
     @property
     def needs(self) -> list[str]:
@@ -118,6 +151,8 @@ class _Run(BaseModel):
     started: Annotated[Stamp, Field(min_length=1)]
     imported: Stamp = ""
     """When it was imported: another home computed it, and says what it says. Empty for a run of this home."""
+    currency: str = ""
+    """Of the stages' costs."""
     origin: dict[str, str] = Field(default_factory=dict)
     """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run."""
     prefect: str = ""
@@ -129,6 +164,16 @@ class _Run(BaseModel):
         """What people call it."""
         return Label(self.name, self.tags)
 
+    @property
+    def cost(self) -> float | None:
+        """What its stages cost so far, in `currency`; None where none has a price."""
+        return _sum(stage.cost for stage in self.stages)
+
+    @property
+    def saved(self) -> float | None:
+        """What the results that it reused would have cost; None as `cost`."""
+        return _sum(stage.saved for stage in self.stages)
+
     def stage(self, name: str) -> StageStatus:
         """Return the stage `name`. Raises TetherError if the run has no such stage."""
         for stage in self.stages:
@@ -137,11 +182,18 @@ class _Run(BaseModel):
         raise TetherError(f"this run has no stage {name}")
 
 
+def _sum(costs: Iterable[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return math.fsum(known) if known else None
+
+
 class RunFile(_Run):
     """What run.json holds."""
 
     model_config = ConfigDict(extra="allow")  # a later version's fields survive being read and written here
 
+    schema_version: int = 1
+    """The form of the file (`tasks/runs/schema.py`)."""
     finished: Stamp | None
     updated: Stamp = ""
     process: Process
@@ -170,11 +222,15 @@ class RunStatus(_Run):
         return [waiver for stage in self.stages for waiver in stage.waivers]
 
     def as_json(self) -> dict[str, object]:
-        """Return exactly what `tether status --json` prints."""
+        """Return exactly what `tether status --json` prints; costs only where the config has a price."""
         stages = self.model_dump(mode="json", include={"stages": {"__all__": _STAGE_FIELDS}})["stages"]
         for stage, shown in zip(self.stages, stages, strict=True):
             shown["gates"] = gates_json(stage.gates)
-        return {**self.model_dump(mode="json", include={"run", "profile", "state", "seconds"}), "stages": stages}
+            if stage.cost is not None:
+                shown |= {"cost": stage.cost, "saved": stage.saved}
+        told = self.model_dump(mode="json", include={"run", "profile", "state", "seconds"})
+        priced = {"cost": self.cost, "saved": self.saved, "currency": self.currency} if self.cost is not None else {}
+        return {**told, **priced, "stages": stages}
 
     def explanations(self) -> dict[str, object]:
         """Return what `tether explain --json` prints: `{run, origin, stages: [{name, state, explained}]}`."""
@@ -204,15 +260,17 @@ class StatusFile:
     @classmethod
     def start(
         cls, folder: Path, run: str, profile: str, stages: Sequence[str], origin: Mapping[str, str] | None = None,
-        label: Label = UNNAMED,
+        label: Label = UNNAMED, currency: str = "", user: str | None = None,
     ) -> "StatusFile":  # fmt: skip
-        """Begin a new run: every stage `not_run`. `origin` is as in `RunFile`."""
+        """Begin a new run: every stage `not_run`. The rest is as in `RunFile`; `user` None is who runs this process."""
         document = RunFile(
+            schema_version=RUN_SCHEMA,
             run=run,
             name=label.name,
             tags=dict(label.tags),
-            user=current_user(),
+            user=user or current_user(),
             profile=profile,
+            currency=currency,
             started=_now(),
             finished=None,
             process=this_process(),
@@ -224,7 +282,10 @@ class StatusFile:
     @classmethod
     def resume(cls, folder: Path) -> "StatusFile":
         """Take up a run that ended (to score people's labels), under this process."""
-        return cls(folder, read_file(folder).model_copy(update={"finished": None, "process": this_process()}))
+        document = read_file(folder)
+        if document.died:
+            _count_killed(folder, document.stages, document.updated)
+        return cls(folder, document.model_copy(update={"finished": None, "process": this_process()}))
 
     @property
     def state(self) -> State:
@@ -259,10 +320,15 @@ class StatusFile:
             self._document.prefect = address
             self._write()
 
-    def begin(self, name: str) -> None:
-        """Write that a stage begins, or is taken up again."""
-        now = time.time()
-        self.update(name, state="running", began=now, started=self.stage(name).started or now)
+    def begin(self, name: str, pool: str = "", price: float | None = None, user: str = "") -> None:
+        """Write that a stage begins, or is taken up again; the rest is as in `StageStatus`."""
+        now, started = time.time(), self.stage(name).started
+        self.update(name, state="running", began=now, started=started or now, pool=pool, price=price, user=user)
+
+    def add_computed(self, name: str, part: str, seconds: float) -> None:
+        """Write that the (sub-)stage `part` of the stage `name` has computed for `seconds` more."""
+        computed = self.stage(name).computed
+        self.update(name, computed={**computed, part: computed.get(part, 0.0) + seconds})
 
     def finish(self, stopped: State = "interrupted") -> State:
         """End the run and return its state; `stopped` is that of the stage before which it was cut off, if it was."""
@@ -289,7 +355,7 @@ def load_status(home: Path, run_id: str | None = None) -> RunStatus:
             raise UserError(f"there is no run in {home / 'runs'} yet; start one with `tether run demo`.")
         run_id = runs[0]
     folder = run_folder(home, run_id)
-    return _status(read_file(folder), Sent.load(folder).stages)
+    return _status(read_file(folder), Sent.load(folder).stages, folder)
 
 
 def run_folder(home: Path, run: str) -> Path:
@@ -306,7 +372,7 @@ def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
     for run in errors:
         with suppress(FileNotFoundError):  # discarded meanwhile
             damaged[run] = (home / "runs" / run / RUN_FILE).stat().st_mtime
-    return [_status(each, {}) for each in files], damaged
+    return [_status(each, {}, home / "runs" / each.run) for each in files], damaged
 
 
 def list_runs(home: Path) -> list[str]:
@@ -338,10 +404,13 @@ def run_of_flow(home: Path, flow_run: str) -> str | None:
 
 
 def read_file(folder: Path) -> RunFile:
-    """Return the run.json in `folder`. Raises UserError if it does not hold what Tether writes."""
+    """Return the run.json in `folder`. Raises UserError if it does not hold what this version of Tether reads."""
     try:
         with open_regular(folder / RUN_FILE) as file:
-            found = RunFile.model_validate_json(file.read())
+            data = file.read()
+        if (number := written_by_newer(data)) is not None:
+            raise newer(folder / RUN_FILE, "run", number, RUN_SCHEMA)
+        found = RunFile.model_validate_json(data)
         if found.run != folder.name:
             raise ValueError(f"it is that of run {found.run}")
         return found
@@ -354,9 +423,24 @@ def read_file(folder: Path) -> RunFile:
         ) from error
 
 
+def write_file(folder: Path, document: RunFile) -> None:
+    """Replace the run.json of a run that no process computes."""
+    write_model(folder / RUN_FILE, document)
+
+
+def end_elsewhere(folder: Path) -> None:
+    """Have a run that was at work when it was copied end here as one whose process was killed; others stay."""
+    document = read_file(folder)
+    if document.finished is None:
+        process: Process = {**document.process, "host": socket.gethostname(), "boot": "before it was restored"}
+        write_file(folder, document.model_copy(update={"process": process}))
+
+
 def finished_file(folder: Path) -> RunFile:
     """Return the run.json in `folder` as another home needs it: ended, of no process and no flow run, on no server."""
     document = read_file(folder)
+    if document.died:
+        _count_killed(folder, document.stages, document.updated)
     _interrupt(document.stages)
     origin = {name: value for name, value in document.origin.items() if name != "flow_run"}
     finished = document.finished or document.updated
@@ -370,20 +454,29 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _status(document: RunFile, in_mlflow: Mapping[str, str]) -> RunStatus:
+def _status(document: RunFile, in_mlflow: Mapping[str, str], folder: Path) -> RunStatus:
     running = document.finished is None and not document.died
     stages = [stage.model_copy() for stage in document.stages]
+    if document.died:
+        _count_killed(folder, stages, document.updated)
+        _interrupt(stages)
     for stage in stages:
         if running and stage.state == "running" and stage.began is not None:
-            stage.seconds += time.time() - stage.began
+            stage.count(time.time() - stage.began)
         stage.seconds = round(stage.seconds, 3)
         stage.mlflow_run = in_mlflow.get(stage.name, stage.mlflow_run)
-    if document.died:
-        _interrupt(stages)
     extra: list[State] = ["interrupted"] if document.died else ["running"] if running else []
     end = _seconds(_now() if running else document.finished or document.updated or document.started)
     state, seconds = worst([*extra, *(stage.state for stage in stages)]), round(end - _seconds(document.started), 3)
     return RunStatus.model_validate(dict(document) | {"state": state, "seconds": seconds, "stages": stages})
+
+
+def _count_killed(folder: Path, stages: Sequence[StageStatus], updated: str) -> None:
+    """Count the seconds of the stage whose process was killed, up to the last sign of it: a point, or its status."""
+    for stage in stages:
+        if stage.state == "running" and stage.began is not None:
+            told = [point["time"] / 1000 for point in read_points(points_file(folder, stage.name))]
+            stage.count(max(0.0, *told, _seconds(updated) if updated else 0.0, stage.began) - stage.began)
 
 
 def _interrupt(stages: Sequence[StageStatus], stopped: State = "interrupted") -> None:

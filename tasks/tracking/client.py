@@ -3,8 +3,12 @@
 import fcntl
 import logging
 import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from components.base.errors import UserError
 from components.base.files import replacing, sweep_drafts
@@ -118,6 +122,28 @@ def check_access(home: Path) -> None:
         logger.debug("MLflow: %s", in_short(error))
 
 
+@contextmanager
+def permitted(action: str) -> Iterator[None]:
+    """Have an error of the block that says that MLflow's user may not do `action` name both.
+
+    Raises:
+        UserError: the server refuses it; and whatever else the block raises.
+    """
+    try:
+        yield
+    except Exception as error:
+        from mlflow.exceptions import MlflowException
+
+        if not isinstance(error, MlflowException) or error.get_http_status_code() != 403:
+            raise
+        user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+        raise UserError(
+            f"{action}: MLflow does not let {f'the user {user}' if user else 'us'} do that (403). Have MANAGE on the "
+            "registered model granted (docs/operations/access.md), or set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD to those of a user who has it; then call it again."
+        ) from error
+
+
 def _refused(error: Exception) -> str | None:
     """What the user can do about an error of MLflow's client; None where it is none of theirs."""
     from mlflow.exceptions import MlflowException
@@ -161,16 +187,26 @@ def _make_database(path: Path) -> None:
 
 
 def check_database(home: Path) -> None:
-    """Raise UserError if the file of MLflow's runs is no SQLite database."""
+    """Raise UserError if the file of MLflow's runs is no SQLite database, or one that lacks a part."""
     path = database_file(home)
     if path is None or not path.is_file():
         return
     with path.open("rb") as file:
         beginning = file.read(len(SQLITE))
-    if beginning not in (b"", SQLITE):  # empty where its first process was killed
+    what = (
+        None if beginning in (b"", SQLITE) else "it is no SQLite database"
+    )  # empty where its first process was killed
+    try:
+        if what is None:
+            with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
+                database.execute("select count(*) from sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:  # it is locked, say: MLflow has its own patience, and says so
+        logger.debug("%s: %s", path, error)
+    except sqlite3.DatabaseError as error:
+        what = str(error)
+    if what is not None:
         raise UserError(
-            f"{path} is damaged: it is no SQLite database. Restore it, or move it away: MLflow then begins anew, and "
-            f"has no earlier run."
+            f"{path} is damaged: {what}. Restore it, or move it away: MLflow then begins anew, and has no earlier run."
         )
 
 

@@ -42,7 +42,8 @@ def test_the_table_adds_up_to_the_wall_time():
     assert [line.split()[-2] for line in shown] == ["10.0", "6.0", "4.0", "3.0", "1.0", "2.0"]
 
 
-@pytest.mark.servers  # an embedded one, and a minute long
+@pytest.mark.servers  # an embedded one
+@pytest.mark.long
 def test_a_tiny_runs_moments_are_all_accounted_for_and_its_parts_are_met(tmp_path):
     wall, main, beside = orchestration.measured_run("tiny", tmp_path / "home")
     assert sum(main.values()) == pytest.approx(wall, abs=0.2)

@@ -27,9 +27,9 @@ class Visit(NamedTuple):
 Open = Callable[..., Visit]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """One Chromium for all tests."""
+    """A Chromium for the tests of a file; while it is there, asyncio takes a loop for running, and Prefect too."""
     from playwright.sync_api import sync_playwright
 
     found = subprocess.run(

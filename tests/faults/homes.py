@@ -35,6 +35,9 @@ RULES = [
 """Every file below store/, work/ and runs/ of a home in which nothing runs; views hold links alone."""
 
 
+SAID = "said"
+"""The file beside the undisturbed home with what its run printed."""
+
 NOT_SYNCED = "not_synced"
 """The file beside the undisturbed home that says what got a name in it before it was on the disk."""
 
@@ -140,9 +143,13 @@ def tail(done: Done) -> str:
 
 
 def undisturbed(folder: Path, environment: dict[str, str]) -> tuple[Home, list[Moment]]:
-    """The home in `folder` with a run in which nothing happens, and the run's moments; the first caller computes it."""
+    """The home in `folder` with a run in which nothing happens, and the run's moments; the first caller computes it.
+
+    That run starts a Prefect server of its own, in a folder whose name has a space; what is run in copies of the home
+    has `environment`.
+    """
     folder.mkdir(exist_ok=True)
-    home, trace = Home(folder / "home", environment), folder / "trace.jsonl"
+    home, trace = Home(folder / "the home"), folder / "trace.jsonl"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not trace.exists():
@@ -152,6 +159,9 @@ def undisturbed(folder: Path, environment: dict[str, str]) -> tuple[Home, list[M
             done = home.tether(plan={"trace": str(unfinished), "synced": str(folder / NOT_SYNCED)})
             assert done.code == 0, tail(done)
             home.check()
+            shutil.rmtree(home.path / "prefect", ignore_errors=True)  # no copy needs it
+            (folder / SAID).write_text(done.output)
             unfinished.rename(trace)
+    home.environment = environment
     moments = [json.loads(line)[:3] for line in trace.read_text().splitlines()]
     return home, [(stage, phase, nth) for stage, phase, nth in moments]

@@ -150,6 +150,40 @@ def read_config(path: Path) -> None:
     assert check_config(parse(dump(to_values(config)), "dumped"), "dumped") == config
 
 
+def backup(folder: Path) -> Path:
+    """A backup's manifest: of two files, whose bytes are beside it."""
+    from components.base.hashing import digest_json
+    from flows.keeping.copying import Copier
+    from flows.keeping.manifest import MANIFEST, Manifest, write_manifest
+
+    copier = Copier(folder)
+    copier.write("home/runs/r1/run.json", [b"{}"])
+    copier.write(f"home/store/objects/{digest_json({})}", [b"{}"], 0o444, 1.5)
+    about: dict[str, Any] = {"tether": "0.1.0", "created": "2026-01-01T00:00:00+00:00", "host": "a", "home": "/a/home"}
+    write_manifest(folder, Manifest(**about, home_schema=2, left_out=["work"], files=copier.files))
+    return folder / MANIFEST
+
+
+def restore(path: Path) -> None:
+    """As `tether restore` does, into a home below the folder above."""
+    from components.base.hashing import digest_json
+    from tests.keeping import restored
+
+    try:  # a changed one is refused by its own digest; whoever makes one can write that too
+        body = json.loads(path.read_bytes())["backup"]
+        path.write_text(json.dumps({"backup": body, "sha256": digest_json(body)}))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    restored(path.parent, path.parent.parent / "restored")
+
+
+def home_form(path: Path) -> None:
+    from tasks.runs.schema import check_home, home_schema
+
+    check_home(path.parent)
+    home_schema(path.parent)
+
+
 READERS = [
     Reader("pairs.jsonl", file("pairs.jsonl", lines(PAIRS)), read_data),
     Reader("votes.jsonl", file("votes.jsonl", lines(VOTES)), read_data),
@@ -162,5 +196,7 @@ READERS = [
     Reader("saved folder", saved, read_data),
     Reader("sheet.csv", file("sheet.csv", table(SHEET, ";")), read_rating_sheet),
     Reader("sheet.jsonl", file("sheet.jsonl", lines([dict(zip(SHEET[0], SHEET[1], strict=True))])), read_rating_sheet),
+    Reader("manifest.json of a backup", backup, restore),
+    Reader("home.json", file("home.json", b'{"schema_version": 2}'), home_form),
     Reader("profile.yaml", file("profile.yaml", PROFILE.encode()), read_config),
 ]

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import sys
 import textwrap
 import warnings
@@ -104,8 +105,21 @@ def home(tmp_path) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture(scope="session")
+def empty_mlflow(tmp_path_factory) -> Path:
+    """MLflow's database without anything in it: making one takes seconds."""
+    from tasks.tracking.client import connect
+
+    home = tmp_path_factory.mktemp("empty")
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        connect(home)
+    return home / "mlflow.db"
+
+
 @pytest.fixture
-def start(home, toy_source, monkeypatch) -> Callable[..., RunContext]:
+def start(home, toy_source, monkeypatch, request) -> Callable[..., RunContext]:
     """Begins runs in `home` over toy stages; MLflow only where `track=True`."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
@@ -113,6 +127,9 @@ def start(home, toy_source, monkeypatch) -> Callable[..., RunContext]:
         options.setdefault("stages", ("sft", "ppo", "human_eval"))
         options.setdefault("track", False)
         options.setdefault("console", Console(file=io.StringIO(), width=200))
+        if options["track"] and not (home / "mlflow.db").exists():
+            home.mkdir(exist_ok=True)
+            shutil.copy(request.getfixturevalue("empty_mlflow"), home)
         return RunContext.start(home, "test", gates or thresholds(), root=toy_source.parent, **options)
 
     return begin

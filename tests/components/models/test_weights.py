@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
 from components.base.errors import UserError
+from components.models import tokenizers
 from components.models.adapters import Backbone, load_adapter, save_adapter
 from components.models.config import AdapterConfig, ScratchModel
 from components.models.folders import build_causal_lm, load_base, load_causal_lm, load_reward_model, save_model
@@ -206,7 +207,10 @@ def test_an_adapters_weights_are_all_from_its_file(
     ],
     ids=["loops", "doubles", "one long text", "loops over several turns", "recurses", "fails"],
 )
-def test_a_chat_template_that_fails_or_does_not_end_is_refused(saved: Path, tmp_path: Path, template: str) -> None:
+def test_a_chat_template_that_fails_or_does_not_end_is_refused(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    monkeypatch.setattr(tokenizers, "TEMPLATE_SECONDS", 2)  # imports are half a second
     folder = Path(shutil.copytree(saved / "policy", tmp_path / "model"))
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(UserError, match="can't be used"):

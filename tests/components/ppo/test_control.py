@@ -45,6 +45,32 @@ def test_the_coefficient_holds_until_kl_first_reaches_half_the_target_and_never_
     assert controller.beta == pytest.approx(0.095 * 0.95), "once there, a KL under half the target loosens the tether"
 
 
+def test_the_proportional_part_answers_the_mean_error_as_it_is_now_and_starts_where_a_policy_starts() -> None:
+    controller = adaptive(proportional=1.5)
+    assert controller.beta == pytest.approx(0.1 * math.exp(-1.5)), "KL 0 is one target below the target"
+    controller.update(2.0)
+    assert controller.holding and controller.beta == pytest.approx(0.1 * math.exp(1.5 * (-1 + 2 / 6 - 1) / 2))
+    controller.update(6.0)
+    assert controller.beta == pytest.approx(0.1 * math.exp(1.5 * ((-1 - 4 / 6) / 2 + 0) / 2))
+    controller.update(60.0)
+    assert controller.beta == pytest.approx(0.1 * 1.05 * math.exp(1.5)), "bounded by one target above the target"
+    for _ in range(60):
+        controller.update(6.0)
+    assert controller.beta == pytest.approx(0.1 * 1.05), "at the target it is the coefficient"
+
+
+@pytest.mark.parametrize(("proportional", "swings"), [(0.0, True), (1.0, False)])
+def test_where_kl_follows_beta_late_the_proportional_part_ends_the_swinging(proportional: float, swings: bool) -> None:
+    """log KL goes to a - 1.1 log β with a lag of 12 updates, as SmolLM2's did over 75 and 100 updates."""
+    controller = KLController.start(KLConfig(coefficient=0.2, target=3, horizon=3, proportional=proportional))
+    log_kl, kls = math.log(0.3), []
+    for _ in range(200):
+        kls.append(math.exp(log_kl))
+        controller.update(kls[-1])
+        log_kl += (-0.6 - 1.1 * math.log(controller.beta) - log_kl) / 12
+    assert (max(kls) > 1.25 * 3) is swings and (abs(kls[-1] - 3) < 0.03 or swings)
+
+
 def test_the_shortest_horizon_that_is_taken_leaves_the_coefficient_above_0() -> None:
     config = KLConfig(control="adaptive", coefficient=0.1, target=6.0, horizon=math.nextafter(0.2, 1))
     controller = KLController.start(config)
@@ -54,7 +80,7 @@ def test_the_shortest_horizon_that_is_taken_leaves_the_coefficient_above_0() -> 
 
 
 def test_a_fixed_coefficient_never_moves() -> None:
-    controller = KLController.start(KLConfig(control="fixed", coefficient=0.1, target=6.0))
+    controller = KLController.start(KLConfig(control="fixed", coefficient=0.1, target=6.0, proportional=2))
     for kl in (0.0, 3.0, 6.0, 1e6):
         controller.update(kl)
     assert controller.beta == 0.1
@@ -88,7 +114,7 @@ def test_a_healthy_demos_swings_stop_nothing_and_a_runaway_is_stopped() -> None:
 
 
 def test_a_checkpoint_holds_all_that_the_tether_remembers() -> None:
-    controller = adaptive(stop_above=10.0)
+    controller = adaptive(stop_above=10.0, proportional=0.5)
     for kl in (11.0, 12.0, 11.0, 10.5):
         controller.stops(kl, 0.0)
         controller.update(kl)

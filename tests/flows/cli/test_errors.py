@@ -1,4 +1,4 @@
-"""The user's mistakes through the real command: exit code 2, one paragraph, no stack trace, nothing left behind."""
+"""The user's mistakes: exit code 2, one paragraph, no stack trace, nothing left behind."""
 
 import gzip
 import json
@@ -47,16 +47,17 @@ def one_paragraph(done) -> str:
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_written(
-    tether, tmp_path: Path, arguments: list[str], said: str
+    tether_here, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     home = tmp_path / "home"
-    assert said in one_paragraph(tether(*arguments, home=home))
+    assert said in one_paragraph(tether_here(*arguments, home=home))
     assert not home.exists()
 
 
 def test_a_profile_with_a_negative_clip_range_is_refused(tether, tmp_path: Path) -> None:
+    """In a process of its own, as a shell starts it."""
     (tmp_path / "mine.yaml").write_text("extends: tiny\nppo: {clip_range: -0.2}\n")
-    done = tether("run", "mine.yaml", home=tmp_path / "home")
+    done = tether("run", "mine.yaml", home=tmp_path / "home", embedded=True)  # it is refused before it needs a server
     assert "mine.yaml: ppo.clip_range = -0.2: must be greater than 0." in one_paragraph(done)
     assert not (tmp_path / "home").exists()
 
@@ -79,9 +80,11 @@ def truncated(path: Path) -> None:
         ("short.jsonl.gz", truncated, "short.jsonl.gz breaks off after row 2"),
     ],
 )
-def test_a_spoilt_data_file_is_refused_before_anything_is_written(tether, tmp_path: Path, name, spoil, said) -> None:
+def test_a_spoilt_data_file_is_refused_before_anything_is_written(
+    tether_here, tmp_path: Path, name, spoil, said
+) -> None:
     spoil(tmp_path / name)
-    done = tether("run", "tiny", "--set", f"data.preferences={name}", home=tmp_path / "home")
+    done = tether_here("run", "tiny", "--set", f"data.preferences={name}", home=tmp_path / "home")
     assert said in one_paragraph(done)
     assert not (tmp_path / "home").exists()
 

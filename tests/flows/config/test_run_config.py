@@ -1,5 +1,6 @@
 """The composed config: profiles are valid, jobs hold what they name, and errors name key, value and nearest key."""
 
+import copy
 import json
 import re
 from contextlib import suppress
@@ -12,6 +13,7 @@ from components.base.hashing import digest_json
 from components.base.settings import keyed_values
 from components.gates.table import GATES
 from data_contracts.config import TokenizerConfig
+from flows.config import profiles, run_config
 from flows.config import yaml as yaml_text
 from flows.config.errors import nearest, valid_keys
 from flows.config.profiles import parse_override, profile_names
@@ -72,7 +74,9 @@ def test_a_mistake_is_named_with_key_value_and_what_would_do(override: str, said
     assert "\n" not in str(caught.value)
 
 
-def test_no_option_takes_a_number_that_no_key_can_hold() -> None:
+def test_no_option_takes_a_number_that_no_key_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = profiles.read_profile("tiny")  # once, for a thousand configs
+    monkeypatch.setattr(run_config, "read_profile", lambda _: copy.deepcopy(tiny))
     taken = []
     for override in (f"{key}={value}" for key in valid_keys(RunConfig) for value in NOT_FINITE):
         with suppress(UserError):
@@ -223,3 +227,16 @@ def test_every_options_pattern_is_one_that_prefects_form_takes() -> None:
     schema = RunConfig.model_json_schema()
     patterns = re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', json.dumps(schema))
     assert patterns and [re.compile(json.loads(pattern)) for pattern in patterns]
+
+
+def test_a_stage_has_the_price_of_its_pool_else_of_its_device_and_prices_are_in_no_key():
+    priced = ["prices.hour.cpu=0.1", "prices.hour.gpu=2", "prices.hour.cuda=3", "runtime.device=cpu", "runners.ppo=gpu",
+              "runners.reward={pool: big, runtime: {device: cuda}}"]  # fmt: skip
+    config = load_config("tiny", [parse_override(each) for each in priced])
+    assert config.hourly_prices == {"validate": 0.1, "sft": 0.1, "reward": 3, "ppo": 2, "human_eval": 0.1}
+    assert load_config("tiny").hourly_prices == {}
+    plain = load_config("tiny", [parse_override(each) for each in priced if not each.startswith("prices")])
+    for stage in STAGES.values():
+        assert config.stage_job(stage) == plain.stage_job(stage), "a price would compute everything anew"
+    with pytest.raises(UserError, match=r"prices\.hour\.cpu"):
+        load_config("tiny", [parse_override("prices.hour.cpu=-1")])

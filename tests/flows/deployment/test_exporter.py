@@ -53,8 +53,9 @@ def value(collector: RunCollector, name: str, **labels: str) -> float:
 
 def begin(home: Path, run: str) -> StatusFile:
     """A run of this process, whose PPO is at step 40 of 100: a point every 10 s, each of 5,000 tokens."""
-    status = StatusFile.start(home / "runs" / run, run, "demo", ("validate", "sft", "ppo"))
-    status.begin("ppo")
+    status = StatusFile.start(home / "runs" / run, run, "demo", ("validate", "sft", "ppo"), currency="EUR")
+    status.begin("ppo", price=36.0)
+    status.update("ppo", began=time.time() - 100, reused={"ppo": 50.0})
     spool = Spool(points_file(home / "runs" / run, "ppo"))
     now = time.time()
     for step in range(1, 41):
@@ -81,6 +82,14 @@ def test_a_run_at_work_is_shown_with_its_step_pace_memory_and_newest_metrics(tmp
     assert time.time() - value(collector, "stage_point_timestamp_seconds", **ppo) < 60
     assert value(collector, "runs", state="running") == 1 and value(collector, "runs", state="passed") == 0
     assert value(collector, "home_free_bytes") > 0
+
+
+def test_a_priced_stage_at_work_is_shown_with_its_cost_so_far_and_one_without_a_price_with_none(tmp_path: Path) -> None:
+    begin(tmp_path, "live").begin("sft")
+    collector = RunCollector(tmp_path)
+    assert value(collector, "stage_cost", currency="EUR", stage="ppo") == pytest.approx(1.0, rel=0.2)
+    assert value(collector, "stage_saved", stage="ppo") == pytest.approx(0.5)
+    assert {labels["stage"] for labels, _ in samples(collector.collect(), "stage_cost")} == {"ppo"}
 
 
 def test_points_written_after_the_first_answer_are_in_the_next_one_even_if_one_was_torn(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The flows of a Prefect server where no server is needed. (With one: tests/test_operations.py.)"""
+"""The flows of a Prefect server where no server is needed. (With one: tests/operations/.)"""
 
 import logging
 from pathlib import Path

@@ -110,3 +110,11 @@ def test_a_waiver_of_the_form_says_why_and_who() -> None:
 def test_a_note_is_kept_as_a_tag() -> None:
     label = form.label("first", "after the new data", ["team=x"])
     assert (label.name, label.tags) == ("first", {"team": "x", "note": "after the new data"})
+
+
+def test_who_starts_a_run_by_the_form_is_believed_as_long_as_it_is_a_name() -> None:
+    assert form.person("started_by", " Ada ", "its schedule") == "Ada"
+    assert form.person("started_by", None, "its schedule") == form.person("started_by", " ", "its schedule")
+    for name in ("two\nlines", "a" * 101, "http://me:geheim-4711@host"):
+        with pytest.raises(UserError, match="started_by"):
+            form.person("started_by", name, "its schedule")

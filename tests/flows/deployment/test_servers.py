@@ -1,4 +1,4 @@
-"""What `tether ui` and `tether serve` do where a part of them ends. (With real servers: tests/test_operations.py.)"""
+"""What `tether ui` and `tether serve` do where a part of them ends. (With real servers: tests/operations/.)"""
 
 import os
 import sys
@@ -77,3 +77,32 @@ def test_each_worker_takes_a_limited_number_of_runs_and_names_its_gpu_in_its_log
     limits = [service.command[-2:] for service in started if service.command]
     assert limits == [["--limit", "2"], ["--limit", "1"]]
     assert [service.name for service in started] == ["worker-cpu-1", "worker-gpu-1"]
+
+
+@pytest.mark.parametrize(("set_", "asks"), [(None, "3"), ("1", "1")])
+def test_a_worker_asks_for_runs_as_often_as_the_user_says(
+    monkeypatch: pytest.MonkeyPatch, set_: str | None, asks: str
+) -> None:
+    monkeypatch.delenv("PREFECT_WORKER_QUERY_SECONDS", raising=False)
+    if set_ is not None:
+        monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", set_)
+    (worker,) = servers.worker_services({"cpu": 1})
+    assert worker.environment["PREFECT_WORKER_QUERY_SECONDS"] == asks
+
+
+def test_what_a_worker_prints_goes_where_its_parent_prints_when_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Containers of one pool, which share a home, had one log file between them, and nothing for the engine's log."""
+    monkeypatch.setattr(supervision, "AGAIN_SECONDS", (0.05, 0.1))
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "started again" in text:
+            raise KeyboardInterrupt
+
+    service = python("prints", "print('heard', flush=True)")
+    servers._serve([service], tmp_path, say, logs=False)
+    assert "heard" in capfd.readouterr().out and list(tmp_path.iterdir()) == []
+    assert said[-1].endswith("started again in 0 s")

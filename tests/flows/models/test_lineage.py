@@ -6,6 +6,7 @@ import pytest
 
 from components.store.store import ArtifactStore
 from flows.models.lineage import lineage
+from flows.models.lineage_text import text
 from tasks.runs.status import StatusFile
 
 
@@ -18,7 +19,7 @@ def validated(home: Path, run: str, file: str, started: str) -> None:
     record = ArtifactStore(home).publish(file[::-1], out, None, about)
     out.rmdir()
     status = StatusFile.start(home / "runs" / run, run, "demo", ["validate"])
-    status.update("validate", state="passed", key=record.key, digest=record.digest)
+    status.update("validate", state="passed", user=f"who did {run}", key=record.key, digest=record.digest)
     status.finish()
 
 
@@ -32,6 +33,8 @@ def test_a_run_is_shown_with_the_file_that_it_read_not_with_the_one_that_gave_th
     found = lineage(tmp_path, asked).as_json()
     source, pairs = found["nodes"]
     assert (source["digest"], pairs["run"], pairs["inputs"]) == (files[asked], asked, {"preferences": files[asked]})
+    assert {each["user"] for each in pairs["judged"]} == {"who did first", "who did second"}
+    assert f"in run {asked} by who did {asked}: passed" in text(lineage(tmp_path, asked))
     assert [edge["from"] for edge in found["edges"]] == [files[asked]]
     both = lineage(tmp_path, pairs["digest"]).as_json()["nodes"]
     assert {node["digest"] for node in both} == {*files.values(), pairs["digest"]}

@@ -103,6 +103,21 @@ def test_the_heading_has_the_runs_name_its_tags_and_who_started_it(tmp_path: Pat
         assert said in heading
 
 
+def test_the_page_says_what_stages_cost_what_reuse_saved_and_who_else_had_one_computed(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, upto="ppo")
+    assert "cost:" not in page(run_facts(tmp_path, run))
+    path = tmp_path / "runs" / run / "run.json"
+    document = json.loads(path.read_text()) | {"currency": "EUR"}
+    document["stages"][1] |= {"price": 3.6, "started": 1.0, "reused": {"sft": 1000.0}}
+    document["stages"][3] |= {"price": 36.0, "started": 1.0, "computed": {"ppo": 40.0}}
+    document["stages"][3]["user"] = "eve"
+    path.write_text(json.dumps(document))
+    text = page(run_facts(tmp_path, run))
+    assert "<p>by eve, took" in text and text.count("<p>by ") == 1, "who had a stage computed, where it is another one"
+    assert "cost: 0.40 EUR, saved 1.00 EUR" in text.partition("</header>")[0]
+    assert "; cost: saved 1.00 EUR</p>" in text and "; cost: 0.40 EUR</p>" in text
+
+
 def test_curves_stand_as_numbers_beside_their_pictures(tmp_path: Path) -> None:
     stored_run(tmp_path)
     text = shown_text(tmp_path)

@@ -1,6 +1,7 @@
 """A run's end: every gate with value, rule and verdict, and simulated things called simulated."""
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -8,7 +9,7 @@ from rich.console import Console
 from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
 from components.gates.text import number, outcome, rule
-from flows.reports.terminal import markdown, print_run, simulated_note
+from flows.reports.terminal import markdown, price, print_run, simulated_note
 from tasks.runs.status import RunStatus, StageStatus
 
 GATE = Verdict(name="ppo.kl", metric="ppo/kl_high", value=9.5, op="<=", threshold=8.0, passed=False)
@@ -42,6 +43,31 @@ def test_the_page_holds_every_metric_and_gate() -> None:
     assert "| ppo.kl | FAIL | ppo/kl_high | 9.5 | <= 8 |" in text
     for name in PPO.metrics:
         assert name in text
+
+
+def test_costs_and_what_reuse_saved_are_shown_where_there_is_a_price_and_nowhere_else() -> None:
+    assert "cost" not in printed(False) + markdown(STATUS, False)
+    begun: dict[str, Any] = {"price": 36.0, "started": 1.0}
+    hit = StageStatus(name="sft", state="cached", cached=True, reused={"sft": 125.0}, **begun)
+    computed = PPO.model_copy(update={"computed": {"ppo": 40.0}, **begun})
+    status = STATUS.model_copy(update={"currency": "EUR", "stages": [hit, computed, STATUS.stages[1]]})
+    text, page = printed(False, status), markdown(status, False)
+    assert "demo, 61 s, 0.40 EUR, saved 1.25 EUR" in text and "61.2 s, 0.40 EUR, saved 1.25 EUR." in page
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "saved 1.25 EUR" in rows["sft"] and "0.40 EUR" in rows["ppo"] and "EUR" not in rows["human_eval"]
+    assert "| ppo | gate_failed | 60.0 | 0.40 EUR |" in page and "| sft | cached | 0.0 | saved 1.25 EUR |" in page
+    assert price(0.000123, "EUR") == "0.00012 EUR" and price(0, "EUR") == "0.00 EUR" and price(None, "EUR") == ""
+
+
+def test_who_started_waived_and_scored_is_said_where_people_look() -> None:
+    waived = GATE.model_copy(update={"waived": True, "user": "bob", "reason": "a|trial"})
+    ppo = PPO.model_copy(update={"gates": [waived], "user": "ada"})
+    scored = StageStatus(name="human_eval", state="passed", user="eve")
+    status = STATUS.model_copy(update={"user": "ada", "stages": [ppo, scored]})
+    text, page = printed(False, status), markdown(status, False)
+    assert "run r1: gate_failed started by ada" in text and "started by ada" in page
+    assert "passed by eve" in text and "| human_eval | passed by eve |" in page and "gate_failed by" not in page
+    assert "WAIVED by bob" in text and "WAIVED by bob: a\\|trial |" in page
 
 
 def test_a_run_is_shown_with_its_name_and_tags_as_they_are() -> None:

@@ -21,7 +21,7 @@ from flows.stack import control, keeper
 from flows.stack.checks import Answer
 from flows.stack.config import DEFAULT, Stack
 from flows.stack.control import down
-from flows.stack.logs import bound_logs, follow, log_of
+from flows.stack.logs import bound_logs, follow, last_line, log_of
 from flows.stack.parts import StackPart
 from flows.stack.secrets import (
     make_passwords,
@@ -177,6 +177,20 @@ def test_a_log_is_emptied_above_its_limit_and_its_part_writes_on_at_its_new_end(
         assert path.with_suffix(".log.1").read_bytes() == b"x" * 1001 and said == []
     else:
         assert said == [f"{path} is emptied without a copy: [Errno 28] No space left on device"]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [("it broke\n", "it broke"), ('{"level": "ERROR", "message": "it broke"}\n', "it broke"), ('["x"]\n', '["x"]')],
+)
+def test_what_a_part_said_last_is_told_as_text_though_its_log_is_json(tmp_path: Path, written: str, said: str) -> None:
+    stack = make_stack(tmp_path)
+    stack.logs.mkdir(parents=True)
+    log_of(stack, "prefect").write_text(f"before\n{written}")
+    assert last_line(stack, "prefect") == f"{said} ({log_of(stack, 'prefect')})"
+    lines: list[str] = []
+    follow(stack, "prefect", 1, False, lines.append)
+    assert lines == [written.strip()], "followed as it is, for whatever reads JSON"
 
 
 def test_logs_are_followed_past_the_moment_when_one_is_emptied_in_whole_lines(

@@ -1,4 +1,4 @@
-"""What a worker accepts as an order, and how it says what differs. (The servers' side: tests/test_operations.py.)"""
+"""What a worker accepts as an order, and how it says what differs. (The servers' side: tests/operations/.)"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -18,6 +18,7 @@ from components.store import leases
 from components.store import store as artifacts
 from components.store.store import ArtifactStore, Record
 from tasks.execution import computing
+from tasks.execution.context import RunContext
 from tasks.execution.runner import peek, run_stage
 from tasks.result import Input
 from tasks.runs.journal import read_done, recorded_paths
@@ -556,3 +557,87 @@ def test_a_point_says_that_it_was_resumed_only_where_it_was(start, kit):
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     points = read_points(points_file(ctx.folder, "sft"))
     assert points and not any("resumed" in point for point in points)
+
+
+def test_a_stage_costs_what_its_seconds_cost_and_a_hit_nothing_more(start, kit, home):
+    prices = {"prices": {"sft": 3600.0}, "currency": "EUR"}  # 1 EUR a second
+    with start(**prices) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    paid, sft = load_status(home), entry(home, "sft")
+    assert sft.cost == pytest.approx(sft.seconds, abs=0.05) and entry(home, "ppo").cost is None
+    assert paid.cost == sft.cost > 0 and (paid.saved, paid.currency) == (0, "EUR")
+    with start(**prices) as again:
+        result = run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
+    assert load_status(home).cost == 0 and 0 < load_status(home).saved == pytest.approx(result.record.seconds)
+    with start() as unpriced:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, unpriced)
+    assert load_status(home).cost is None and "cost" not in json.dumps(load_status(home).as_json())
+
+
+def test_who_takes_a_run_up_is_on_record_for_the_stages_that_this_computes(start, kit, home):
+    """Whose run it is stays; who scores people's labels in it may be another person, and promotes by that."""
+    with start(user="ada", run="one") as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    options = {"root": ctx.root, "track": False, "user": "eve"}
+    with RunContext.resume(home, "one", kit.thresholds(), **options) as again:
+        run_stage(kit.toy("human_eval"), kit.ToyJob(value=2), {}, again)
+    assert load_status(home, "one").user == "ada"
+    assert (entry(home, "sft").user, entry(home, "human_eval").user) == ("ada", "eve")
+    assert {each.shown: each.user for each in read_done(ctx.folder)} == {"sft": "ada", "human_eval": "eve"}
+
+
+def test_a_stage_that_fails_has_cost_its_seconds_too(start, kit, home, monkeypatch):
+    def fail(*_):
+        time.sleep(0.2)
+        raise UserError("no")
+
+    monkeypatch.setattr("tasks.execution.runner._obtain", fail)
+    with pytest.raises(UserError), start(prices={"sft": 3600.0}) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    assert 0.2 <= load_status(home).cost < 5
+
+
+def test_a_run_whose_process_is_killed_has_cost_what_it_computed_and_goes_on_counting(start, kit, home):
+    """Up to the last point: nobody knows how long the process stood after that."""
+    prices = {"prices": {"sft": 3600.0}}
+    with start(**prices, run="killed") as ctx:
+        ctx.begin_stage("sft")
+    path = home / "runs" / "killed" / "run.json"
+    document = json.loads(path.read_text())
+    dead = {"pid": 2**22 - 1, "started": "1"}
+    began = document["stages"][0]["began"]
+    document |= {"finished": None, "process": {**document["process"], **dead}}
+    document["stages"][0] |= {"state": "running"}
+    path.write_text(json.dumps(document))
+    points_file(home / "runs" / "killed", "sft").parent.mkdir(parents=True, exist_ok=True)
+    point = {"step": 1, "time": int((began + 5) * 1000), "metrics": {"sft/loss": 1.0}}
+    points_file(home / "runs" / "killed", "sft").write_text(json.dumps(point) + "\n")
+    assert load_status(home, "killed").state == "interrupted"
+    assert load_status(home, "killed").cost == pytest.approx(5, abs=0.01)
+    with RunContext.resume(home, "killed", kit.thresholds(), root=ctx.root, track=False, **prices) as again:
+        run_stage(kit.toy("sft"), kit.ToyJob(steps=1, pause=0.3), {}, again)
+    assert 5.3 <= load_status(home, "killed").cost < 9 and entry(home, "sft", "killed").seconds > 5.3
+
+
+def test_a_stage_on_a_pool_costs_what_its_worker_computed_and_not_what_it_waited(start, kit, home, monkeypatch):
+    def on_a_pool(work, pool, store, show, say, refresh, page, computed):
+        time.sleep(0.3)  # waits for a place
+        computed(7.0)
+        record, _ = computing.compute_once(work, store, show, say, refresh)
+        return record
+
+    monkeypatch.setattr("tasks.execution.dispatch.dispatch", on_a_pool)
+    options = {"prices": {"sft": 3600.0}, "pools": {"sft": "gpu"}}
+    with start(**options) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    assert load_status(home).cost == pytest.approx(7.0)
+
+    def for_another(work, pool, store, show, say, refresh, page, computed):
+        return store.lookup(work.key)
+
+    with start(**options, run="waits") as ctx:
+        monkeypatch.setattr("tasks.execution.dispatch.dispatch", for_another)
+        ctx.refresh = frozenset(["sft"])
+        result = run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    status = load_status(home, "waits")
+    assert (status.cost, status.saved) == (0, pytest.approx(result.record.seconds)), "whoever ordered it pays"

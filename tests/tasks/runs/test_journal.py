@@ -7,7 +7,7 @@ import pytest
 
 from components.base.errors import UserError
 from tasks.runs.config import run_values, write_values
-from tasks.runs.journal import Sent, left_by_earlier, read_done, recorded_paths
+from tasks.runs.journal import Sent, current_user, left_by_earlier, read_done, recorded_paths
 
 DAMAGED = (b"", b"[]", b"null", b"5", b'{"project": "o', bytes(range(256)))
 
@@ -62,3 +62,24 @@ def test_an_empty_journal_of_an_earlier_version_has_nothing_left_to_send(folder:
     assert not left_by_earlier(folder)
     (folder / "tracking.jsonl").touch()
     assert not left_by_earlier(folder)
+
+
+@pytest.mark.parametrize(
+    ("variables", "who"),
+    [
+        ({}, "ada"),
+        ({"MLFLOW_TRACKING_USERNAME": "promoter", "PREFECT_API_AUTH_STRING": "ops:geheim-4711"}, "ada as promoter"),
+        ({"PREFECT_API_AUTH_STRING": "ops:geheim:4711"}, "ada as ops"),
+        ({"PREFECT_API_AUTH_STRING": "geheim-4711"}, "ada"),
+        ({"MLFLOW_TRACKING_USERNAME": "ada"}, "ada"),
+        ({"MLFLOW_TRACKING_USERNAME": "a\nb\x1b[2J"}, "ada as a b\\x1b[2J"),
+    ],
+)
+def test_who_did_it_has_the_name_that_the_servers_let_in_and_never_a_password(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], who: str
+) -> None:
+    for name in ("MLFLOW_TRACKING_USERNAME", "PREFECT_API_AUTH_STRING"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"LOGNAME": "ada", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert current_user() == who

@@ -35,24 +35,13 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in the process gets to answer it."""
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory):
-    """MLflow's database without anything in it: making one takes seconds."""
-    from tasks.tracking.client import connect
-
-    home = tmp_path_factory.mktemp("empty")
-    connect(home)
-    return home / "mlflow.db"
-
-
 @pytest.fixture
-def left(pipeline, home, empty, monkeypatch):
+def left(pipeline, home, empty_mlflow, monkeypatch):
     """A home with one run of which MLflow has nothing yet."""
     with monkeypatch.context() as patch:
         patch.setattr("tasks.tracking.recorder.connect", _refuse)
         pipeline(run=RUN)
-    assert not (home / "mlflow.db").exists()
-    shutil.copy(empty, home)
+    assert (home / "mlflow.db").read_bytes() == empty_mlflow.read_bytes()
     return home
 
 
@@ -64,13 +53,13 @@ def carry(home):
     assert [error for _, error in carrier.sync(home)] == [None]
 
 
-def copy(home, folder, empty):
+def copy(home, folder, empty_mlflow):
     """The same runs in another home, MLflow told of none."""
     shutil.copytree(home / "runs", folder / "runs")
     for path in folder.glob("runs/*"):
         sent = Sent.load(path)
         Sent(project=sent.project, code=sent.code).save(path)
-    shutil.copy(empty, folder)
+    shutil.copy(empty_mlflow, folder)
     return folder
 
 
@@ -129,8 +118,8 @@ def points_of(home, stage):
     return found
 
 
-def test_a_kill_after_any_write_to_mlflow_leaves_no_trace(left, empty, tmp_path, monkeypatch):
-    carry(copy(left, tmp_path / "undisturbed", empty))
+def test_a_kill_after_any_write_to_mlflow_leaves_no_trace(left, empty_mlflow, tmp_path, monkeypatch):
+    carry(copy(left, tmp_path / "undisturbed", empty_mlflow))
     expected = shown(tmp_path / "undisturbed")
     assert set(expected["runs"]) == {"parent", "validate", "sft", "ppo", "human_eval"}
     assert set(expected["versions"]["tether-policy"][0]) == {"candidate", "champion"}
@@ -156,7 +145,7 @@ def test_a_kill_after_any_write_to_mlflow_leaves_no_trace(left, empty, tmp_path,
         for name in WRITES & set(vars(store)):
             monkeypatch.setattr(store, name, dying(getattr(store, name)))
 
-    home, kills, writes, before = copy(left, tmp_path / "killed", empty), 0, 0, None
+    home, kills, writes, before = copy(left, tmp_path / "killed", empty_mlflow), 0, 0, None
     client = carrier.Recorder(home)._client
     monkeypatch.setattr("tasks.tracking.recorder.connect", lambda home: client)
     while carrier.left_behind(home):
@@ -228,9 +217,9 @@ def test_one_run_that_mlflow_refuses_holds_back_no_other(left, home, start, kit,
     assert [folder.name for folder in carrier.left_behind(home)] == [RUN]
 
 
-def test_sync_asks_again_as_long_as_mlflow_takes_something_on(left, empty, tmp_path, monkeypatch):
+def test_sync_asks_again_as_long_as_mlflow_takes_something_on(left, empty_mlflow, tmp_path, monkeypatch):
     """It gave up at the first request that a slow server did not answer within 3 s."""
-    carry(copy(left, tmp_path / "undisturbed", empty))
+    carry(copy(left, tmp_path / "undisturbed", empty_mlflow))
     expected = shown(tmp_path / "undisturbed")
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Tracking
 
@@ -255,7 +244,7 @@ def test_sync_asks_again_as_long_as_mlflow_takes_something_on(left, empty, tmp_p
 
     falls = {number * (number + 1) // 2 for number in range(1, 50)}  # further and further apart
     found = Tracking.search_experiments
-    home, said = copy(left, tmp_path / "flaky", empty), []
+    home, said = copy(left, tmp_path / "flaky", empty_mlflow), []
     with monkeypatch.context() as patch:
         patch.setattr(Tracking, "search_experiments", look)
         for name in WRITES & set(vars(Tracking)):
@@ -276,10 +265,10 @@ def test_sync_gives_up_on_a_server_that_stays_away(left, monkeypatch):
 
 @pytest.mark.parametrize("server", ["refuses", "never answers"])
 def test_a_dead_server_delays_a_run_by_no_more_than_seconds_and_sync_says_so(
-    server, pipeline, home, empty, monkeypatch, said, caplog
+    server, pipeline, home, empty_mlflow, monkeypatch, said, caplog
 ):
     home.mkdir()
-    shutil.copy(empty, home)
+    shutil.copy(empty_mlflow, home)
     pipeline()  # imports, plots
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -363,10 +352,10 @@ def during_ppo(home, action):
     return thread
 
 
-def check_against_an_undisturbed_run(home, empty, tmp_path, monkeypatch):
+def check_against_an_undisturbed_run(home, empty_mlflow, tmp_path, monkeypatch):
     with_outage = shown(home)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    carry(copy(home, tmp_path / "undisturbed", empty))
+    carry(copy(home, tmp_path / "undisturbed", empty_mlflow))
     without = shown(tmp_path / "undisturbed")
     for run, fields in without["runs"].items():
         for name, value in fields.items():
@@ -376,17 +365,17 @@ def check_against_an_undisturbed_run(home, empty, tmp_path, monkeypatch):
 
 @pytest.mark.servers
 def test_a_server_that_is_down_at_the_start_gets_the_whole_run_later(
-    server, pipeline, home, empty, tmp_path, monkeypatch
+    server, pipeline, home, empty_mlflow, tmp_path, monkeypatch
 ):
     pipeline(run=RUN)
     server.start()
     carry(home)
-    check_against_an_undisturbed_run(home, empty, tmp_path, monkeypatch)
+    check_against_an_undisturbed_run(home, empty_mlflow, tmp_path, monkeypatch)
 
 
 @pytest.mark.servers
 def test_a_server_killed_among_points_and_started_again_has_them_all_once(
-    server, pipeline, home, empty, tmp_path, monkeypatch
+    server, pipeline, home, empty_mlflow, tmp_path, monkeypatch
 ):
     server.start()
     monkeypatch.setattr(carrier, "EVERY_SECONDS", 0.2)
@@ -402,12 +391,13 @@ def test_a_server_killed_among_points_and_started_again_has_them_all_once(
     thread.join()
     if carrier.left_behind(home):
         carry(home)
-    check_against_an_undisturbed_run(home, empty, tmp_path, monkeypatch)
+    check_against_an_undisturbed_run(home, empty_mlflow, tmp_path, monkeypatch)
 
 
 @pytest.mark.servers
+@pytest.mark.long
 def test_a_server_that_hangs_among_points_delays_nothing_and_has_them_all_once(
-    server, pipeline, home, empty, tmp_path, monkeypatch
+    server, pipeline, home, empty_mlflow, tmp_path, monkeypatch
 ):
     server.start()
     monkeypatch.setattr(carrier, "EVERY_SECONDS", 0.2)
@@ -421,4 +411,4 @@ def test_a_server_that_hangs_among_points_delays_nothing_and_has_them_all_once(
     server.signal(signal.SIGCONT)
     time.sleep(2)
     carry(home)
-    check_against_an_undisturbed_run(home, empty, tmp_path, monkeypatch)
+    check_against_an_undisturbed_run(home, empty_mlflow, tmp_path, monkeypatch)

@@ -1,0 +1,90 @@
+"""`tether backup`, `restore`, `upgrade`: what keeps a home over disasters and versions."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.command import command, echo
+from flows.cli.stack import Config, load_config
+from flows.environment import tether_home
+
+if TYPE_CHECKING:
+    from flows.keeping.copying import Steps
+
+keeping_commands = typer.Typer()
+
+DUE = 1
+"""Exit code of `tether upgrade --check` where something is."""
+
+
+@command(keeping_commands, "backup")
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make, outside of the home.")],
+    config: Config = None,
+) -> None:
+    """Write home, store and servers into a folder.
+
+    Runs may go on meanwhile."""
+    from rich.filesize import decimal
+
+    from components.base.paths import user_path
+    from flows.keeping.backup import LEFT_OUT, back_up, servers_elsewhere
+
+    home, stack = tether_home(), load_config(config)[1]
+    done = back_up(home, stack, user_path(str(folder), "backup"), _steps(), echo)
+    files = done.manifest.files
+    echo(f"{len(files)} files ({decimal(done.bytes)}) of {home} are in {done.folder}; `tether restore` makes it again.")
+    echo(f"Left out: {', '.join(f'{name} ({what})' for name, what in LEFT_OUT.items())}.")
+    if done.manifest.stack is not None:
+        echo("It holds the stack's passwords and the key of its certificates: keep it where only you can read it.")
+    for text in servers_elsewhere(stack, done.manifest):
+        echo(text)
+
+
+@command(keeping_commands, "restore")
+def restore(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `tether backup` wrote.")],
+    config: Config = None,
+) -> None:
+    """Make home, store and servers of a backup.
+
+    Everything is verified before anything is changed."""
+    from components.base.paths import user_path
+    from flows.keeping.restore import restore as make
+
+    home, stack = tether_home(), load_config(config)[1]
+    done = make(user_path(str(folder), "restore").absolute(), home, stack, _steps(), echo)
+    echo(f"{home} is as it was on {done.created} ({done.host}).")
+    if done.stack is not None:
+        echo(f"The stack is in {stack.folder}, with its passwords: `tether stack up` starts it.")
+
+
+@command(keeping_commands, "upgrade")
+def upgrade(
+    check: Annotated[
+        bool, typer.Option("--check", help="Say what is due, change nothing; exit code 1 if it is.")
+    ] = False,
+) -> None:
+    """Bring an older home to this version's form."""
+    from flows.keeping.upgrade import due
+    from flows.keeping.upgrade import upgrade as migrate
+
+    home = tether_home()
+    lines = due(home) if check else migrate(home, echo)
+    for text in lines:
+        echo(text)
+    if not lines:
+        echo(f"{home} is of this version's form.")
+    elif check:
+        echo("Due. Back up first (`tether backup DIR`), then run `tether upgrade`.")
+        raise typer.Exit(DUE)
+    else:
+        echo(f"{home} is of this version's form now. Earlier versions of Tether may not read it any more.")
+
+
+def _steps() -> "Steps":
+    from flows.keeping.copying import Steps
+    from tasks.execution.progress import Output
+
+    return Steps(Output())

@@ -1,0 +1,245 @@
+"""`tether backup`: a home, its databases and its store in one folder, consistent while runs go on.
+
+What names other things is copied before what it names, and nothing that is named is removed meanwhile:
+
+1. What each run says that MLflow has of it (`mlflow.json`). MLflow may have more by the time that it is copied: what it
+   has is looked up there before anything is sent again. It must not have less, or a run would never send the rest.
+2. The databases, each as of one moment: MLflow's users, its runs and registered models, Prefect's. They name artifacts,
+   runs and results of the store.
+3. The files that MLflow keeps.
+4. The runs, each run.json before what it names. They name records of the store.
+5. The store: pins, records, objects (`copying.copy_store`).
+
+From before 1 until after 5 the store's collector is held off (`Place.using`), as it is by a run that publishes. All
+other removals are of what nothing names: drafts, and the folders of runs that did not begin.
+
+`work/` is left out. What a stage has not published is no result, its checkpoints change every few seconds and are
+several times as large as the model. A run that was at work is `interrupted` in the restored home; the same command
+computes the stage that was at work from its first step, with the same bytes, and finds those before it in the store.
+"""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.base.files import make_folder, sync
+from components.base.redaction import redacted
+from components.store.place import Place
+from components.store.records import KEY, Record, parse_record
+from components.store.store import ArtifactStore, shared_place
+from flows.keeping import servers
+from flows.keeping.copying import Copier, Steps, copy_store, files_below
+from flows.keeping.manifest import Manifest, write_manifest
+from flows.stack.config import Stack
+from tasks.runs.journal import SENT, Sent
+from tasks.runs.schema import HOME_FILE, home_schema
+from tasks.runs.status import RUN_FILE
+
+Say = Callable[[str], object]
+
+LEFT_OUT = {
+    "work": "stages at work and their checkpoints",
+    "store/views": "made again from the store",
+    "prefect/embedded": "notes of servers that ran here",
+    "logs": "of servers and workers",
+}
+"""What of a home is in no backup, and what it is."""
+_NOT_COPIED = {SENT, "mlflow.lock"}
+"""Files of a run's folder that are not copied with the others."""
+
+
+class Written(NamedTuple):
+    """A backup that was written."""
+
+    folder: Path
+    manifest: Manifest
+    bytes: int
+
+
+def back_up(home: Path, stack: Stack, target: Path, steps: Steps, say: Say) -> Written:
+    """Write a backup of a home, and of the stack where there is one, into a new folder.
+
+    Args:
+        home: the `TETHER_HOME`.
+        stack: this machine's stack, whether it was ever started or not.
+        target: the folder to write; it appears when it is whole.
+        steps: shows the progress.
+        say: tells a person.
+
+    Raises:
+        UserError: there is nothing to back up, the folder is there and is not empty, or is inside of what it is to
+            hold; or the stack is down.
+    """
+    target = target.absolute()
+    has_stack = stack.database.exists()
+    if not has_stack and not any((home / name).exists() for name in ("runs", "store", "mlflow.db", "models")):
+        raise UserError(f"{home} holds no run, no result and no model: there is nothing to back up. Set TETHER_HOME.")
+    for inside in (home, stack.folder) if has_stack else (home,):
+        if target.is_relative_to(inside.absolute()) or target.resolve().is_relative_to(inside.resolve()):
+            raise UserError(
+                f"backup {target}: this is inside of {inside}, and would be lost with it. Name a folder elsewhere."
+            )
+    if has_stack:
+        servers.check_up(stack)
+    with _partial(target) as folder:
+        copier = Copier(folder)
+        shared = _copy(home, stack if has_stack else None, steps, copier, say)
+        _say_what_is_missing(folder, copier, say)
+        copier.sync()
+        manifest = Manifest(
+            tether=importlib.metadata.version("tether"),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            host=socket.gethostname(),
+            home=str(home),
+            home_schema=_schema(home),
+            shared=shared,
+            stack=stack.config.model_dump(mode="json") if has_stack else None,
+            left_out=[f"{name} ({what})" for name, what in LEFT_OUT.items()],
+            files=dict(sorted(copier.files.items())),
+        )
+        write_manifest(folder, manifest)
+    return Written(target, manifest, sum(file.size for file in manifest.files.values()))
+
+
+def _schema(home: Path) -> int | None:
+    """The number of the home's form; None too where the file that says it is damaged, which is copied as it is."""
+    with contextlib.suppress(UserError):
+        return home_schema(home)
+    return None
+
+
+def servers_elsewhere(stack: Stack, manifest: Manifest) -> list[str]:
+    """Return a sentence for each server that this terminal uses and the backup does not have."""
+    told = []
+    for name, variable in (("Prefect", "PREFECT_API_URL"), ("MLflow", "MLFLOW_TRACKING_URI")):
+        url = os.environ.get(variable, "")
+        if url and not (manifest.stack is not None and url.startswith(stack.url(name.lower()))):
+            told.append(f"{name} is at {redacted(url)}, which is no part of this backup: back it up where it runs.")
+    return told
+
+
+def _copy(home: Path, stack: Stack | None, steps: Steps, copier: Copier, say: Say) -> str:
+    """Copy everything, in the order that this module's text gives; returns what the shared store is called, if any."""
+    local = ArtifactStore(home, alone=True).local
+    named = shared_place(home)
+    own = servers.store_of(stack) if stack is not None else None
+    if own is not None and named is not None and named.where == own.where:
+        named = None  # the stack's own, called by this terminal's variables
+    places: list[tuple[str, Place]] = [(to, place) for to, place in (("stack/store", own), ("shared", named)) if place]
+    with contextlib.ExitStack() as held:
+        for place in [*(place for _, place in places), *([local] if local.root.is_dir() else [])]:
+            held.enter_context(place.using())
+        known = sorted((home / "runs").glob(f"*/{SENT}"))
+        steps.all("runs in MLflow", known, lambda path: copier.file(path, f"home/runs/{path.parent.name}/{SENT}"))
+        if stack is not None:
+            servers.dump(stack, copier, steps)
+        databases = [name for name in ("mlflow.db", "prefect/prefect.db") if (home / name).is_file()]
+        for name in steps.each("databases", databases):
+            copier.database(home / name, f"home/{name}")
+        if stack is not None:
+            servers.copy_artifacts(stack, copier, steps)
+        _tree(home, "mlartifacts", steps, copier)
+        _runs(home, steps, copier)
+        kept: set[str] = set()
+        for to, place in places:
+            kept |= copy_store(place, to, steps, copier, say)
+        copy_store(local, "home/store", steps, copier, say, without=kept)
+    _tree(home, "models", steps, copier, links=True)
+    for name in (HOME_FILE, "prefect/profiles.toml"):
+        copier.file(home / name, f"home/{name}")
+    if stack is not None:
+        servers.copy_secrets(stack, copier, steps)
+    return named.where if named is not None else ""
+
+
+def _tree(home: Path, name: str, steps: Steps, copier: Copier, links: bool = False) -> None:
+    found = files_below(home / name, links)
+    steps.all(name, found, lambda path: copier.file(found[path], f"home/{name}/{path}"))
+
+
+def _runs(home: Path, steps: Steps, copier: Copier) -> None:
+    """Copy every run that has begun; what MLflow has of it was copied before."""
+
+    def copy(folder: Path) -> None:
+        to = f"home/runs/{folder.name}"
+        copier.file(folder / RUN_FILE, f"{to}/{RUN_FILE}")
+        for name, each in files_below(folder).items():
+            if name != RUN_FILE and name not in _NOT_COPIED:
+                copier.file(each, f"{to}/{name}")
+        if f"{to}/{SENT}" not in copier.files and (folder / SENT).is_file():
+            # It began after MLflow's database was copied, which may have some of it: what, is to be looked up there.
+            sent = Sent.load(folder)
+            text = Sent(project=sent.project, code=sent.code).model_dump_json(indent=1)
+            copier.write(f"{to}/{SENT}", [text.encode()], 0o644)
+
+    steps.all("runs", sorted(path.parent for path in (home / "runs").glob(f"*/{RUN_FILE}")), copy)
+
+
+def _say_what_is_missing(folder: Path, copier: Copier, say: Say) -> None:
+    """Say what could not be read, and which objects the copied records need that the store does not have."""
+    if copier.unreadable:
+        say(f"{len(copier.unreadable)} files can't be read and are not in the backup, first {copier.unreadable[0]}.")
+    objects = {name.rpartition("/")[2] for name in copier.files if "/objects/" in name}
+    missing: dict[str, str] = {}
+    for name in copier.files:
+        key = Path(name).parent.name
+        if "/records/" in name and KEY.fullmatch(key):
+            record = parse_record((folder / name).read_text(encoding="utf-8", errors="replace"), key)
+            if isinstance(record, Record):
+                missing |= {sha: record.stage for sha in record.objects.values() if sha not in objects}
+    if missing:
+        sha, stage = next(iter(missing.items()))
+        say(
+            f"{len(missing)} objects that records need are not in the store, and so not in the backup, first "
+            f"{sha[:12]} of {stage}. `tether store verify` names them all; a run that needs one computes it again."
+        )
+
+
+@contextlib.contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """The folder `target.partial`, ours alone and empty, which becomes `target` when the block ends well.
+
+    What a killed backup left of it is removed first.
+
+    Raises:
+        UserError: `target` is there and is not an empty folder, or another backup writes it.
+    """
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        raise UserError(f"backup {target}: it is there already, and is not an empty folder. Name another one.")
+    partial = target.with_name(f"{target.name}.partial")
+    make_folder(target.parent)
+    partial.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"backup {target}: another `tether backup` is writing {partial}. Wait, or name another."
+            ) from error
+        partial.chmod(0o700)
+        _empty(partial)
+        try:
+            yield partial
+        except BaseException:
+            _empty(partial)
+            with contextlib.suppress(OSError):
+                partial.rmdir()
+            raise
+        os.rename(partial, target)
+        sync(target.parent)
+    finally:
+        os.close(descriptor)
+
+
+def _empty(folder: Path) -> None:
+    for each in folder.iterdir():
+        shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()

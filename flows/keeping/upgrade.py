@@ -1,0 +1,136 @@
+"""`tether upgrade`: a home in the form of an earlier Tether becomes one of this version's.
+
+Each step goes from one number to the next and may be repeated after any kill: it changes one file at a time, whole, and
+the home's number last. What a step has not reached is read as before.
+"""
+
+import fcntl
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.base.files import sync
+from components.store.records import STAGE, Record
+from components.store.retention import Stored, stored
+from components.store.store import ArtifactStore
+from tasks.runs.schema import HOME_SCHEMA, RUN_SCHEMA, check_home, home_schema, write_schema
+from tasks.runs.status import RUN_FILE, Part, RunFile, StageStatus, load_readable, read_file, write_file
+from tasks.stages import STAGES
+from tasks.tracking.client import check_database
+from tasks.tracking.database import is_outdated, upgrade_database
+
+Say = Callable[[str], object]
+
+
+class Migration(NamedTuple):
+    """The way from one number of a home's form to the next."""
+
+    what: str
+    """What it changes, for people."""
+    migrate: Callable[[Path, Say], None]
+    """Changes a home; may be called again."""
+
+
+def due(home: Path) -> list[str]:
+    """Return what `upgrade` would do, a line each.
+
+    Raises:
+        UserError: a newer Tether has written the home.
+    """
+    check_home(home)
+    schema = home_schema(home)
+    found = []
+    if schema is not None:
+        found = [
+            f"home schema {number} to {number + 1}: {MIGRATIONS[number].what}" for number in range(schema, HOME_SCHEMA)
+        ]
+    database = home / "mlflow.db"
+    check_database(home)
+    if database.is_file() and database.stat().st_size and is_outdated(database):
+        found.append(f"{database.name}: the tables of the installed MLflow")
+    return found
+
+
+def upgrade(home: Path, say: Say) -> list[str]:
+    """Do what is due, and return it.
+
+    Raises:
+        UserError: a run is at work there, or a newer Tether has written the home.
+    """
+    lines = due(home)
+    if not lines:
+        return lines
+    if running := [each.run for each in load_readable(home)[0] if each.state == "running"]:
+        raise UserError(f"upgrade: run {running[0]} is at work in {home}. Upgrade when it has ended, or interrupt it.")
+    for number in range(home_schema(home) or HOME_SCHEMA, HOME_SCHEMA):
+        MIGRATIONS[number].migrate(home, say)
+        write_schema(home, number + 1)
+    database = home / "mlflow.db"
+    if database.is_file() and database.stat().st_size and is_outdated(database):
+        with (home / "mlflow.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            upgrade_database(database)
+    return lines
+
+
+def _to_2(home: Path, say: Say) -> None:
+    """Name stages in the files of records, then sub-stages and warnings in each run.json."""
+    store = ArtifactStore(home)
+    with store.using():
+        for each in stored(store, store.local):
+            if isinstance(each.record, Record) and f".{each.record.stage}." not in each.name:
+                _name_stage(each, home / "store")
+        by_digest: dict[str, list[Record]] = defaultdict(list)
+        for each in stored(store, store.place):
+            if isinstance(each.record, Record):
+                by_digest[each.record.digest].append(each.record)
+    for path in sorted((home / "runs").glob(f"*/{RUN_FILE}")):
+        try:
+            document = read_file(path.parent)
+        except UserError as error:
+            say(f"{error} It stays as it is.")
+            continue
+        if document.schema_version < RUN_SCHEMA:
+            write_file(path.parent, _run_of_2(document, by_digest))
+
+
+def _name_stage(each: Stored, root: Path) -> None:
+    """Have a record's file name its stage: the new name first, so that the record is there at every moment."""
+    assert isinstance(each.record, Record)
+    path = root / each.path
+    if not STAGE.fullmatch(each.record.stage):
+        return
+    with suppress(FileExistsError):
+        os.link(path, path.with_name(f"{path.stem}.{each.record.stage}.json"))
+    sync(path.parent)
+    path.unlink()
+    sync(path.parent)
+
+
+def _run_of_2(document: RunFile, by_digest: dict[str, list[Record]]) -> RunFile:
+    stages = [each.model_copy(update={"parts": {**_parts(each, by_digest), **each.parts}}) for each in document.stages]
+    return document.model_copy(update={"stages": stages, "schema_version": 2})
+
+
+def _parts(stage: StageStatus, by_digest: dict[str, list[Record]]) -> dict[str, Part]:
+    """Return the keys and digests of a stage's sub-stages, as the store's records tell them."""
+    own = by_digest.get(stage.digest or "", [])
+    record = next((each for each in own if each.key == stage.key), None)
+    digests = {stage.digest or "", *(record.inputs.values() if record is not None else ())}
+    found = {}
+    for sub in (each for each in STAGES.values() if each.shown == stage.name and not each.final):
+        made = [each for digest in digests for each in by_digest.get(digest, ()) if each.stage == sub.name]
+        if made:
+            newest = max(made, key=lambda each: (each.started, each.attempt))
+            found[sub.name] = Part(key=newest.key, digest=newest.digest)
+    return found
+
+
+MIGRATIONS: dict[int, Migration] = {
+    1: Migration("each run.json names the sub-stages of its stages, files of records their stage", _to_2),
+}
+"""By the number that each starts from, up to `HOME_SCHEMA`."""

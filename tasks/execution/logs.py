@@ -1,0 +1,165 @@
+"""Log lines for machines: with `TETHER_LOG_FORMAT=json`, each line on standard error is one JSON object.
+
+Its fields are `time` (ISO 8601, UTC), `level`, `logger`, `message`, `run`, `stage`, `flow_run` (the id of Prefect's),
+`worker`, `pid` and `exception`; null where there is none.
+"""
+
+import io
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TextIO
+
+from pythonjsonlogger.json import JsonFormatter
+
+from components.base.errors import UserError
+from components.base.redaction import redacted
+from components.base.text import plain
+
+VARIABLE = "TETHER_LOG_FORMAT"
+FORMATS = ("text", "json")
+
+logger = logging.getLogger("tether")
+"""Takes what a run says of itself."""
+
+_about: dict[str, str | None] = {"run": None, "stage": None, "flow_run": None}
+"""Of the process, not of a thread: it computes one run at a time, and libraries log from threads of their own."""
+
+
+def as_json() -> bool:
+    """Whether log lines are JSON.
+
+    Raises:
+        UserError: the variable names no format.
+    """
+    form = os.environ.get(VARIABLE) or FORMATS[0]
+    if form not in FORMATS:
+        raise UserError(f"{VARIABLE} = {form}: no such format. Set it to {' or '.join(FORMATS)}.")
+    return form == "json"
+
+
+def bind(**fields: str | None) -> None:
+    """Say which `run`, `stage` or `flow_run` the lines from now on are of."""
+    _about.update(fields)
+
+
+@contextmanager
+def of_stage(name: str) -> Iterator[None]:
+    """The lines of the block are of a stage."""
+    before = _about["stage"]
+    bind(stage=name)
+    try:
+        yield
+    finally:
+        bind(stage=before)
+
+
+class LineFormatter(JsonFormatter):
+    """A log record as one JSON object, without credentials."""
+
+    def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
+        """Fill `log_data`, which is printed."""
+        exception = message_dict.get("exc_info")
+        flow_run = getattr(record, "flow_run_id", None) or _about["flow_run"] or os.environ.get("PREFECT__FLOW_RUN_ID")
+        log_data |= {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": plain(redacted(record.getMessage())),
+            "run": _about["run"],
+            "stage": _about["stage"],
+            "flow_run": None if flow_run is None else str(flow_run),
+            "worker": os.environ.get("PREFECT__WORKER_NAME"),
+            "pid": record.process,
+            "exception": None if exception is None else redacted(str(exception)),
+        }
+
+
+class JsonHandler(logging.StreamHandler[TextIO]):
+    """Writes JSON lines to standard error; Prefect makes one in the place of its own console's."""
+
+    def __init__(self, **_: object) -> None:  # Prefect gives it a stream and colours
+        super().__init__(sys.stderr)
+        super().setFormatter(LineFormatter())
+
+    @property
+    def stream(self) -> TextIO:
+        """Standard error as it is now: a library may have put another file in its place."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, to: TextIO) -> None:
+        pass
+
+    def setFormatter(self, fmt: logging.Formatter | None) -> None:
+        """Keep the format, whatever a library configures."""
+
+
+class LogLines(io.StringIO):
+    """A text file of which each line is logged."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        super().__init__()
+        self._log = log
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        """Log each line that is whole by now."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in filter(None, lines):
+            self._log(line)
+        return len(text)
+
+
+_PREFECT = f"{__name__}.{JsonHandler.__name__}"
+ENVIRONMENT = {
+    # What Prefect's own processes read when they begin to log: servers, and workers.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": _PREFECT,
+    "PREFECT_LOGGING_HANDLERS_DEBUG_CLASS": _PREFECT,
+    "MLFLOW_CONFIGURE_LOGGING": "false",  # its records go to the root logger then
+    "TQDM_DISABLE": "1",
+}
+"""Variables that have libraries, and processes that this one starts, log in the same way."""
+
+
+def install() -> None:
+    """Have this process, and those that it starts, log JSON lines where that is wanted.
+
+    Raises:
+        UserError: as `as_json`.
+    """
+    if not as_json():
+        return
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    root = logging.getLogger()
+    if not any(isinstance(each, JsonHandler) for each in root.handlers):
+        root.addHandler(JsonHandler())
+    logger.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda thrown: _uncaught(thrown.exc_type, thrown.exc_value, thrown.exc_traceback)
+    take_over()
+
+
+def take_over() -> None:
+    """Take from loggers the handlers that libraries gave them for standard error, where lines are JSON."""
+    if not as_json():
+        return
+    known = (each for each in logging.Logger.manager.loggerDict.values() if isinstance(each, logging.Logger))
+    for each in (logging.getLogger(), *known):
+        for handler in list(each.handlers):
+            ours = isinstance(handler, JsonHandler)
+            if not ours and isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.stdout):
+                each.removeHandler(handler)
+                each.propagate = True
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if error is not None:
+        logger.critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))

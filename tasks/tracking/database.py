@@ -1,0 +1,89 @@
+"""MLflow's SQLite file itself: whether its tables are of an earlier MLflow, and where it says that artifacts are.
+
+A server of MLflow's refuses tables of an earlier version, and so does its client on a file; only a new file gets its
+tables by itself.
+"""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from components.base.files import replacing, sweep_drafts
+from tasks.tracking.client import load_mlflow
+
+_PLACES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Tables and columns in which MLflow keeps where artifacts are."""
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a SQLite file as it stands between two transactions, though others write to it (SQLite's backup API).
+
+    It is copied in one step, for which writers wait: in several, each write of another process would begin it anew.
+    """
+    with closing(_opened(source)) as here, closing(sqlite3.connect(target)) as there:
+        here.backup(there, pages=-1)
+        there.execute("pragma journal_mode = delete")  # a copy of a file with a log of its own would be two files
+
+
+def is_outdated(path: Path) -> bool:
+    """Return whether a later MLflow than the one that made the tables is installed."""
+    load_mlflow()
+    from mlflow.store.db import utils
+
+    engine = _engine(path)
+    try:
+        return bool(utils._get_schema_version(engine) != utils._get_latest_schema_revision())
+    finally:
+        engine.dispose()
+
+
+def upgrade_database(path: Path) -> None:
+    """Give MLflow's file the tables of the installed MLflow, as `mlflow db upgrade` does; whole, or not at all.
+
+    Nobody else may write to it. MLflow's own command changes the file in many transactions, and can't go on where a
+    kill came between two.
+    """
+    load_mlflow()
+    from mlflow.store.db import utils
+
+    sweep_drafts(path)
+    with replacing(path) as temporary:
+        copy_database(path, temporary)
+        engine = _engine(temporary)
+        try:
+            utils._upgrade_db(engine)
+        finally:
+            engine.dispose()
+
+
+def move_artifacts(path: Path, before: Path, after: Path) -> None:
+    """Have the file name artifacts below `after` that it named below `before`, as a path or an address."""
+    pairs = ((f"{before}/", f"{after}/"), (f"{before.as_uri()}/", f"{after.as_uri()}/"))
+    with closing(_opened(path)) as database, database:
+        there = {
+            (table, column)
+            for table, _ in _PLACES
+            for _, column, *_ in database.execute(f"pragma table_info({table})")
+        }  # fmt: skip
+        for table, column in (place for place in _PLACES if place in there):
+            for old, new in pairs:
+                change = f"update {table} set {column} = ? || substr({column}, ?) where substr({column}, 1, ?) = ?"
+                database.execute(change, (new, len(old) + 1, len(old), old))
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=60)
+
+
+def _engine(path: Path) -> Any:
+    from sqlalchemy import create_engine
+
+    return create_engine(f"sqlite:///{path.resolve()}")

@@ -1,0 +1,187 @@
+"""The image, built and run without an engine: as user 10001, with a root that nobody writes to, against `tether stack`.
+
+Building takes minutes; TETHER_IMAGES=FOLDER keeps the images and takes those that are there.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from flows.stack.checks import s3_files
+from flows.stack.secrets import authorities, exports
+from tests.containers.engine import IMAGE, UID, Engine
+from tests.stack import PLANTED, Running, leaks, started, until
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
+HOME = "/var/lib/tether"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with started(workers={}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared home, as an operator makes it."""
+    folder = tmp_path_factory.mktemp("home")
+    os.chown(folder, UID, UID)
+    return folder
+
+
+class Client:
+    """Containers that have what a client of the stack has."""
+
+    def __init__(self, containers: Engine, running: Running, home: Path) -> None:
+        self.containers = containers
+        bundle = authorities(running.stack)
+        self.environment = {**exports(running.stack, PLANTED), "TETHER_HOME": HOME}
+        self.options = ("--volume", f"{home}:{HOME}", "--volume", f"{bundle}:{bundle}:ro")
+
+    def __call__(self, *words: str) -> tuple[int, str]:
+        began = time.monotonic()
+        done = self.containers.run(IMAGE, *words, options=self.options, environment=self.environment)
+        print(f"{time.monotonic() - began:6.1f} s  tether {' '.join(words[:2])}, in a container")
+        assert not leaks((done.stdout + done.stderr).encode())
+        return done.returncode, done.stdout + done.stderr
+
+    @contextmanager
+    def detached(self, name: str, *words: str) -> Iterator["Box"]:
+        """A container that runs beside this process, and is gone after."""
+        options = ("--detach", "--name", name, *self.options)
+        done = self.containers.run(IMAGE, *words, options=options, environment=self.environment)
+        assert done.returncode == 0, done.stderr
+        try:
+            yield Box(self.containers, name)
+        finally:
+            self.containers.podman("rm", "--force", name)
+
+
+class Box:
+    """A container by its name."""
+
+    def __init__(self, containers: Engine, name: str) -> None:
+        self._podman, self._name = containers.podman, name
+
+    def log(self) -> str:
+        """What it has printed; no password is in it."""
+        time.sleep(1)
+        done = self._podman("logs", self._name)
+        assert not leaks((done.stdout + done.stderr).encode())
+        return done.stdout + done.stderr
+
+    def stop(self) -> int:
+        """End it as an orchestrator does: SIGTERM, and SIGKILL after 60 s. Returns its code."""
+        began = time.monotonic()
+        self._podman("stop", "--time", "60", self._name)
+        print(f"{time.monotonic() - began:6.1f} s  {self._name} has ended")
+        return self._code()
+
+    def kill(self) -> int:
+        """End it as a machine that is lost does. Returns its code."""
+        self._podman("kill", self._name)
+        self._podman("wait", self._name)
+        return self._code()
+
+    def _code(self) -> int:
+        [found] = json.loads(self._podman("inspect", self._name).stdout)
+        code: int = found["State"]["ExitCode"]
+        return code
+
+
+@pytest.fixture(scope="module")
+def client(containers: Engine, running: Running, home: Path) -> Client:
+    return Client(containers, running, home)
+
+
+def test_the_image_has_what_runs_need_and_nothing_of_the_tests(containers: Engine) -> None:
+    [found] = json.loads(containers.podman("image", "inspect", IMAGE).stdout)
+    print(f"\n{found['Size'] / 1e9:.2f} GB")
+    assert found["User"] == f"{UID}:{UID}" and found["Config"]["Entrypoint"] == ["tether"]
+    assert found["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert found["Size"] < 2.6e9, "something large came in"
+    look = "import importlib.util as u, sys; print([n for n in sys.argv[1:] if u.find_spec(n)])"
+    done = containers.run(
+        IMAGE, "-c", look, "pytest", "moto", "playwright", "mypy", "psycopg", "flask_wtf", "s3fs", "tests",
+        options=("--entrypoint", "python"),
+    )  # fmt: skip
+    assert done.stdout.split() == ["['psycopg',", "'flask_wtf',", "'s3fs']"], done.stderr
+
+
+def test_a_container_is_nobody_special_and_writes_to_its_home_and_tmp_alone(containers: Engine, home: Path) -> None:
+    script = (
+        "id -u; id -un; for d in / /etc /opt/tether/bin /opt/tether/lib /usr /var /root /tmp /var/lib/tether; do"
+        " (echo x > $d/probe) 2>/dev/null && echo wrote $d; done; grep -E 'NoNewPrivs|CapEff' /proc/self/status"
+    )
+    options = ("--entrypoint", "sh", "--volume", f"{home}:{HOME}")
+    said = containers.run(IMAGE, "-c", script, options=options).stdout.split()
+    assert said == [str(UID), "tether", "wrote", "/tmp", "wrote", HOME, "CapEff:", "0" * 16, "NoNewPrivs:", "1"]
+    (home / "probe").unlink()
+
+
+def test_a_wrong_command_is_a_mistake_of_the_user_in_a_container_too(containers: Engine) -> None:
+    done = containers.run(IMAGE, "run", "no-such-profile")
+    assert done.returncode == 2 and "no-such-profile" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_doctor_finds_the_servers_in_order(client: Client) -> None:
+    code, said = client("doctor")
+    assert code == 0, said
+
+
+def test_a_run_in_a_container_keeps_its_results_and_facts_in_the_stack(
+    client: Client, running: Running, home: Path
+) -> None:
+    code, said = client("run", "tiny", "--name", "boxed")
+    assert code == 0, said
+    code, said = client("status", "--json")
+    status = json.loads(said)
+    assert status["state"] == "passed" and [each["state"] for each in status["stages"]] == ["passed"] * 5
+    assert len(s3_files(running.stack, "tether", PLANTED["s3_tether"]).glob("tether/store/records/*/*.json")) >= 5
+    code, said = client("sync")  # what a busy MLflow did not take in time
+    assert code == 0, said
+    experiments = [each["experiment_id"] for each in running.mlflow("experiments/search?max_results=9")["experiments"]]
+    found = running.mlflow("runs/search", {"experiment_ids": experiments, "max_results": 100})["runs"]
+    assert sum(each["info"]["status"] == "FINISHED" for each in found) >= 6, "the pipeline's and its five stages'"
+    assert {path.stat().st_uid for path in home.rglob("*")} == {UID}
+
+
+def test_a_run_that_another_container_computed_is_found_in_the_store(client: Client) -> None:
+    code, said = client("run", "tiny", "--name", "again")
+    assert code == 0, said
+    code, said = client("status", "--json")
+    assert [each["cached"] for each in json.loads(said)["stages"]] == [True] * 5
+
+
+def test_a_worker_in_a_container_takes_a_deployed_run_and_ends_in_order_when_it_is_stopped(
+    client: Client, running: Running
+) -> None:
+    """The command of compose.yaml, the manifests and the units."""
+    code, said = client("deploy", "tiny", "--set", "runners.ppo=local")
+    assert code == 0, said
+    with client.detached("worker", "serve", "--print", "--pool", "cpu", "--limit", "2") as worker:
+        flow = running.ended(running.begin(seed=5), 900)
+        assert flow["state_name"] == "Completed", flow["state"]["message"]
+        assert worker.stop() == 0, worker.log()
+        assert "worker-cpu: takes runs of pool cpu, 2 at a time" in worker.log()
+        assert "Finished in state Completed()" in worker.log()
+
+
+def test_a_run_whose_container_is_stopped_or_killed_goes_on_from_its_checkpoint_in_the_next_one(client: Client) -> None:
+    """The next container has another host's name and other processes: a dead holder is told by its heartbeat alone."""
+    words = ("run", "tiny", "--set", "seed=11", "--set", "ppo.updates=150")
+    with client.detached("stopped", *words) as box:
+        until("it is in PPO", lambda: re.search(r"\n  ppo [1-9]\d*/150", box.log()), 900)
+        assert box.stop() == 143, box.log()
+    with client.detached("killed", *words) as box:
+        until("it has gone on", lambda: "ppo: resuming at step" in box.log(), 900)
+        assert box.kill() == 137, box.log()
+    code, said = client(*words)
+    assert code == 0 and "ppo: resuming at step" in said, said
