@@ -41,8 +41,9 @@ def print_run(console: Console, status: RunStatus, simulated: str = "") -> None:
         console.print(simulated, style="dim")
     if status.imported:
         console.print(IMPORTED, style="yellow", highlight=False)
-    by = [cell(f"started by {status.user}", "dim")] if status.user else []
-    console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), *by, highlight=False)
+    if status.user:
+        console.print(cell(f"Started by {status.user}.", "dim"), highlight=False)
+    console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), highlight=False)
 
 
 def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequence[Link]] = MappingProxyType({})) -> str:

@@ -65,7 +65,7 @@ def test_who_started_waived_and_scored_is_said_where_people_look() -> None:
     scored = StageStatus(name="human_eval", state="passed", user="eve")
     status = STATUS.model_copy(update={"user": "ada", "stages": [ppo, scored]})
     text, page = printed(False, status), markdown(status, False)
-    assert "run r1: gate_failed started by ada" in text and "started by ada" in page
+    assert "Started by ada.\nrun r1: gate_failed\n" in text and "started by ada" in page
     assert "passed by eve" in text and "| human_eval | passed by eve |" in page and "gate_failed by" not in page
     assert "WAIVED by bob" in text and "WAIVED by bob: a\\|trial |" in page
 
