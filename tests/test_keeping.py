@@ -41,7 +41,7 @@ def test_after_backup_destruction_and_restore_lineage_runs_and_registry_are_the_
     assert tether_here(*backup, home=home).returncode == 0
     shutil.rmtree(home)
     for each in gc.get_objects():  # MLflow's, of the commands before in this process, has the lost file open
-        if isinstance(each, Engine):
+        if issubclass(type(each), Engine):  # asks no object for its class: some warn then
             each.dispose()
     done = tether_here(*restore, home=home)
     assert done.returncode == 0, done.stderr
