@@ -72,7 +72,7 @@ def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_nu
     assert "3 annotators. Least in agreement with the" in shown and "Fleiss' kappa" in shown and "nan" not in shown
     assert "ann[/x]" in shown and "ben[bot]" in shown and "c\\udcf6y" in shown, "names are no markup"
     assert "Written to found: annotators.json, data_docs, quarantine.jsonl, review.jsonl" in shown
-    assert "Most frequent answers: a 9, b 0, equal 0, none 1." in shown
+    assert "Most frequent answers: a 9, b 0, tie 0, none 1." in shown
     assert [r["row"] for r in read_rows(tmp_path / "found" / "review.jsonl")] == [10], "for experts"
 
 
