@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +10,9 @@ import pandas as pd
 
 from components.base.errors import UserError, naming
 from components.data.checks_config import ChecksConfig
-from components.data.readers import read_source
 from components.data.rows import Problem
-from components.data.spreadsheet import unprotect
+from components.human_eval.reading import sheet_records
+from components.human_eval.sheet import rating_of
 from data_contracts.examine import FileReport
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import write_data_docs
@@ -26,7 +26,7 @@ _SIDES = ("a", "b")
 
 
 def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Path | None = None) -> FileReport:
-    """Judge a filled sheet; `valid` are the ratings that may be given.
+    """Judge a filled sheet, for all raters or for one; `valid` are the ratings that may be given.
 
     Args:
         out: a folder that gets `quarantine.jsonl`, the rows that fail a check other than a warning, and `data_docs/`.
@@ -34,14 +34,14 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
     Raises:
         UserError: it can't be read, or has no rating column.
     """
-    records = list(_records(path))
+    records = sheet_records(path)
     # Of all rows: a JSON Lines row may leave out a rating that was not given.
     columns = list(dict.fromkeys(name for _, record in records for name in record if _RATING.fullmatch(name)))
     if not columns:
-        raise UserError(f"{path} has no column rating_1. Give the sheet that a run wrote, with its rating columns.")
+        raise UserError(f"{path} has no column rating_1, nor `rating`. Give a sheet that a run wrote.")
     items = Counter(record.get("item", "") for _, record in records)
-    ratings = [[record.get(name, "").strip().casefold() for name in columns] for _, record in records]
-    counts = np.array([[given.count(side) for side in (*_SIDES, "tie")] for given in ratings])
+    ratings = [[rating_of(record.get(name)) for name in columns] for _, record in records]
+    counts = np.array([[*map(given.count, _SIDES), given.count("tie") + given.count("both_bad")] for given in ratings])
     for_a_side = counts[:, :2].sum(1)
     frame = pd.DataFrame(
         {
@@ -78,10 +78,3 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
         "longer_wins": length_preference(preferred_first),
         "passed": all(check["passed"] for check in outcomes if check["severity"] == "error"),
     }  # fmt: skip
-
-
-def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    for row in read_source(path):
-        if row.problem:
-            raise UserError(f"{path}, row {row.number}: {row.problem.text}. Correct the row.")
-        yield row.number, {name: unprotect(str(value or "")) for name, value in row.data.items()}

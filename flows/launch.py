@@ -12,6 +12,7 @@ from components.base.nested import group
 from components.base.settings import Settings
 from components.gates.judging import Waiver
 from components.store.store import ArtifactStore
+from flows import people
 from flows.base_run import changed_before, choose_base, earlier_stages, standing
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
@@ -180,14 +181,20 @@ def check_stages(what: str, stages: Iterable[str]) -> None:
 
 
 def scoring(
-    home: Path, run: str | None, sheet: Path, waivers: Sequence[Waiver] = (), user: str | None = None
+    home: Path,
+    run: str | None,
+    sheets: Path | Sequence[Path],
+    waivers: Sequence[Waiver] = (),
+    user: str | None = None,
 ) -> Launch:
-    """The run `run` (None: the newest) taken up again, to score the labels that people wrote into `sheet`.
+    """The run `run` (None: the newest) taken up again, to score the labels that people wrote into `sheets`.
 
-    `user` is as in `new_run`.
+    Args:
+        sheets: the joint sheet, several raters' own files, or a folder of them; joined, the run's `labels.csv`.
+        user: as in `new_run`.
 
     Raises:
-        UserError: no such run or sheet, or a run that has no sample to label.
+        UserError: no such run or sheet, or a run that has no sample to label. Mistakes: all that is wrong in the files.
     """
     status = load_status(home, run)
     state = status.stage("human_eval").state
@@ -199,6 +206,7 @@ def scoring(
         )
     check_access(home)
     records, _ = standing(ArtifactStore(home), status, PIPELINE)
+    sheet = people.joined(home / "runs" / status.run, ArtifactStore(home), records.get("human_eval.sample"), sheets)
     sources = find_sources(config, home, sheet, taken=records)
     ctx = RunContext.resume(
         home,
@@ -263,9 +271,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
             ctx.say(note)
         if (result := work()) is None:
             ctx.end_stage("human_eval", "awaiting_labels")
-            sheet = ctx.store.path(ctx.status.stage("human_eval").digest or "") / "sheet.csv"
-            if not (ctx.folder / "sheet.csv").exists():  # of a run that is taken up again it may hold labels by now
-                write_whole(ctx.folder / "sheet.csv", sheet.read_bytes())
+            people.give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
         return result
 
 
@@ -277,7 +283,7 @@ def write_reports(ctx: RunContext) -> None:
     from flows.reports.terminal import markdown
 
     status = load_status(ctx.home, ctx.run)
-    text = markdown(status, is_simulated(ctx.home, ctx.run), links(ctx.home, status))
+    text = markdown(status, what_is_simulated(ctx.home, ctx.run), links(ctx.home, status))
     write_whole(ctx.folder / "report.md", text)
     for name, write, again in (
         ("cards", lambda: write_cards(ctx), f"`tether card {ctx.run}` makes one again"),
@@ -312,10 +318,14 @@ def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -
     return True
 
 
-def is_simulated(home: Path, run: str) -> bool:
-    """Whether a run's data are the built-in task's, as far as its config can be read."""
+def what_is_simulated(home: Path, run: str) -> str:
+    """The sentence that says what of a run is simulated, as far as its config can be read; empty where nothing is."""
+    from flows.reports.terminal import simulated_note
+
     try:
-        return group(run_values(home, run), "data").get("preferences", "") is None
+        values = run_values(home, run)
     except UserError as error:
         logger.warning("%s Whether the run's data are simulated isn't known.", error)
-        return False
+        return ""
+    generated = group(values, "data").get("preferences", "") is None
+    return simulated_note(generated, group(values, "human_eval").get("judges") == "people")

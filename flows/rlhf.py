@@ -60,7 +60,7 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     policy = stage("ppo", data=data, sft=sft, reward=reward)
 
     # 5. Human evaluation: policy against SFT, blind. Only a policy that passes here is promoted.
-    sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy)
+    sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy, **sources.seal)
     sheet = ratings(config, sources, sample)
     if sheet is None:
         return None

@@ -11,6 +11,7 @@ from components.base.files import whole_folder
 from components.base.paths import user_path
 from components.data.hub import resolve_source
 from components.data.inputs import KINDS, input_names, kind_of, label_of, values_of
+from components.human_eval.blinding import SEAL, home_seal
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from data_contracts.rows.gather import look_at
@@ -35,6 +36,8 @@ class Sources:
     """`previous_reward` and `previous_data`, artifacts of an earlier run, where its reward model is refreshed."""
     sheet: Input | None = None
     """The ratings that people filled in."""
+    seal: dict[str, Input] = field(default_factory=dict)
+    """`seal`, the home's secret, where people judge: the key to their sheet is sealed with it."""
 
 
 PREVIOUS = ("previous_reward", "previous_data")
@@ -62,6 +65,7 @@ def find_sources(
         _base(config, home, taken),
         _previous(config, home, taken),
         None if sheet is None else Input.of(sheet),
+        _seal(config, home, taken),
     )
 
 
@@ -114,6 +118,16 @@ def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[st
                 f"reuses that {stage}. Pass the original model, or rerun from validate."
             )
     return {"base": found}
+
+
+def _seal(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
+    """The secret of this home, made where there is none yet; of a sample that is taken, its own."""
+    if config.human_eval.judges != "people":
+        return {}  # nobody is to be kept blind, and the demo gives the same bytes in every home
+    if (sample := taken.get("human_eval.sample")) is None:
+        return {"seal": Input.of(home_seal(home))}
+    digest = sample.inputs.get("seal")
+    return {} if digest is None else {"seal": Input(digest=digest, path=home / SEAL)}
 
 
 def _previous(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:

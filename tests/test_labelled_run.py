@@ -62,7 +62,7 @@ def sources(home: Path) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def waiting(tether: Any, home: Path, sources: dict[str, Path]) -> dict[str, Any]:
     values = {
-        "human_eval.judges": "people", "human_eval.items": ITEMS, "sft.base": sources["base"],
+        "human_eval.judges": "people", "human_eval.items": ITEMS, "human_eval.repeats": 0, "sft.base": sources["base"],
         "data.preferences": sources["preferences"], "data.demonstrations": sources["demonstrations"],
         "gates.validate.annotator_agreement": 0.99, "gates.ppo.kl": -1,
     }  # fmt: skip
@@ -96,6 +96,13 @@ def fill(empty: Path, sides: dict[str, str], target: Path, items: int = ITEMS) -
     return target
 
 
+def split(path: Path) -> tuple[str, list[dict[str, str]]]:
+    """What stands above a rater's table, and the table."""
+    text = path.read_text(encoding="utf-8-sig")
+    at = text.index('"item"')
+    return text[:at], list(csv.DictReader(text[at:].splitlines(keepends=True)))
+
+
 def test_a_run_that_people_judge_waits_and_its_sheet_does_not_tell_the_sides(
     home: Path, waiting: dict[str, Any], sides: dict[str, str]
 ) -> None:
@@ -121,9 +128,24 @@ def test_the_empty_sheet_and_one_half_filled_do_not_finish_it(
 def test_the_filled_sheet_gives_the_win_rate_that_people_meant(
     tether: Any, home: Path, waiting: dict[str, Any], sides: dict[str, str], tmp_path: Path
 ) -> None:
-    filled = fill(home / "runs" / waiting["run"] / "sheet.csv", sides, tmp_path / "filled.csv")
-    done = tether("human-eval", "score", str(filled), home=home)
+    own = sorted((home / "runs" / waiting["run"] / "raters").iterdir())
+    assert [path.name for path in own] == ["rater_1.csv", "rater_2.csv", "rater_3.csv"]
+    for path in own:  # each fills in their own, and sends it back in a folder
+        above, table = split(path)
+        for number, row in enumerate(table):
+            policy = sides[row["item"].split("-")[0]]
+            row["rating"] = policy if number >= LOST else {"a": "b", "b": "a"}[policy]
+        with (tmp_path / path.name).open("w", encoding="utf-8", newline="") as file:
+            file.write(above)
+            writer = csv.DictWriter(file, table[0])
+            writer.writeheader()
+            writer.writerows(table)
+    done = tether("human-eval", "score", str(tmp_path), home=home)
     assert done.returncode == 0, done.stdout + done.stderr
+    labels = home / "runs" / waiting["run"] / "labels.csv"
+    joined = fill(home / "runs" / waiting["run"] / "sheet.csv", sides, tmp_path / "filled.csv")
+    with labels.open(encoding="utf-8-sig", newline="") as one, joined.open(encoding="utf-8-sig", newline="") as other:
+        assert list(csv.reader(one)) == list(csv.reader(other)), "three files are one sheet"
     scored = status(tether, home)
     assert scored["run"] == waiting["run"]
     human = scored["stages"][4]

@@ -135,15 +135,21 @@ def test_ppo_started_at_the_sft_model_and_moved(home: Path, waiting: dict[str, A
 
 
 def test_a_generated_sheet_finishes_it(home: Path, waiting: dict[str, Any], tmp_path: Path) -> None:
-    """Three raters who see the policy's response as better three times in four and are undecided else."""
+    """Three raters who see the policy's response as better three times in four and are undecided else, each so in
+    words of their own; a pair that is shown again gets the same answer.
+    """
     sample = ArtifactStore(home).path(waiting["stages"][4]["digest"])
-    sides = json.loads((sample / "key.json").read_text())["policy_side"]
+    key = json.loads((sample / "key.json").read_text())
+    sides, repeat_of = key["policy_side"], key["repeat_of"]
+    numbers = {item: number for number, item in enumerate(item for item in sides if item not in repeat_of)}
     with (home / "runs" / waiting["run"] / "sheet.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
-    for number, row in enumerate(rows):
+    for row in rows:
         item, _, _ = row["item"].partition("-")  # the rest binds a row to its sample
-        rating = "tie" if number % 4 == 3 else sides[item]
-        row.update({name: rating for name in row if name.startswith("rating_")})
+        number = numbers[repeat_of.get(item, item)]
+        undecided = ("tie", "both_bad", "tie" if number % 8 == 3 else "both_bad")
+        ratings = undecided if number % 4 == 3 else (sides[item],) * 3
+        row.update(zip(("rating_1", "rating_2", "rating_3"), ratings, strict=True))
     filled = tmp_path / "filled.csv"
     with filled.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
@@ -153,8 +159,9 @@ def test_a_generated_sheet_finishes_it(home: Path, waiting: dict[str, Any], tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     human = status(home)["stages"][4]
     assert human["state"] == "passed"
-    assert human["metrics"]["human_eval/items"] == len(rows) == config_of(home).human_eval.items
-    assert human["metrics"]["human_eval/fleiss_kappa"] == pytest.approx(1)
+    assert human["metrics"]["human_eval/items"] == len(numbers) == config_of(home).human_eval.items
+    assert human["metrics"]["human_eval/repeated"] == len(repeat_of) == len(rows) - len(numbers) > 0
+    assert human["metrics"]["human_eval/self_agreement"] == pytest.approx(1)
     assert human["metrics"]["human_eval/win_rate"] == pytest.approx(0.875)
 
 

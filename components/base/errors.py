@@ -24,6 +24,19 @@ class UserError(TetherError):
     exit_code = 2
 
 
+class Mistakes(UserError):
+    """Several mistakes of the user's: `str` has a line for each of the first ones, and says how many more there are."""
+
+    MOST = 20
+
+    def __str__(self) -> str:
+        told = [str(each) for each in self.args]
+        if len(told) == 1:
+            return told[0]
+        more = [f"and {len(told) - self.MOST} more"] if len(told) > self.MOST else []
+        return "\n  ".join([f"{len(told)} mistakes:", *told[: self.MOST], *more])
+
+
 class MachineMismatch(UserError):
     """This machine is not the one that the run's config was resolved for."""
 

@@ -44,12 +44,18 @@ def unprotect(text: str) -> str:
     return _GUARDED.sub("", text)
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+def write_csv(
+    path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]], above: Sequence[str] = ()
+) -> None:
     """Write a CSV that Excel, LibreOffice and Sheets open as text: UTF-8 with a byte-order mark, every cell quoted,
-    texts disarmed by `protect`; what is no text is written as JSON, its formula signs as escapes where needed."""
+    texts disarmed by `protect`; what is no text is written as JSON, its formula signs as escapes where needed.
+
+    `above` are texts that stand above the header, a row each.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path), path.open("w", encoding="utf-8-sig", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\r\n")
+        writer.writerows([protect(text)] for text in above)
         writer.writerow(columns)
         writer.writerows([_cell(row[name]) for name in columns] for row in rows)
 

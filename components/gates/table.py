@@ -104,10 +104,14 @@ _GATES = (
          "ppo/special_tokens_high"),
     Gate("ppo.violations_excess", "<=", "policy violations above SFT's (built-in task), upper end",
          "ppo/violations_excess_high"),
-    Gate("human_eval.labels_complete", ">=", "share of items with every rating"),
+    Gate("human_eval.labels_complete", ">=", "share of the ratings asked for that were given"),
     Gate("human_eval.items", ">=", "enough rated items"),
     Gate("human_eval.fleiss_kappa", ">=", "judges agree (Fleiss' kappa), lower end", "human_eval/fleiss_kappa_low"),
-    Gate("human_eval.win_rate_low", ">=", "win rate against SFT, lower end"),
+    Gate("human_eval.position_bias", "<=", "how far any rater's share of `a` is from a half, upper end",
+         "human_eval/position_bias_high"),
+    Gate("human_eval.self_agreement_low", ">=", "raters answer repeated items alike, lower end"),
+    Gate("human_eval.raters_alike", "<=", "share of answers that any two raters have in common (copied columns)"),
+    Gate("human_eval.win_rate_low", ">=", "win rate against SFT, lower end over prompts and raters"),
 )  # fmt: skip
 
 GATES = {gate.name: gate for gate in _GATES}
@@ -171,6 +175,9 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
     "human_eval": (
         MainMetric("human_eval/win_rate", "win rate against the SFT model, ties a half", brief=True),
         MainMetric("human_eval/win_rate_low", "win rate, lower end of its interval", brief=True, card=False),
+        MainMetric("human_eval/always_valid_low", "lower bound that holds at every look, of these raters", card=False),
+        MainMetric("human_eval/raters", "raters", card=False),
+        MainMetric("human_eval/both_bad", "share of ratings `both_bad`"),
         MainMetric("human_eval/fleiss_kappa", "agreement of the raters (Fleiss' kappa)", brief=True),
     ),
 }

@@ -1,18 +1,52 @@
 """Which side the policy stands on, in what order items come, and the sealed key to both.
 
-All draws come from a digest of the responses *with their authors*, so that they can be repeated by who holds the
-artifact, and not by a rater who reads the seed in a profile.
+All draws come from a keyed digest of the responses *with their authors*. The key is a secret of the home: without it a
+rater who has the prompts, the profile's seed and this code could try which sides give the digest that the sheet names.
 """
 
+import hashlib
+import hmac
+import os
 import random
+import secrets
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypedDict
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NamedTuple, NotRequired, TypedDict
 
-from components.base.hashing import digest_json
+from components.base.errors import naming
+from components.base.files import make_folder, temporary_beside
+from components.base.hashing import canonical_json, digest_json
 from components.base.jsonl import Message
 from components.human_eval.selection import Chosen
 
 Side = Literal["a", "b"]
+
+SEAL = "human_eval.seal"
+"""The file of a home that holds its secret."""
+
+
+def home_seal(home: Path) -> Path:
+    """The file with the home's secret, 256 random bits as text, made on the first call for its owner alone (mode 600).
+
+    It is an input of the stage that samples, so that its digest, which does not tell it, stands in that stage's key:
+    the same home gives the same sheet. No export, backup of artifacts or report holds it.
+    """
+    path = home / SEAL
+    if not path.exists():
+        make_folder(home)
+        temporary = temporary_beside(path)
+        with naming(path):
+            try:
+                with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    file.write(secrets.token_hex(32))
+                    file.flush()
+                    os.fsync(file.fileno())
+                with suppress(FileExistsError):  # another process was first, and its secret holds
+                    os.link(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+    return path
 
 
 class Item(NamedTuple):
@@ -24,6 +58,8 @@ class Item(NamedTuple):
     sft: str
     policy: str
     policy_side: Side
+    repeat_of: str | None = None
+    """The item whose pair this one shows again, sides exchanged."""
 
 
 class SealedKey(TypedDict):
@@ -32,6 +68,8 @@ class SealedKey(TypedDict):
     note: str
     policy_side: dict[str, Side]
     """By item."""
+    repeat_of: NotRequired[dict[str, str]]
+    """Item to the one that it repeats."""
     salt: str
 
 
@@ -46,20 +84,33 @@ class JudgedItem(TypedDict):
     policy: str
 
 
-def blind(chosen: Sequence[Chosen], sft: Sequence[str], policy: Sequence[str], seed: int) -> tuple[list[Item], str]:
+def blind(
+    chosen: Sequence[Chosen], sft: Sequence[str], policy: Sequence[str], seed: int, seal: bytes = b"", repeats: int = 0
+) -> tuple[list[Item], str]:
     """Items in a drawn order with drawn sides, and the salt that keeps the key's digest from being guessed.
 
-    Sides are balanced: half and half, to within one, over all items and within every stratum.
+    Sides are balanced: half and half, to within one, over all items and within every stratum. `repeats` of the pairs
+    are shown again later with their sides exchanged.
+
+    Args:
+        seal: the home's secret; empty where nobody is to be kept blind.
     """
-    secret = digest_json([seed, [[c.prompt, s, p] for c, s, p in zip(chosen, sft, policy, strict=True)]])
+    told = [seed, [[c.prompt, s, p] for c, s, p in zip(chosen, sft, policy, strict=True)]]
+    secret = hmac.new(seal, canonical_json(told).encode(), hashlib.sha256).hexdigest() if seal else digest_json(told)
     places = list(range(len(chosen)))
     random.Random(f"{secret} sides").shuffle(places)
     places.sort(key=lambda i: chosen[i].stratum)
     first: int = random.Random(f"{secret} first").getrandbits(1)
     sides: dict[int, Side] = {i: "ab"[(n + first) % 2] for n, i in enumerate(places)}  # type: ignore[misc]
-    order = list(range(len(chosen)))
+    again = random.Random(f"{secret} repeats").sample(range(len(chosen)), min(repeats, len(chosen)))
+    order = [*range(len(chosen)), *again]
     random.Random(f"{secret} order").shuffle(order)
-    items = [Item(f"q{n:04d}", chosen[i], sft[i], policy[i], sides[i]) for n, i in enumerate(order, 1)]
+    items: list[Item] = []
+    shown: dict[int, str] = {}
+    for n, i in enumerate(order, 1):
+        side: Side = sides[i] if i not in shown else "b" if sides[i] == "a" else "a"
+        items.append(Item(f"q{n:04d}", chosen[i], sft[i], policy[i], side, shown.get(i)))
+        shown.setdefault(i, items[-1].item)
     return items, digest_json([secret, "salt"])
 
 
@@ -68,6 +119,7 @@ def sealed_key(items: Sequence[Item], salt: str) -> SealedKey:
     return {
         "note": "Raters must not see this file before they have rated.",
         "policy_side": {item.item: item.policy_side for item in items},
+        "repeat_of": {item.item: item.repeat_of for item in items if item.repeat_of is not None},
         "salt": salt,
     }
 

@@ -8,11 +8,13 @@ from components.base.settings import Settings
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 
-INSTRUCTIONS = (
-    "Each row shows a conversation and two replies to it, A and B, in an order drawn at random. Read both and write in "
-    "your own rating column which reply you would rather receive: a, b, or, where `ratings` lists it, tie if you have "
-    "no preference. Judge each row alone, do not talk to the other raters, and change nothing but your column."
-)
+INSTRUCTIONS = """\
+Each row shows a conversation and two replies to it, A and B, in an order drawn at random.
+Read both replies and write in your rating column which one you would rather receive.
+Prefer the reply that helps more; of two that help alike, the one that is honest and does no harm.
+A longer reply is not better for its length.
+Judge each row alone, do not talk to the other raters about it, and leave a row empty if you cannot judge it.
+Change nothing but your rating column, do not sort or move single columns, and save the file as CSV (UTF-8)."""
 
 
 class HumanEvalConfig(Settings):
@@ -24,8 +26,10 @@ class HumanEvalConfig(Settings):
     """Ratings per item, a column each. Agreement (Fleiss' kappa) needs at least 2."""
     judges: Literal["simulated", "people"] = "people"
     """`simulated`: the built-in task's careful judges fill the sheet; `people`: the run waits for a filled sheet."""
-    scale: Literal["a/b/tie", "a/b"] = "a/b/tie"
-    """Ratings that a rater may give."""
+    scale: Literal["a/b/tie/both_bad", "a/b/tie", "a/b"] = "a/b/tie/both_bad"
+    """Ratings that a rater may give. `both_bad` counts as a tie in the win rate, and is reported as a share."""
+    repeats: float = Field(0.1, ge=0, le=1)
+    """Share of the items that are shown again with sides exchanged, to see whether a rater agrees with themselves."""
     level: float = Field(0.95, gt=0, lt=1)
     """Confidence level of the win rate's interval."""
     strata: Literal["auto", "category", "length", "none"] = "auto"
@@ -36,7 +40,7 @@ class HumanEvalConfig(Settings):
     batch_size: int = Field(64, ge=1)
     """Responses generated at a time, and between checkpoints."""
     instructions: str = Field(INSTRUCTIONS, min_length=1)
-    """What raters are told; stands in `sheet.json`."""
+    """What raters are told; stands in `sheet.json` and at the top of each rater's own file."""
 
     @property
     def ratings(self) -> tuple[str, ...]:

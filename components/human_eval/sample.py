@@ -7,20 +7,33 @@ from components.base.errors import UserError
 from components.base.hashing import digest_file
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
-from components.data.spreadsheet import write_csv
 from components.data.support_desk.task import task_name
 from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
 from components.human_eval.config import HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
 from components.human_eval.selection import choose
-from components.human_eval.sheet import SIMULATED, TEXTS, SheetInfo, SheetRow, as_record, rating_columns
+from components.human_eval.sheet import (
+    RATERS,
+    SIMULATED,
+    TEXTS,
+    SheetInfo,
+    SheetRow,
+    rater_file,
+    rating_columns,
+    told,
+    write_joint,
+    write_json_lines,
+    write_raters_files,
+)
 
 
 def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Draw prompts of `inputs["data"]`, have the models of `inputs["sft"]` and `inputs["ppo"]` respond, write a sheet.
 
-    `artifact/` holds `sheet.csv`, `sheet.jsonl` and `sheet.json` (instructions) for the raters; `key.json` and
-    `responses.jsonl` (which tell the sides) for nobody else; and `ratings.simulated.csv` if the judges are simulated.
+    `artifact/` holds `raters/rater_1.csv` to `rater_k.csv` with instructions for a rater each; `sheet.csv`,
+    `sheet.jsonl` and `sheet.json` with a column for each rater; `key.json` and `responses.jsonl` (which tell the sides)
+    for nobody else; and `ratings.simulated.csv` if the judges are simulated. Where people judge, `inputs["seal"]` is
+    the home's secret (`blinding.home_seal`), with which the key is sealed.
 
     Raises:
         UserError: no held-out prompts; simulated judges on people's data, or more of them than there are.
@@ -33,7 +46,9 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     chosen = choose(rows, config, job.seed)
     responses = respond(job, inputs, [c.prompt for c in chosen], out, observe)
     texts = {side: [r["text"] for r in responses[side]] for side in ("sft", "policy")}
-    items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed)
+    seal = inputs["seal"].read_bytes() if config.judges == "people" else b""
+    repeats = round(config.repeats * len(chosen))
+    items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed, seal, repeats)
     write_json(artifact / "key.json", sealed_key(items, salt))
     write_rows(
         artifact / "responses.jsonl",
@@ -42,13 +57,14 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     )  # fmt: skip
     sheet = write_sheet(artifact, items, config)
     if config.judges == "simulated":
-        write_csv(artifact / SIMULATED, _columns(config), map(as_record, simulate(sheet, items, config, job.seed)))
+        write_joint(artifact / SIMULATED, simulate(sheet, items, config, job.seed), config.raters)
     return {
-        "human_eval/sampled": float(len(items)),
+        "human_eval/sampled": float(len(chosen)),
+        "human_eval/repeated": float(len(items) - len(chosen)),
         "human_eval/strata": float(len({c.stratum for c in chosen})),
-        "human_eval/identical": sum(i.sft == i.policy for i in items) / len(items),
-        "human_eval/sft_ended": sum(r["ended"] for r in responses["sft"]) / len(items),
-        "human_eval/policy_ended": sum(r["ended"] for r in responses["policy"]) / len(items),
+        "human_eval/identical": sum(map(str.__eq__, texts["sft"], texts["policy"])) / len(chosen),
+        "human_eval/sft_ended": sum(r["ended"] for r in responses["sft"]) / len(chosen),
+        "human_eval/policy_ended": sum(r["ended"] for r in responses["policy"]) / len(chosen),
     }
 
 
@@ -68,23 +84,26 @@ def check_judges(config: HumanEvalConfig, data: Path) -> None:
 
 
 def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) -> list[SheetRow]:
-    """Write `sheet.csv`, `sheet.jsonl` and `sheet.json`. `key.json` must be there: the sheet commits to its sha256."""
+    """Write the raters' files and the sheet. `key.json` must be there: the sheet commits to its sha256."""
     commitment = digest_file(artifact / "key.json")
     empty = ("",) * config.raters
     sheet = []
     for number, item in enumerate(items, 2):
         a, b = (item.policy, item.sft) if item.policy_side == "a" else (item.sft, item.policy)
         sheet.append(SheetRow(number, sheet_item(item.item, commitment), as_text(item.chosen.prompt), a, b, empty))
-    write_csv(artifact / "sheet.csv", _columns(config), map(as_record, sheet))
-    write_rows(artifact / "sheet.jsonl", map(as_record, sheet))
+    write_joint(artifact / "sheet.csv", sheet, config.raters)
+    write_json_lines(artifact / "sheet.jsonl", sheet)
+    lines = told(config.instructions, config.ratings)
+    write_raters_files(artifact / RATERS, sheet, config.raters, lines)
     info: SheetInfo = {
-        "instructions": config.instructions,
-        "columns": _columns(config),
+        "instructions": "\n".join(lines),
+        "columns": [*TEXTS, *rating_columns(config.raters)],
         "ratings": list(config.ratings),
         "raters": config.raters,
-        "items": len(sheet),
+        "items": sum(item.repeat_of is None for item in items),
+        "repeated": sum(item.repeat_of is not None for item in items),
         "key_sha256": commitment,
-        "for_raters": ["sheet.csv", "sheet.jsonl", "sheet.json"],
+        "for_raters": [f"{RATERS}/{rater_file(rater)}" for rater in range(1, config.raters + 1)],
         "text_cells": "In the CSV an apostrophe stands before what a spreadsheet would run as a formula (at the start "
         "of a cell or of a line, after a semicolon or a tab), and before an apostrophe there.",
     }
@@ -106,7 +125,3 @@ def simulate(sheet: Sequence[SheetRow], items: Sequence[Item], config: HumanEval
 def as_text(prompt: Sequence[Mapping[str, str]]) -> str:
     """A conversation as a rater reads it."""
     return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
-
-
-def _columns(config: HumanEvalConfig) -> list[str]:
-    return [*TEXTS, *rating_columns(config.raters)]

@@ -244,14 +244,22 @@ def _wilson(p: float, error: float, groups: int, size: int, level: float) -> Int
     """Wilson's interval of a proportion `p` with a standard error that clusters were allowed for in."""
     if groups < 2:
         return Interval(p, 0.0, 1.0)
+    # clusters that agree exactly (all 0.5): no spread to learn from, so no more worth than their values
+    draws = groups if p * (1.0 - p) <= 1e-15 else size
+    return wilson(p, error**2, groups - 1.0, draws, level)
+
+
+def wilson(p: float, variance: float, freedom: float, draws: int, level: float) -> Interval:
+    """Wilson's interval (1927, JASA 22:209) of a share at the effective sample size p (1 - p) / variance.
+
+    Student's t at `freedom` degrees takes the place of the normal's quantile. `draws` is the sample size where there is
+    no spread. [0, 1] where variance or freedom is NaN.
+    """
+    if math.isnan(variance) or math.isnan(freedom):
+        return Interval(p, 0.0, 1.0)
     spread = p * (1.0 - p)
-    if spread <= 1e-15:
-        effective = float(groups)
-    elif error > 1e-12:
-        effective = spread / error**2
-    else:  # clusters that agree exactly (all 0.5): no spread to learn from, so no more worth than their values
-        effective = float(size)
-    z2 = t_quantile(level, groups) ** 2
+    effective = spread / variance if spread > 1e-15 and variance > 1e-24 else float(draws)
+    z2 = float(stats.t.ppf((1 + level) / 2, freedom)) ** 2
     centre = (p + z2 / (2 * effective)) / (1 + z2 / effective)
     half = np.sqrt(z2) / (1 + z2 / effective) * np.sqrt(spread / effective + z2 / (4 * effective**2))
     return Interval(p, min(p, max(0.0, float(centre - half))), max(p, min(1.0, float(centre + half))))

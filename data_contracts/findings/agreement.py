@@ -18,7 +18,7 @@ from components.stats.votes import (
 )
 from data_contracts.rows.ledger import Ledger
 
-_ANSWERS = {0: "a", 1: "b", 2: "equal", NONE: "none"}
+_ANSWERS = {0: "a", 1: "b", 2: "tie", NONE: "none"}
 
 
 class AgreementReport(TypedDict):

@@ -17,11 +17,12 @@ from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
 from components.data.readers import read_source
 from components.data.rows import RawRow
+from components.human_eval.reading import looks_like_sheet
 from data_contracts.rows.gather import DETECT_ON, RowSource, renamed
 from data_contracts.rows.schemas import SourceReading
 
 _OF_PAIRS = "category source margin score_chosen score_rejected votes votes_chosen votes_rejected"
-_OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal label vote"
+_OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal votes_tie votes_both_bad label vote"
 _FIELDS = {
     "transcripts": f"chosen rejected {_OF_PAIRS}",
     "strings": f"prompt chosen rejected {_OF_PAIRS}",
@@ -78,6 +79,8 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
     Raises:
         UserError: it can't be read, is none of these, or tells who wrote which response.
     """
+    if looks_like_sheet(path):  # of a rater, with instructions above
+        return FileReading("sheet", "rating sheet", [], {}, False)
     first = list(islice(read_source(path, data.hub.split), DETECT_ON))
     refuse_unblinded(first, path)
     if is_sheet(first):
@@ -112,7 +115,7 @@ def refuse_ratings(path: Path, field: str, data: DataConfig) -> None:
     """
     first = list(islice(read_source(path, data.hub.split), DETECT_ON))
     refuse_unblinded(first, path)
-    if is_sheet(first):
+    if is_sheet(first) or looks_like_sheet(path):
         raise UserError(
             f"{field}: {path} is a rating sheet, and no data to learn from. Score it when it is filled in, with "
             f"`tether human-eval score {path} --run RUN`; `tether data check {path}` checks it before."
@@ -128,7 +131,8 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
     if any({"item", "sft", "policy"} <= row.data.keys() for row in rows):
         raise UserError(
             f"{path} is the unblinded result of a rating, as human_eval writes it: it says which model wrote what, and "
-            "is neither a sheet nor data to learn from. `tether report RUN` shows what came of it; a filled sheet is "
+            "is neither a sheet nor data to learn from. The file preferences.jsonl beside it has the same votes as "
+            "data: name that as data.preferences. `tether report RUN` shows what came of it; a filled sheet is "
             "scored with `tether human-eval score SHEET --run RUN`."
         )
 

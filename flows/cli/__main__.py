@@ -16,6 +16,7 @@ from flows.cli.command import Json, command, echo
 from flows.cli.data import data
 from flows.cli.keeping import keeping_commands
 from flows.cli.models import model_commands
+from flows.cli.people import human_eval
 from flows.cli.stack import stack
 from flows.cli.store import store
 from flows.environment import tether_home
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from flows.launch import Launch
 
 app = typer.Typer(name="tether", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
 app.add_typer(human_eval, name="human-eval")
 app.add_typer(data, name="data")
 app.add_typer(store, name="store")
@@ -135,7 +135,9 @@ def rerun(
 
 @command(human_eval, "score")
 def score(
-    sheet: Annotated[Path, typer.Argument(help="The sheet with people's ratings (CSV or JSONL).")],
+    sheets: Annotated[
+        list[Path], typer.Argument(help="The filled sheet; or raters' own files, or a folder of them (CSV or JSONL).")
+    ],
     run: Annotated[
         str | None,
         typer.Option(
@@ -148,7 +150,7 @@ def score(
     """Finish a run that awaits labels."""
     from flows.launch import scoring
 
-    _go(scoring(tether_home(), run, sheet, _waivers(waive, because)))
+    _go(scoring(tether_home(), run, sheets, _waivers(waive, because)))
 
 
 @command(app, "status")
@@ -165,10 +167,10 @@ def status(
         return
     from rich.console import Console
 
-    from flows.launch import is_simulated
+    from flows.launch import what_is_simulated
     from flows.reports.terminal import print_run
 
-    print_run(Console(), document, is_simulated(tether_home(), document.run))
+    print_run(Console(), document, what_is_simulated(tether_home(), document.run))
 
 
 @command(app, "runs")
@@ -483,7 +485,7 @@ def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
 
 def _go(launch: "Launch") -> None:
     """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
-    from flows.launch import compute, is_simulated
+    from flows.launch import compute, what_is_simulated
     from flows.reports.terminal import print_run
     from tasks.execution.logs import as_json
     from tasks.execution.progress import Output
@@ -497,18 +499,16 @@ def _go(launch: "Launch") -> None:
         failed = error
     document = load_status(ctx.home, ctx.run)
     # Where log lines are JSON the console is the log; the result is for standard output all the same.
-    print_run(Output() if as_json() else ctx.console, document, is_simulated(ctx.home, ctx.run))
+    print_run(Output() if as_json() else ctx.console, document, what_is_simulated(ctx.home, ctx.run))
     echo(f"report: {ctx.folder / REPORT}")
     if all(stage.cached for stage in document.stages if stage.state != "not_run"):
         echo("Nothing was computed: every stage was found in the store.")
     if failed is not None:
         raise failed
     if result is None:
-        sheet = ctx.folder / "sheet.csv"
-        echo(
-            f"Waiting for people's labels: let raters fill in the rating columns of {sheet}, then run "
-            f"`tether human-eval score {sheet} --run {ctx.run}`."
-        )
+        from flows.reports.plan import waiting
+
+        echo(waiting(ctx.folder, ctx.store.path(ctx.status.stage("human_eval").digest or "")))
 
 
 def main() -> None:

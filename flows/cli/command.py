@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from components.base.errors import TetherError, disk_error
+from components.base.errors import Mistakes, TetherError, disk_error
 from components.base.redaction import redacted
 from components.base.text import plain
 from components.training.stopping import Interrupted, drop_output, graceful
@@ -85,7 +85,7 @@ def _fail(error: BaseException) -> NoReturn:
         raise typer.Exit(SIGNALLED + number) from None
     error = disk_error(error) or error
     if isinstance(error, TetherError):
-        echo(f"tether: {' '.join(str(error).split())}", err=True)
+        echo(f"tether: {_paragraph(error)}", err=True)
         raise typer.Exit(error.exit_code) from None
     if _logs_json():
         from tasks.execution import logs
@@ -95,3 +95,9 @@ def _fail(error: BaseException) -> NoReturn:
     echo(redacted("".join(traceback.format_exception(error))), nl=False, err=True)
     echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
     raise typer.Exit(1) from None
+
+
+def _paragraph(error: TetherError) -> str:
+    """An error's message as one paragraph; of several mistakes, a line each."""
+    lines = str(error).splitlines() if isinstance(error, Mistakes) else [str(error)]
+    return "\n  ".join(" ".join(line.split()) for line in lines)

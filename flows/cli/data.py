@@ -147,6 +147,7 @@ def _print_candidates(summary: "CandidatesSummary", out: Path) -> None:
         f"{summary['candidates']} candidates ({summary['duplicates']} identical to another), {summary['pairs']} pairs."
     )
     echo(
-        f"Write a, b or equal into `label` of {out / 'pairs.csv'} (or pairs.jsonl), then give that file as "
+        f"Write a, b, tie or both_bad into `label` of {out / 'pairs.csv'} (or pairs.jsonl; where several people label, "
+        "with a column `annotator` and their rows one below the other), then give that file as "
         "data.preferences. key.jsonl and candidates.jsonl tell the sides: not for whoever labels."
     )

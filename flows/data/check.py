@@ -88,6 +88,12 @@ def check_file(
             except NothingValid as error:  # the contract fails, which is no mistake in how it was asked for
                 report = error.report
     report["read"] = [reading.as_json(path)]
+    contradicting = sum(check["rows"] or 0 for check in report["checks"] if check["name"] == "consistent")
+    if contradicting and reading.format == "votes":
+        report["read"][0]["hint"] = (
+            f"{contradicting} rows contradict others on the same pair. If several people labelled, say in a column "
+            "`annotator` whose row each is: then the rows of a pair are votes on it."
+        )
     if reading.mistaken:
         report["passed"] = False
         report["reasons"] = [
@@ -117,7 +123,10 @@ def _read_as(report: "FileReport") -> Iterator[str]:
         name = "a rating sheet" if read["source"] == "sheet" else f"{read['source']} ({read['format']})"
         yield f"{read['file']}: read as {name if read['source'] != read['format'] else read['source']}."
         if read["source"] == "sheet":
-            yield f"To score it, `tether human-eval score {read['file']} --run RUN`."
+            yield (
+                f"To score it, `tether human-eval score {read['file']} --run RUN`, which also checks that its "
+                "texts are those given out."
+            )
         if read["ignored"]:
             yield f"Columns that this has no use for: {listed(read['ignored'])}."
         if read["hint"]:

@@ -18,6 +18,7 @@ from pydantic import Field
 from rich.console import Console
 
 from components.base.errors import TetherError, UserError, disk_error
+from components.human_eval.sheet import RATERS
 from components.store.store import ArtifactStore
 from flows import launch
 from flows.config.run_config import RunConfig
@@ -102,7 +103,7 @@ def rlhf(
 
 @flow(name="human-eval", flow_run_name="score {run}", retries=0, persist_result=False)
 def human_eval(
-    sheet: Annotated[str, Field(description="Path of the filled rating sheet (CSV or JSONL), as the worker sees it.")],
+    sheet: Annotated[str, Field(description="The filled sheet, or a folder of raters' files, as the worker sees it.")],
     run: Annotated[str | None, Field(description="The run that awaits these labels; empty: the newest.")] = None,
     scored_by: Annotated[str | None, Field(description="Your name, for the record of the score.")] = None,
 ) -> State[Any]:
@@ -186,7 +187,7 @@ def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
         finally:
             say(console, f"report: {begun.ctx.folder / REPORT}")
         if result is None:
-            say(console, f"waiting for people's labels in {begun.ctx.folder / 'sheet.csv'}")
+            say(console, f"waiting for people's labels: each rater gets a file of {begun.ctx.folder / RATERS}")
         return "Completed" if result is not None else "AwaitingLabels"
 
     return _guarded(go, name=lambda state: state)

@@ -13,14 +13,13 @@ from components.base.nested import group
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
 from components.data.inputs import label_of, of_kind, values_of
-from components.data.support_desk.task import SIMULATED
 from components.gates.text import number, outcome, rule
 from flows.data.pretrained import MODELS as FETCHED
 from flows.models.card_loading import loading
 from flows.models.card_metrics import arguments, interval, measured
 from flows.models.facts import ModelFacts, facts_of_run
 from flows.reports.facts import code_name
-from flows.reports.terminal import price
+from flows.reports.terminal import price, simulated_note
 from tasks.execution.context import RunContext
 
 UNKNOWN_LICENCE = "unknown"
@@ -239,7 +238,7 @@ def _warnings(facts: ModelFacts) -> Iterator[str]:
             f"> Gate {span(waiver.gate)} failed and was waived by {words(waiver.user)}: {words(waiver.reason)}", ""
         )  # fmt: skip
     if _is_generated(facts):
-        yield from (f"> {SIMULATED}", "")
+        yield from (f"> {simulated_note(True, _judges(facts) == 'people')}", "")
 
 
 def _measured(facts: ModelFacts) -> Iterator[str]:
@@ -251,8 +250,11 @@ def _measured(facts: ModelFacts) -> Iterator[str]:
     if reward is not None and (null := reward.metrics.get("reward/ece_null_95")) is not None:
         yield from (f"A perfectly calibrated reward model's ECE would be below {number(null)} in 95 of 100 tests.", "")
     if facts.kind == "policy" and "human_eval/win_rate" in [each.metric for each in measured(facts)]:
-        judges = (facts.promoted or {}).get("judges") or group(facts.config, "human_eval").get("judges", "unknown")
-        yield from (f"Judges of the win rate: {words(str(judges))}.", "")
+        yield from (f"Judges of the win rate: {words(_judges(facts))}.", "")
+
+
+def _judges(facts: ModelFacts) -> str:
+    return str((facts.promoted or {}).get("judges") or group(facts.config, "human_eval").get("judges", "unknown"))
 
 
 def _gates(facts: ModelFacts) -> Iterator[str]:

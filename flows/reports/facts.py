@@ -5,7 +5,7 @@ Nothing here computes a number anew: a fact that no status, record or artifact h
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import JsonValue
 
-from components.base.hashing import digest_json
+from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten, group
 from components.data.inputs import KINDS, label_of, of_kind, values_of
 from components.gates.judging import Verdict, stand_in
@@ -217,6 +217,7 @@ class RunFacts(NamedTuple):
     seed: JsonValue
     simulated: bool
     """Whether the data are those of the built-in task."""
+    people_judge: bool
     stages: list[StageFacts]
     gates: list[GateFacts]
     data: DataFacts
@@ -260,11 +261,12 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         project=values.get("project"),
         seed=values.get("seed"),
         simulated=group(values, "data").get("preferences", "") is None,
+        people_judge=group(values, "human_eval").get("judges") == "people",
         stages=list(stages.values()),
         gates=[_gate(stage, verdict) for stage in stages.values() for verdict in stage.status.gates],
         data=_data(stages["validate"], group(values, "data")),
         reward={"bins": [], "slices": [], "probes": {}, **documents[0], **documents[1]},
-        policy=_policy(stages["ppo"], group(values, "ppo")),
+        policy=_policy(stages["ppo"], group(values, "ppo"), _on_the_sheet(human_eval)),
         comparison=human_eval.document("result.json"),
         sheet=human_eval.document("sheet.json"),
         against=against,
@@ -337,21 +339,32 @@ def _check(row: Document) -> Document:
     return {**check, "first_rows": first_rows(cast(JudgedCheck, check))}
 
 
-def _policy(stage: StageFacts, config: Mapping[str, Any]) -> PolicyFacts:
+def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
+    """The prompts that raters are judging now: the page lies beside their sheet, and would tell them who wrote what."""
+    if human_eval.status.state != "awaiting_labels":
+        return ()
+    return {canonical_json(row["prompt"]) for row in human_eval.rows("responses.jsonl")}
+
+
+def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str] = ()) -> PolicyFacts:
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     tether = {"target": None, "unit": "response", "stop_above": None, **computed.get("kl", {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
-    return PolicyFacts(tether, len(rows), _samples(rows))
+    return PolicyFacts(tether, len(rows), _samples(rows, hidden))
 
 
-def _samples(rows: Sequence[Document]) -> list[ShownSample]:
-    """Pick the row farthest from SFT, the one that the reward model scores highest, and the first few others."""
+def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[ShownSample]:
+    """Pick the row farthest from SFT, the one that the reward model scores highest, and the first few others.
+
+    None of them has a prompt in `hidden`.
+    """
+    shown = [i for i, row in enumerate(rows) if not hidden or canonical_json(row["prompt"]) not in hidden]
     picked: dict[int, list[str]] = {}
     for why, name in (("the worst KL", "kl"), ("the highest reward", "score")):
-        finite = {index: value for index, row in enumerate(rows) if math.isfinite(value := row["policy"][name])}
+        finite = {index: value for index in shown if math.isfinite(value := rows[index]["policy"][name])}
         if finite:
             picked.setdefault(max(finite, key=finite.__getitem__), []).append(why)
-    first = [index for index in range(len(rows)) if index not in picked][:SAMPLES]
+    first = [index for index in shown if index not in picked][:SAMPLES]
     return [ShownSample(rows[i], i + 1, picked.get(i, [])) for i in (*picked, *first)]
 
 

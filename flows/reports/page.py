@@ -19,12 +19,12 @@ from markupsafe import Markup, escape
 
 from components.base.errors import UserError
 from components.base.files import write_whole
-from components.data.support_desk.task import SIMULATED
 from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number
 from components.keys.code_version import code_version
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
-from flows.reports.terminal import IMPORTED, by_another, cost
+from flows.reports.plan import finds
+from flows.reports.terminal import IMPORTED, by_another, cost, simulated_note
 from tasks.execution.plots import thin
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -82,10 +82,18 @@ def page(facts: RunFacts) -> str:
         style=style,
         allowed=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         ending=ending(facts),
+        finds=_finds(facts),
         written_by=code_version(),
-        simulated_note=SIMULATED,
+        simulated_note=simulated_note(facts.simulated, facts.people_judge),
         imported_note=IMPORTED,
     )
+
+
+def _finds(facts: RunFacts) -> str:
+    """What the labels that a run waits for can find; empty where it waits for none."""
+    if facts.stage("human_eval").status.state != "awaiting_labels" or not facts.sheet:
+        return ""
+    return finds(facts.sheet["items"], facts.sheet["raters"])
 
 
 def ending(facts: RunFacts) -> list[str]:
@@ -101,7 +109,7 @@ def ending(facts: RunFacts) -> list[str]:
         if stage.state in ("failed", "interrupted", "running"):
             told.append(f"The stage {stage.name}: {stage.state}.")
         if stage.state == "awaiting_labels":
-            told.append("The run waits for people's labels in sheet.csv, which is in the folder of this page.")
+            told.append("The run waits for people's labels: each rater fills in a file of their own.")
     return told
 
 

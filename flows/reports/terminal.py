@@ -21,18 +21,24 @@ STYLES = {
     "failed": "red", "gate_failed": "red", "interrupted": "yellow", "waived": "yellow", "awaiting_labels": "yellow",
     "running": "cyan", "passed": "green", "cached": "green", "not_run": "dim",
 }  # fmt: skip
+SIMULATED_DATA = "Votes, gold scores and violations are the built-in task's: they are simulated. People judge."
 IMPORTED = "This run was imported: another home computed it and wrote its numbers. No digest tells who that was."
 _OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "PASS": "green", "OFF": "dim"}
 
 
-def print_run(console: Console, status: RunStatus, simulated: bool) -> None:
-    """Print `status` (as `load_status` gives it) in two tables; `simulated` says so below them."""
+def simulated_note(generated: bool, people_judge: bool) -> str:
+    """What is said of numbers that are simulated: of generated data, and of judges unless people judge; or nothing."""
+    return "" if not generated else SIMULATED_DATA if people_judge else SIMULATED
+
+
+def print_run(console: Console, status: RunStatus, simulated: str = "") -> None:
+    """Print `status` (as `load_status` gives it) in two tables, and below them what is `simulated`."""
     console.print(_stage_table(status))
     gates = [gate for stage in status.stages for gate in stage.gates]
     if gates:
         console.print(_gate_table(gates))
     if simulated:
-        console.print(SIMULATED, style="dim")
+        console.print(simulated, style="dim")
     if status.imported:
         console.print(IMPORTED, style="yellow", highlight=False)
     if status.user:
@@ -40,15 +46,16 @@ def print_run(console: Console, status: RunStatus, simulated: bool) -> None:
     console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), highlight=False)
 
 
-def markdown(status: RunStatus, simulated: bool, links: Mapping[str, Sequence[Link]] = MappingProxyType({})) -> str:
-    """`status` as the Markdown page that is kept with the run: every metric and gate; `links` is as in `RunFacts`."""
+def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequence[Link]] = MappingProxyType({})) -> str:
+    """`status` as the Markdown page that is kept with the run: every metric and gate; `links` is as in `RunFacts`, and
+    `simulated` as `simulated_note`."""
     linked, priced = any(links.values()), status.cost is not None
     lines = [
         f"# Run {words(status.run)}: {status.state}",
         "",
         ", ".join([*map(words, _called(status)), f"profile {words(status.profile)}", f"{status.seconds:.1f} s"])
         + f"{', ' + cost(status, status.currency) if priced else ''}"
-        f"{', started by ' + words(status.user) if status.user else ''}.{' ' + SIMULATED if simulated else ''}"
+        f"{', started by ' + words(status.user) if status.user else ''}.{' ' + simulated if simulated else ''}"
         + f"{' ' + IMPORTED if status.imported else ''}",
         "",
         *([f"This run: {_pages(links[''])}", ""] if links.get("") else []),

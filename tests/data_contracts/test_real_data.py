@@ -64,7 +64,7 @@ def test_a_check_of_ukpconvarg_says_what_was_published(tmp_path, job):
     assert report["kappa"] == pytest.approx(0.267, abs=0.0005) and report["longer_wins"] == pytest.approx(
         0.745, abs=0.002
     )
-    assert report["majority"] == {"a": 6086, "b": 5983, "equal": 2137, "none": 2721} and report["rows"] == 16927
+    assert report["majority"] == {"a": 6086, "b": 5983, "tie": 2137, "none": 2721} and report["rows"] == 16927
     annotators = report["annotators"]
     assert sum(row["votes"] for row in annotators) == 5 * 16737 + 4 * 190
     assert all(row["interval"][0] <= row["agreement"] <= row["interval"][1] for row in annotators if row["interval"])

@@ -38,7 +38,7 @@ def fired(report):
 def test_a_clean_sheet_raises_no_check_and_its_raters_agree(checked, tmp_path):
     report = checked(clean())
     assert fired(report) == {} and report["passed"] and report["kappa"] == pytest.approx(1)
-    assert report["majority"] == {"a": 20, "b": 20, "equal": 0, "none": 0} and report["longer_wins"] == 0.5
+    assert report["majority"] == {"a": 20, "b": 20, "tie": 0, "none": 0} and report["longer_wins"] == 0.5
     assert is_sheet(list(read_source(tmp_path / "sheet.csv")))
 
 

@@ -15,7 +15,7 @@ from components.human_eval.sheet import SIMULATED
 from flows import launch as launching
 from flows.config.profiles import parse_override
 from flows.config.run_config import check_config, load_config, to_values
-from flows.launch import everything_is_stored, is_simulated, new_run, rerun, scoring
+from flows.launch import everything_is_stored, new_run, rerun, scoring, what_is_simulated
 from flows.rlhf import pipeline
 from flows.sources import Sources, find_sources
 from tasks.execution.runner import _key, _parts, peek
@@ -87,7 +87,9 @@ def test_a_run_keeps_its_resolved_config(tmp_path: Path) -> None:
     assert values == to_values(launch.config)
     assert values["seed"] == 3
     assert "auto" not in values["runtime"].values()
-    assert is_simulated(tmp_path, launch.ctx.run)
+    assert "judges, gold scores" in what_is_simulated(tmp_path, launch.ctx.run)
+    people = end(begin(tmp_path, "human_eval.judges=people"))
+    assert "People judge" in what_is_simulated(tmp_path, people)
 
 
 def test_a_gate_that_no_profile_names_is_off_and_the_run_says_so(tmp_path: Path) -> None:

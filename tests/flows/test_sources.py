@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -172,3 +174,20 @@ def test_a_run_that_goes_on_after_validate_needs_none_of_the_files(tmp_path: Pat
     assert {name: (each.digest, str(each.path)) for name, each in found.items()} == {
         "preferences/a": ("a" * 64, "a"), "preferences/b": ("b" * 64, "b")
     }  # fmt: skip
+
+
+def test_a_sample_that_people_judge_keeps_the_secret_it_was_sealed_with(tmp_path: Path) -> None:
+    """Defect 14: a run taken up elsewhere, or of an earlier version, is scored by the sample that raters were shown."""
+
+    def taken(**inputs: str) -> dict[str, Any]:
+        return {"human_eval.sample": SimpleNamespace(inputs=inputs), "validate": SimpleNamespace(inputs={}, run="r1")}
+
+    simulated = load_config("tiny")
+    people = load_config("tiny", [parse_override("human_eval.judges=people")])
+    assert find_sources(simulated, tmp_path).seal == {} and list(tmp_path.iterdir()) == []
+    assert find_sources(people, tmp_path, taken=taken(data="d")).seal == {}, "an earlier version's had none"
+    assert find_sources(people, tmp_path, taken=taken(seal="5" * 64)).seal["seal"].digest == "5" * 64
+    assert list(tmp_path.iterdir()) == []
+    own = find_sources(people, tmp_path).seal["seal"]
+    assert own == find_sources(people, tmp_path).seal["seal"] == Input.of(tmp_path / "human_eval.seal")
+    assert own != find_sources(people, tmp_path / "other").seal["seal"]

@@ -9,7 +9,8 @@ ranking         `prompt`, `responses` (two or more), best first or with `ranks` 
 
 Every format also takes `category`, `source` (where the row itself came from), `margin` (or `score_chosen`,
 `score_rejected`); the first three take vote counts as `votes_chosen`, `votes`. A vote or label is a (or a1), b (or a2),
-equal or tie; `votes_a`, `votes_b`, `votes_equal` hold counts too. A `stance` beside a prompt with `a` and `b` becomes
+tie (or equal) or both_bad, which says for neither; `votes_a`, `votes_b`, `votes_tie` (or `votes_equal`) and
+`votes_both_bad` hold counts too. A `stance` beside a prompt with `a` and `b` becomes
 the prompt's last line. Votes of single questions, as `votes_helpful` of `votes`, become the shares of the pair's
 `objectives`.
 """
@@ -44,7 +45,9 @@ _MOST_VOTES = 1_000_000
 _LARGEST = 1e9
 """Margin, score or rank, either way of zero: beyond this a float32 loss loses the other rows of its batch."""
 # No numbers: 0 and 1 in one dataset are 1 and 2 in the next.
-_SIDES = {"a": "first", "a1": "first", "b": "second", "a2": "second", "equal": "equal", "tie": "equal"}
+_SIDES = {
+    "a": "first", "a1": "first", "b": "second", "a2": "second", "equal": "equal", "tie": "equal", "both_bad": "equal",
+}  # fmt: skip
 
 
 class Parsed(NamedTuple):
@@ -172,7 +175,8 @@ def _source(data: Mapping[str, object]) -> str | None:
     return named.strip() if isinstance(named, str) and not blank(named) and unclean(named) is None else None
 
 
-_NOT_OBJECTIVES = ("votes_chosen", "votes_rejected", "votes_a", "votes_b", "votes_equal")
+_EQUAL = ("votes_equal", "votes_tie", "votes_both_bad")
+_NOT_OBJECTIVES = ("votes_chosen", "votes_rejected", "votes_a", "votes_b", *_EQUAL)
 
 
 def _objectives(data: Mapping[str, object], ballot: Ballot | None) -> dict[str, float] | None:
@@ -246,8 +250,8 @@ def _ballot(data: Mapping[str, object]) -> Ballot | None:
         for name, n in votes.items():
             sides[side_of(name)] += _count(0 if n is None else n, f"votes.{name}")
     elif "votes_a" in data:
-        names = {"first": "votes_a", "second": "votes_b", "equal": "votes_equal"}
-        sides = Counter({side: _count(data.get(name, 0), name) for side, name in names.items()})
+        names = {"first": ("votes_a",), "second": ("votes_b",), "equal": _EQUAL}
+        sides = Counter({side: sum(_count(data.get(name, 0), name) for name in each) for side, each in names.items()})
     elif data.get("label") is not None:
         return None
     else:
@@ -265,7 +269,7 @@ def side_of(label: Any) -> str:
     """
     side = _SIDES.get(str(label).strip().lower())
     if side is None:
-        raise BadRow("votes_valid", f"vote {shown(label)}, expected a, b (also a1, a2) or equal")
+        raise BadRow("votes_valid", f"vote {shown(label)}, expected a, b (also a1, a2), tie or both_bad")
     return side
 
 

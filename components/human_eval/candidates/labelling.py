@@ -1,7 +1,8 @@
 """Pairs of responses to label: chosen, put on drawn sides, and written as rows that `data.preferences` reads back.
 
-Whoever labels writes a, b or equal into `label`; a row without it is quarantined when read. Where several people vote,
-columns `votes_a`, `votes_b` and `votes_equal` (counts) in its place serve as well.
+Whoever labels writes a, b, tie or both_bad into `label`; a row without it is quarantined when read. Where several
+people vote, a column `annotator` beside it says whose row it is (their sheets stand one below the other), or columns
+`votes_a`, `votes_b`, `votes_tie` and `votes_both_bad` (counts) stand in its place.
 """
 
 import itertools

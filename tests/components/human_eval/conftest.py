@@ -10,7 +10,8 @@ import pytest
 from components.data.spreadsheet import write_csv
 from components.human_eval import sample as sample_stage
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
-from components.human_eval.sheet import SheetRow, as_record, read_sheet
+from components.human_eval.reading import read_sheet
+from components.human_eval.sheet import SheetRow, as_record
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 
@@ -71,15 +72,18 @@ def make_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     monkeypatch.setattr(sample_stage, "respond", fake_respond)
 
     def make(
-        name: str = "case", *, sft: str = "Dear", policy: str = "Hey", seed: int = 0, task: str = "none", **options: Any
-    ) -> Case:
+        name: str = "case", *, sft: str = "Dear", policy: str = "Hey", seed: int = 0, task: str = "none",
+        home: str = "home", **options: Any,
+    ) -> Case:  # fmt: skip
         root = tmp_path / name
         for side, voice in (("sft", sft), ("ppo", policy)):
             (root / side).mkdir(parents=True)
             (root / side / "voice").write_text(voice)
-        config = HumanEvalConfig(**{"items": ITEMS, "raters": RATERS} | options)
+        config = HumanEvalConfig(**{"items": ITEMS, "raters": RATERS, "repeats": 0.0} | options)
         job = SampleJob(seed=seed, runtime=Runtime(), generation=GenerationConfig(), human_eval=config)
         inputs = {"data": write_data(root / "data", task), "sft": root / "sft", "ppo": root / "ppo"}
+        inputs["seal"] = tmp_path / f"{home}.seal"  # a home's own is drawn, and would give other draws in every test
+        inputs["seal"].write_text(home)
         sample_stage.run(job, inputs, root, lambda *a, **k: None)
         return Case(root, config)
 

@@ -33,13 +33,27 @@ def kappa(given: list[list[str]]) -> float:
     return (observed - chance) / (1 - chance)
 
 
+def side_bias(rows: dict[str, list[str]], prompts: dict[str, str], rater: int) -> float:
+    """How far from a half the farther end of a rater's share of `a` is, clustered by prompt."""
+    sides = {item: float(r[rater] == "a") for item, r in rows.items() if r[rater] in ("a", "b")}
+    share = sum(sides.values()) / len(sides)
+    moved: dict[str, float] = defaultdict(float)
+    for item, side in sides.items():
+        moved[prompts[item]] += (side - share) / len(sides)
+    clusters = len(moved)
+    effective = share * (1 - share) / (clusters / (clusters - 1) * sum(d * d for d in moved.values()))
+    z = student.ppf((1 + LEVEL) / 2, clusters - 1)
+    off = lambda x: (share - x) ** 2 - z * z * x * (1 - x) / effective  # noqa: E731
+    return max(0.5 - brentq(off, 1e-12, share), brentq(off, share, 1 - 1e-12) - 0.5)
+
+
 def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[..., Any]) -> None:
     case = make_case(items=36, raters=4, level=LEVEL)
     responses = read_rows(case.sample / "responses.jsonl")
     for i, row in enumerate(responses):
         row["prompt"] = responses[i - i % 3]["prompt"]
     write_rows(case.sample / "responses.jsonl", responses)
-    rng = random.Random(2)
+    rng = random.Random(4)
 
     def rate(row: SheetRow) -> tuple[str, ...]:
         number = int(row.item[1:5])
@@ -65,26 +79,47 @@ def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[...
     assert len(rows) == 36 and len(given) < 36 and any(len(set(r)) == 3 for r in given.values())
 
     n, win = len(scores), sum(scores.values()) / len(scores)
-    moved: dict[str, float] = defaultdict(float)
-    for item, score in scores.items():
-        moved[prompts[item]] += (score - win) / n
-    clusters = len(moved)
+    of_prompt: dict[str, float] = defaultdict(float)
+    of_rater: dict[int, float] = defaultdict(float)
+    of_both: dict[tuple[str, int], float] = defaultdict(float)
+    for item, ratings in rows.items():
+        for rater, rating in enumerate(ratings):
+            if rating:
+                value = {key[item]: 1.0, "tie": 0.5}.get(rating, 0.0)
+                moved = (value - win) / len(given[item]) / n
+                of_prompt[prompts[item]] += moved
+                of_rater[rater] += moved
+                of_both[prompts[item], rater] += moved
+    clusters = len(of_prompt)
     assert max(Counter(prompts[item] for item in scores).values()) == 3
-    variance = clusters / (clusters - 1) * sum(d * d for d in moved.values())
-    effective, z = win * (1 - win) / variance, student.ppf((1 + LEVEL) / 2, clusters - 1)
-    low = brentq(lambda x: win - x - z * math.sqrt(x * (1 - x) / effective), 1e-12, win)
+    by_prompt = clusters / (clusters - 1) * sum(d * d for d in of_prompt.values())
+    by_rater = 4 / 3 * sum(d * d for d in of_rater.values())
+    crossed = by_prompt + by_rater - sum(d * d for d in of_both.values())
+    variance = max(crossed, by_prompt, by_rater)
+    assert variance == crossed > max(by_prompt, by_rater), "of answers whose spread is not of one kind alone"
+    spread = by_prompt**2 / (clusters - 1) + by_rater**2 / 3
+    spread += sum(d * d for d in of_both.values()) ** 2 / (3 * (clusters - 1))
+    effective, wide = win * (1 - win) / variance, student.ppf((1 + LEVEL) / 2, max(variance**2 / spread, 1))
+    low = brentq(lambda x: win - x - wide * math.sqrt(x * (1 - x) / effective), 1e-12, win)
+    z = student.ppf((1 + LEVEL) / 2, clusters - 1)
 
-    without = [kappa([r for item, r in given.items() if prompts[item] != left]) for left in moved]
+    without = [kappa([r for item, r in given.items() if prompts[item] != left]) for left in of_prompt]
     spread = math.sqrt((clusters - 1) * float(np.var(without)))
     expected = {
         "human_eval/win_rate_low": low,
         "human_eval/fleiss_kappa_low": kappa(list(given.values())) - z * spread,
         "human_eval/items": float(n),
-        "human_eval/labels_complete": sum(all(ratings) for ratings in rows.values()) / 36,
+        "human_eval/labels_complete": sum(len(ratings) for ratings in given.values()) / (36 * 4),
+        "human_eval/position_bias_high": max(side_bias(rows, prompts, rater) for rater in range(4)),
+        "human_eval/raters_alike": max(
+            sum(r[i] == r[j] for r in rows.values() if r[i] and r[j]) / sum(bool(r[i] and r[j]) for r in rows.values())
+            for i, j in itertools.combinations(range(4), 2)
+        ),
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
     assert 0 < expected["human_eval/labels_complete"] < 1 and metrics["human_eval/fleiss_kappa"] == pytest.approx(
         kappa(list(given.values()))
     )
     assert 0.05 < metrics["human_eval/fleiss_kappa"] < 0.95
-    assert expected.keys() == {gate.metric for gate in GATES.values() if gate.stage == "human_eval"}
+    gated = {gate.metric for gate in GATES.values() if gate.stage == "human_eval"}
+    assert expected.keys() == gated - {"human_eval/self_agreement_low"}, "tests/.../test_raters.py has that one's"

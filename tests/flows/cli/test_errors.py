@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from components.base.errors import Mistakes, UserError
+from flows.cli.command import _paragraph
+
 ROWS = [{"prompt": f"question {i}", "chosen": f"a good answer {i}", "rejected": f"a bad one {i}"} for i in range(120)]
 
 
@@ -128,3 +131,9 @@ def test_one_bad_row_among_good_ones_is_quarantined_with_its_number_and_the_gate
     assert stage["metrics"]["data/quarantined"] == 1
     quarantine = (home / "store" / "views" / stage["digest"] / "quarantine.jsonl").read_text().splitlines()
     assert [json.loads(line)["row"] for line in quarantine] == [8]
+
+
+def test_a_list_of_mistakes_stays_a_list_on_the_terminal_and_any_other_message_is_one_paragraph() -> None:
+    """Defect 11: all mistakes of a sheet in one paragraph can't be read."""
+    assert _paragraph(Mistakes("row 2:  a", "row 3: c")) == "2 mistakes:\n  row 2: a\n  row 3: c"
+    assert _paragraph(UserError("a\n  b")) == "a b"

@@ -163,7 +163,7 @@ def test_markdown_takes_a_reason_of_several_lines_for_words(home: Path) -> None:
     words_of(text.partition("\n---\n")[2])
     waived = [line for line in text.splitlines() if "was waived by" in line]
     assert waived and all(line.startswith("> Gate `") and "Passed" in line for line in waived), "it stays in its quote"
-    words_of(report(load_status(home, "r1"), simulated=False).partition("\n")[2])
+    words_of(report(load_status(home, "r1")).partition("\n")[2])
     words_of(markdown([GATE]))
     (row,) = markdown([GATE]).splitlines()[2:]
     assert len(re.findall(r"(?<!\\)\|", row)) == 7

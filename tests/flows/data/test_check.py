@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_rows
 from components.data.config import DataConfig
+from components.human_eval.sheet import SheetRow, write_raters_files
 from data_contracts.check import kind_of
-from data_contracts.rows.reading import reading_of
+from data_contracts.rows.reading import reading_of, refuse_ratings
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 
@@ -70,7 +72,7 @@ def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_nu
     assert "3 annotators. Least in agreement with the" in shown and "Fleiss' kappa" in shown and "nan" not in shown
     assert "ann[/x]" in shown and "ben[bot]" in shown and "c\\udcf6y" in shown, "names are no markup"
     assert "Written to found: annotators.json, data_docs, quarantine.jsonl, review.jsonl" in shown
-    assert "Most frequent answers: a 9, b 0, equal 0, none 1." in shown
+    assert "Most frequent answers: a 9, b 0, tie 0, none 1." in shown
     assert [r["row"] for r in read_rows(tmp_path / "found" / "review.jsonl")] == [10], "for experts"
 
 
@@ -264,3 +266,39 @@ def test_a_table_of_single_votes_is_counted_in_votes_so_that_few_bad_ones_fail_n
         (row["row"], len(row["data"].get("votes", ()))) for row in read_rows(tmp_path / "found/quarantine.jsonl")
     ]
     assert sorted(kept_out) == [(2, 0), (37, 5), (52, 0), (102, 0), (152, 0), (202, 0)]
+
+
+def test_three_peoples_labels_one_below_the_other_are_told_to_name_their_annotators(
+    tether_here, tmp_path: Path
+) -> None:
+    """Defect 10: 77 of 90 rows were quarantined as contradictions, and nothing said what was missing."""
+    pairs = [{"prompt": f"question {n} of many", "a": f"one {n}", "b": f"two {n}"} for n in range(30)]
+    labels = ("a", "b", "tie", "both_bad")
+    rows = [pair | {"label": labels[(n + who) % 4]} for who in range(3) for n, pair in enumerate(pairs)]
+    write_rows(tmp_path / "pairs.jsonl", rows)
+    told = check(tether_here, tmp_path, "pairs.jsonl").stdout
+    assert "rows contradict others on the same pair. If several people labelled, say in a column `annotator`" in told
+    named = [row | {"annotator": f"ann {n // 30}"} for n, row in enumerate(rows)]
+    write_rows(tmp_path / "named.jsonl", named)
+    report = json.loads(check(tether_here, tmp_path, "named.jsonl", "--json").stdout)
+    assert not any("contradict" in (read["hint"] or "") for read in report["read"])
+    assert not any(each["name"] == "consistent" and each["rows"] for each in report["checks"])
+
+
+def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named(tether_here, tmp_path: Path) -> None:
+    """Defects 2 and 8: read as data, its first lines were the columns; unblinded ratings named no file to use."""
+    row = SheetRow(2, "q0001-abcdef01", "[user]\nHi", "x", "y", ("",))
+    write_raters_files(tmp_path, [row], 1, ["Read both.", "Ratings: a, b."])
+    text = (tmp_path / "rater_1.csv").read_text(encoding="utf-8-sig")
+    (tmp_path / "rater_1.csv").write_text(text.replace('"1",""', '"1","both_bad"'), encoding="utf-8-sig")
+    told = check(tether_here, tmp_path, "rater_1.csv").stdout
+    assert (
+        "rater_1.csv: read as a rating sheet." in told
+        and "which also checks that its texts are those given out" in told
+    )
+    assert "rating_known" not in told
+    with pytest.raises(UserError, match="is a rating sheet, and no data"):
+        refuse_ratings(tmp_path / "rater_1.csv", "data.preferences", DataConfig())
+    (tmp_path / "ratings.csv").write_text("item,stratum,prompt,sft,policy,policy_side,rating_1\nq1,x,p,s,t,a,policy\n")
+    with pytest.raises(UserError, match=r"preferences\.jsonl beside it has the same votes as data"):
+        reading_of(tmp_path / "ratings.csv", DataConfig())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from components.base.jsonl import write_json
+from components.base.jsonl import write_json, write_rows
 from components.store.store import ArtifactStore
 from flows import launch as launching
 from flows.config.run_config import load_config
@@ -289,3 +289,38 @@ def test_texts_are_shortened_and_times_are_readable() -> None:
     assert moment("2026-01-02T03:04:05.678+00:00") == "2026-01-02 03:04:05 UTC" and moment("") == ""
     assert [shown(value) for value in ("x", "", None, 0.5, [1, 2])] == ["x", '""', "null", "0.5", "[1, 2]"]
     assert breakable("a.b_<i>") == "a.<wbr>b_<wbr>&lt;i&gt;"
+
+
+@pytest.fixture
+def awaiting(tmp_path: Path) -> str:
+    """A run whose raters judge the prompts of the worst KL, the highest reward and the first row."""
+    run = stored_run(tmp_path, upto="ppo", changes=["human_eval.judges=people"])
+    write_json(tmp_path / "out" / "sheet.json", {"items": 48, "raters": 3})
+    asked = [{"item": f"q{n}", "prompt": [{"role": "user", "content": f"asked {n}"}]} for n in (1, 4, 8)]
+    write_rows(tmp_path / "out" / "responses.jsonl", asked)
+    about = {"stage": "human_eval.sample", "run": run, "job": {}, "inputs": {}, "parts": {}, "metrics": {}}
+    record = ArtifactStore(tmp_path).publish("5" * 64, tmp_path / "out", None, about)
+    path = tmp_path / "runs" / run / "run.json"
+    document = json.loads(path.read_text())
+    human = next(each for each in document["stages"] if each["name"] == "human_eval")
+    human.update(state="awaiting_labels", key=record.key, digest=record.digest)
+    path.write_text(json.dumps(document))
+    return run
+
+
+def test_while_raters_judge_the_page_shows_nothing_of_their_prompts(tmp_path: Path, awaiting: str) -> None:
+    """Defect 13: the report, with samples named by author, lay beside the sheet."""
+    text = shown_text(tmp_path)
+    for number in (1, 4, 8):
+        assert f"asked {number}" not in text and f"sft says {number}" not in text
+    assert "asked 2" in text and "asked 9" in text and "are left out above until their labels are scored" in text
+
+
+def test_a_page_that_waits_for_people_says_what_their_labels_can_find_and_does_not_call_them_simulated(
+    tmp_path: Path, awaiting: str
+) -> None:
+    """Defects 5 and 9: nothing said that 48 items find 0.60 in 60 of 100; "judges are simulated" stood there."""
+    text = shown_text(tmp_path)
+    assert "waits for people's labels: 48 items, 3 raters each. 48 items and 3 raters find a win rate of 0.7" in text
+    assert "3 raters are too few to tell how far people differ" in text
+    assert "People judge." in text and "judges, gold scores" not in text

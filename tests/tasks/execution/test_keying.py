@@ -136,7 +136,11 @@ def test_what_no_key_holds_is_used_only_where_it_cannot_reach_an_artifact(module
 
 def test_no_stage_goes_on_after_an_error_of_ours_whose_text_no_key_holds(modules) -> None:
     """Where an error is caught, its text could come into an artifact: then it ends in another error."""
-    allowed = {"data_contracts.findings.texts"}  # around a chat template, which raises none of ours
+    allowed = {
+        "data_contracts.findings.texts",  # around a chat template, which raises none of ours
+        "components.human_eval.labels",  # collects them, to raise all at once
+        "components.human_eval.reading",  # asks whether a file is a sheet, before any stage
+    }
     caught = {"Exception", "BaseException", "TetherError", "UserError", "CheckFailed", "GateFailed", "MachineMismatch"}
     going_on = set()
     for name, tree in modules.items():

@@ -149,7 +149,7 @@ TURNS = "\n\nHuman: {}\n\nAssistant: {}"
         ({"chosen": [USER, says("x")], "rejected": [says("y")]}, ("prompts_agree", "prompts differ")),
         ({"chosen": TURNS.format("a", "x"), "rejected": "\n\nHuman: a"}, ("turns_valid", "no assistant turn")),
         ({"chosen": [says("x")], "rejected": [says("y")]}, ("turns_valid", "no turn before the response")),
-        (VOTED | {"votes": ["c"]}, ("votes_valid", "vote 'c', expected a, b (also a1, a2) or equal")),
+        (VOTED | {"votes": ["c"]}, ("votes_valid", "vote 'c', expected a, b (also a1, a2), tie or both_bad")),
         (VOTED | {"votes": []}, ("votes_valid", "`votes` is a list without votes")),
         (VOTED | {"votes_a": 0, "votes_b": 0}, ("votes_valid", "no votes")),
     ],

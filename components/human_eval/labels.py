@@ -1,0 +1,223 @@
+"""What raters answered, joined from the files that they returned, and refused where it is not what they were given."""
+
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import Mistakes, UserError
+from components.base.hashing import digest_file
+from components.base.jsonl import read_rows
+from components.human_eval.blinding import JudgedItem, SealedKey, Side
+from components.human_eval.reading import ReturnedSheet, parse_sheet
+from components.human_eval.sheet import SheetInfo, SheetRow, rating_columns, write_joint
+from components.human_eval.texts import first_difference, plain, same
+
+_ITEM = re.compile(r"(q\d+)-([0-9a-f]{8})")
+_SIDES = ("prompt", "response_a", "response_b")
+_BY_CHANCE = 1e-6
+"""A column of ratings in an order that is less likely than this was sorted."""
+
+Labels = dict[str, tuple[str, ...]]
+"""Each item's ratings, a rater each; "" is one not given."""
+
+
+class Texts(NamedTuple):
+    """What a rater reads of an item, as `plain` leaves it."""
+
+    prompt: str
+    response_a: str
+    response_b: str
+
+
+class _Opened(NamedTuple):
+    folder: Path
+    about: SheetInfo
+    policy_side: dict[str, Side]
+    responses: dict[str, JudgedItem]
+    repeat_of: dict[str, str]
+
+
+class Sample(_Opened):
+    """A sample artifact: the sheet's description, its unsealed key and the responses, by item.
+
+    `repeat_of` names the item that another one repeats, with the sides exchanged.
+    """
+
+    @property
+    def raters(self) -> int:
+        """Rating columns of the sheet."""
+        return self.about["raters"]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Sample":
+        """Read it, and check that the key is the one its sheet was sealed with.
+
+        Raises:
+            UserError: it isn't.
+        """
+        about: SheetInfo = json.loads((folder / "sheet.json").read_text(encoding="utf-8"))
+        if digest_file(folder / "key.json") != about["key_sha256"]:
+            raise UserError(f"{folder / 'key.json'} was changed: the sample's sheet was sealed with another key.")
+        key: SealedKey = json.loads((folder / "key.json").read_text(encoding="utf-8"))
+        responses = {row["item"]: row for row in read_rows(folder / "responses.jsonl")}
+        return cls(folder, about, key["policy_side"], responses, key.get("repeat_of", {}))
+
+    @cached_property
+    def given(self) -> dict[str, Texts]:
+        """What was given out, by the item's name on the sheet."""
+        rows = read_rows(self.folder / "sheet.jsonl")
+        return {row["item"]: Texts(*(plain(row[name]) for name in _SIDES)) for row in rows}
+
+    @cached_property
+    def _by_texts(self) -> dict[Texts, str]:
+        return {texts: item for item, texts in self.given.items()}
+
+    def ratings(self, *files: Path) -> Labels:
+        """The ratings (a, b, tie, both_bad or "") of returned sheets, by item; items without a row have none.
+
+        Args:
+            files: the joint sheet, or several raters' own; each in the form of either.
+
+        Raises:
+            Mistakes: all that is wrong in them: as `parse_sheet`; items of another sample, unknown ones or some twice;
+                texts that are not those given out; a column of ratings that was sorted alone; two answers of one rater.
+            UserError: nothing is rated.
+        """
+        mistakes: list[str] = []
+        answers: dict[tuple[str, int], tuple[str, str]] = {}
+        for path in files:
+            try:
+                sheet = parse_sheet(path, self.raters, self.about["ratings"])
+            except UserError as error:
+                mistakes.append(str(error))
+                continue
+            mistakes += sheet.mistakes
+            for row, item in self._items(sheet, mistakes):
+                for rater, rating in enumerate(row.ratings):
+                    answer, place = answers.get((item, rater), (rating, ""))
+                    if rating and answer != rating:
+                        mistakes.append(
+                            f"{path}, row {row.number}: rater {rater + 1} answers {rating} to {row.item}, and {answer} "
+                            f"in {place}. Give one of them; two people need two numbers of raters."
+                        )
+                    elif rating:
+                        answers[item, rater] = rating, f"{path}, row {row.number}"
+        if mistakes:
+            raise Mistakes(*mistakes)
+        if not answers:
+            columns = ", ".join(rating_columns(self.raters))
+            named = " and ".join(map(str, files))
+            raise UserError(f"{named} holds no rating yet. Fill in {columns}, or `rating` in a rater's own file.")
+        return {
+            item: tuple(answers.get((item, rater), ("", ""))[0] for rater in range(self.raters))
+            for item in self.policy_side
+        }
+
+    def write(self, path: Path, labels: Labels) -> None:
+        """Write labels as the sheet with all raters' columns: the same answers in any files give the same bytes."""
+        rows = read_rows(self.folder / "sheet.jsonl")
+        filled = [
+            SheetRow(
+                number, row["item"], row["prompt"], row["response_a"], row["response_b"],
+                labels[row["item"].split("-")[0]],
+            )
+            for number, row in enumerate(rows, 2)
+        ]  # fmt: skip
+        write_joint(path, filled, self.raters)
+
+    def _items(self, sheet: ReturnedSheet, mistakes: list[str]) -> list[tuple[SheetRow, str]]:
+        """The rows of a sheet with the number of their item; what is wrong with them is added to `mistakes`."""
+        own = self.about["key_sha256"][:8]
+        foreign = [row for row in sheet.rows if (named := _ITEM.fullmatch(row.item)) and named[2] != own]
+        if foreign:
+            mistakes.append(
+                f"{sheet.path}, row {foreign[0].number}: item {foreign[0].item} belongs to the sheet of another sample "
+                f"(items of this one end in -{own}), as do {len(foreign)} of {len(sheet.rows)} rows. Score a sheet "
+                "with the run that wrote it."
+            )
+            return []
+        found: list[tuple[SheetRow, str]] = []
+        numbers: dict[str, int] = {}
+        for row in sheet.rows:
+            where = f"{sheet.path}, row {row.number}"
+            item = row.item.split("-")[0]
+            if not _ITEM.fullmatch(row.item) or item not in self.policy_side:
+                mistakes.append(
+                    f"{where}, column `item`: {row.item[:40]!r} is no item of this sample. Items are copied from the "
+                    "sheet as they are."
+                )
+            elif item in numbers:
+                mistakes.append(f"{where}: item {row.item} stands in row {numbers[item]} already.")
+            else:
+                mistakes += (f"{where}, {wrong}" for wrong in self._moved(row, sheet.lossy))
+                numbers[item] = row.number
+                found.append((row, item))
+        mistakes += (f"{sheet.path}, {wrong}" for wrong in _sorted_alone(found, self.raters))
+        return found
+
+    def _moved(self, row: SheetRow, lossy: bool) -> Iterator[str]:
+        """What is wrong with a row whose texts are not those that its item was given out with."""
+        given, returned = self.given[row.item], Texts(*map(plain, row[2:5]))
+        differing = [i for i, texts in enumerate(zip(given, returned, strict=True)) if not same(*texts, lossy)]
+        if not differing:
+            return
+        exchanged = same(given.response_a, returned.response_b, lossy) and same(
+            given.response_b, returned.response_a, lossy
+        )
+        if exchanged and differing == [1, 2]:
+            yield (
+                "columns `response_a`, `response_b`: the replies are exchanged, so a and b would mean the other one. "
+                "Put the columns back as they were."
+            )
+        elif (other := self._by_texts.get(returned)) is not None:
+            yield (
+                f"column `item`: these are the texts of {other}, not of {row.item}. A column was moved or sorted "
+                "alone: put `item` back beside its texts."
+            )
+        else:
+            for index in differing:
+                place = first_difference(given[index], returned[index])
+                was, now = (texts[index][place : place + 30] for texts in (given, returned))
+                yield (
+                    f"column `{_SIDES[index]}`: the text is not the one given out (from its character {place + 1}: "
+                    f"{now!r}, was {was!r}). Copy it from the sheet that the run wrote."
+                )
+
+
+def _sorted_alone(rows: Sequence[tuple[SheetRow, str]], raters: int) -> Iterator[str]:
+    """Columns of ratings that were sorted while the items stayed.
+
+    Texts can't show that; but where items stand in the sheet's order, n ratings of k kinds stand kind by kind with
+    probability k! n_1! ... n_k! / n! only.
+    """
+    items = [item for _, item in rows]
+    if items != sorted(items):
+        return  # whole rows were sorted
+    for rater in range(raters):
+        given = [(row.number, row.ratings[rater]) for row, _ in rows if row.ratings[rater]]
+        counts = Counter(rating for _, rating in given)
+        changes = sum(one[1] != other[1] for one, other in itertools.pairwise(given))
+        chance = math.lgamma(len(counts) + 1) + sum(math.lgamma(n + 1) for n in counts.values())
+        chance -= math.lgamma(len(given) + 1)
+        if len(counts) > 1 and changes == len(counts) - 1 and chance < math.log(_BY_CHANCE):
+            kinds = ", then ".join(counts)
+            yield (
+                f"rows {given[0][0]} to {given[-1][0]}: the ratings of rater {rater + 1} stand sorted ({kinds}) while "
+                "the items stand in the sheet's order, so that they no longer belong to their rows. Undo the sorting."
+            )
+
+
+def asked(labels: Mapping[str, Sequence[str]]) -> int:
+    """How many ratings the sheet asks for."""
+    return sum(map(len, labels.values()))
+
+
+def given(labels: Mapping[str, Sequence[str]]) -> int:
+    """How many were given."""
+    return sum(bool(rating) for each in labels.values() for rating in each)

@@ -1,0 +1,266 @@
+"""Rating sheets as raters return them: CSV or JSON, for all raters or for one, with all that is wrong told at once."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import Mistakes, UserError
+from components.base.strict_json import BadJson, parse_json
+from components.data.spreadsheet import unprotect
+from components.human_eval.sheet import TEXTS, SheetRow, rating_columns, rating_of
+
+_LARGEST = 256 * 2**20
+_START = 2**18
+_ABOVE = 60
+"""Rows in which the header is looked for: instructions, a title or Excel's `sep=;` may stand above it."""
+_COLUMN = re.compile(r"rating_\d+")
+_Records = list[tuple[int, Mapping[str, object]]]
+
+
+class ReturnedSheet(NamedTuple):
+    """A file that a rater returned, as far as it can be read."""
+
+    path: Path
+    rows: list[SheetRow]
+    """Those that name an item, where all columns are there; a rating without a column is "", as one not given."""
+    lossy: bool
+    """Whether characters may have been lost because a program saved it in an older encoding."""
+    mistakes: list[str]
+    """What is wrong, in order, each with file, row and column."""
+
+
+def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
+    """The rows of a returned sheet.
+
+    Raises:
+        UserError: as `parse_sheet`. Mistakes: all that is wrong in it.
+    """
+    found = parse_sheet(path, raters, valid)
+    if found.mistakes:
+        raise Mistakes(*found.mistakes)
+    return found.rows
+
+
+def parse_sheet(path: Path, raters: int, valid: Sequence[str]) -> ReturnedSheet:
+    """Read a returned sheet, CSV (comma, semicolon or tab; UTF-8, UTF-16 or Windows-1252) or JSON (Lines or an array),
+    told apart by content, with the columns of all raters, of some, or `rater` and `rating` of a rater's own file.
+
+    Names of columns and ratings may be in capitals and padded; what stands above the header, rows without any content
+    and further columns are passed over.
+
+    Raises:
+        UserError: nothing can be read, or the columns are not those of a sheet.
+    """
+    text, lossy = _decode(path)
+    mistakes: list[str] = []
+    start = text.lstrip()[:1]
+    records = _json(path, text, mistakes) if start in ("{", "[") else _table(path, text, mistakes)
+    columns = list(dict.fromkeys(name for _, record in records for name in record))
+    wrong = list(_wrong_columns(path, columns, raters)) if records else []
+    mistakes += wrong
+    rows = [row for each in records if (row := _row(path, *each, raters, valid, mistakes)) is not None]
+    if not rows and not mistakes:
+        raise UserError(f"{path} holds no rows. Fill in the sheet that the run wrote and give that.")
+    return ReturnedSheet(path, [] if wrong else rows, lossy, mistakes)
+
+
+def looks_like_sheet(path: Path) -> bool:
+    """Whether a CSV file begins as a rating sheet, though other rows may stand above its header."""
+    if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(_START)
+    text = start.decode("utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig", "replace")
+    try:
+        lines, at = _header(path, text)
+    except UserError:
+        return False
+    return set(TEXTS) <= set(lines[at - 1])
+
+
+def sheet_records(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a returned sheet as they stand there, by column, each with its number; a rater's `rating` is under
+    `rating_1` or whichever is theirs.
+
+    Raises:
+        UserError: nothing can be read. Mistakes: rows that can't be.
+    """
+    text, _ = _decode(path)
+    mistakes: list[str] = []
+    found = _json(path, text, mistakes) if text.lstrip()[:1] in ("{", "[") else _table(path, text, mistakes)
+    if mistakes:
+        raise Mistakes(*mistakes)
+    records = []
+    for number, record in found:
+        row = {name: "" if value is None else str(value) for name, value in record.items()}
+        if "rating" in row:
+            row[f"rating_{row.get('rater', '').strip().removesuffix('.0') or 1}"] = row.pop("rating")
+        records.append((number, row))
+    return records
+
+
+def _decode(path: Path) -> tuple[str, bool]:
+    """The text of a file, and whether its encoding may have lost some."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise UserError(f"{path} has more than {_LARGEST >> 20} MiB, which no sheet has. Give the filled sheet.")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"the sheet {path} can't be read: {error.strerror}.") from error
+    if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        raise UserError(f"{path} is a spreadsheet program's own file. Save the sheet as CSV (UTF-8) and give that.")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", "replace"), False
+    try:
+        return data.decode("utf-8-sig"), data.isascii()
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace"), True  # what older Excels save as "CSV"
+
+
+def _name(cell: str) -> str:
+    """A column's name as it is looked for."""
+    return "_".join(cell.casefold().split())
+
+
+def _lines(path: Path, text: str, delimiter: str) -> list[list[str]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    limit = csv.field_size_limit(_LARGEST)  # of the whole process, and 131,072 where nobody raised it
+    try:
+        return list(reader)
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: not readable as CSV: {error}.") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _header(path: Path, text: str) -> tuple[list[list[str]], int]:
+    """The cells of every row, the names of columns in their plain form, and the number of the row that holds them."""
+    for delimiter in ",;\t":
+        lines = _lines(path, text, delimiter)
+        for number, cells in enumerate(lines[:_ABOVE], 1):
+            names = [_name(cell) for cell in cells]
+            if "item" in names and len(names) > 1:
+                lines[number - 1] = names
+                return lines, number
+    raise UserError(f"{path}: no column `item` in its first rows. A sheet has {', '.join(TEXTS)} and ratings.")
+
+
+def _table(path: Path, text: str, mistakes: list[str]) -> _Records:
+    lines, at = _header(path, text)
+    header = lines[at - 1]
+    doubled = sorted({name for name in header if name and header.count(name) > 1})
+    if doubled:
+        raise UserError(f"{path}, row {at}: column `{doubled[0]}` is there twice. Keep one of each.")
+    records: _Records = []
+    for number, cells in enumerate(lines[at:], at + 1):
+        if not any(cell.strip() for cell in cells):
+            continue
+        if any(cell.strip() for cell in cells[len(header) :]):
+            mistakes.append(
+                f"{path}, row {number}: {len(cells)} cells where row {at} has {len(header)}. A cell was split or "
+                "moved: put the text back into quotes."
+            )
+            continue
+        padded = cells + [""] * (len(header) - len(cells))
+        records.append((number, {name: unprotect(cell) for name, cell in zip(header, padded, strict=False)}))
+    if not records and not mistakes:
+        raise UserError(f"{path} holds no rows. Fill in the sheet that the run wrote and give that.")
+    return records
+
+
+def _json(path: Path, text: str, mistakes: list[str]) -> _Records:
+    """The objects of JSON Lines, or of one array."""
+    try:
+        whole = parse_json(text) if text.lstrip().startswith("[") else None
+    except BadJson as error:
+        raise UserError(f"{path}: not JSON ({error}).") from error
+    values: Iterator[tuple[int, object]] = (
+        enumerate(whole, 1) if isinstance(whole, list) else _parsed(path, text, mistakes)
+    )
+    records: _Records = []
+    for number, record in values:
+        if isinstance(record, dict):
+            records.append((number, {_name(name): value for name, value in record.items()}))
+        else:
+            mistakes.append(f"{path}, row {number}: a JSON object is needed, with the columns as keys.")
+    return records
+
+
+def _parsed(path: Path, text: str, mistakes: list[str]) -> Iterator[tuple[int, object]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield number, parse_json(line)
+            except BadJson as error:
+                mistakes.append(f"{path}, row {number}: not JSON ({error}).")
+
+
+def _wrong_columns(path: Path, columns: Sequence[str], raters: int) -> Iterator[str]:
+    """What is wrong with the columns of a file."""
+    wanted = rating_columns(raters)
+    if {"sft", "policy"} <= set(columns):
+        raise UserError(
+            f"{path}: column `policy` is that of the unblinded result, which names the models. Give the sheet that the "
+            "raters filled in."
+        )
+    if missing := [name for name in TEXTS if name not in columns]:
+        names = ", ".join(f"`{name}`" for name in missing)
+        yield (
+            f"{path}: no column {names}. Without the texts nobody can tell whether the ratings still stand beside what "
+            "was rated: give the sheet with all its columns."
+        )
+    given = [name for name in columns if _COLUMN.fullmatch(name)]
+    if extra := [name for name in given if name not in wanted]:
+        yield (
+            f"{path}: column `{extra[0]}` is none of this sheet's rating columns ({', '.join(wanted)}). Its ratings "
+            "would not count: remove it, or sample again with more human_eval.raters."
+        )
+    if "rating" in columns and "rater" not in columns:
+        yield (
+            f"{path}: no column `rater`, which says in every row whose rating it is (1 to {raters}). Put it back, or "
+            "call the column `rating` by its rater: rating_1, rating_2."
+        )
+    if not given and "rating" not in columns:
+        yield f"{path}: no column of ratings. Needed is {', '.join(wanted)}, or `rating` beside `rater`."
+
+
+def _row(
+    path: Path, number: int, record: Mapping[str, object], raters: int, valid: Sequence[str], mistakes: list[str]
+) -> SheetRow | None:
+    """A row, or None where its item or texts are none; what is wrong is added to `mistakes`."""
+    before = len(mistakes)
+    texts = []
+    for name in TEXTS:
+        value = record.get(name)
+        if value is not None and not isinstance(value, str):
+            mistakes.append(f"{path}, row {number}, column `{name}`: text is needed, not {str(value)[:40]!r}.")
+        texts.append(value if isinstance(value, str) else "")
+    texts[0] = texts[0].strip()
+    if not texts[0] and len(mistakes) == before:
+        mistakes.append(f"{path}, row {number}: column `item` is empty. Every row keeps the item it was given.")
+    ratings = {name: record[name] for name in rating_columns(raters) if name in record}
+    if "rating" in record and "rater" in record:
+        rater = str(record.get("rater") or "").strip().removesuffix(".0")
+        if rater not in map(str, range(1, raters + 1)):
+            mistakes.append(
+                f"{path}, row {number}, column `rater`: {rater[:40]!r} is no rater of this sheet (1 to {raters})."
+            )
+        elif record["rating"] not in (None, "") and ratings.get(f"rating_{rater}") not in (None, ""):
+            mistakes.append(f"{path}, row {number}: columns `rating` and `rating_{rater}` are the same rater's.")
+        else:
+            ratings[f"rating_{rater}"] = record["rating"]
+    kept = []
+    for name in rating_columns(raters):
+        rating = rating_of(ratings.get(name))
+        if rating and rating not in valid:
+            column = name if name in record else "rating"
+            mistakes.append(
+                f"{path}, row {number}, column `{column}`: {str(ratings[name])[:40]!r} is no rating. "
+                f"Valid are {', '.join(valid)}, or nothing."
+            )
+            rating = ""
+        kept.append(rating)
+    return SheetRow(number, texts[0], texts[1], texts[2], texts[3], tuple(kept)) if texts[0] else None

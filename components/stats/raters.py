@@ -1,0 +1,161 @@
+"""A share that people judged: its interval over the items *and* the people, and what a number of both can find."""
+
+import math
+from collections.abc import Hashable, Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+from scipy.optimize import brentq
+
+from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_codes, wilson
+
+FEWEST_RATERS = 8
+"""Fewer do not say how far people differ: their interval stands, and `too_few_raters` beside it."""
+
+
+def crossed_proportion(
+    values: ArrayLike,
+    items: Iterable[Hashable],
+    raters: Iterable[Hashable],
+    clusters: Iterable[Hashable] | None = None,
+    level: float = LEVEL,
+) -> Interval:
+    """The mean over items of their ratings' means, `values` (n,) in [0, 1], with an interval over prompts and raters.
+
+    An interval over prompts alone holds for these raters. To hold for other people too it has to let two ratings by one
+    rater resemble each other: with m the mean and influences u of the ratings, by clusters c (prompts) and raters r,
+
+        V = C / (C - 1) sum_c (sum_c u)^2 + R / (R - 1) sum_r (sum_r u)^2 - sum_cr (sum_cr u)^2
+
+    (Cameron, Gelbach and Miller 2011, JBES 29:238, equation 2.11; V is at least either of the first two terms), and the
+    ends are those of Wilson's interval at the effective sample size m (1 - m) / V, with Student's t at the degrees of
+    freedom of a sum of mean squares (Satterthwaite 1946, Biometrics Bulletin 2:110). With one rater the interval is
+    [0, 1] where `values` differ: nothing tells how people differ. Where all values are equal each cluster is one draw.
+
+    Args:
+        items: (n,) what each rating is of; every item counts once, however many rated it.
+        raters: (n,) whose it is.
+        clusters: (n,) what may depend on each other besides, as items of one prompt; default: `items`.
+
+    Raises:
+        ValueError: no values, values outside [0, 1], lists of different lengths.
+    """
+    y = np.asarray(values, dtype=np.float64)
+    item, rater = cluster_codes(items), cluster_codes(raters)
+    cluster = item if clusters is None else cluster_codes(clusters)
+    if y.ndim != 1 or not y.size == item.size == rater.size == cluster.size:
+        raise ValueError(f"{y.size} values, {item.size} items, {rater.size} raters and {cluster.size} clusters")
+    if not y.size or not np.isfinite(y).all() or y.min() < 0 or y.max() > 1:
+        raise ValueError("a share needs values between 0 and 1, one or more")
+    weights = 1 / np.bincount(item)[item] / (item.max() + 1)
+    mean = float(np.clip(weights @ y, y.min(), y.max()))  # rounding leaves neither [0, 1] nor what all agree on
+    variance, freedom = _variance(weights * (y - mean), cluster, rater)
+    return wilson(mean, variance, freedom, int(cluster.max()) + 1, level)
+
+
+def _variance(u: FloatArray, cluster: NDArray[np.int64], rater: NDArray[np.int64]) -> tuple[float, float]:
+    """V and its degrees of freedom; NaN with one cluster or one rater."""
+    clusters, raters = int(cluster.max()) + 1, int(rater.max()) + 1
+    if clusters < 2 or raters < 2:
+        return math.nan, math.nan
+    cells = cluster * raters + rater
+    by_cluster, by_rater, by_cell = (
+        float(np.square(np.bincount(codes, weights=u)).sum()) for codes in (cluster, rater, cells)
+    )
+    by_cluster *= clusters / (clusters - 1)
+    by_rater *= raters / (raters - 1)
+    both = by_cluster + by_rater - by_cell
+    variance = max(both, by_cluster, by_rater)
+    spread = by_cluster**2 / (clusters - 1) + by_rater**2 / (raters - 1)
+    if variance == both:
+        spread += by_cell**2 / ((clusters - 1) * (raters - 1))
+    return variance, max(variance**2 / spread, 1.0) if spread > 0 else float(min(clusters, raters) - 1)
+
+
+def power(
+    items: int,
+    raters: int,
+    per_item: int,
+    win_rate: float,
+    ties: float = 0.15,
+    item_spread: float = 1.0,
+    rater_spread: float = 0.3,
+    level: float = LEVEL,
+    draws: int = 500,
+    seed: int = 0,
+) -> float:
+    """The chance that the lower end of `crossed_proportion` is above a half, by simulation.
+
+    A rating is a tie with probability `ties`, else a win with probability expit(a + item + rater), whose item and rater
+    are normal with these standard deviations; a is such that the win rate, ties a half, is `win_rate`.
+
+    Args:
+        per_item: ratings of each item, by so many of the `raters`, drawn for each.
+        item_spread, rater_spread: on the scale of the logit; 0.3 for raters is little, 1 much.
+
+    Raises:
+        ValueError: more ratings of an item than raters, or a win rate that so many ties do not allow.
+    """
+    if not 0 < per_item <= raters:
+        raise ValueError(f"{per_item} ratings of each item by {raters} raters")
+    shift = _shift(win_rate, ties, math.hypot(item_spread, rater_spread))
+    random = np.random.default_rng(seed)
+    item = np.repeat(np.arange(items), per_item)
+    found = 0
+    for _ in range(draws):
+        rater = np.argsort(random.random((items, raters)), axis=1)[:, :per_item].ravel()
+        logit = shift + item_spread * random.standard_normal(items)[item]
+        logit += rater_spread * random.standard_normal(raters)[rater]
+        won = random.random(item.size) < special.expit(logit)
+        scores = np.where(random.random(item.size) < ties, 0.5, won)
+        found += crossed_proportion(scores, item.tolist(), rater.tolist(), level=level).low > 0.5
+    return found / draws
+
+
+def _shift(win_rate: float, ties: float, spread: float) -> float:
+    """The mean logit at which so many of all ratings are wins, ties a half."""
+    decided = (win_rate - ties / 2) / (1 - ties) if ties < 1 else math.nan
+    if not 0 < decided < 1:
+        raise ValueError(f"a win rate of {win_rate} cannot be where {ties} of all ratings are ties")
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    weights /= weights.sum()
+    return float(brentq(lambda mean: float(weights @ special.expit(mean + spread * nodes)) - decided, -50.0, 50.0))
+
+
+def too_few_raters(raters: int) -> str | None:
+    """What to say beside an interval of so few raters; None where they are enough."""
+    if raters >= FEWEST_RATERS:
+        return None
+    return (
+        f"{raters} rater{'s are' if raters != 1 else ' is'} too few to tell how far people differ: "
+        f"the interval is wide for it, and may still be too narrow; have {FEWEST_RATERS} or more rate."
+    )
+
+
+def smallest_found(
+    items: int,
+    raters: int,
+    per_item: int,
+    ties: float = 0.15,
+    item_spread: float = 1.0,
+    rater_spread: float = 0.3,
+    level: float = LEVEL,
+    chance: float = 0.8,
+    draws: int = 500,
+    seed: int = 0,
+) -> float | None:
+    """The smallest win rate, in hundredths, whose `power` is `chance` or more; None where none below 1 - ties / 2 has.
+
+    Power rises with the win rate, so that a bisection finds it.
+    """
+    top = math.ceil(100 * (1 - ties / 2)) - 1
+    low, high = 50, top  # power is too little up to low, and enough above high
+    while high > low:
+        middle = (low + high + 1) // 2
+        found = power(items, raters, per_item, middle / 100, ties, item_spread, rater_spread, level, draws, seed)
+        if found >= chance:
+            high = middle - 1
+        else:
+            low = middle
+    return None if low == top else (low + 1) / 100

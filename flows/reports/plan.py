@@ -1,0 +1,123 @@
+"""What so many judged items and raters can find, said before people spend their time on it."""
+
+import functools
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.human_eval.sheet import RATERS, rater_file
+from components.stats.raters import power, smallest_found, too_few_raters
+
+CHANCE = 0.8
+"""The chance of finding it that a win rate must have to be called found, as is usual."""
+DRAWS = 400
+_WIN_RATES = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8)
+
+
+class SamplePlan(NamedTuple):
+    """Items to judge, who judges them, and what is expected of the answers."""
+
+    items: int
+    raters: int
+    per_item: int
+    """Ratings of each item."""
+    ties: float = 0.15
+    """Share of ratings that are ties or `both_bad`."""
+    rater_spread: float = 0.3
+    """How far raters differ in how much they like the policy: the standard deviation of the logit; 1 is much."""
+
+    def checked(self) -> "SamplePlan":
+        """Itself.
+
+        Raises:
+            UserError: no such sample can be judged.
+        """
+        if self.items < 2:
+            raise UserError(f"--items {self.items}: at least 2 are needed.")
+        if not 1 <= self.per_item <= self.raters:
+            raise UserError(f"--per-item {self.per_item}: an item is rated by 1 to {self.raters} (--raters) people.")
+        if not 0 <= self.ties < 0.9:
+            raise UserError(f"--ties {self.ties}: give a share from 0 to 0.9, as 0.15.")
+        if not 0 <= self.rater_spread <= 5:
+            raise UserError(f"--rater-spread {self.rater_spread}: give 0 to 5; 0.3 is little, 1 is much.")
+        return self
+
+
+class Findable(NamedTuple):
+    """What a plan can find."""
+
+    plan: SamplePlan
+    power: dict[float, float]
+    """True win rate to the chance that the lower end of its interval is above a half."""
+    smallest: float | None
+    """The smallest win rate found with a chance of `CHANCE`; None where none is."""
+
+    def as_json(self) -> str:
+        """One JSON object."""
+        rows = [{"win_rate": rate, "power": found} for rate, found in self.power.items()]
+        few = too_few_raters(self.plan.raters)
+        told = {"power": rows, "smallest_found": self.smallest, "chance": CHANCE, "too_few_raters": few}
+        return json.dumps(self.plan._asdict() | told)
+
+    def text(self) -> str:
+        """For a terminal."""
+        plan = self.plan
+        lines = [
+            f"{plan.items} items, {plan.raters} rater{'s' * (plan.raters > 1)}, {plan.per_item} of them on each item; "
+            f"{plan.ties:.0%} ties; raters differ by {plan.rater_spread} (standard deviation of the logit).",
+            "",
+            "true win rate   chance that human_eval/win_rate_low is above 0.5",
+            *(f"{rate:13.2f}   {found:.2f}" for rate, found in self.power.items()),
+            "",
+            sentence(plan, self.smallest),
+        ]
+        return "\n".join(lines)
+
+
+def findable(plan: SamplePlan) -> Findable:
+    """Simulate what a plan can find.
+
+    Raises:
+        UserError: as `SamplePlan.checked`.
+    """
+    plan.checked()
+    rates = [rate for rate in _WIN_RATES if rate < 1 - plan.ties / 2]
+    items, raters, per_item, ties, spread = plan
+    found = {r: power(items, raters, per_item, r, ties, rater_spread=spread, draws=DRAWS) for r in rates}
+    return Findable(plan, found, _smallest(plan))
+
+
+@functools.cache
+def _smallest(plan: SamplePlan) -> float | None:
+    items, raters, per_item, ties, spread = plan
+    return smallest_found(items, raters, per_item, ties, rater_spread=spread, chance=CHANCE, draws=DRAWS // 2)
+
+
+def sentence(plan: SamplePlan, smallest: float | None) -> str:
+    """What a plan finds, in a sentence or two."""
+    people = f"{plan.items} items and {plan.raters} rater{'s' * (plan.raters > 1)}"
+    if smallest is None:
+        found = f"{people} find no win rate above 0.5 with a chance of {CHANCE:.0%}, however good the policy is."
+    else:
+        found = f"{people} find a win rate of {smallest:.2f} or better with a chance of {CHANCE:.0%}."
+    few = too_few_raters(plan.raters)
+    return f"{found} {few[0].upper()}{few[1:]}" if few else found
+
+
+def finds(items: int, raters: int) -> str:
+    """What a sheet finds whose every item every rater rates."""
+    plan = SamplePlan(items, raters, raters)
+    return sentence(plan, _smallest(plan))
+
+
+def waiting(folder: Path, sample: Path) -> str:
+    """What to do with a run (its folder) that waits for labels of a sample artifact, and what these can find."""
+    sheet = json.loads((sample / "sheet.json").read_text(encoding="utf-8"))
+    raters, score, run = sheet["raters"], "tether human-eval score", folder.name
+    return (
+        f"Waiting for people's labels. Give each rater a file of their own from {folder / RATERS} ({rater_file(1)} to "
+        f"{rater_file(raters)}), and nothing else of that run: its report names the authors. Put the filled files back "
+        f"there and run `{score} {folder / RATERS} --run {run}`; a sheet with all raters' columns does as well: "
+        f"`{score} {folder / 'sheet.csv'} --run {run}`. {finds(sheet['items'], raters)}"
+    )

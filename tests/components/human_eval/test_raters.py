@@ -1,0 +1,182 @@
+"""What answers say of the raters: leaning to a side, disagreeing with oneself, copying, and being too few."""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from components.base.jsonl import read_rows
+from components.data.formats.pairs import parse_pair
+from components.data.rows import RawRow
+from components.gates.judging import GatesConfig, judge
+from components.human_eval.blinding import blind, home_seal
+from components.human_eval.selection import Chosen
+from components.human_eval.sheet import SheetRow
+from components.stats.betting import always_valid_low
+from flows.config.run_config import load_config
+
+Rate = Callable[[SheetRow], tuple[str, ...]]
+
+
+def honest(row: SheetRow, rater: int, taste: float = 0.75) -> str:
+    """Who likes "Hey" mostly, whichever side it stands on."""
+    drawn = random.Random(f"{row.prompt} {rater}")
+    liked = "a" if row.response_a.startswith("Hey" if drawn.random() < taste else "Dear") else "b"
+    return liked if drawn.random() < 0.9 else "tie"
+
+
+def failed(metrics: dict[str, float], profile: str = "hh-smollm2") -> set[str]:
+    gates = load_config(profile).gates
+    assert isinstance(gates, GatesConfig)
+    return {verdict.name.split(".")[1] for verdict in judge("human_eval", metrics, gates) if not verdict.passed}
+
+
+def scored(case: Any, rate: Rate) -> tuple[dict[str, float], dict[str, Any]]:
+    return case.score(case.fill(rate))
+
+
+@pytest.fixture(scope="module")
+def of_raters() -> tuple[str, ...]:
+    return ("position_bias", "self_agreement_low", "raters_alike", "fleiss_kappa")
+
+
+@pytest.fixture
+def case(make_case: Callable[..., Any]) -> Any:
+    return make_case(items=40, repeats=0.25)
+
+
+def test_honest_raters_pass_the_gates_on_raters(case: Any, of_raters: tuple[str, ...]) -> None:
+    metrics, result = scored(case, lambda row: tuple(honest(row, n, 0.95) for n in range(3)))
+    assert not failed(metrics) & set(of_raters)
+    assert metrics["human_eval/self_agreement"] == 1.0 and result["raters"][0]["self_agreement"] == 1.0
+    assert 0.5 < metrics["human_eval/self_agreement_low"] < 1
+
+
+def test_a_rater_who_always_writes_a_fails_position_and_self_agreement(case: Any) -> None:
+    """Defect 7: 512 times `a` left a kappa of 0.127, which passed."""
+    metrics, result = scored(case, lambda row: (honest(row, 0, 0.95), honest(row, 1, 0.95), "a"))
+    assert failed(metrics) >= {"position_bias", "self_agreement_low"}
+    assert metrics["human_eval/position_bias"] == metrics["human_eval/position_bias_high"] == 0.5
+    last = result["raters"][2]
+    assert last["side_a"]["value"] == 1.0 and last["self_agreement"] == 0.0
+    assert metrics["human_eval/self_agreement"] == pytest.approx(2 / 3)
+
+
+def test_copied_columns_fail_though_their_kappa_is_perfect(case: Any) -> None:
+    """Defect 7: three copied columns gave kappa 1.0."""
+    metrics, result = scored(case, lambda row: (honest(row, 0),) * 3)
+    assert metrics["human_eval/fleiss_kappa"] == metrics["human_eval/raters_alike"] == 1.0
+    assert failed(metrics) & {"raters_alike"} and result["fleiss_kappa_low"] < 1
+
+
+def test_kappa_is_judged_by_its_lower_end_and_stands_with_its_interval(case: Any) -> None:
+    """Defect 7: kappa had no interval in the result."""
+    drawn = random.Random(4)
+    metrics, result = scored(case, lambda row: tuple(drawn.choice("ab") for _ in range(3)))
+    assert result["fleiss_kappa_low"] < result["fleiss_kappa"] < result["fleiss_kappa_high"]
+    assert "fleiss_kappa" in failed(metrics)
+
+
+def test_both_bad_counts_a_half_and_is_a_share_of_its_own(make_case: Callable[..., Any]) -> None:
+    """Defect 10: one vocabulary, a, b, tie and both_bad."""
+    metrics, result = scored(make_case(), lambda row: ("both_bad", "both_bad", "tie"))
+    assert metrics["human_eval/win_rate"] == 0.5 and metrics["human_eval/both_bad"] == pytest.approx(2 / 3)
+    assert result["raters"][0]["both_bad"] == 1.0 and result["raters"][0]["ties"] == 0.0
+    narrow = make_case("narrow", scale="a/b/tie")
+    with pytest.raises(Exception, match=r"'both_bad' is no rating\. Valid are a, b, tie"):
+        scored(narrow, lambda row: ("both_bad", "a", "b"))
+
+
+def test_the_win_rates_interval_holds_for_other_raters_too_and_says_when_they_are_too_few(case: Any) -> None:
+    """Defect 4: with raters who differ, a nominal 95 % covered 72 %."""
+    metrics, result = scored(case, lambda row: tuple(honest(row, n, (0.5, 0.75, 1.0)[n]) for n in range(3)))
+    alike, _ = scored(case, lambda row: tuple(honest(row, n, 0.75) for n in range(3)))
+    width, narrow = (m["human_eval/win_rate_high"] - m["human_eval/win_rate_low"] for m in (metrics, alike))
+    assert width > 1.2 * narrow
+    assert "3 raters are too few" in result["too_few_raters"] and result["interval_over"] == "prompts and raters"
+
+
+def test_who_looks_early_has_a_bound_that_allows_for_it(make_case: Callable[..., Any]) -> None:
+    """Defect 6: stopping when the lower end passes 0.5 promoted an equal policy in 13.8 %."""
+    case = make_case(items=30)
+    metrics, result = scored(case, lambda row: tuple(honest(row, n) for n in range(3)))
+    key = json.loads((case.sample / "key.json").read_text())["policy_side"]
+    scores = []
+    for row in case.rows():
+        side = key[row.item.split("-")[0]]
+        given = [honest(row, n) for n in range(3)]
+        scores.append(sum(0.5 if r == "tie" else r == side for r in given) / 3)
+    assert metrics["human_eval/always_valid_low"] == always_valid_low(scores)[-1] == result["always_valid_low"]
+    assert 0 < metrics["human_eval/always_valid_low"] < metrics["human_eval/win_rate"]
+
+
+def test_repeated_items_show_the_pair_again_with_its_sides_exchanged_and_count_in_no_win_rate(case: Any) -> None:
+    key = json.loads((case.sample / "key.json").read_text())
+    rows = {row.item.split("-")[0]: row for row in case.rows()}
+    assert len(rows) == 50 and len(key["repeat_of"]) == 10 == len(set(key["repeat_of"].values()))
+    for again, item in key["repeat_of"].items():
+        assert again > item and key["policy_side"][again] != key["policy_side"][item]
+        assert (rows[again].response_a, rows[again].response_b) == (rows[item].response_b, rows[item].response_a)
+    counted = [side for item, side in key["policy_side"].items() if item not in key["repeat_of"]]
+    assert counted.count("a") == 20
+
+    def rate(row: SheetRow) -> tuple[str, ...]:
+        return ("" if row.item.split("-")[0] in key["repeat_of"] else honest(row, 0),) * 3
+
+    with_them, without = scored(case, lambda row: (honest(row, 0),) * 3)[0], scored(case, rate)[0]
+    assert with_them["human_eval/win_rate_low"] == without["human_eval/win_rate_low"]
+    assert with_them["human_eval/items"] == without["human_eval/items"] == 40
+    assert "human_eval/self_agreement" not in without and "self_agreement_low" in failed(without)
+
+
+def test_a_scored_sheet_is_data_with_its_votes(case: Any) -> None:
+    """Defect 8: the labels went nowhere."""
+    scored(case, lambda row: (honest(row, 0), "both_bad", "") if row.item < "q0040" else ("", "", ""))
+    rows = read_rows(case.root / "scored" / "artifact" / "preferences.jsonl")
+    key = json.loads((case.sample / "key.json").read_text())
+    shown = {row.item.split("-")[0]: row for row in case.rows()}
+    expected = [row for item, row in shown.items() if row.item < "q0040" and item not in key["repeat_of"]]
+    assert len(rows) == len(expected)
+    for row, given in zip(rows, expected, strict=True):
+        assert (row["a"], row["b"]) == (given.response_a, given.response_b)
+        pair = parse_pair(RawRow(1, row), "votes", "x", 20_000)
+        assert pair.ballot is not None and sum(pair.ballot) == 2 and pair.ballot.equal >= 1
+        assert [name for name, _ in pair.votes] == ["rating_1", "rating_2"]
+
+
+# The seal -------------------------------------------------------------------------------------------------------------
+
+
+def test_sides_depend_on_a_secret_of_the_home_and_the_same_home_gives_the_same_bytes(
+    make_case: Callable[..., Any],
+) -> None:
+    """Defect 14: who knew prompts and seed could try all sides of some 24 items until the key's digest fits."""
+
+    def files(name: str, home: str) -> dict[str, bytes]:
+        sample = make_case(name, home=home).sample
+        return {path.name: path.read_bytes() for path in sample.rglob("*.*")}
+
+    here, again, elsewhere = files("one", "here"), files("two", "here"), files("three", "elsewhere")
+    assert here == again
+    sides = [json.loads(each["key.json"])["policy_side"] for each in (here, elsewhere)]
+    assert sides[0] != sides[1] and here["sheet.csv"] != elsewhere["sheet.csv"]
+
+
+def test_without_the_secret_the_keys_digest_can_not_be_guessed() -> None:
+    """Defect 14: the salt was a digest of what is judged."""
+    chosen = [Chosen([{"role": "user", "content": f"{n}"}], None, "all") for n in range(4)]
+    texts = ["one", "two", "three", "four"], ["ein", "zwei", "drei", "vier"]
+    salts = {blind(chosen, *texts, seed=0, seal=seal)[1] for seal in (b"", b"x", b"y")}
+    assert len(salts) == 3
+
+
+def test_the_secret_is_made_once_for_its_owner_alone(tmp_path: Any) -> None:
+    """Defect 14: a secret that others can read seals nothing."""
+    path = home_seal(tmp_path / "home")
+    before = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600 and len(before) == 64
+    assert home_seal(tmp_path / "home") == path and path.read_bytes() == before
+    assert home_seal(tmp_path / "other").read_bytes() != before
+    assert [each.name for each in (tmp_path / "home").iterdir()] == [path.name]
