@@ -129,7 +129,7 @@ def too_few_raters(raters: int) -> str | None:
         return None
     return (
         f"{raters} rater{'s are' if raters != 1 else ' is'} too few to tell how far people differ: "
-        f"the interval is wide for it, and may still be too narrow; have {FEWEST_RATERS} or more rate."
+        f"the interval is wide, and may still be too narrow. Have {FEWEST_RATERS} or more people rate."
     )
 
 
