@@ -24,7 +24,7 @@ def test_a_plan_says_what_is_found_how_surely_and_when_raters_are_too_few(monkey
     assert (
         f"48 items and 3 raters find a win rate of {told['smallest_found']:.2f} or better with a chance of 80%" in text
     )
-    assert text.endswith("have 8 or more rate.")
+    assert text.endswith("Have 8 or more people rate.")
 
 
 def test_one_rater_finds_nothing_and_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
