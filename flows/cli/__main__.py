@@ -16,14 +16,15 @@ from flows.cli.command import Json, command, echo
 from flows.cli.data import data
 from flows.cli.keeping import keeping_commands
 from flows.cli.models import model_commands
+from flows.cli.options import Set, config_of
 from flows.cli.people import human_eval
+from flows.cli.servers import server_commands
 from flows.cli.stack import stack
 from flows.cli.store import store
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
     from components.gates.judging import Waiver
-    from flows.config.run_config import RunConfig
     from flows.launch import Launch
 
 app = typer.Typer(name="tether", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -32,11 +33,9 @@ app.add_typer(data, name="data")
 app.add_typer(store, name="store")
 app.add_typer(stack, name="stack")
 app.add_typer(model_commands)
+app.add_typer(server_commands)
 app.add_typer(keeping_commands)
 
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")
-]
 Waive = Annotated[
     list[str] | None,
     typer.Option("--waive", metavar="GATE", help="Let this gate fail in this run.", autocompletion=completion.gates),
@@ -102,7 +101,7 @@ def run(
     from tasks.runs.label import Label
 
     label = Label.of(name, tag or [])
-    config = _config(profile, set_).resolved()
+    config = config_of(profile, set_).resolved()
     waivers = _waivers(waive, because)
     _go(new_run(tether_home(), profile_name(profile), config, waivers, refresh or [], label=label))
 
@@ -310,7 +309,7 @@ def show_config(profile: Profile, set_: Set = None) -> None:
     from flows.config.run_config import to_values
     from flows.config.yaml import dump
 
-    echo(dump(to_values(_config(profile, set_))), nl=False)
+    echo(dump(to_values(config_of(profile, set_))), nl=False)
 
 
 @command(app, "fetch")
@@ -322,153 +321,6 @@ def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
     folder, fresh = fetch_model(model, tether_home())
     what = f"{MODELS[model].file} ({MODELS[model].licence})"
     echo(f"{what} is now in {folder}" if fresh else f"{what} is there already: {folder}")
-
-
-@command(app, "deploy")
-def deploy(
-    profile: Annotated[
-        str,
-        typer.Argument(help="The pipeline's defaults: a profile or a .yaml file.", autocompletion=completion.profiles),
-    ] = "demo",
-    set_: Set = None,
-    server: Annotated[
-        str | None, typer.Option(metavar="URL", help="The Prefect server's API (default: $PREFECT_API_URL).")
-    ] = None,
-    cron: Annotated[str | None, typer.Option(metavar="CRON", help="When it runs by itself, as '0 3 * * 1'.")] = None,
-    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of --cron.")] = "UTC",
-    active: Annotated[
-        bool | None,
-        typer.Option("--active/--paused", help="Of --cron (default: as it was before; a new schedule is paused)."),
-    ] = None,
-    no_schedule: Annotated[
-        bool, typer.Option("--no-schedule", help="Remove the schedule that --cron made; without either it stays.")
-    ] = False,
-    pool: Annotated[
-        list[str] | None, typer.Option(metavar="POOL", help="A further pool that may compute stages.")
-    ] = None,
-    queue: Annotated[
-        str | None,
-        typer.Option(metavar="QUEUE", help="The queue of its runs, as high (default: as it was before; default)."),
-    ] = None,
-    alert: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            envvar="TETHER_ALERT_URL",
-            help="A chat's webhook: told of failed gates, crashes, labels and full disks.",
-        ),
-    ] = None,
-    no_alert: Annotated[bool, typer.Option("--no-alert", help="End the alerts; without either they stay.")] = False,
-) -> None:
-    """Register pipeline, stages and scoring with a Prefect server."""
-    config = _config(profile, set_)
-    if active is not None and cron is None:
-        option = "--active" if active else "--paused"
-        raise UserError(f"{option}: of which schedule? Give it with --cron, as --cron '0 3 * * 1'.")
-    if no_schedule and cron is not None:
-        raise UserError("--no-schedule and --cron: give one of them.")
-    if no_alert and alert is not None:
-        raise UserError("--no-alert and --alert: give one of them.")
-    if server is not None:
-        os.environ["PREFECT_API_URL"] = server
-    _need_server("with --server, or PREFECT_API_URL")
-    from flows.config.profiles import profile_name
-    from flows.deployment.alerts import check_address
-    from flows.deployment.register import deploy as register
-    from flows.deployment.register import describe
-    from flows.deployment.schedules import Schedule
-
-    if alert is not None:
-        check_address(alert)  # before anything is registered
-    schedule = None if cron is None else Schedule(cron, timezone, active)
-    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule, queue)
-    lines += _alerts(alert, no_alert)
-    echo("\n".join(describe(done) + lines))
-
-
-def _alerts(url: str | None, stop: bool) -> list[str]:
-    """Do what `tether deploy` is asked about alerts; lines for a person."""
-    from flows.deployment import alerts
-
-    if url is not None:
-        alerts.alert(url)
-        return ["Alerts: the server sends them to the address of --alert."]
-    if stop:
-        return ["Alerts: ended." if alerts.stop_alerts() else "Alerts: there are none."]
-    return []
-
-
-@command(app, "doctor", any_home=True)
-def doctor() -> None:
-    """Check that this machine can run Tether.
-
-    Python, torch, threads, GPU, disk, versions, servers, shadowed packages."""
-    from flows.doctor import diagnose, print_findings
-
-    found = diagnose(tether_home())
-    if any(each.what == "Prefect" and each.level == "ok" for each in found) and os.environ.get("PREFECT_API_URL"):
-        from flows.deployment import stale
-
-        found += stale.findings()
-    if code := print_findings(found):
-        raise typer.Exit(code)
-
-
-@command(app, "ui")
-def ui() -> None:
-    """Serve the pages of MLflow and Prefect here, until Ctrl-C."""
-    from flows.deployment.servers import serve_pages
-
-    serve_pages(tether_home(), echo)
-
-
-@command(app, "serve")
-def serve(
-    pool: Annotated[list[str] | None, typer.Option(metavar="POOL", help="Work pools (default: cpu and gpu).")] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Runs at once of each pool (default: 2 pipelines of cpu, 1 of others)."),
-    ] = None,
-    print_: Annotated[
-        bool, typer.Option("--print", help="Print what the workers print, instead of files below the home.")
-    ] = False,
-) -> None:
-    """Work for Prefect's pools on this machine, until Ctrl-C."""
-    from flows.config.run_config import CPU_POOL, GPU_POOL
-    from flows.deployment.servers import CPU_RUNS, serve_pools
-    from tasks.execution import logs
-
-    _need_server("with PREFECT_API_URL")
-    pools = pool or [CPU_POOL, GPU_POOL]
-    say = logs.logger.info if logs.as_json() else echo
-    limits = {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}
-    serve_pools(tether_home(), limits, say, logs=not print_)
-
-
-@command(app, "metrics")
-def metrics(
-    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="Who may ask: 0.0.0.0 for every host.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="0 takes a free one.")] = 9469,
-) -> None:
-    """Serve the runs' metrics to Prometheus, until Ctrl-C."""
-    from flows.deployment.exporter import export
-
-    export(tether_home(), listen, port, bool(os.environ.get("PREFECT_API_URL")), echo)
-
-
-def _config(profile: str, set_: list[str] | None) -> "RunConfig":
-    from flows.config.profiles import parse_override
-    from flows.config.run_config import load_config
-
-    return load_config(profile, [parse_override(text) for text in set_ or []])
-
-
-def _need_server(how: str) -> None:
-    from tasks.prefect_flow.server import check_server
-
-    if not os.environ.get("PREFECT_API_URL"):
-        raise UserError(f"Name the Prefect server's API {how}, as http://127.0.0.1:4200/api.")
-    check_server()
 
 
 def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
