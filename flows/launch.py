@@ -70,7 +70,7 @@ def new_run(
     """
     check_stages("--refresh", refresh)
     check_kl_is_judged(config, profile)
-    config, notes = with_rates(config, home)
+    config, notes = with_rates(people.with_guidelines(config), home)
     sources = find_sources(config, home)
     origin = {"flow_run": flow_run} if flow_run else {}
     ctx = _begin(home, profile, config, origin, label, waivers, refresh=refreshed(refresh), **_by(user))
@@ -128,7 +128,7 @@ def rerun(
                 f"{base.run} as it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
             )
     check_kl_is_judged(config, f"run {base.run}")
-    config, chosen = with_rates(config.resolved(), home)
+    config, chosen = with_rates(people.with_guidelines(config).resolved(), home)
     notes += chosen
     if base.config.seed != config.seed and before:
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")

@@ -3,24 +3,55 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from components.base.errors import UserError
 from components.base.files import make_folder, replacing, write_whole
+from components.base.paths import user_path
+from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
-from components.human_eval.sheet import RATERS
+from components.human_eval.sheet import GUIDELINES_FILE, RATERS
 from components.store.store import ArtifactStore, Record
+from flows.config.run_config import RunConfig
 
 LABELS = "labels.csv"
 """What raters answered, in a run's folder."""
 _KINDS = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 
 
+def with_guidelines(config: RunConfig) -> RunConfig:
+    """`config` with the text of `human_eval.guidelines`, a file, as its `instructions`: the run keeps what was read.
+
+    Raises:
+        UserError: the file can't be read, is no text in UTF-8, is empty or too long.
+    """
+    field, given = "human_eval.guidelines", config.human_eval.guidelines
+    if given is None:
+        return config
+    path = user_path(given, field)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(
+            f"{field} = {given}: this can't be read: {error.strerror}. Name a text or Markdown file."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{field} = {given}: this is no text in UTF-8. Save it as UTF-8 and start again.") from error
+    try:
+        values = config.human_eval.model_dump() | {"instructions": text, "guidelines": None}
+        return config.model_copy(update={"human_eval": HumanEvalConfig.model_validate(values)})
+    except ValidationError as error:
+        raise UserError(f"{field} = {given}: {error.errors()[0]['msg']}.") from error
+
+
 def give_out(sample: Path, folder: Path) -> None:
-    """Copy the sheet and the raters' own files of a sample artifact into a run's folder.
+    """Copy the sheet, the guidelines and the raters' own files of a sample artifact into a run's folder.
 
     What is there stays: the files of a run that is taken up again may hold answers by now.
     """
     own = sorted((sample / RATERS).glob("*.csv"))
-    for source, copy in [(sample / "sheet.csv", folder / "sheet.csv"), *((o, folder / RATERS / o.name) for o in own)]:
+    given = [(sample / name, folder / name) for name in ("sheet.csv", GUIDELINES_FILE)]
+    for source, copy in [*given, *((each, folder / RATERS / each.name) for each in own)]:
         if not copy.exists():
             make_folder(copy.parent)
             write_whole(copy, source.read_bytes())

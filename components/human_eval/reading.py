@@ -14,8 +14,8 @@ from components.human_eval.sheet import TEXTS, SheetRow, rating_columns, rating_
 
 _LARGEST = 256 * 2**20
 _START = 2**18
-_ABOVE = 60
-"""Rows in which the header is looked for: instructions, a title or Excel's `sep=;` may stand above it."""
+_ABOVE = 1_000
+"""Rows in which the header is looked for: guidelines, a title or Excel's `sep=;` may stand above it."""
 _COLUMN = re.compile(r"rating_\d+")
 _Records = list[tuple[int, Mapping[str, object]]]
 

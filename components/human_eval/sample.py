@@ -9,10 +9,11 @@ from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_name
 from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
-from components.human_eval.config import HumanEvalConfig, SampleJob
+from components.human_eval.config import CRITERIA, HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
 from components.human_eval.selection import choose
 from components.human_eval.sheet import (
+    GUIDELINES_FILE,
     RATERS,
     SIMULATED,
     TEXTS,
@@ -30,10 +31,10 @@ from components.human_eval.sheet import (
 def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Draw prompts of `inputs["data"]`, have the models of `inputs["sft"]` and `inputs["ppo"]` respond, write a sheet.
 
-    `artifact/` holds `raters/rater_1.csv` to `rater_k.csv` with instructions for a rater each; `sheet.csv`,
-    `sheet.jsonl` and `sheet.json` with a column for each rater; `key.json` and `responses.jsonl` (which tell the sides)
-    for nobody else; and `ratings.simulated.csv` if the judges are simulated. Where people judge, `inputs["seal"]` is
-    the home's secret (`blinding.home_seal`), with which the key is sealed.
+    `artifact/` holds `guidelines.md`; `raters/rater_1.csv` to `rater_k.csv` with instructions for a rater each;
+    `sheet.csv`, `sheet.jsonl` and `sheet.json` with a column for each rater; `key.json` and `responses.jsonl` (which
+    tell the sides) for nobody else; and `ratings.simulated.csv` if the judges are simulated. Where people judge,
+    `inputs["seal"]` is the home's secret (`blinding.home_seal`), with which the key is sealed.
 
     Raises:
         UserError: no held-out prompts; simulated judges on people's data, or more of them than there are.
@@ -95,7 +96,12 @@ def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) 
     write_json_lines(artifact / "sheet.jsonl", sheet)
     lines = told(config.instructions, config.ratings)
     write_raters_files(artifact / RATERS, sheet, config.raters, lines)
+    text = config.instructions.strip() + "\n"
+    (artifact / GUIDELINES_FILE).write_text(text, encoding="utf-8", newline="\n")
     info: SheetInfo = {
+        "guidelines": text,
+        "guidelines_sha256": digest_file(artifact / GUIDELINES_FILE),
+        "criteria": [{"name": name, "question": CRITERIA[name]} for name in config.criteria],
         "instructions": "\n".join(lines),
         "columns": [*TEXTS, *rating_columns(config.raters)],
         "ratings": list(config.ratings),

@@ -92,6 +92,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "raters": list(per_rater(sample, labels, level)),
         "strata": by_stratum(sample, scores, level),
         "key_sha256": sample.about["key_sha256"],
+        "guidelines_sha256": sample.about.get("guidelines_sha256"),
     }
     write_json(out / "artifact" / "result.json", result)
     write_unblinded(out / "artifact" / "ratings.csv", sample, labels)

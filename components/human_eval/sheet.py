@@ -12,6 +12,8 @@ from components.data.spreadsheet import write_csv
 
 SIMULATED = "ratings.simulated.csv"
 """The sheet as the simulated judges filled it in, in a sample artifact."""
+GUIDELINES_FILE = "guidelines.md"
+"""What raters read before they judge, in a sample artifact and in a run's folder."""
 RATERS = "raters"
 """The folder of the raters' own files, in a sample artifact and in a run's folder."""
 TEXTS = ("item", "prompt", "response_a", "response_b")
@@ -40,10 +42,23 @@ class SheetRow(NamedTuple):
     ratings: tuple[str, ...]
 
 
+class AskedCriterion(TypedDict):
+    """What is asked of each pair beside the overall preference."""
+
+    name: str
+    question: str
+
+
 class SheetInfo(TypedDict):
     """`sheet.json`: what raters are told of a sheet, and what it takes to read it back."""
 
+    guidelines: NotRequired[str]
+    """What raters read before they judge, as Markdown, in whatever tool they work."""
+    guidelines_sha256: NotRequired[str]
+    """Of `guidelines` in UTF-8: the version that a result was made with."""
+    criteria: NotRequired[list[AskedCriterion]]
     instructions: str
+    """The guidelines, and how to fill in a spreadsheet."""
     columns: list[str]
     ratings: list[str]
     raters: int
@@ -80,10 +95,17 @@ def rater_file(rater: int) -> str:
     return f"rater_{rater}.csv"
 
 
-def told(instructions: str, ratings: Sequence[str]) -> list[str]:
+COLUMNS = (
+    "Write your rating of each row into your rating column, and leave it empty where you cannot judge.",
+    "Change nothing else, do not sort or move single columns, and save the file as CSV (UTF-8).",
+)
+"""How to fill in a spreadsheet; other tools have no columns."""
+
+
+def told(guidelines: str, ratings: Sequence[str]) -> list[str]:
     """What stands above the header of a rater's own file, a line each."""
     meanings = "; ".join(f"{rating} = {MEANINGS[rating]}" for rating in ratings)
-    return [*filter(str.strip, instructions.splitlines()), f"Ratings: {meanings}."]
+    return [*filter(str.strip, guidelines.splitlines()), *COLUMNS, f"Ratings: {meanings}."]
 
 
 def write_raters_files(folder: Path, rows: Sequence[SheetRow], raters: int, lines: Sequence[str]) -> None:

@@ -1,6 +1,8 @@
 """What raters get, and what becomes of what they return, before a run is taken up."""
 
+import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,14 @@ import pytest
 
 from components.base.errors import Mistakes, UserError
 from components.base.jsonl import write_json, write_rows
+from components.base.settings import keyed_values
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
-from flows.people import LABELS, give_out, joined
+from flows.config.profiles import Override
+from flows.config.run_config import load_config
+from flows.people import LABELS, give_out, joined, with_guidelines
 
 
 class Store:
@@ -99,3 +104,46 @@ def test_the_instructions_name_the_ratings_that_the_scale_has(sample: Path) -> N
     """Defect 2: raters are told what each rating means."""
     about = json.loads((sample / "sheet.json").read_text())
     assert about["instructions"].endswith("both_bad = both are bad, and neither should be sent.")
+
+
+def test_guidelines_are_part_of_the_batch_and_named_by_their_digest(tmp_path: Path, sample: Path) -> None:
+    about = json.loads((sample / "sheet.json").read_text())
+    give_out(sample, tmp_path)
+    given = (tmp_path / "guidelines.md").read_bytes()
+    assert about["guidelines"] == given.decode() and about["guidelines_sha256"] == hashlib.sha256(given).hexdigest()
+    assert [line[3:] for line in about["guidelines"].splitlines() if line.startswith("## ")] == [
+        "Helpful", "Honest", "Harmless", "Coherent", "When they are close"
+    ]  # fmt: skip
+    assert about["guidelines"].count("\n> ") == 4, "an example each"
+    assert not {"column", "row", "csv"} & set(re.findall(r"\w+", about["guidelines"].casefold())), (
+        "of spreadsheets only"
+    )
+    assert "do not sort or move single columns" in about["instructions"]
+
+
+def test_guidelines_of_a_file_are_read_once_and_stay_with_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "ours.md"
+    file.write_bytes(b"\xef\xbb\xbf# Ours\r\n\r\nBe kind.\n")
+    config = load_config("tiny", [Override(("human_eval", "guidelines"), str(file))])
+    read = with_guidelines(config)
+    file.unlink()
+    assert read.human_eval.instructions == "# Ours\r\n\r\nBe kind.\n" and with_guidelines(read) == read
+    assert "guidelines" not in keyed_values(read.human_eval), "where they were read changes no key"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "can't be read: No such file"),
+        (b"\xff\xfe#", "no text in UTF-8"),
+        (b" \n", "not empty, and without control"),
+        (b"bell \x07", "without control characters"),
+        (b"x" * 32_001, "at most 32000 characters"),
+    ],
+)
+def test_guidelines_that_nobody_can_read_are_refused_by_name(tmp_path: Path, content: bytes | None, said: str) -> None:
+    file = tmp_path / "ours.md"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"human_eval\.guidelines = .*ours\.md: .*{said}"):
+        with_guidelines(load_config("tiny", [Override(("human_eval", "guidelines"), str(file))]))
