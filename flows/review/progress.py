@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, true
 
 from components.base.errors import UserError
 from flows.review.database.connect import database_file, open_database
@@ -37,7 +37,7 @@ def progress(url_or_path: str | Path, batch_name: str | None = None) -> Progress
     engine = open_database(url_or_path, create=False)
     try:
         with engine.connect() as connection:
-            wanted = select(batch.c.id).where(batch.c.name == batch_name if batch_name is not None else True)
+            wanted = select(batch.c.id).where(batch.c.name == batch_name if batch_name is not None else true())
             found = connection.scalars(wanted).all()
             if len(found) != 1:
                 which = f"no batch {batch_name}" if batch_name else f"{len(found)} batches, so name one"

@@ -36,6 +36,7 @@ batch = Table(
     Column("digest", Text, nullable=False),  # sha256 of what is judged
     Column("guidelines", Text, nullable=False),
     Column("ratings", Text, nullable=False),  # JSON: the answers that may be given, besides `skip`
+    Column("criteria", Text, nullable=False),  # JSON: what else is asked of each pair
     Column("overlap", Integer, nullable=False),  # answers of each item, from as many people
     Column("secret", Text, nullable=False),  # 256 random bits in hex: exchanges sides, and signs forms
     Column("admin_hash", Text, nullable=False, unique=True),  # sha256 of the administrator's token
@@ -99,6 +100,7 @@ vote = Table(
     Column("nonce", Text, nullable=False, unique=True),
     Column("answer", Text),  # as the sides were shown, or `skip`; empty undoes the earlier one
     Column("shown", Text, nullable=False),  # ab, or ba where the sides were exchanged
+    Column("criteria", Text, nullable=False),  # JSON: a, b or tie by criterion, as the sides were shown
     Column("flags", Text, nullable=False),  # JSON
     Column("comment", Text, nullable=False),
     Column("seconds", Float),
