@@ -91,6 +91,7 @@ class Sample(_Opened):
         """
         mistakes: list[str] = []
         answers: dict[tuple[str, int], tuple[str, str]] = {}
+        people = self.raters
         for path in files:
             try:
                 sheet = parse_sheet(path, self.raters, self.about["ratings"])
@@ -98,6 +99,7 @@ class Sample(_Opened):
                 mistakes.append(str(error))
                 continue
             mistakes += sheet.mistakes
+            people = max(people, sheet.raters)
             for row, item in self._items(sheet, mistakes):
                 for rater, rating in enumerate(row.ratings):
                     answer, place = answers.get((item, rater), (rating, ""))
@@ -115,8 +117,7 @@ class Sample(_Opened):
             named = " and ".join(map(str, files))
             raise UserError(f"{named} holds no rating yet. Fill in {columns}, or `rating` in a rater's own file.")
         return {
-            item: tuple(answers.get((item, rater), ("", ""))[0] for rater in range(self.raters))
-            for item in self.policy_side
+            item: tuple(answers.get((item, rater), ("", ""))[0] for rater in range(people)) for item in self.policy_side
         }
 
     def write(self, path: Path, labels: Labels) -> None:
@@ -129,7 +130,8 @@ class Sample(_Opened):
             )
             for number, row in enumerate(rows, 2)
         ]  # fmt: skip
-        write_joint(path, filled, self.raters)
+        raters = len(rated_columns(labels))
+        write_joint(path, filled, raters, shared=raters > self.raters)
 
     def _items(self, sheet: ReturnedSheet, mistakes: list[str]) -> list[tuple[SheetRow, str]]:
         """The rows of a sheet with the number of their item; what is wrong with them is added to `mistakes`."""
@@ -158,7 +160,7 @@ class Sample(_Opened):
                 mistakes += (f"{where}, {wrong}" for wrong in self._moved(row, sheet.lossy))
                 numbers[item] = row.number
                 found.append((row, item))
-        mistakes += (f"{sheet.path}, {wrong}" for wrong in _sorted_alone(found, self.raters))
+        mistakes += (f"{sheet.path}, {wrong}" for wrong in _sorted_alone(found, sheet.raters))
         return found
 
     def _moved(self, row: SheetRow, lossy: bool) -> Iterator[str]:
@@ -213,11 +215,16 @@ def _sorted_alone(rows: Sequence[tuple[SheetRow, str]], raters: int) -> Iterator
             )
 
 
-def asked(labels: Mapping[str, Sequence[str]]) -> int:
-    """How many ratings the sheet asks for."""
-    return sum(map(len, labels.values()))
+def rated_columns(labels: Mapping[str, Sequence[str]]) -> list[str]:
+    """`rating_1` to `rating_k` of those who rated: more than the sheet's raters where people shared its items."""
+    return rating_columns(max(map(len, labels.values()), default=0))
 
 
-def given(labels: Mapping[str, Sequence[str]]) -> int:
-    """How many were given."""
-    return sum(bool(rating) for each in labels.values() for rating in each)
+def asked(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
+    """How many ratings the sheet asks for, `per_item` of each item."""
+    return per_item * len(labels)
+
+
+def given(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
+    """How many of these were given; what an item has beyond is none that was asked for."""
+    return sum(min(per_item, sum(map(bool, each))) for each in labels.values())

@@ -10,13 +10,14 @@ from typing import NamedTuple
 from components.base.errors import Mistakes, UserError
 from components.base.strict_json import BadJson, parse_json
 from components.data.spreadsheet import unprotect
-from components.human_eval.sheet import TEXTS, SheetRow, rating_columns, rating_of
+from components.human_eval.sheet import PEOPLE, TEXTS, SheetRow, rating_columns, rating_of
 
 _LARGEST = 256 * 2**20
 _START = 2**18
 _ABOVE = 1_000
 """Rows in which the header is looked for: guidelines, a title or Excel's `sep=;` may stand above it."""
 _COLUMN = re.compile(r"rating_\d+")
+_PEOPLE = re.compile(r"[1-9]\d{0,2}")
 _Records = list[tuple[int, Mapping[str, object]]]
 
 
@@ -30,6 +31,8 @@ class ReturnedSheet(NamedTuple):
     """Whether characters may have been lost because a program saved it in an older encoding."""
     mistakes: list[str]
     """What is wrong, in order, each with file, row and column."""
+    raters: int = 0
+    """How many people's ratings its rows have: the sheet's raters, or as many as its column `raters` says."""
 
 
 def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
@@ -46,7 +49,8 @@ def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
 
 def parse_sheet(path: Path, raters: int, valid: Sequence[str]) -> ReturnedSheet:
     """Read a returned sheet, CSV (comma, semicolon or tab; UTF-8, UTF-16 or Windows-1252) or JSON (Lines or an array),
-    told apart by content, with the columns of all raters, of some, or `rater` and `rating` of a rater's own file.
+    told apart by content, with the columns of all raters, of some, or `rater` and `rating` of a rater's own file. A
+    column `raters` says how many they are, where more people shared the items.
 
     Names of columns and ratings may be in capitals and padded; what stands above the header, rows without any content
     and further columns are passed over.
@@ -59,12 +63,13 @@ def parse_sheet(path: Path, raters: int, valid: Sequence[str]) -> ReturnedSheet:
     start = text.lstrip()[:1]
     records = _json(path, text, mistakes) if start in ("{", "[") else _table(path, text, mistakes)
     columns = list(dict.fromkeys(name for _, record in records for name in record))
+    raters = max([raters, *(int(each) for _, record in records if _PEOPLE.fullmatch(each := str(record.get(PEOPLE))))])
     wrong = list(_wrong_columns(path, columns, raters)) if records else []
     mistakes += wrong
     rows = [row for each in records if (row := _row(path, *each, raters, valid, mistakes)) is not None]
     if not rows and not mistakes:
         raise UserError(f"{path} holds no rows. Fill in the sheet that the run wrote and give that.")
-    return ReturnedSheet(path, [] if wrong else rows, lossy, mistakes)
+    return ReturnedSheet(path, [] if wrong else rows, lossy, mistakes, raters)
 
 
 def looks_like_sheet(path: Path) -> bool:

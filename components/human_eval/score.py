@@ -9,8 +9,8 @@ from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
 from components.human_eval.config import ScoreJob
-from components.human_eval.labels import Labels, Sample, asked, given
-from components.human_eval.sheet import SIMULATED, rating_columns
+from components.human_eval.labels import Labels, Sample, asked, given, rated_columns
+from components.human_eval.sheet import SIMULATED
 from components.human_eval.summary import (
     TIES,
     RaterChecks,
@@ -49,7 +49,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     if not rated:
         raise UserError(f"{inputs['sheet']}: only items that repeat others are rated. Rate the others too.")
     scores = {item: item_score(each, sample.policy_side[item]) for item, each in rated.items()}
-    raters = sum(any(each[i] for each in rated.values()) for i in range(sample.raters))
+    raters = sum(any(each[i] for each in rated.values()) for i in range(len(rated_columns(labels))))
     win = _win_rate(sample, rated, level)
     early = always_valid_low([scores[item] for item in sorted(scores)], (1 - level) / 2)
     checks = rater_checks(sample, labels, level)
@@ -59,7 +59,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "human_eval/win_rate_low": win.low,
         "human_eval/win_rate_high": win.high,
         "human_eval/always_valid_low": float(early[-1]),
-        "human_eval/labels_complete": given(labels) / asked(labels),
+        "human_eval/labels_complete": given(labels, sample.raters) / asked(labels, sample.raters),
         "human_eval/items": float(len(rated)),
         "human_eval/raters": float(raters),
         "human_eval/ties": every.count("tie") / len(every),
@@ -85,7 +85,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "items_sampled": len(first),
         "items_repeated": len(sample.repeat_of),
         "labels_complete": metrics["human_eval/labels_complete"],
-        "ratings": {"given": given(labels), "asked": asked(labels)},
+        "ratings": {"given": given(labels, sample.raters), "asked": asked(labels, sample.raters)},
         "position_bias": checks.position_bias and dict(zip(("value", "high"), checks.position_bias, strict=True)),
         "self_agreement": checks.self_agreement and checks.self_agreement._asdict(),
         "raters_alike": checks.alike,
@@ -131,7 +131,7 @@ def judged_by(sample: Sample, labels: Labels) -> str:
 def write_unblinded(path: Path, sample: Sample, labels: Labels) -> None:
     """Every item with its authors named, each rating as policy, sft, tie or both_bad, and its score."""
     columns = ["item", "repeats", "stratum", "prompt", "sft", "policy", "policy_side"]
-    columns += [*rating_columns(sample.raters), "score"]
+    columns += [*rated_columns(labels), "score"]
     rows = []
     for item, each in labels.items():
         side, row = sample.policy_side[item], sample.responses[item]
@@ -140,7 +140,7 @@ def write_unblinded(path: Path, sample: Sample, labels: Labels) -> None:
             "item": item, "repeats": sample.repeat_of.get(item, ""), "stratum": row["stratum"],
             "prompt": canonical_json(row["prompt"]), "sft": row["sft"], "policy": row["policy"], "policy_side": side,
             "score": str(item_score(each, side)) if any(each) else "",
-            **{name: named[r] for name, r in zip(rating_columns(sample.raters), each, strict=True)},
+            **{name: named[r] for name, r in zip(rated_columns(labels), each, strict=True)},
         })  # fmt: skip
     write_csv(path, columns, rows)
 
@@ -152,7 +152,7 @@ def _preferences(sample: Sample, rated: Labels) -> Iterator[dict[str, object]]:
         sides = (row["policy"], row["sft"]) if sample.policy_side[item] == "a" else (row["sft"], row["policy"])
         votes = [
             {"annotator": name, "label": rating}
-            for name, rating in zip(rating_columns(sample.raters), each, strict=True)
+            for name, rating in zip(rated_columns(rated), each, strict=True)
             if rating
         ]
         yield {

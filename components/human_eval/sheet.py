@@ -19,6 +19,8 @@ RATERS = "raters"
 TEXTS = ("item", "prompt", "response_a", "response_b")
 OWN = ("rater", "rating")
 """Columns of a rater's own file beside `TEXTS`: the rater's number in every row, and what they fill in."""
+PEOPLE = "raters"
+"""A column that says how many people rated, where more than the sheet asks for of each item shared its items."""
 
 MEANINGS = {
     "a": "reply A is better",
@@ -85,9 +87,10 @@ def as_record(row: SheetRow) -> dict[str, str]:
     return dict(zip([*TEXTS, *rating_columns(len(row.ratings))], [*row[1:5], *row.ratings], strict=True))
 
 
-def write_joint(path: Path, rows: Sequence[SheetRow], raters: int) -> None:
-    """Write the sheet with a column for each rater."""
-    write_csv(path, [*TEXTS, *rating_columns(raters)], map(as_record, rows))
+def write_joint(path: Path, rows: Sequence[SheetRow], raters: int, shared: bool = False) -> None:
+    """Write the sheet with a column for each rater; `shared` says that they are more than the sheet's own."""
+    more = {PEOPLE: str(raters)} if shared else {}
+    write_csv(path, [*TEXTS, *rating_columns(raters), *more], (as_record(row) | more for row in rows))
 
 
 def rater_file(rater: int) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 from components.base.hashing import canonical_json
-from components.human_eval.labels import Labels, Sample
-from components.human_eval.sheet import rating_columns
+from components.human_eval.labels import Labels, Sample, rated_columns
 from components.stats.intervals import LEVEL, Interval, clustered_proportion
 
 TIES = ("tie", "both_bad")
@@ -81,7 +80,7 @@ def prompt_of(sample: Sample, item: str) -> str:
 
 def per_rater(sample: Sample, labels: Labels, level: float = LEVEL) -> Iterator[RaterSummary]:
     """A summary of each rater; only position and self-agreement count the repeated items."""
-    for index, column in enumerate(rating_columns(sample.raters)):
+    for index, column in enumerate(rated_columns(labels)):
         own = {item: given[index] for item, given in labels.items() if given[index]}
         first = {item: rating for item, rating in own.items() if item not in sample.repeat_of}
         kinds = Counter(first.values())
@@ -105,7 +104,9 @@ def per_rater(sample: Sample, labels: Labels, level: float = LEVEL) -> Iterator[
 
 def rater_checks(sample: Sample, labels: Labels, level: float = LEVEL) -> RaterChecks:
     """Judge all raters together."""
-    columns = [{item: given[i] for item, given in labels.items() if given[i]} for i in range(sample.raters)]
+    columns = [
+        {item: given[i] for item, given in labels.items() if given[i]} for i in range(len(rated_columns(labels)))
+    ]
     sides = [side for own in columns if (side := _side_a(sample, own, level)) is not None]
     bias = [(abs(s.value - 0.5), max(0.5 - s.low, s.high - 0.5)) for s in sides]
     again = [pair for own in columns for pair in _with_themselves(sample, own).items()]

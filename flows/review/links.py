@@ -37,8 +37,11 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-def enter_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink | None]:
+def enter_batch(engine: Engine, source: BatchSource, asked: bool = False) -> tuple[int, PersonalLink | None]:
     """The batch's number in the database, and the administrator's link where the batch is new there.
+
+    Args:
+        asked: `source.overlap` was asked for; else that of the database holds.
 
     Raises:
         UserError: the database has another batch of that name, whose pairs or overlap are different.
@@ -49,16 +52,16 @@ def enter_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink 
         try:
             return _make_batch(engine, source)
         except IntegrityError:  # another process was first
-            return enter_batch(engine, source)
+            return enter_batch(engine, source, asked)
     if found.digest != source.digest:
         raise UserError(
             f"{source.name}: its pairs changed after the page was first served, so the answers would not fit. Restore "
             "them, or serve them under another name (copy the folder)."
         )
-    if found.overlap != source.overlap:
+    if asked and found.overlap != source.overlap:
         raise UserError(
             f"{source.name}: the page asks for {found.overlap} answers of each item, and this call for "
-            f"{source.overlap}. Give --overlap {found.overlap}."
+            f"{source.overlap}. Leave --overlap out, or give {found.overlap}."
         )
     return found.id, None
 
@@ -87,6 +90,19 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
         )
     assert number is not None
     return number, link
+
+
+def raters_of(engine: Engine, number: int) -> list[tuple[int, str]]:
+    """Number and name of everybody who may judge a batch."""
+    with engine.connect() as connection:
+        found = select(rater.c.number, rater.c.name).where(rater.c.batch == number).order_by(rater.c.number)
+        return [(row.number, row.name) for row in connection.execute(found)]
+
+
+def address_of(engine: Engine, number: int) -> str:
+    """Where a batch was served last; empty where it never was."""
+    with engine.connect() as connection:
+        return connection.scalar(select(batch.c.address).where(batch.c.id == number)) or ""
 
 
 def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[PersonalLink]:

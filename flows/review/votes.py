@@ -278,14 +278,16 @@ class Voting:
         return connection.scalar(free.limit(1).with_for_update(skip_locked=True))
 
     def _others(self, connection: Connection, person: ReviewRater, judged: int) -> bool:
-        """Whether there is somebody who was not asked about an item: a skipped one is theirs then."""
-        others = select(rater.c.id).where(
+        """Whether an item that the rater skips has somebody for their slot too: more people who were not asked about
+        it than slots of it that nobody has."""
+        others = select(func.count()).where(
             rater.c.batch == self.batch.id,
             rater.c.id != person.id,
             ~exists().where(slot.c.item == judged, slot.c.rater == rater.c.id),
             ~exists().where(vote.c.item == judged, vote.c.rater == rater.c.id, vote.c.answer.is_not(None)),
         )
-        return connection.execute(others.limit(1)).first() is not None
+        nobodys = select(func.count()).where(slot.c.item == judged, slot.c.rater.is_(None))
+        return (connection.scalar(others) or 0) > (connection.scalar(nobodys) or 0)
 
     def _earlier(self, connection: Connection, nonce: str) -> Row[Any] | None:
         return connection.execute(select(vote).where(vote.c.nonce == nonce)).one_or_none()
