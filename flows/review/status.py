@@ -24,8 +24,8 @@ def as_text(name: str, found: BatchSummary, bound: EarlyBound | None) -> str:
         )
     if bound is not None:
         lines.append(
-            f"Win rate above {bound.low:.3f} (always valid, {1 - bound.alpha:.1%} one-sided), on the first {bound.items} "
-            f"of {bound.items_asked} items"
+            f"Win rate above {bound.low:.3f} (always valid, {1 - bound.alpha:.1%} one-sided), on the first "
+            f"{bound.items} of {bound.items_asked} items"
         )
         if bound.low > 0.5:
             lines.append("The policy is better than SFT: you may stop here.")
