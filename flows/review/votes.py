@@ -172,7 +172,7 @@ class Voting:
                     filled: dict[str, Any] = {"rater": person.id, "vote": number}
                     empty: dict[str, Any] = {"rater": None, "claimed": None, "vote": None}
                     connection.execute(update(slot).where(slot.c.id == free).values(**(empty if passed_on else filled)))
-        except IntegrityError:  # the same form, sent twice at once
+        except (IntegrityError, Refused):  # of the same form, sent twice at once, the other one was first
             with self.engine.connect() as connection:
                 if earlier := self._earlier(connection, nonce):
                     return not earlier.late
