@@ -93,6 +93,7 @@ def _listening(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(2048)  # who comes before the server is ready waits
     except OSError as error:
         listener.close()
         raise UserError(f"{host}, port {port}: {error.strerror}. Name another --port or --host.") from error

@@ -37,7 +37,7 @@ _OTHER = {"a": "b", "b": "a"}
 _ALREADY = "You have answered this pair already. To change your answer, use Undo."
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not served: `status` as in HTTP, and what the rater is told."""
 
     def __init__(self, status: int, told: str) -> None:
@@ -138,13 +138,13 @@ class Voting:
                         return self._asked(person, found)
             except IntegrityError:  # their other tab was first
                 continue
-        raise Refused(503, "Many people are at work just now. Load the page again.")
+        raise RequestRefused(503, "Many people are at work just now. Load the page again.")
 
     def take(self, person: ReviewRater, ticket: str, given: GivenAnswer) -> bool:
         """Keep an answer; returns whether it counts, which a late one does not. The same ticket counts once.
 
         Raises:
-            Refused: the ticket is not one that this rater was given, or the answer is none.
+            RequestRefused: the ticket is not one that this rater was given, or the answer is none.
         """
         place, issued, nonce = self._opened(person, ticket)
         self._check(given)
@@ -172,7 +172,7 @@ class Voting:
                     filled: dict[str, Any] = {"rater": person.id, "vote": number}
                     empty: dict[str, Any] = {"rater": None, "claimed": None, "vote": None}
                     connection.execute(update(slot).where(slot.c.id == free).values(**(empty if passed_on else filled)))
-        except (IntegrityError, Refused):  # of the same form, sent twice at once, the other one was first
+        except (IntegrityError, RequestRefused):  # of the same form, sent twice at once, the other one was first
             with self.engine.connect() as connection:
                 if earlier := self._earlier(connection, nonce):
                     return not earlier.late
@@ -183,15 +183,15 @@ class Voting:
         """Take the rater's last answer back and ask for it again; False where there is none, or it is done already.
 
         Raises:
-            Refused: the batch is complete, and its answers are on their way.
+            RequestRefused: the batch is complete, and its answers are on their way.
         """
         if not 16 <= len(nonce) <= 64:
-            raise Refused(400, "This form is not one of this page's. Load the page again.")
+            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
         now = time.time()
         with self.engine.execution_options(**WRITES).begin() as connection:
             done = connection.scalar(select(batch.c.completed).where(batch.c.id == self.batch.id))
             if done is not None:
-                raise Refused(409, "The batch is complete, so answers can't be taken back any more.")
+                raise RequestRefused(409, "The batch is complete, so answers can't be taken back any more.")
             if self._earlier(connection, f"undo {nonce}"):
                 return False
             last = connection.execute(_standing(person).order_by(vote.c.id.desc()).limit(1)).first()
@@ -265,15 +265,15 @@ class Voting:
         """The slot that an answer of the rater fills: their own, else one of that item that is free.
 
         Raises:
-            Refused: they have answered it already.
+            RequestRefused: they have answered it already.
         """
         own = select(slot.c.id, slot.c.vote).where(slot.c.item == judged, slot.c.rater == person.id)
         if (found := connection.execute(own.with_for_update()).first()) is not None:
             if found.vote is not None:
-                raise Refused(409, _ALREADY)
+                raise RequestRefused(409, _ALREADY)
             return int(found.id)
         if connection.scalar(select(exists(_standing(person, judged)))):
-            raise Refused(409, _ALREADY)
+            raise RequestRefused(409, _ALREADY)
         free = select(slot.c.id).where(slot.c.item == judged, slot.c.vote.is_(None), _free(now)).order_by(slot.c.copy)
         return connection.scalar(free.limit(1).with_for_update(skip_locked=True))
 
@@ -295,11 +295,11 @@ class Voting:
     def _check(self, given: GivenAnswer) -> None:
         names = {each["name"] for each in self.batch.criteria}
         if given.answer not in (*self.batch.ratings, SKIP):
-            raise Refused(400, "This is none of the answers. Load the page again.")
+            raise RequestRefused(400, "This is none of the answers. Load the page again.")
         if not set(given.flags) <= FLAGS.keys() or not set(given.criteria) <= names:
-            raise Refused(400, "This form is not one of this page's. Load the page again.")
+            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
         if not set(given.criteria.values()) <= {"a", "b", "tie"}:
-            raise Refused(400, "This form is not one of this page's. Load the page again.")
+            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
 
     def _asked(self, person: ReviewRater, row: Row[Any]) -> AskedPair:
         sides = (row.a, row.b) if self._sides(person, row.place) == "ab" else (row.b, row.a)
@@ -310,12 +310,12 @@ class Voting:
         """The item's place, the time and the random part of a ticket that this rater was given.
 
         Raises:
-            Refused: it was not given to them.
+            RequestRefused: it was not given to them.
         """
         signed, _, mac = ticket.partition("~")
         own = self._mac(f"ticket {person.id} {signed}")
         if not hmac.compare_digest(own.encode(), mac.encode("utf-8", "replace")):
-            raise Refused(403, "This form was not made for you. Load the page again.")
+            raise RequestRefused(403, "This form was not made for you. Load the page again.")
         place, seconds, part, nonce = signed.split(".")
         return int(place), float(f"{seconds}.{part}"), nonce
 

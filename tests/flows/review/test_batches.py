@@ -25,7 +25,7 @@ from flows.review.database.tables import metadata
 from flows.review.export import VOTES, export
 from flows.review.links import add_raters, enter_batch, renew_link
 from flows.review.page.texts import guideline_blocks, shown
-from flows.review.progress import Progress, progress, progress_of_run
+from flows.review.progress import ReviewProgress, progress, progress_of_run
 from flows.review.serve import after_completion
 from flows.review.votes import SKIP
 from tests.flows.review.conftest import Site, answer, make_source
@@ -221,13 +221,13 @@ def test_progress_is_read_from_outside_and_completion_is_told_once(tmp_path: Pat
         progress(file)
     engine = open_database(file)
     page = site(raters=2, items=1, overlap=2, engine=engine)
-    assert progress_of_run(tmp_path, "run-1") == Progress(0, 2, 0, False, "")
+    assert progress_of_run(tmp_path, "run-1") == ReviewProgress(0, 2, 0, False, "")
     for link in page.links:
         client = page.browser(link)
         ticket = client.get("/").text.split('name="ticket" value="')[1].split('"')[0]
         client.post("/vote", data={"ticket": ticket, "answer": "a"})
         client.post("/vote", data={"ticket": ticket, "answer": "a"})
-    assert progress(file) == Progress(2, 2, 2, True, "") and page.completed == ["run-1"]
+    assert progress(file) == ReviewProgress(2, 2, 2, True, "") and page.completed == ["run-1"]
     assert "Thank you" in page.browser(page.links[0]).get("/").text
     with pytest.raises(UserError, match="no batch other"):
         progress(str(file), "other")

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from flows.review import votes
 from flows.review.database.tables import slot, vote
 from flows.review.summary import counted_answers, summary
-from flows.review.votes import CLAIM_S, SKIP, Refused
+from flows.review.votes import CLAIM_S, SKIP, RequestRefused
 from tests.flows.review.conftest import Site, answer, make_source, site_on
 
 
@@ -186,10 +186,10 @@ def test_an_answer_can_be_changed_by_undo_alone_and_not_once_the_batch_is_comple
     (person,) = page.raters
     tickets = [pair.ticket for _ in range(2) if (pair := page.voting.next_pair(person)) is not None]
     page.voting.take(person, tickets[0], answer("a"))
-    with pytest.raises(Refused, match="Undo"):
+    with pytest.raises(RequestRefused, match="Undo"):
         page.voting.take(person, tickets[1], answer("b"))
     assert page.voting.complete()
-    with pytest.raises(Refused, match="complete"):
+    with pytest.raises(RequestRefused, match="complete"):
         page.voting.undo(person, "n" * 32)
 
 
@@ -223,7 +223,7 @@ def test_whatever_people_do_no_slot_is_shared_and_the_batch_can_be_completed(
             elif who in shown:
                 try:
                     page.voting.take(people[who], shown[who], answer(what))
-                except Refused as refused:
+                except RequestRefused as refused:
                     assert refused.status == 409
             check_slots(page)
         moment.now += CLAIM_S + 1
