@@ -19,12 +19,12 @@ from components.base.jsonl import read_rows, write_json, write_rows
 from components.data.rows import CanonicalRow
 from components.data.splits import SPLITS, loose_key, prompt_key
 from components.reward.config import RefreshConfig, RewardJob
-from components.reward.evaluation.calibration import Calibration, calibration, correctness
-from components.reward.evaluation.nulls import Judgements
 from components.reward.evaluation.probes import ProbeTexts
 from components.reward.pairs import PreferencePair, encode_pairs
 from components.reward.refresh.previous import check_previous, load_previous
 from components.reward.scoring import ScoreScale, score_sequences
+from components.stats.calibration.measure import Calibration, calibration, correctness
+from components.stats.calibration.nulls import Judgements
 from components.stats.intervals import Numbers, paired_gain
 from components.training.loop import seeded
 
