@@ -79,11 +79,15 @@ def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Pa
             "Rerun human_eval, which makes it again."
         )
     opened = Sample.open(artifact)
-    labels = opened.ratings(*files)
+    answers = opened.answers(*files)
     seconds = read_seconds(files, opened.raters)
-    further = {item: as_cells(seconds, item, opened.raters) for item in labels} if seconds else None
+    further = (
+        {item: as_cells(seconds, item, opened.raters) for item in answers.ratings | answers.attention}
+        if seconds
+        else None
+    )
     with replacing(folder / LABELS) as temporary:
-        opened.write(temporary, labels, further)
+        opened.write(temporary, answers, further)
     return folder / LABELS
 
 

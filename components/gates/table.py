@@ -111,6 +111,8 @@ _GATES = (
          "human_eval/position_bias_high"),
     Gate("human_eval.self_agreement_low", ">=", "raters answer repeated items alike, lower end"),
     Gate("human_eval.raters_alike", "<=", "share of answers that any two raters have in common (copied columns)"),
+    Gate("human_eval.attention_low", ">=", "every rater answers rightly where the right answer is known, lower end",
+         if_measured=True),
     Gate("human_eval.win_rate_low", ">=", "win rate against SFT, lower end over prompts and raters"),
     Gate("human_eval.reward_agreement_low", ">", "reward model prefers what the judges prefer, lower end"),
     Gate("human_eval.reward_ece", "<=", "reward model's calibration error on the judged pairs",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from components.human_eval.reading import sheet_records
+from components.human_eval.batch.reading import sheet_records
 
 Seconds = Mapping[tuple[str, int], float]
 """By item (`q0001`) and rater (from 0)."""
