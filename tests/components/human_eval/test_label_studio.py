@@ -50,10 +50,8 @@ Change = Callable[[list[dict[str, Any]]], None]
 
 
 def _without_rating(tasks: list[dict[str, Any]]) -> None:
-    tasks[1]["annotations"][2]["result"] = [
-        *tasks[1]["annotations"][2]["result"][1:],
-        {"from_name": "flags", "type": "choices", "value": {"choices": ["false"]}},
-    ]
+    flags = {"from_name": "flags", "type": "choices", "value": {"choices": ["false"]}}
+    tasks[1]["annotations"][2]["result"] = [flags]
 
 
 def _twice(tasks: list[dict[str, Any]]) -> None:
