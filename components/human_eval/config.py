@@ -74,6 +74,9 @@ class HumanEvalConfig(Settings):
     """Ratings that a rater may give. `both_bad` counts as a tie in the win rate, and is reported as a share."""
     repeats: float = Field(0.1, ge=0, le=1)
     """Share of the items that are shown again with sides exchanged, to see whether a rater agrees with themselves."""
+    attention: float = Field(0, ge=0, le=1)
+    """Share of the items that are added with a known right answer (one reply is another prompt's, or its words stand in
+    disorder), to see whether raters read. Which ones is sealed; they count in no win rate."""
     level: float = Field(0.95, gt=0, lt=1)
     """Confidence level of the win rate's interval."""
     strata: Literal["auto", "category", "length", "none"] = "auto"
@@ -116,6 +119,10 @@ class HumanEvalConfig(Settings):
     def _simulated_judges_tie(self) -> Self:
         if self.judges == "simulated" and "tie" not in self.ratings:
             raise ValueError("simulated judges may find a tie: set human_eval.scale=a/b/tie")
+        if self.judges == "simulated" and self.criteria:
+            raise ValueError(
+                "simulated judges answer no criteria: set human_eval.criteria=[] or human_eval.judges=people"
+            )
         return self
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import Engine
 
 from components.human_eval.labels import Sample
-from components.human_eval.summary import item_score
+from components.human_eval.results.summary import item_score
 from components.stats.betting import always_valid_low
 from components.stats.intervals import LEVEL
 from flows.review.summary import CountedAnswer, counted_answers
@@ -29,7 +29,7 @@ def early_bound(engine: Engine, number: int, folder: Path, overlap: int, level: 
     """The always-valid bound of the batch of that number, whose sample artifact is `folder`.
 
     Items enter in the sheet's order, each with all its answers, so that neither their order nor their number depends on
-    what was answered. Repeated items are left out, and so are those that nobody could judge.
+    what was answered. Repeated items, those whose answer is known, and those that nobody could judge are left out.
 
     Raises:
         UserError: as `Sample.open`.
@@ -40,11 +40,12 @@ def early_bound(engine: Engine, number: int, folder: Path, overlap: int, level: 
     by_item: dict[str, list[CountedAnswer]] = {}
     for each in answers:
         by_item.setdefault(each.item.split("-")[0], []).append(each)
-    order = [name.split("-")[0] for name in sample.given]
-    scores = list(_scores(sample, [item for item in order if item not in sample.repeat_of], by_item, overlap))
+    named = (name.split("-")[0] for name in sample.given)
+    order = [item for item in named if item in sample.policy_side and item not in sample.repeat_of]
+    scores = list(_scores(sample, order, by_item, overlap))
     alpha = (1 - level) / 2
     low = float(always_valid_low(scores, alpha)[-1]) if scores else 0.0
-    return EarlyBound(low, len(scores), len(order) - len(sample.repeat_of), alpha)
+    return EarlyBound(low, len(scores), len(order), alpha)
 
 
 def _scores(

@@ -9,7 +9,7 @@ from components.base.errors import UserError
 from components.base.files import make_folder, replacing
 from components.base.jsonl import write_rows
 from components.data.spreadsheet import write_csv
-from components.human_eval.reading import parse_sheet
+from components.human_eval.batch.reading import parse_sheet
 from components.human_eval.sheet import OWN, PEOPLE, RATERS, TEXTS, rater_file
 from flows.review.batches import BatchSource
 from flows.review.database.tables import rater
