@@ -11,7 +11,7 @@ from sqlalchemy import Engine, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from components.base.errors import UserError
-from flows.review.batches import BatchSource
+from flows.review.batches import BatchSource, JudgedPair
 from flows.review.database.connect import WRITES
 from flows.review.database.tables import batch, item, rater, slot
 
@@ -83,6 +83,9 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
             [{"batch": number, "place": n, **pair._asdict()} for n, pair in enumerate(source.pairs, 1)],
         )
         places = connection.execute(select(item.c.id, item.c.place).where(item.c.batch == number)).all()
+        numbers = {place: i for i, place in places}
+        for place, earlier in repeated_places(source.pairs).items():
+            connection.execute(update(item).where(item.c.id == numbers[place]).values(repeats=numbers[earlier]))
         copies = range(1, source.overlap + 1)
         connection.execute(
             insert(slot),
@@ -90,6 +93,17 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
         )
     assert number is not None
     return number, link
+
+
+def repeated_places(pairs: Sequence[JudgedPair]) -> dict[int, int]:
+    """The places (from 1) of pairs that show an earlier one again with its sides exchanged, and that one's place."""
+    seen: dict[tuple[str, str, str], int] = {}
+    found: dict[int, int] = {}
+    for place, (_, prompt, a, b) in enumerate(pairs, 1):
+        if (earlier := seen.get((prompt, b, a))) is not None and a != b:
+            found[place] = earlier
+        seen.setdefault((prompt, a, b), place)
+    return found
 
 
 def raters_of(engine: Engine, number: int) -> list[tuple[int, str]]:

@@ -123,15 +123,18 @@ class Voting:
             now = time.time()
             with self.engine.connect() as connection:
                 own = connection.execute(_own_claim(person)).first()
-                open_one = None if own is not None else connection.execute(self._open(person, now)).first()
+                open_one = None if own is not None else self._first_open(connection, person, now)
             if own is not None and own.claimed > now - _RENEW_S:
                 return self._asked(person, own)
             if own is None and open_one is None:
                 return None
             try:
                 with self.engine.execution_options(**WRITES).begin() as connection:
-                    query = self._open(person, now) if own is None else _own_claim(person)
-                    found = connection.execute(query.with_for_update(skip_locked=True, of=slot)).first()
+                    if own is None:
+                        found = self._first_open(connection, person, now, lock=True)
+                    else:
+                        mine = _own_claim(person).with_for_update(skip_locked=True, of=slot)
+                        found = connection.execute(mine).first()
                     if found is not None:
                         taken = update(slot).where(slot.c.id == found.slot).values(rater=person.id, claimed=now)
                         connection.execute(taken)
@@ -243,6 +246,18 @@ class Voting:
         with self.engine.connect() as connection:
             counted = select(func.count()).select_from(_standing(person).subquery())
             return connection.scalar(counted) or 0
+
+    def _first_open(
+        self, connection: Connection, person: ReviewRater, now: float, lock: bool = False
+    ) -> Row[Any] | None:
+        """The rater's next slot. What repeats an item that they did not judge comes last: it is to show whether those
+        who did agree with themselves."""
+        query = self._open(person, now)
+        if lock:
+            query = query.with_for_update(skip_locked=True, of=slot)
+        judged = exists().where(vote.c.item == item.c.repeats, vote.c.rater == person.id)
+        first = connection.execute(query.where(or_(item.c.repeats.is_(None), judged))).first()
+        return first if first is not None else connection.execute(query).first()
 
     def _open(self, person: ReviewRater, now: float) -> Select[Any]:
         """Slots of items that the rater has not been asked about, nobody's or claimed too long ago, in the sheet's

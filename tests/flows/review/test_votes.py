@@ -193,6 +193,18 @@ def test_an_answer_can_be_changed_by_undo_alone_and_not_once_the_batch_is_comple
         page.voting.undo(person, "n" * 32)
 
 
+def test_a_repeated_pair_goes_to_those_who_judged_it_before(site: Callable[..., Site]) -> None:
+    source = make_source(items=8, overlap=2)
+    again = [pair._replace(name=f"again {n}", a=pair.b, b=pair.a) for n, pair in enumerate(source.pairs[:3])]
+    page = site(raters=4, source=source._replace(pairs=[*source.pairs, *again]))
+    drained(page)
+    asked: dict[str, set[int]] = {}
+    for item, rater, _ in counted(page):
+        asked.setdefault(item, set()).add(rater)
+    assert [asked[f"again {n}"] for n in range(3)] == [asked[pair.name] for pair in source.pairs[:3]]
+    assert page.voting.complete(), "and nothing is left over"
+
+
 def test_sides_are_exchanged_for_about_half_of_the_pairs_and_alike_each_time(site: Callable[..., Site]) -> None:
     page = site(raters=4, items=40, overlap=4)
     first = [[page.voting._sides(person, place) for place in range(1, 41)] for person in page.raters]
