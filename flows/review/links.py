@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from components.base.errors import UserError
 from flows.review.batches import BatchSource, JudgedPair
-from flows.review.database.connect import WRITES
+from flows.review.database.connect import writing
 from flows.review.database.tables import batch, item, rater, slot
 
 MOST_RATERS = 999
@@ -68,7 +68,7 @@ def enter_batch(engine: Engine, source: BatchSource, asked: bool = False) -> tup
 
 def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]:
     link = PersonalLink("administrator", 0, secrets.token_urlsafe(32))
-    with engine.execution_options(**WRITES).begin() as connection:
+    with writing(engine) as connection:
         number = connection.scalar(
             insert(batch)
             .values(
@@ -125,7 +125,7 @@ def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[Person
     Raises:
         UserError: a name is empty, too long, or there already.
     """
-    with engine.execution_options(**WRITES).begin() as connection:
+    with writing(engine) as connection:
         last = connection.scalar(select(func.max(rater.c.number)).where(rater.c.batch == number)) or 0
         known = set(connection.scalars(select(rater.c.name).where(rater.c.batch == number)))
         links = []
@@ -157,7 +157,7 @@ def renew_link(engine: Engine, number: int, name: str) -> PersonalLink:
         UserError: there is no such rater.
     """
     token = secrets.token_urlsafe(32)
-    with engine.execution_options(**WRITES).begin() as connection:
+    with writing(engine) as connection:
         if name == "administrator":
             connection.execute(update(batch).where(batch.c.id == number).values(admin_hash=token_hash(token)))
             return PersonalLink(name, 0, token)

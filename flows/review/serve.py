@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 from components.base.errors import TetherError, UserError
 from flows.review.batches import BatchSource
-from flows.review.database.connect import WRITES
+from flows.review.database.connect import writing
 from flows.review.database.tables import batch
 from flows.review.export import export
 from flows.review.page.app import OnComplete, make_app
@@ -37,7 +37,7 @@ def serve(
     with closing(_listening(host, port)) as listener:
         own = listener.getsockname()[1]
         shown = address or f"http://{f'[{host}]' if ':' in host else host}:{own}"
-        with voting.engine.execution_options(**WRITES).begin() as connection:
+        with writing(voting.engine) as connection:
             connection.execute(update(batch).where(batch.c.id == voting.batch.id).values(address=shown))
         app = make_app(voting, on_complete, secure=shown.startswith("https:"))
         config = uvicorn.Config(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, and_, exists, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from flows.review.database.connect import WRITES
+from flows.review.database.connect import writing
 from flows.review.database.tables import batch, item, rater, slot, vote
 from flows.review.links import token_hash
 
@@ -129,7 +129,7 @@ class Voting:
             if own is None and open_one is None:
                 return None
             try:
-                with self.engine.execution_options(**WRITES).begin() as connection:
+                with writing(self.engine) as connection:
                     if own is None:
                         found = self._first_open(connection, person, now, lock=True)
                     else:
@@ -160,7 +160,7 @@ class Voting:
             "seconds": took if given.seconds is None else min(took, given.seconds), "at": now,
         }  # fmt: skip
         try:
-            with self.engine.execution_options(**WRITES).begin() as connection:
+            with writing(self.engine) as connection:
                 judged = connection.scalars(
                     select(item.c.id).where(item.c.batch == self.batch.id, item.c.place == place)
                 ).one()
@@ -191,7 +191,7 @@ class Voting:
         if not 16 <= len(nonce) <= 64:
             raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
         now = time.time()
-        with self.engine.execution_options(**WRITES).begin() as connection:
+        with writing(self.engine) as connection:
             done = connection.scalar(select(batch.c.completed).where(batch.c.id == self.batch.id))
             if done is not None:
                 raise RequestRefused(409, "The batch is complete, so answers can't be taken back any more.")
@@ -217,7 +217,7 @@ class Voting:
         with self.engine.connect() as connection:
             if connection.scalar(select(exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)))):
                 return False
-        with self.engine.execution_options(**WRITES).begin() as connection:
+        with writing(self.engine) as connection:
             marked = update(batch).where(
                 batch.c.id == self.batch.id, batch.c.completed.is_(None),
                 ~exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)),
@@ -234,7 +234,7 @@ class Voting:
 
     def handed_on(self) -> None:
         """Write down that `on_complete` has returned."""
-        with self.engine.execution_options(**WRITES).begin() as connection:
+        with writing(self.engine) as connection:
             connection.execute(update(batch).where(batch.c.id == self.batch.id).values(handed_on=time.time()))
 
     def mark(self, person: ReviewRater) -> str:

@@ -20,7 +20,7 @@ from data_contracts.rows.ledger import quarantine_line
 from flows.people import LABELS, joined
 from flows.review import batches
 from flows.review.bound import early_bound
-from flows.review.database.connect import WRITES, database_file, database_url, open_database
+from flows.review.database.connect import database_file, database_url, open_database, writing
 from flows.review.database.tables import metadata
 from flows.review.export import VOTES, export
 from flows.review.links import add_raters, enter_batch, renew_link
@@ -261,7 +261,7 @@ def test_migrations_make_the_tables_that_the_code_uses(tmp_path: Path) -> None:
             connection.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "foreign_keys")
         ]
     assert settings == ["wal", 2, 1], "FULL: a vote that was answered is on the disk"
-    with engine.execution_options(**WRITES).begin() as connection:
+    with writing(engine) as connection:
         connection.exec_driver_sql("UPDATE review_version SET version_num = '9999'")
     engine.dispose()
     with pytest.raises(UserError, match="newer Tether"):
