@@ -89,9 +89,10 @@ def _check_ours(file: Path, people: int, ratings: list[str]) -> None:
 def _write_votes(folder: Path, source: BatchSource, answers: list[CountedAnswer]) -> Path:
     """Rows with `prompt`, `a`, `b` and the votes on them by annotator."""
     votes: dict[str, list[dict[str, str]]] = {}
+    who = "expert" if source.kind == "review" else "rater"
     for each in answers:
         if each.answer != SKIP:
-            votes.setdefault(each.item, []).append({"annotator": f"rater_{each.rater}", "label": each.answer})
+            votes.setdefault(each.item, []).append({"annotator": f"{who}_{each.rater}", "label": each.answer})
     make_folder(folder)
     file = folder / VOTES
     with replacing(file) as temporary:

@@ -63,8 +63,10 @@ def open_database(place: str | Path, create: bool = True) -> Engine:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """A transaction that writes, committed at the end. SQLite takes its lock at the start, so that it can't be lost half
-    way to another writer."""
+    """A transaction that writes, committed at the end.
+
+    SQLite takes its lock at the start, so that it can't be lost half way to another writer.
+    """
     with engine.execution_options(**_WRITES).begin() as connection:
         yield connection
 

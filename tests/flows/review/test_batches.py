@@ -169,6 +169,7 @@ def test_experts_decide_pairs_without_a_majority_and_do_not_see_how_others_voted
     assert "votes" not in page.browser(page.links[0]).get("/").text
     judge(page, for_policy)
     (file,) = export(page.voting, source)
+    assert {row["votes"][0]["annotator"] for row in read_rows(file)} == {"expert_1"}
     found = [(row["prompt"][0]["content"], row["a"], row["votes"][0]["label"]) for row in read_rows(file)]
     assert sorted(found) == [
         (f"q {n}", side, {"yes": "a", "no": "b"}[side]) for n, (_, side, _) in zip((4, 9), found, strict=True)
