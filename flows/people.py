@@ -78,8 +78,8 @@ def export(batch: Path, kind: str, out: Path) -> Exported:
 
     Args:
         batch: a sample artifact, or a folder of candidates (`tether data candidates`).
-        kind: `label-studio` (tasks, and beside them the labelling config as `.xml` and the guidelines as `.html`, for the
-            project's instruction), `csv` or `jsonl`.
+        kind: `label-studio` (tasks, and beside them the labelling config as `.xml` and the guidelines as `.html`,
+            for the project's instruction), `csv` or `jsonl`.
 
     Raises:
         UserError: the folder is neither.
