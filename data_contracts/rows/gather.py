@@ -52,7 +52,13 @@ class RowSource(NamedTuple):
         """The file or saved folder that `data` names as `preferences`, `demonstrations` or `prompts`."""
         field = _COLUMNS[name]
         return cls(
-            name, str(path), read_source(path, data.hub.split), getattr(data, field), f"data.{field}", label, data.votes
+            name,
+            str(path),
+            read_source(path, data.hub.split),
+            getattr(data, field),
+            f"data.{field}",
+            label,
+            data.decision,
         )
 
     @property
