@@ -52,6 +52,15 @@ def rows_of(folder: Path, form: str) -> list[str]:
     return [json.dumps(task) for task in json.loads((folder / "tasks.json").read_text())]
 
 
+def replies_of(row: str) -> list[str]:
+    """The two replies as they stand in a row, for the white space around them."""
+    cells = json.loads(row)
+    if isinstance(cells, list):
+        return [str(cell) for cell in cells[2:4]]
+    texts = cells.get("data", cells)
+    return [texts["response_a"], texts["response_b"]]
+
+
 def features(rows: list[str]) -> np.ndarray:
     """(rows, features) of all but the texts, the item's name among them."""
     names = [row[row.index("q0") : row.index("q0") + 14] for row in rows]
@@ -62,7 +71,9 @@ def features(rows: list[str]) -> np.ndarray:
         digits = [int(each, 16) for each in name[6:]]
         place_of_name = [row.index(name), len(row) - row.rindex(name)]
         bits = [place >> k & 1 for k in range(3)] + [number % 3, number % 5]
-        found.append([place, number, place - number, len(row), *marks, *digits, *place_of_name, *bits])
+        shown = replies_of(row)
+        spaces = [len(text) - len(text.strip()) for text in shown] + [text.count("  ") for text in shown]
+        found.append([place, number, place - number, len(row), *marks, *digits, *place_of_name, *bits, *spaces])
     values = np.array(found, dtype=float)
     return (values - values.mean(axis=0)) / np.maximum(values.std(axis=0), 1e-9)
 
