@@ -224,6 +224,21 @@ def scoring(
     return Launch(ctx, config, sources, unnamed_gates(config))
 
 
+def sample_of(home: Path, run: str | None) -> Path:
+    """The batch that people judge in a run (None: the newest): its sample artifact in the store.
+
+    Raises:
+        UserError: no such run, or it has no batch for people, or the store has lost it.
+    """
+    status = load_status(home, run)
+    config = check_config(run_values(home, status.run), source=f"run {status.run}")
+    record = standing(ArtifactStore(home), status, PIPELINE)[0].get("human_eval.sample")
+    folder = None if record is None else ArtifactStore(home).path(record)
+    if config.human_eval.judges != "people" or folder is None or not (folder / "sheet.json").is_file():
+        raise UserError(f"run {status.run} has no batch for people to judge. Name a run that awaits labels.")
+    return folder
+
+
 def compute(launch: Launch) -> StageResult | None:
     """Go through the pipeline, and write the run's end down whatever it is.
 
