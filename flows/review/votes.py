@@ -58,6 +58,7 @@ class ReviewBatch(NamedTuple):
 
     id: int
     name: str
+    kind: str
     guidelines: str
     ratings: list[str]
     criteria: list[dict[str, str]]
@@ -99,7 +100,7 @@ class Voting:
         with engine.connect() as connection:
             row = connection.execute(select(batch).where(batch.c.id == number)).one()
         about = ReviewBatch(
-            row.id, row.name, row.guidelines, json.loads(row.ratings), json.loads(row.criteria), row.overlap,
+            row.id, row.name, row.kind, row.guidelines, json.loads(row.ratings), json.loads(row.criteria), row.overlap,
             bytes.fromhex(row.secret),
         )  # fmt: skip
         return cls(engine, about)

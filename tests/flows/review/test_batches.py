@@ -150,6 +150,7 @@ def test_candidates_come_back_as_votes_that_data_can_be_read_from(tmp_path: Path
     source = batches.find_batch(tmp_path, str(tmp_path), overlap=2)
     page = site(raters=2, source=source)
     judge(page, for_policy)
+    assert "Who is winning" not in page.browser(page.admin).get("/progress").text, "there is no key to that"
     (file,) = export(page.voting, source)
     assert file == tmp_path / VOTES
     for row in read_rows(file):
