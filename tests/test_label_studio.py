@@ -57,7 +57,7 @@ class Studio:
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Label Studio that sends nothing anywhere."""
     program = subprocess.run(["sh", "infra/label-studio.sh"], cwd=ROOT, check=True, capture_output=True, text=True)
-    folder, port = tmp_path_factory.mktemp("studio"), free_port()
+    folder, port = tmp_path_factory.mktemp("studio"), free_port(18_080)
     quiet = {"COLLECT_ANALYTICS": "False", "SENTRY_DSN": "", "FRONTEND_SENTRY_DSN": "", "LATEST_VERSION_CHECK": "False"}
     environment = {**os.environ, **quiet, "LABEL_STUDIO_BASE_DATA_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
