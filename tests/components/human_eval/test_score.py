@@ -92,6 +92,7 @@ def test_hand_computed_result(make_case: Callable[..., Any]) -> None:
         "both_bad": 0.0,
         "agreement": 0.5,
     }
+    about |= {"a": last["a"], "b": 1 - last["a"], "seconds": None}
     assert last == about | {"self_agreement": None, "side_a": last["side_a"]}
 
 
