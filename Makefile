@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-core test-stack test-containers bench-stack test-browser faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack test-browser test-label-studio faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -38,6 +38,10 @@ test-containers: $(INSTALLED)
 # Pages in headless Chromium, which infra/chromium.sh finds or installs; TETHER_PICTURES=FOLDER keeps pictures of them.
 test-browser: $(INSTALLED)
 	$(BIN)/python -m pytest -m browser $(ARGS)
+
+# A batch through a real Label Studio, which infra/label-studio.sh installs (1 GB) into .tether/.
+test-label-studio: $(INSTALLED)
+	$(BIN)/python -m pytest -m labelstudio $(ARGS)
 
 # Runs killed at 60 moments, other commands at 30, and 45 other faults: full disks, damaged files, servers that die, signals.
 faults: $(INSTALLED)

@@ -11,7 +11,7 @@ import pandas as pd
 from components.base.errors import UserError, naming
 from components.data.checks_config import ChecksConfig
 from components.data.rows import Problem
-from components.human_eval.reading import sheet_records
+from components.human_eval.batch.reading import sheet_records
 from components.human_eval.sheet import rating_of
 from data_contracts.examine import FileReport
 from data_contracts.expectations import suites

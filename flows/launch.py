@@ -70,7 +70,7 @@ def new_run(
     """
     check_stages("--refresh", refresh)
     check_kl_is_judged(config, profile)
-    config, notes = with_rates(config, home)
+    config, notes = with_rates(people.with_guidelines(config), home)
     sources = find_sources(config, home)
     origin = {"flow_run": flow_run} if flow_run else {}
     ctx = _begin(home, profile, config, origin, label, waivers, refresh=refreshed(refresh), **_by(user))
@@ -128,7 +128,7 @@ def rerun(
                 f"{base.run} as it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
             )
     check_kl_is_judged(config, f"run {base.run}")
-    config, chosen = with_rates(config.resolved(), home)
+    config, chosen = with_rates(people.with_guidelines(config).resolved(), home)
     notes += chosen
     if base.config.seed != config.seed and before:
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
@@ -222,6 +222,21 @@ def scoring(
         **_by(user),
     )
     return Launch(ctx, config, sources, unnamed_gates(config))
+
+
+def sample_of(home: Path, run: str | None) -> Path:
+    """The batch that people judge in a run (None: the newest): its sample artifact in the store.
+
+    Raises:
+        UserError: no such run, or it has no batch for people, or the store has lost it.
+    """
+    status = load_status(home, run)
+    config = check_config(run_values(home, status.run), source=f"run {status.run}")
+    record = standing(ArtifactStore(home), status, PIPELINE)[0].get("human_eval.sample")
+    folder = None if record is None else ArtifactStore(home).path(record)
+    if config.human_eval.judges != "people" or folder is None or not (folder / "sheet.json").is_file():
+        raise UserError(f"run {status.run} has no batch for people to judge. Name a run that awaits labels.")
+    return folder
 
 
 def compute(launch: Launch) -> StageResult | None:

@@ -39,6 +39,18 @@ class HubConfig(Settings):
     """Branch, tag or commit; null takes the newest at the first fetch and keeps that copy."""
 
 
+class DecisionConfig(Settings):
+    """When several annotators' votes decide a pair. What they do not decide goes to `review.jsonl`, for experts."""
+
+    minimum: int | None = Field(None, ge=1, le=1000)
+    """Fewest votes; null asks for 3 of the pairs that Tether gave out to label, and for 1 of any other source's."""
+    margin: float = Field(0, ge=0, lt=1)
+    """A lead of the most frequent answer over the next, as a share of the votes, that is still too narrow: 0.34 leaves
+    2 against 1 to experts, 0 ties alone."""
+    experts: tuple[str, ...] = ()
+    """Annotators whose votes alone decide the pairs that they voted on."""
+
+
 class DataConfig(Settings):
     """Where preferences and demonstrations come from, and what becomes of them."""
 
@@ -65,12 +77,23 @@ class DataConfig(Settings):
     labels: Literal["majority", "dawid_skene"] = "majority"
     """Which response is chosen where annotators voted: the most frequent answer's, or the likelier one once each
     annotator's competence is estimated from all votes (Dawid and Skene 1979)."""
+    decision: DecisionConfig = DecisionConfig()
+    """When votes decide a pair."""
     checks: ChecksConfig = ChecksConfig()
     """What is checked, how grave each finding is, and from where on."""
     near_duplicate: NearDuplicateConfig = NearDuplicateConfig()
     """What counts as a near-duplicate."""
     generator: SupportDeskConfig = SupportDeskConfig()
     """Size and habits of the built-in task (read where `preferences` or `demonstrations` is generated)."""
+
+    @model_validator(mode="after")
+    def _votes_or_a_model_of_them(self) -> Self:
+        if self.labels == "dawid_skene" and self.decision != DecisionConfig():
+            raise ValueError(
+                "decision says when a majority decides, and with labels=dawid_skene a model of the annotators does: "
+                "leave decision out, or set labels=majority"
+            )
+        return self
 
     @field_validator("preferences", mode="before")
     @classmethod

@@ -60,6 +60,8 @@ class Item(NamedTuple):
     policy_side: Side
     repeat_of: str | None = None
     """The item whose pair this one shows again, sides exchanged."""
+    known: str | None = None
+    """How the wrong reply was made, of an item whose right answer is known: its `policy` is the right reply."""
 
 
 class SealedKey(TypedDict):
@@ -70,6 +72,10 @@ class SealedKey(TypedDict):
     """By item."""
     repeat_of: NotRequired[dict[str, str]]
     """Item to the one that it repeats."""
+    attention: NotRequired[dict[str, Side]]
+    """Item to the right answer, of those whose right answer is known; they are in neither of the others."""
+    attention_made: NotRequired[dict[str, str]]
+    """How the wrong reply of each was made."""
     salt: str
 
 
@@ -118,7 +124,9 @@ def sealed_key(items: Sequence[Item], salt: str) -> SealedKey:
     """The content of `key.json`: on which side each item's policy response stands."""
     return {
         "note": "Raters must not see this file before they have rated.",
-        "policy_side": {item.item: item.policy_side for item in items},
+        "policy_side": {item.item: item.policy_side for item in items if item.known is None},
+        "attention": {item.item: item.policy_side for item in items if item.known is not None},
+        "attention_made": {item.item: item.known for item in items if item.known is not None},
         "repeat_of": {item.item: item.repeat_of for item in items if item.repeat_of is not None},
         "salt": salt,
     }

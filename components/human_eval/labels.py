@@ -5,18 +5,19 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from components.base.errors import Mistakes, UserError
 from components.base.hashing import digest_file
 from components.base.jsonl import read_rows
+from components.human_eval.batch.reading import ReturnedSheet, parse_sheet
+from components.human_eval.batch.texts import first_difference, plain, same
 from components.human_eval.blinding import JudgedItem, SealedKey, Side
-from components.human_eval.reading import ReturnedSheet, parse_sheet
 from components.human_eval.sheet import SheetInfo, SheetRow, rating_columns, write_joint
-from components.human_eval.texts import first_difference, plain, same
 
 _ITEM = re.compile(r"(q\d+)-([0-9a-f]{8})")
 _SIDES = ("prompt", "response_a", "response_b")
@@ -25,6 +26,20 @@ _BY_CHANCE = 1e-6
 
 Labels = dict[str, tuple[str, ...]]
 """Each item's ratings, a rater each; "" is one not given."""
+Further = Mapping[str, dict[str, str]]
+OVERALL = "rating"
+"""The question that is always asked: which reply somebody would rather receive."""
+
+
+class Answers(NamedTuple):
+    """All that raters answered."""
+
+    ratings: Labels
+    """Overall, of the pairs that are judged; those that repeat others are among them."""
+    criteria: dict[str, Labels]
+    """The same for each criterion that was asked: a, b or tie."""
+    attention: Labels
+    """Of the items whose right answer is known; they count in no result but the raters' attention."""
 
 
 class Texts(NamedTuple):
@@ -41,12 +56,14 @@ class _Opened(NamedTuple):
     policy_side: dict[str, Side]
     responses: dict[str, JudgedItem]
     repeat_of: dict[str, str]
+    attention: Mapping[str, Side] = MappingProxyType({})
 
 
 class Sample(_Opened):
     """A sample artifact: the sheet's description, its unsealed key and the responses, by item.
 
-    `repeat_of` names the item that another one repeats, with the sides exchanged.
+    `repeat_of` names the item that another one repeats, with the sides exchanged, `attention` the right
+    answer to each item whose answer is known; those are in neither of the others.
     """
 
     @property
@@ -66,7 +83,7 @@ class Sample(_Opened):
             raise UserError(f"{folder / 'key.json'} was changed: the sample's sheet was sealed with another key.")
         key: SealedKey = json.loads((folder / "key.json").read_text(encoding="utf-8"))
         responses = {row["item"]: row for row in read_rows(folder / "responses.jsonl")}
-        return cls(folder, about, key["policy_side"], responses, key.get("repeat_of", {}))
+        return cls(folder, about, key["policy_side"], responses, key.get("repeat_of", {}), key.get("attention") or {})
 
     @cached_property
     def given(self) -> dict[str, Texts]:
@@ -78,8 +95,22 @@ class Sample(_Opened):
     def _by_texts(self) -> dict[Texts, str]:
         return {texts: item for item, texts in self.given.items()}
 
+    @cached_property
+    def _numbers(self) -> list[str]:
+        """Every item on the sheet by its number, in the sheet's order; items with a known answer among them."""
+        return [name.split("-")[0] for name in self.given]
+
+    @property
+    def criteria(self) -> list[str]:
+        """What is asked of each pair beside the overall preference."""
+        return [each["name"] for each in self.about.get("criteria", [])]
+
     def ratings(self, *files: Path) -> Labels:
-        """The ratings (a, b, tie, both_bad or "") of returned sheets, by item; items without a row have none.
+        """The overall ratings alone, as `answers`."""
+        return self.answers(*files).ratings
+
+    def answers(self, *files: Path) -> Answers:
+        """What returned sheets say, by item; items without a row have no answers.
 
         Args:
             files: the joint sheet, or several raters' own; each in the form of either.
@@ -90,46 +121,68 @@ class Sample(_Opened):
             UserError: nothing is rated.
         """
         mistakes: list[str] = []
-        answers: dict[tuple[str, int], tuple[str, str]] = {}
+        answers: dict[tuple[str, str, int], tuple[str, str]] = {}
+        people = self.raters
         for path in files:
             try:
-                sheet = parse_sheet(path, self.raters, self.about["ratings"])
+                sheet = parse_sheet(path, self.raters, self.about["ratings"], self.criteria)
             except UserError as error:
                 mistakes.append(str(error))
                 continue
             mistakes += sheet.mistakes
+            people = max(people, sheet.raters)
             for row, item in self._items(sheet, mistakes):
-                for rater, rating in enumerate(row.ratings):
-                    answer, place = answers.get((item, rater), (rating, ""))
-                    if rating and answer != rating:
-                        mistakes.append(
-                            f"{path}, row {row.number}: rater {rater + 1} answers {rating} to {row.item}, and {answer} "
-                            f"in {place}. Give one of them; two people need two numbers of raters."
-                        )
-                    elif rating:
-                        answers[item, rater] = rating, f"{path}, row {row.number}"
+                place = f"{path}, row {row.number}"
+                for question, own in zip((OVERALL, *self.criteria), (row.ratings, *row.criteria), strict=True):
+                    for rater, rating in enumerate(own):
+                        known, where = answers.get((question, item, rater), (rating, ""))
+                        if rating and known != rating:
+                            asked = "" if question == OVERALL else f" about `{question}`"
+                            mistakes.append(
+                                f"{place}: rater {rater + 1} answers {rating} to {row.item}{asked}, and {known} in "
+                                f"{where}. Give one of them; two people need two numbers of raters."
+                            )
+                        elif rating:
+                            answers[question, item, rater] = rating, place
         if mistakes:
             raise Mistakes(*mistakes)
-        if not answers:
+        if not any(question == OVERALL for question, _, _ in answers):
             columns = ", ".join(rating_columns(self.raters))
             named = " and ".join(map(str, files))
             raise UserError(f"{named} holds no rating yet. Fill in {columns}, or `rating` in a rater's own file.")
-        return {
-            item: tuple(answers.get((item, rater), ("", ""))[0] for rater in range(self.raters))
-            for item in self.policy_side
-        }
 
-    def write(self, path: Path, labels: Labels) -> None:
-        """Write labels as the sheet with all raters' columns: the same answers in any files give the same bytes."""
+        def of(question: str, items: Iterable[str]) -> Labels:
+            return {
+                item: tuple(answers.get((question, item, rater), ("", ""))[0] for rater in range(people))
+                for item in items
+            }
+
+        criteria = {name: of(name, self.policy_side) for name in self.criteria}
+        return Answers(of(OVERALL, self.policy_side), criteria, of(OVERALL, self.attention))
+
+    def write(self, path: Path, labels: Labels | Answers, further: Further | None = None) -> None:
+        """Write answers as the sheet with all raters' columns: the same answers in any files give the same bytes.
+
+        Args:
+            further: cells of further columns, by item; every item has the same columns.
+        """
+        if not isinstance(labels, Answers):
+            labels = Answers(labels, {}, {})
+        every = labels.ratings | labels.attention
+        raters = len(rated_columns(every))
+        criteria = self.criteria if labels.criteria else []
+        none = ("",) * raters
         rows = read_rows(self.folder / "sheet.jsonl")
         filled = [
             SheetRow(
-                number, row["item"], row["prompt"], row["response_a"], row["response_b"],
-                labels[row["item"].split("-")[0]],
+                number, row["item"], row["prompt"], row["response_a"], row["response_b"], every.get(item, none),
+                tuple(labels.criteria[name].get(item, none) for name in criteria),
             )
-            for number, row in enumerate(rows, 2)
+            for number, (item, row) in enumerate(zip(self._numbers, rows, strict=True), 2)
         ]  # fmt: skip
-        write_joint(path, filled, self.raters)
+        cells = {} if not further else dict.fromkeys(next(iter(further.values())), "")
+        more = [cells | (further or {}).get(item, {}) for item in self._numbers]
+        write_joint(path, filled, raters, shared=raters > self.raters, criteria=criteria, further=more)
 
     def _items(self, sheet: ReturnedSheet, mistakes: list[str]) -> list[tuple[SheetRow, str]]:
         """The rows of a sheet with the number of their item; what is wrong with them is added to `mistakes`."""
@@ -147,7 +200,7 @@ class Sample(_Opened):
         for row in sheet.rows:
             where = f"{sheet.path}, row {row.number}"
             item = row.item.split("-")[0]
-            if not _ITEM.fullmatch(row.item) or item not in self.policy_side:
+            if not _ITEM.fullmatch(row.item) or row.item not in self.given:
                 mistakes.append(
                     f"{where}, column `item`: {row.item[:40]!r} is no item of this sample. Items are copied from the "
                     "sheet as they are."
@@ -158,7 +211,7 @@ class Sample(_Opened):
                 mistakes += (f"{where}, {wrong}" for wrong in self._moved(row, sheet.lossy))
                 numbers[item] = row.number
                 found.append((row, item))
-        mistakes += (f"{sheet.path}, {wrong}" for wrong in _sorted_alone(found, self.raters))
+        mistakes += (f"{sheet.path}, {wrong}" for wrong in _sorted_alone(found, sheet.raters))
         return found
 
     def _moved(self, row: SheetRow, lossy: bool) -> Iterator[str]:
@@ -213,11 +266,16 @@ def _sorted_alone(rows: Sequence[tuple[SheetRow, str]], raters: int) -> Iterator
             )
 
 
-def asked(labels: Mapping[str, Sequence[str]]) -> int:
-    """How many ratings the sheet asks for."""
-    return sum(map(len, labels.values()))
+def rated_columns(labels: Mapping[str, Sequence[str]]) -> list[str]:
+    """`rating_1` to `rating_k` of those who rated: more than the sheet's raters where people shared its items."""
+    return rating_columns(max(map(len, labels.values()), default=0))
 
 
-def given(labels: Mapping[str, Sequence[str]]) -> int:
-    """How many were given."""
-    return sum(bool(rating) for each in labels.values() for rating in each)
+def asked(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
+    """How many ratings the sheet asks for, `per_item` of each item."""
+    return per_item * len(labels)
+
+
+def given(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
+    """How many of these were given; what an item has beyond is none that was asked for."""
+    return sum(min(per_item, sum(map(bool, each))) for each in labels.values())

@@ -8,16 +8,20 @@ from components.base.hashing import digest_file
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_name
+from components.human_eval.batch.attention import held_out_replies, with_attention
 from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
-from components.human_eval.config import HumanEvalConfig, SampleJob
+from components.human_eval.config import CRITERIA, HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
 from components.human_eval.selection import choose
 from components.human_eval.sheet import (
+    GUIDELINES_FILE,
     RATERS,
     SIMULATED,
     TEXTS,
+    AskedCriterion,
     SheetInfo,
     SheetRow,
+    criterion_columns,
     rater_file,
     rating_columns,
     told,
@@ -30,10 +34,10 @@ from components.human_eval.sheet import (
 def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Draw prompts of `inputs["data"]`, have the models of `inputs["sft"]` and `inputs["ppo"]` respond, write a sheet.
 
-    `artifact/` holds `raters/rater_1.csv` to `rater_k.csv` with instructions for a rater each; `sheet.csv`,
-    `sheet.jsonl` and `sheet.json` with a column for each rater; `key.json` and `responses.jsonl` (which tell the sides)
-    for nobody else; and `ratings.simulated.csv` if the judges are simulated. Where people judge, `inputs["seal"]` is
-    the home's secret (`blinding.home_seal`), with which the key is sealed.
+    `artifact/` holds `guidelines.md`; `raters/rater_1.csv` to `rater_k.csv` with instructions for a rater each;
+    `sheet.csv`, `sheet.jsonl` and `sheet.json` with a column for each rater; `key.json` and `responses.jsonl` (which
+    tell the sides) for nobody else; and `ratings.simulated.csv` if the judges are simulated. Where people judge,
+    `inputs["seal"]` is the home's secret (`blinding.home_seal`), with which the key is sealed.
 
     Raises:
         UserError: no held-out prompts; simulated judges on people's data, or more of them than there are.
@@ -47,20 +51,23 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     responses = respond(job, inputs, [c.prompt for c in chosen], out, observe)
     texts = {side: [r["text"] for r in responses[side]] for side in ("sft", "policy")}
     seal = inputs["seal"].read_bytes() if config.judges == "people" else b""
-    repeats = round(config.repeats * len(chosen))
+    repeats, checks = (round(share * len(chosen)) for share in (config.repeats, config.attention))
     items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed, seal, repeats)
+    if checks:
+        items = with_attention(items, held_out_replies(inputs["data"]), checks, salt)
     write_json(artifact / "key.json", sealed_key(items, salt))
     write_rows(
         artifact / "responses.jsonl",
         (JudgedItem(item=i.item, stratum=i.chosen.stratum, category=i.chosen.category, prompt=i.chosen.prompt,
-                    sft=i.sft, policy=i.policy) for i in items),
+                    sft=i.sft, policy=i.policy) for i in items if i.known is None),
     )  # fmt: skip
     sheet = write_sheet(artifact, items, config)
     if config.judges == "simulated":
         write_joint(artifact / SIMULATED, simulate(sheet, items, config, job.seed), config.raters)
     return {
         "human_eval/sampled": float(len(chosen)),
-        "human_eval/repeated": float(len(items) - len(chosen)),
+        "human_eval/repeated": float(sum(item.repeat_of is not None for item in items)),
+        "human_eval/attention_items": float(sum(item.known is not None for item in items)),
         "human_eval/strata": float(len({c.stratum for c in chosen})),
         "human_eval/identical": sum(map(str.__eq__, texts["sft"], texts["policy"])) / len(chosen),
         "human_eval/sft_ended": sum(r["ended"] for r in responses["sft"]) / len(chosen),
@@ -86,21 +93,30 @@ def check_judges(config: HumanEvalConfig, data: Path) -> None:
 def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) -> list[SheetRow]:
     """Write the raters' files and the sheet. `key.json` must be there: the sheet commits to its sha256."""
     commitment = digest_file(artifact / "key.json")
-    empty = ("",) * config.raters
+    empty, criteria = ("",) * config.raters, config.criteria
     sheet = []
     for number, item in enumerate(items, 2):
         a, b = (item.policy, item.sft) if item.policy_side == "a" else (item.sft, item.policy)
-        sheet.append(SheetRow(number, sheet_item(item.item, commitment), as_text(item.chosen.prompt), a, b, empty))
-    write_joint(artifact / "sheet.csv", sheet, config.raters)
-    write_json_lines(artifact / "sheet.jsonl", sheet)
-    lines = told(config.instructions, config.ratings)
-    write_raters_files(artifact / RATERS, sheet, config.raters, lines)
+        none = (empty,) * len(criteria)
+        sheet.append(
+            SheetRow(number, sheet_item(item.item, commitment), as_text(item.chosen.prompt), a, b, empty, none)
+        )
+    write_joint(artifact / "sheet.csv", sheet, config.raters, criteria=criteria)
+    write_json_lines(artifact / "sheet.jsonl", sheet, criteria)
+    asked: list[AskedCriterion] = [{"name": name, "question": CRITERIA[name]} for name in criteria]
+    lines = told(config.instructions, config.ratings, asked)
+    write_raters_files(artifact / RATERS, sheet, config.raters, lines, criteria)
+    text = config.instructions.strip() + "\n"
+    (artifact / GUIDELINES_FILE).write_text(text, encoding="utf-8", newline="\n")
     info: SheetInfo = {
+        "guidelines": text,
+        "guidelines_sha256": digest_file(artifact / GUIDELINES_FILE),
+        "criteria": asked,
         "instructions": "\n".join(lines),
-        "columns": [*TEXTS, *rating_columns(config.raters)],
+        "columns": [*TEXTS, *rating_columns(config.raters), *criterion_columns(criteria, config.raters)],
         "ratings": list(config.ratings),
         "raters": config.raters,
-        "items": sum(item.repeat_of is None for item in items),
+        "items": sum(item.repeat_of is None and item.known is None for item in items),
         "repeated": sum(item.repeat_of is not None for item in items),
         "key_sha256": commitment,
         "for_raters": [f"{RATERS}/{rater_file(rater)}" for rater in range(1, config.raters + 1)],

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypedDict
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
@@ -9,11 +10,14 @@ from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
 from components.human_eval.config import ScoreJob
-from components.human_eval.labels import Labels, Sample, asked, given
-from components.human_eval.sheet import SIMULATED, rating_columns
-from components.human_eval.summary import (
+from components.human_eval.labels import Labels, Sample, asked, given, rated_columns
+from components.human_eval.results.outcomes import equal_length, outcomes, rating_outcomes
+from components.human_eval.results.reward_model import reward_agreement, reward_metrics
+from components.human_eval.results.seconds import read_seconds
+from components.human_eval.results.summary import (
     TIES,
     RaterChecks,
+    attention_check,
     by_stratum,
     item_score,
     per_rater,
@@ -21,10 +25,22 @@ from components.human_eval.summary import (
     rater_checks,
     rating_score,
 )
+from components.human_eval.sheet import SIMULATED
 from components.stats.betting import always_valid_low
 from components.stats.intervals import Interval
 from components.stats.raters import crossed_proportion, too_few_raters
 from components.stats.votes import fleiss_kappa_interval
+
+
+class CriterionSummary(TypedDict):
+    """The policy's win rate by one criterion, ties a half; None where nobody answered."""
+
+    items: int
+    win_rate: float | None
+    win_rate_low: float | None
+    win_rate_high: float | None
+    ties: float | None
+
 
 PREFERENCES = "preferences.jsonl"
 """The rated pairs as rows that `data.preferences` reads."""
@@ -32,6 +48,8 @@ PREFERENCES = "preferences.jsonl"
 
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Score the filled sheet `inputs["sheet"]` (a file) of the sample `inputs["sample"]`.
+
+    `inputs["scores"]` holds the reward model's scores of the sample; without it nothing is said of the reward model.
 
     An item's score is the mean over its ratings of 1 (policy preferred), a half (tie, both_bad) or 0; the win rate is
     the mean over rated items, its interval over prompts and raters. Repeated items count in no win rate. Writes
@@ -43,29 +61,45 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     """
     level = job.human_eval.level
     sample = Sample.open(inputs["sample"])
-    labels = sample.ratings(inputs["sheet"])
+    answers = sample.answers(inputs["sheet"])
+    labels = answers.ratings
     first = {item: each for item, each in labels.items() if item not in sample.repeat_of}
     rated = {item: each for item, each in first.items() if any(each)}
     if not rated:
         raise UserError(f"{inputs['sheet']}: only items that repeat others are rated. Rate the others too.")
     scores = {item: item_score(each, sample.policy_side[item]) for item, each in rated.items()}
-    raters = sum(any(each[i] for each in rated.values()) for i in range(sample.raters))
+    raters = sum(any(each[i] for each in rated.values()) for i in range(len(rated_columns(labels))))
     win = _win_rate(sample, rated, level)
     early = always_valid_low([scores[item] for item in sorted(scores)], (1 - level) / 2)
     checks = rater_checks(sample, labels, level)
+    attention = attention_check(sample, answers.attention, level)
+    criteria = {name: _criterion(sample, own, level) for name, own in answers.criteria.items()}
+    even = equal_length(sample, scores, [prompt_of(sample, item) for item in scores], job.seed, level)
+    seconds = read_seconds([inputs["sheet"]], sample.raters)
+    of_items = outcomes(scores.values())
+    reward = reward_agreement(sample, scores, inputs["scores"], job.seed, level) if "scores" in inputs else None
     every = [rating for each in rated.values() for rating in each if rating]
     metrics = {
         "human_eval/win_rate": win.value,
         "human_eval/win_rate_low": win.low,
         "human_eval/win_rate_high": win.high,
         "human_eval/always_valid_low": float(early[-1]),
-        "human_eval/labels_complete": given(labels) / asked(labels),
+        "human_eval/labels_complete": given(labels, sample.raters) / asked(labels, sample.raters),
         "human_eval/items": float(len(rated)),
         "human_eval/raters": float(raters),
         "human_eval/ties": every.count("tie") / len(every),
         "human_eval/both_bad": every.count("both_bad") / len(every),
+        "human_eval/items_won": float(of_items["wins"]),
+        "human_eval/items_tied": float(of_items["ties"]),
+        "human_eval/items_lost": float(of_items["losses"]),
         **_check_metrics(checks),
+        **({} if attention is None else attention.lowest.metrics("human_eval/attention")),
+        **_criterion_metrics(criteria),
+        **reward_metrics(reward),
     }
+    if even is not None:
+        found = Interval(even["win_rate"], even["low"], even["high"])
+        metrics |= found.metrics("human_eval/win_rate_equal_length")
     votes = [[each.count(value) for value in sample.about["ratings"]] for each in rated.values()]
     kappa = fleiss_kappa_interval(votes, [prompt_of(sample, item) for item in rated], level=level)
     metrics |= kappa.metrics("human_eval/fleiss_kappa")
@@ -78,6 +112,9 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "interval_over": "prompts and raters",
         "too_few_raters": too_few_raters(raters),
         "always_valid_low": metrics["human_eval/always_valid_low"],
+        "outcomes": {"items": of_items, "ratings": rating_outcomes(sample, rated)},
+        "equal_length": even,
+        "reward_model": reward,
         **kappa.named("fleiss_kappa"),
         "ties": metrics["human_eval/ties"],
         "both_bad": metrics["human_eval/both_bad"],
@@ -85,13 +122,16 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "items_sampled": len(first),
         "items_repeated": len(sample.repeat_of),
         "labels_complete": metrics["human_eval/labels_complete"],
-        "ratings": {"given": given(labels), "asked": asked(labels)},
+        "ratings": {"given": given(labels, sample.raters), "asked": asked(labels, sample.raters)},
         "position_bias": checks.position_bias and dict(zip(("value", "high"), checks.position_bias, strict=True)),
         "self_agreement": checks.self_agreement and checks.self_agreement._asdict(),
         "raters_alike": checks.alike,
-        "raters": list(per_rater(sample, labels, level)),
+        "attention": attention and {"items": len(sample.attention), **attention.lowest._asdict()},
+        "criteria": criteria,
+        "raters": list(per_rater(sample, labels, level, seconds, attention)),
         "strata": by_stratum(sample, scores, level),
         "key_sha256": sample.about["key_sha256"],
+        "guidelines_sha256": sample.about.get("guidelines_sha256"),
     }
     write_json(out / "artifact" / "result.json", result)
     write_unblinded(out / "artifact" / "ratings.csv", sample, labels)
@@ -106,6 +146,28 @@ def _win_rate(sample: Sample, rated: Labels, level: float) -> Interval:
     values = [rating_score(rating, sample.policy_side[item]) for item, _, rating in each]
     items, raters = [item for item, _, _ in each], [rater for _, rater, _ in each]
     return crossed_proportion(values, items, raters, [prompt_of(sample, item) for item in items], level)
+
+
+def _criterion(sample: Sample, labels: Labels, level: float) -> CriterionSummary:
+    """The policy's win rate by one criterion, over the items that somebody answered it on."""
+    rated = {item: each for item, each in labels.items() if item not in sample.repeat_of and any(each)}
+    if not rated:
+        return {"items": 0, "win_rate": None, "win_rate_low": None, "win_rate_high": None, "ties": None}
+    win = _win_rate(sample, rated, level)
+    every = [answer for each in rated.values() for answer in each if answer]
+    return {
+        "items": len(rated), "win_rate": win.value, "win_rate_low": win.low, "win_rate_high": win.high,
+        "ties": every.count("tie") / len(every),
+    }  # fmt: skip
+
+
+def _criterion_metrics(criteria: Mapping[str, CriterionSummary]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, own in criteria.items():
+        if own["win_rate"] is not None:
+            win = Interval(own["win_rate"], own["win_rate_low"] or 0.0, own["win_rate_high"] or 0.0)
+            found |= win.metrics(f"human_eval/{name}_win_rate")
+    return found
 
 
 def _check_metrics(checks: RaterChecks) -> dict[str, float]:
@@ -130,7 +192,7 @@ def judged_by(sample: Sample, labels: Labels) -> str:
 def write_unblinded(path: Path, sample: Sample, labels: Labels) -> None:
     """Every item with its authors named, each rating as policy, sft, tie or both_bad, and its score."""
     columns = ["item", "repeats", "stratum", "prompt", "sft", "policy", "policy_side"]
-    columns += [*rating_columns(sample.raters), "score"]
+    columns += [*rated_columns(labels), "score"]
     rows = []
     for item, each in labels.items():
         side, row = sample.policy_side[item], sample.responses[item]
@@ -139,7 +201,7 @@ def write_unblinded(path: Path, sample: Sample, labels: Labels) -> None:
             "item": item, "repeats": sample.repeat_of.get(item, ""), "stratum": row["stratum"],
             "prompt": canonical_json(row["prompt"]), "sft": row["sft"], "policy": row["policy"], "policy_side": side,
             "score": str(item_score(each, side)) if any(each) else "",
-            **{name: named[r] for name, r in zip(rating_columns(sample.raters), each, strict=True)},
+            **{name: named[r] for name, r in zip(rated_columns(labels), each, strict=True)},
         })  # fmt: skip
     write_csv(path, columns, rows)
 
@@ -151,7 +213,7 @@ def _preferences(sample: Sample, rated: Labels) -> Iterator[dict[str, object]]:
         sides = (row["policy"], row["sft"]) if sample.policy_side[item] == "a" else (row["sft"], row["policy"])
         votes = [
             {"annotator": name, "label": rating}
-            for name, rating in zip(rating_columns(sample.raters), each, strict=True)
+            for name, rating in zip(rated_columns(rated), each, strict=True)
             if rating
         ]
         yield {

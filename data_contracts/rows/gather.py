@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
-from components.data.config import DataConfig
+from components.data.config import DataConfig, DecisionConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.prompts import parse_prompt
 from components.data.formats.single_votes import gather_votes
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import RawRow, Row, listed
+from data_contracts.rows.decided import by_votes
 from data_contracts.rows.ledger import Reason, count_reason
 from data_contracts.rows.schemas import schema_problems
 
@@ -24,6 +25,7 @@ _TEMPLATE = "Give sft.base a tokenizer whose chat template takes such conversati
 REMEDIES = {
     "template_takes": _TEMPLATE,
     "template_agrees": _TEMPLATE,
+    "decided": "Give more votes, lower data.decision.minimum or data.decision.margin, or have experts decide.",
     "differ_truncated": "Raise generation.max_new_tokens, or give shorter responses.",
 }
 """What to do, by check, where mending rows or mapping names isn't it."""
@@ -42,12 +44,22 @@ class RowSource(NamedTuple):
     """The config field that renames columns."""
     label: str = ""
     """What its rows are said to come from, where that isn't `name`."""
+    decision: DecisionConfig = DecisionConfig()
+    """When votes decide a pair of preferences."""
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
         """The file or saved folder that `data` names as `preferences`, `demonstrations` or `prompts`."""
         field = _COLUMNS[name]
-        return cls(name, str(path), read_source(path, data.hub.split), getattr(data, field), f"data.{field}", label)
+        return cls(
+            name,
+            str(path),
+            read_source(path, data.hub.split),
+            getattr(data, field),
+            f"data.{field}",
+            label,
+            data.decision,
+        )
 
     @property
     def file(self) -> str:
@@ -110,7 +122,7 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
 
 def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> list[Row]:
     if source.name == "preferences":
-        return pairs.parse_pairs(raw, name, source.file, max_characters)
+        return by_votes(raw, name, source.file, max_characters, source.decision)
     if source.name == "demonstrations":
         return [demonstrations.parse_demonstration(raw, name, source.file, max_characters)]
     row = parse_prompt(raw, max_characters)

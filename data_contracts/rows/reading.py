@@ -17,7 +17,7 @@ from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
 from components.data.readers import read_source
 from components.data.rows import RawRow
-from components.human_eval.reading import looks_like_sheet
+from components.human_eval.batch.reading import looks_like_sheet
 from data_contracts.rows.gather import DETECT_ON, RowSource, renamed
 from data_contracts.rows.schemas import SourceReading
 

@@ -1,10 +1,14 @@
 """`tether human-eval`: what a sample can find. (`score`, which takes a run up, stands with the other runs.)"""
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flows.cli import completion
 from flows.cli.command import Json, command, echo
+from flows.environment import tether_home
 
 human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
 
@@ -27,3 +31,42 @@ def plan(
 
     found = findable(SamplePlan(items, raters, raters if per_item is None else per_item, ties, rater_spread))
     echo(found.as_json() if as_json else found.text())
+
+
+class Tool(StrEnum):
+    """What reads an exported batch."""
+
+    LABEL_STUDIO = "label-studio"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+@command(human_eval, "export")
+def export(
+    batch: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run that people judge, or a folder of candidates.",
+                       autocompletion=completion.runs),
+    ],
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    to: Annotated[Tool, typer.Option("--to", help="What reads it.")] = Tool.LABEL_STUDIO,
+) -> None:  # fmt: skip
+    """Write a batch for another tool. What it exports goes to `score`, or for candidates to `import`."""
+    from flows import people
+    from flows.launch import sample_of
+
+    folder = Path(batch)
+    found = people.export(folder if folder.is_dir() else sample_of(tether_home(), batch), to.value, file)
+    echo(f"{found.items} items for {to.value}: {', '.join(map(str, found.files))}")
+
+
+@command(human_eval, "import")
+def import_(
+    candidates: Annotated[Path, typer.Argument(help="The folder of candidates that was exported.")],
+    file: Annotated[Path, typer.Argument(help="Label Studio's export: JSON, JSON_MIN or CSV.")],
+    out: Annotated[Path, typer.Argument(help="The file of votes to write, for data.preferences (.jsonl).")],
+) -> None:
+    """Turn Label Studio's votes on candidates into preferences."""
+    from flows.people import import_votes
+
+    echo(f"{import_votes(candidates, file, out)} pairs with votes: {out}")

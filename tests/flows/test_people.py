@@ -1,18 +1,26 @@
 """What raters get, and what becomes of what they return, before a run is taken up."""
 
+import hashlib
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.base.errors import Mistakes, UserError
-from components.base.jsonl import write_json, write_rows
+from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.settings import keyed_values
+from components.data.formats.pairs import parse_pair
+from components.data.rows import RawRow
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
-from flows.people import LABELS, give_out, joined
+from flows.config.profiles import Override
+from flows.config.run_config import load_config
+from flows.people import LABELS, export, give_out, import_votes, joined, with_guidelines
 
 
 class Store:
@@ -99,3 +107,129 @@ def test_the_instructions_name_the_ratings_that_the_scale_has(sample: Path) -> N
     """Defect 2: raters are told what each rating means."""
     about = json.loads((sample / "sheet.json").read_text())
     assert about["instructions"].endswith("both_bad = both are bad, and neither should be sent.")
+
+
+def test_guidelines_are_part_of_the_batch_and_named_by_their_digest(tmp_path: Path, sample: Path) -> None:
+    about = json.loads((sample / "sheet.json").read_text())
+    give_out(sample, tmp_path)
+    given = (tmp_path / "guidelines.md").read_bytes()
+    assert about["guidelines"] == given.decode() and about["guidelines_sha256"] == hashlib.sha256(given).hexdigest()
+    assert [line[3:] for line in about["guidelines"].splitlines() if line.startswith("## ")] == [
+        "Helpful", "Honest", "Harmless", "Coherent", "When they are close"
+    ]  # fmt: skip
+    assert about["guidelines"].count("\n> ") == 4, "an example each"
+    assert not {"column", "row", "csv"} & set(re.findall(r"\w+", about["guidelines"].casefold())), (
+        "of spreadsheets only"
+    )
+    assert "do not sort or move single columns" in about["instructions"]
+
+
+def test_guidelines_of_a_file_are_read_once_and_stay_with_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "ours.md"
+    file.write_bytes(b"\xef\xbb\xbf# Ours\r\n\r\nBe kind.\n")
+    config = load_config("tiny", [Override(("human_eval", "guidelines"), str(file))])
+    read = with_guidelines(config)
+    file.unlink()
+    assert read.human_eval.instructions == "# Ours\r\n\r\nBe kind.\n" and with_guidelines(read) == read
+    assert "guidelines" not in keyed_values(read.human_eval), "where they were read changes no key"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "can't be read: No such file"),
+        (b"\xff\xfe#", "no text in UTF-8"),
+        (b" \n", "not empty, and without control"),
+        (b"bell \x07", "without control characters"),
+        (b"x" * 32_001, "at most 32000 characters"),
+    ],
+)
+def test_guidelines_that_nobody_can_read_are_refused_by_name(tmp_path: Path, content: bytes | None, said: str) -> None:
+    file = tmp_path / "ours.md"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"human_eval\.guidelines = .*ours\.md: .*{said}"):
+        with_guidelines(load_config("tiny", [Override(("human_eval", "guidelines"), str(file))]))
+
+
+# Other tools ----------------------------------------------------------------------------------------------------------
+
+
+def labelled(tasks: list[dict[str, Any]], answers: Callable[[int, int], str], people: int) -> list[dict[str, Any]]:
+    """Tasks as Label Studio exports them (JSON) when each of `people` has answered; `answers` sees task and person."""
+    return [
+        {
+            "id": n,
+            "data": task["data"],
+            "annotations": [
+                {"completed_by": 10 + k, "result": [{"from_name": "rating", "value": {"choices": [answers(n, k)]}}]}
+                for k in range(people)
+            ],
+        }
+        for n, task in enumerate(tasks)
+    ]
+
+
+def test_a_batch_goes_out_for_label_studio_with_config_and_guidelines_and_comes_back(
+    tmp_path: Path, sample: Path
+) -> None:
+    found = export(sample, "label-studio", tmp_path / "out" / "tasks.json")
+    assert found.items == 6 and [file.name for file in found.files] == ["tasks.json", "tasks.xml", "tasks.html"]
+    assert "<h2>Honest</h2>" in found.files[2].read_text() and 'name="rating"' in found.files[1].read_text()
+    tasks = json.loads(found.files[0].read_text())
+    (tmp_path / "back.json").write_text(json.dumps(labelled(tasks, lambda n, k: ("a", "tie")[k], 2)))
+    store: Any = Store(sample)
+    run = tmp_path / "run"
+    run.mkdir()
+    record: Any = object()
+    assert joined(run, store, record, tmp_path / "back.json").read_bytes().count(b'"a","tie"') == 6
+    for kind, name in (("csv", "sheet.csv"), ("jsonl", "sheet.jsonl")):
+        assert export(sample, kind, tmp_path / name).items == 6
+        assert (tmp_path / name).read_bytes() == (sample / name).read_bytes(), "as the run wrote them"
+    with pytest.raises(UserError, match="neither a batch to judge nor candidates"):
+        export(tmp_path / "run", "csv", tmp_path / "x.csv")
+
+
+@pytest.fixture
+def candidates(tmp_path: Path) -> Path:
+    folder = tmp_path / "candidates"
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "=1+1?"}]
+    rows = [
+        {"id": f"tether-{n:05d}-abcdef01", "prompt": prompt, "a": f"'two' {n}", "b": f"<b>{n}</b>\r\n", "label": None}
+        for n in range(3)
+    ]
+    write_rows(folder / "pairs.jsonl", rows)
+    return folder
+
+
+def test_candidates_go_out_and_their_votes_come_back_as_preferences(
+    tmp_path: Path, candidates: Path, tether_here: Any
+) -> None:
+    tether_here(
+        "human-eval",
+        "export",
+        str(candidates),
+        str(tmp_path / "tasks.json"),
+        "--to",
+        "label-studio",
+        home=tmp_path / "home",
+    )
+    tasks = json.loads((tmp_path / "tasks.json").read_text())
+    assert tasks[0]["data"]["prompt"] == "[system]\nBe brief.\n\n[user]\n=1+1?"
+    back = tmp_path / "back.json"
+    back.write_text(json.dumps(labelled(tasks[:2], lambda n, k: "ab"[n], 3)))
+    tether_here(
+        "human-eval", "import", str(candidates), str(back), str(tmp_path / "votes.jsonl"), home=tmp_path / "home"
+    )
+    rows = read_rows(tmp_path / "votes.jsonl")
+    assert [[vote["label"] for vote in row["votes"]] for row in rows] == [["a"] * 3, ["b"] * 3]
+    judged = parse_pair(RawRow(1, rows[1]), "votes", "x", 20_000)
+    assert judged.problems == [] and judged.item is not None and judged.item["chosen"] == "<b>1</b>\r\n"
+    tasks[0]["data"]["response_a"] = "edited"
+    tasks[1]["data"]["item"] = "tether-00009-abcdef01"
+    back.write_text(json.dumps(labelled(tasks, lambda n, k: "left" if n == 2 else "a", 1)))
+    with pytest.raises(Mistakes) as error:
+        import_votes(candidates, back, tmp_path / "votes.jsonl")
+    assert [re.findall(r"row (\d).*(no rating|not those exported|no pair)", line)[0] for line in error.value.args] == [
+        ("3", "no rating"), ("1", "not those exported"), ("2", "no pair")
+    ]  # fmt: skip

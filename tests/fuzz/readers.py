@@ -137,7 +137,7 @@ def read_data(path: Path) -> None:
 
 
 def read_rating_sheet(path: Path) -> None:
-    from components.human_eval.reading import read_sheet
+    from components.human_eval.batch.reading import read_sheet
 
     read_sheet(path, 2, ("a", "b", "tie"))
 

@@ -52,6 +52,7 @@ def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_meas
     assert [g.name for g in GATES.values() if g.ends] == ["ppo.length_ratio"]
     assert [g.name for g in GATES.values() if g.if_measured] == [
         "reward.refresh_gain_low", "ppo.beta_drift_below_target", "ppo.proxy_rise_at_level_kl",
+        "human_eval.attention_low",
     ]  # fmt: skip
     assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
         "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",

@@ -9,8 +9,8 @@ import pytest
 
 from components.data.spreadsheet import write_csv
 from components.human_eval import sample as sample_stage
+from components.human_eval.batch.reading import read_sheet
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
-from components.human_eval.reading import read_sheet
 from components.human_eval.sheet import SheetRow, as_record
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from components.base.errors import Mistakes, UserError
 from components.data.spreadsheet import protect, unprotect
+from components.human_eval.batch.texts import plain, same
 from components.human_eval.labels import Sample
 from components.human_eval.sheet import SheetRow
-from components.human_eval.texts import plain, same
 
 Table = list[list[str]]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from components.base.errors import UserError
 from components.base.jsonl import write_rows
 from components.data.spreadsheet import protect, unprotect, write_csv
-from components.human_eval.reading import read_sheet
+from components.human_eval.batch.reading import read_sheet
 from components.human_eval.sheet import SheetRow, as_record
 
 VALID = ("a", "b", "tie")

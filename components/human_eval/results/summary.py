@@ -2,13 +2,15 @@
 
 import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypedDict
 
 from components.base.hashing import canonical_json
-from components.human_eval.labels import Labels, Sample
-from components.human_eval.sheet import rating_columns
+from components.human_eval.labels import Labels, Sample, rated_columns
+from components.human_eval.results.seconds import Seconds
 from components.stats.intervals import LEVEL, Interval, clustered_proportion
 
 TIES = ("tie", "both_bad")
@@ -30,6 +32,9 @@ class RaterSummary(TypedDict):
     rater: str
     n: int
     win_rate: float | None
+    a: float | None
+    b: float | None
+    """Shares of either side."""
     ties: float | None
     """Share of ties; `both_bad` is not among them."""
     both_bad: float | None
@@ -39,6 +44,10 @@ class RaterSummary(TypedDict):
     """Share of other raters' ratings of the same items that theirs agree with."""
     self_agreement: float | None
     """Share of the repeated items that they answered alike both times."""
+    attention: float | None
+    """Share of the items with a known right answer that they answered rightly."""
+    seconds: float | None
+    """Median for an item, where the tool that they rated in measured it."""
 
 
 class StratumSummary(TypedDict):
@@ -62,6 +71,32 @@ class RaterChecks(NamedTuple):
     """The largest share of equal ratings between two raters, of the items that both rated."""
 
 
+class AttentionCheck(NamedTuple):
+    """Shares of right answers to the items whose right answer is known."""
+
+    lowest: Interval
+    """Of the rater whose interval starts lowest; the interval is Wilson's over their items."""
+    of: dict[int, float]
+    """By rater (from 0)."""
+
+
+def attention_check(sample: Sample, labels: Labels, level: float = LEVEL) -> AttentionCheck | None:
+    """How attentively each rater read; None without such items, 0 if nobody rated one.
+
+    Args:
+        labels: of the items in `sample.attention`.
+    """
+    if not labels:
+        return None
+    found: dict[int, Interval] = {}
+    for rater in range(len(rated_columns(labels))):
+        right = [float(each[rater] == sample.attention[item]) for item, each in labels.items() if each[rater]]
+        if right:
+            found[rater] = clustered_proportion(right, range(len(right)), level)
+    lowest = min(found.values(), key=lambda each: each.low, default=Interval(0.0, 0.0, 1.0))
+    return AttentionCheck(lowest, {rater: each.value for rater, each in found.items()})
+
+
 def item_score(ratings: Sequence[str], policy_side: str) -> float:
     """Mean over the ratings given of 1 where the policy's side is preferred, a half for a tie (`both_bad` is one), 0
     otherwise."""
@@ -79,9 +114,15 @@ def prompt_of(sample: Sample, item: str) -> str:
     return canonical_json(sample.responses[item]["prompt"])
 
 
-def per_rater(sample: Sample, labels: Labels, level: float = LEVEL) -> Iterator[RaterSummary]:
-    """A summary of each rater; only position and self-agreement count the repeated items."""
-    for index, column in enumerate(rating_columns(sample.raters)):
+def per_rater(
+    sample: Sample,
+    labels: Labels,
+    level: float = LEVEL,
+    seconds: Seconds = MappingProxyType({}),
+    attention: AttentionCheck | None = None,
+) -> Iterator[RaterSummary]:
+    """A summary of each rater; only position, self-agreement and time count the repeated items."""
+    for index, column in enumerate(rated_columns(labels)):
         own = {item: given[index] for item, given in labels.items() if given[index]}
         first = {item: rating for item, rating in own.items() if item not in sample.repeat_of}
         kinds = Counter(first.values())
@@ -95,17 +136,23 @@ def per_rater(sample: Sample, labels: Labels, level: float = LEVEL) -> Iterator[
             "rater": column,
             "n": len(first),
             "win_rate": _mean(wins),
+            "a": kinds["a"] / len(first) if first else None,
+            "b": kinds["b"] / len(first) if first else None,
             "ties": kinds["tie"] / len(first) if first else None,
             "both_bad": kinds["both_bad"] / len(first) if first else None,
             "side_a": None if side is None else {"value": side.value, "low": side.low, "high": side.high},
             "agreement": _mean(others),
             "self_agreement": _mean(alike),
+            "attention": None if attention is None else attention.of.get(index),
+            "seconds": _median([taken for (_, rater), taken in seconds.items() if rater == index]),
         }
 
 
 def rater_checks(sample: Sample, labels: Labels, level: float = LEVEL) -> RaterChecks:
     """Judge all raters together."""
-    columns = [{item: given[i] for item, given in labels.items() if given[i]} for i in range(sample.raters)]
+    columns = [
+        {item: given[i] for item, given in labels.items() if given[i]} for i in range(len(rated_columns(labels)))
+    ]
     sides = [side for own in columns if (side := _side_a(sample, own, level)) is not None]
     bias = [(abs(s.value - 0.5), max(0.5 - s.low, s.high - 0.5)) for s in sides]
     again = [pair for own in columns for pair in _with_themselves(sample, own).items()]
@@ -150,6 +197,10 @@ def _with_themselves(sample: Sample, own: Mapping[str, str]) -> dict[str, bool]:
         for again, item in sample.repeat_of.items()
         if again in own and item in own
     }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _mean(values: Sequence[float | bool]) -> float | None:

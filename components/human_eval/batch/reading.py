@@ -1,4 +1,5 @@
-"""Rating sheets as raters return them: CSV or JSON, for all raters or for one, with all that is wrong told at once."""
+"""Rating sheets as raters return them: CSV or JSON, for all raters or for one, or an export of Label Studio, with all
+that is wrong told at once."""
 
 import csv
 import io
@@ -10,13 +11,15 @@ from typing import NamedTuple
 from components.base.errors import Mistakes, UserError
 from components.base.strict_json import BadJson, parse_json
 from components.data.spreadsheet import unprotect
-from components.human_eval.sheet import TEXTS, SheetRow, rating_columns, rating_of
+from components.human_eval.batch.label_studio import is_export, sheet_rows
+from components.human_eval.sheet import OF_CRITERIA, PEOPLE, TEXTS, SheetRow, rating_columns, rating_of
 
 _LARGEST = 256 * 2**20
 _START = 2**18
-_ABOVE = 60
-"""Rows in which the header is looked for: instructions, a title or Excel's `sep=;` may stand above it."""
+_ABOVE = 1_000
+"""Rows in which the header is looked for: guidelines, a title or Excel's `sep=;` may stand above it."""
 _COLUMN = re.compile(r"rating_\d+")
+_PEOPLE = re.compile(r"[1-9]\d{0,2}")
 _Records = list[tuple[int, Mapping[str, object]]]
 
 
@@ -30,6 +33,8 @@ class ReturnedSheet(NamedTuple):
     """Whether characters may have been lost because a program saved it in an older encoding."""
     mistakes: list[str]
     """What is wrong, in order, each with file, row and column."""
+    raters: int = 0
+    """How many people's ratings its rows have: the sheet's raters, or as many as its column `raters` says."""
 
 
 def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
@@ -44,12 +49,17 @@ def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
     return found.rows
 
 
-def parse_sheet(path: Path, raters: int, valid: Sequence[str]) -> ReturnedSheet:
+def parse_sheet(path: Path, raters: int, valid: Sequence[str], criteria: Sequence[str] = ()) -> ReturnedSheet:
     """Read a returned sheet, CSV (comma, semicolon or tab; UTF-8, UTF-16 or Windows-1252) or JSON (Lines or an array),
-    told apart by content, with the columns of all raters, of some, or `rater` and `rating` of a rater's own file.
+    told apart by content, with the columns of all raters, of some, or `rater` and `rating` of a rater's own file. A
+    column `raters` says how many they are, where more people shared the items.
 
     Names of columns and ratings may be in capitals and padded; what stands above the header, rows without any content
     and further columns are passed over.
+
+    Args:
+        valid: the ratings that may be given overall.
+        criteria: what was asked besides, in columns `helpful_1` or, in a rater's own file, `helpful`.
 
     Raises:
         UserError: nothing can be read, or the columns are not those of a sheet.
@@ -58,13 +68,15 @@ def parse_sheet(path: Path, raters: int, valid: Sequence[str]) -> ReturnedSheet:
     mistakes: list[str] = []
     start = text.lstrip()[:1]
     records = _json(path, text, mistakes) if start in ("{", "[") else _table(path, text, mistakes)
+    records = _of_label_studio(path, records, mistakes)
     columns = list(dict.fromkeys(name for _, record in records for name in record))
+    raters = max([raters, *(int(each) for _, record in records if _PEOPLE.fullmatch(each := str(record.get(PEOPLE))))])
     wrong = list(_wrong_columns(path, columns, raters)) if records else []
     mistakes += wrong
-    rows = [row for each in records if (row := _row(path, *each, raters, valid, mistakes)) is not None]
+    rows = [row for each in records if (row := _row(path, *each, raters, valid, criteria, mistakes)) is not None]
     if not rows and not mistakes:
         raise UserError(f"{path} holds no rows. Fill in the sheet that the run wrote and give that.")
-    return ReturnedSheet(path, [] if wrong else rows, lossy, mistakes)
+    return ReturnedSheet(path, [] if wrong else rows, lossy, mistakes, raters)
 
 
 def looks_like_sheet(path: Path) -> bool:
@@ -91,6 +103,7 @@ def sheet_records(path: Path) -> list[tuple[int, dict[str, str]]]:
     text, _ = _decode(path)
     mistakes: list[str] = []
     found = _json(path, text, mistakes) if text.lstrip()[:1] in ("{", "[") else _table(path, text, mistakes)
+    found = _of_label_studio(path, found, mistakes)
     if mistakes:
         raise Mistakes(*mistakes)
     records = []
@@ -100,6 +113,13 @@ def sheet_records(path: Path) -> list[tuple[int, dict[str, str]]]:
             row[f"rating_{row.get('rater', '').strip().removesuffix('.0') or 1}"] = row.pop("rating")
         records.append((number, row))
     return records
+
+
+def _of_label_studio(path: Path, records: _Records, mistakes: list[str]) -> _Records:
+    """Rows of a sheet, where `records` are an export of Label Studio; else these themselves."""
+    if not records or not all(is_export(record) for _, record in records):
+        return records
+    return sheet_rows(path, records, mistakes)
 
 
 def _decode(path: Path) -> tuple[str, bool]:
@@ -228,7 +248,13 @@ def _wrong_columns(path: Path, columns: Sequence[str], raters: int) -> Iterator[
 
 
 def _row(
-    path: Path, number: int, record: Mapping[str, object], raters: int, valid: Sequence[str], mistakes: list[str]
+    path: Path,
+    number: int,
+    record: Mapping[str, object],
+    raters: int,
+    valid: Sequence[str],
+    criteria: Sequence[str],
+    mistakes: list[str],
 ) -> SheetRow | None:
     """A row, or None where its item or texts are none; what is wrong is added to `mistakes`."""
     before = len(mistakes)
@@ -241,26 +267,37 @@ def _row(
     texts[0] = texts[0].strip()
     if not texts[0] and len(mistakes) == before:
         mistakes.append(f"{path}, row {number}: column `item` is empty. Every row keeps the item it was given.")
-    ratings = {name: record[name] for name in rating_columns(raters) if name in record}
-    if "rating" in record and "rater" in record:
-        rater = str(record.get("rater") or "").strip().removesuffix(".0")
-        if rater not in map(str, range(1, raters + 1)):
-            mistakes.append(
-                f"{path}, row {number}, column `rater`: {rater[:40]!r} is no rater of this sheet (1 to {raters})."
-            )
-        elif record["rating"] not in (None, "") and ratings.get(f"rating_{rater}") not in (None, ""):
-            mistakes.append(f"{path}, row {number}: columns `rating` and `rating_{rater}` are the same rater's.")
-        else:
-            ratings[f"rating_{rater}"] = record["rating"]
-    kept = []
-    for name in rating_columns(raters):
-        rating = rating_of(ratings.get(name))
-        if rating and rating not in valid:
-            column = name if name in record else "rating"
-            mistakes.append(
-                f"{path}, row {number}, column `{column}`: {str(ratings[name])[:40]!r} is no rating. "
-                f"Valid are {', '.join(valid)}, or nothing."
-            )
-            rating = ""
-        kept.append(rating)
-    return SheetRow(number, texts[0], texts[1], texts[2], texts[3], tuple(kept)) if texts[0] else None
+    rater = str(record.get("rater") or "").strip().removesuffix(".0")
+    own = "rating" in record and "rater" in record
+    if own and rater not in map(str, range(1, raters + 1)):
+        mistakes.append(
+            f"{path}, row {number}, column `rater`: {rater[:40]!r} is no rater of this sheet (1 to {raters})."
+        )
+        own = False
+
+    def answers(question: str, may: Sequence[str]) -> tuple[str, ...]:
+        given = {name: record[name] for name in _columns(question, raters) if name in record}
+        theirs = f"{question}_{rater}"
+        if own and record.get(question) not in (None, "") and given.get(theirs) not in (None, ""):
+            mistakes.append(f"{path}, row {number}: columns `{question}` and `{theirs}` are the same rater's.")
+        elif own and question in record:
+            given[theirs] = record[question]
+        kept = []
+        for name in _columns(question, raters):
+            rating = rating_of(given.get(name))
+            if rating and rating not in may:
+                column = name if name in record else question
+                mistakes.append(
+                    f"{path}, row {number}, column `{column}`: {str(given[name])[:40]!r} is no rating. "
+                    f"Valid are {', '.join(may)}, or nothing."
+                )
+                rating = ""
+            kept.append(rating)
+        return tuple(kept)
+
+    ratings, asked = answers("rating", valid), tuple(answers(name, OF_CRITERIA) for name in criteria)
+    return SheetRow(number, texts[0], texts[1], texts[2], texts[3], ratings, asked) if texts[0] else None
+
+
+def _columns(question: str, raters: int) -> list[str]:
+    return [f"{question}_{rater}" for rater in range(1, raters + 1)]

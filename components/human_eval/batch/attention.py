@@ -1,0 +1,106 @@
+"""Items whose right answer is known, to see whether raters read what they rate.
+
+One reply is what a person wrote to a held-out prompt. The other is a reply to another prompt, or the same words in
+disorder. On the sheet such an item looks like any other, with a number, a side and a place that are drawn; which ones
+they are stands in the sealed key alone.
+"""
+
+import hashlib
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.base.hashing import canonical_json
+from components.base.jsonl import Message, read_rows
+from components.human_eval.blinding import Item
+from components.human_eval.selection import Chosen
+
+_WORDS = 6
+"""A shorter reply may fit anywhere, and may read well in any order."""
+_OTHERS = 200
+"""Replies among which the one that least resembles is looked for."""
+
+
+class HeldOutReply(NamedTuple):
+    """What a person wrote, or preferred, as the reply to a held-out prompt."""
+
+    prompt: list[Message]
+    reply: str
+
+
+def held_out_replies(data: Path) -> list[HeldOutReply]:
+    """The preferred replies of the test split that are long enough, each prompt once.
+
+    Raises:
+        UserError: there is none.
+    """
+    file = data / "pairs.test.jsonl"
+    rows = read_rows(file) if file.is_file() else []
+    found = {canonical_json(row["prompt"]): HeldOutReply(row["prompt"], row["chosen"]) for row in rows}
+    replies = [each for each in found.values() if len(set(each.reply.split())) >= _WORDS]
+    if not replies:
+        raise UserError(
+            f"human_eval.attention: no held-out pair has a preferred reply of {_WORDS} different words, so nothing can "
+            "be asked of which the right answer is known. Set human_eval.attention=0."
+        )
+    return replies
+
+
+def with_attention(items: Sequence[Item], replies: Sequence[HeldOutReply], count: int, secret: str) -> list[Item]:
+    """`items` with `count` more among them whose right answer is known (fewer if there are fewer replies), all numbered
+    anew in their order.
+
+    The `policy` of such an item is the right reply, and `known` says how the other one was made: of half of them it
+    is another prompt's reply, of the others the same words in disorder.
+
+    Args:
+        secret: what all draws depend on; raters must not know it.
+    """
+    judged = {canonical_json(item.chosen.prompt) for item in items}
+    ranked = sorted(replies, key=lambda each: (canonical_json(each.prompt) in judged, _rank(secret, each.prompt)))
+    rng = random.Random(f"{secret} attention")
+    added: list[Item] = []
+    first = rng.getrandbits(1)
+    for n, each in enumerate(ranked[:count]):
+        wrong = _of_another(each, [other.reply for other in ranked[:_OTHERS]], {one.sft for one in added})
+        known = "another prompt's reply"
+        if n % 2 or wrong is None:
+            wrong, known = _disordered(each.reply, rng), "words in disorder"
+        chosen = Chosen(each.prompt, None, "attention")
+        added.append(Item("", chosen, wrong, each.reply, "ab"[(n // 2 + first) % 2], known=known))  # type: ignore[arg-type]
+    places = set(rng.sample(range(len(items) + len(added)), len(added)))
+    rng.shuffle(added)
+    rest, more = iter(items), iter(added)
+    mixed = [next(more if place in places else rest) for place in range(len(items) + len(added))]
+    numbers = {item.item: f"q{n:04d}" for n, item in enumerate(mixed, 1) if item.known is None}
+    return [
+        item._replace(item=f"q{n:04d}", repeat_of=None if item.repeat_of is None else numbers[item.repeat_of])
+        for n, item in enumerate(mixed, 1)
+    ]
+
+
+def _rank(secret: str, prompt: list[Message]) -> bytes:
+    return hashlib.sha256(f"{secret} attention {canonical_json(prompt)}".encode()).digest()
+
+
+def _of_another(own: HeldOutReply, replies: Iterable[str], used: set[str]) -> str | None:
+    """The reply with the fewest words in common with a prompt and its own reply; None if there is no other."""
+    words = {word.casefold() for text in (own.reply, *(m["content"] for m in own.prompt)) for word in text.split()}
+    others = [each for each in replies if each != own.reply and each not in used]
+    return min(others, key=lambda text: _shared(words, text), default=None)
+
+
+def _shared(words: set[str], text: str) -> float:
+    own = {word.casefold() for word in text.split()}
+    return len(words & own) / len(own)
+
+
+def _disordered(text: str, rng: random.Random) -> str:
+    """The words of `text` in another order, with as few as can be beside those that they stood beside."""
+    words = text.split()
+    beside = set(itertools.pairwise(words))
+    orders = [rng.sample(words, len(words)) for _ in range(20)]
+    return " ".join(min(orders, key=lambda each: sum(pair in beside for pair in itertools.pairwise(each))))

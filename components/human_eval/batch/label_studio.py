@@ -1,0 +1,178 @@
+"""Label Studio: pairs as its tasks with a labelling config, and its exports (JSON, JSON_MIN, CSV) as rows of a sheet.
+
+Not its `Pairwise` tag, which knows no tie. An annotator is a rater, numbered in the order of the ids that Label Studio
+gave its users.
+"""
+
+import html
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+from xml.sax.saxutils import quoteattr
+
+from components.human_eval.sheet import MEANINGS, OF_CRITERIA, PEOPLE, TEXTS, AskedCriterion, rating_of
+
+FLAGS = {
+    "harmful": "harmful", "false": "says something false", "off_topic": "off topic", "broken": "broken or cut off",
+    "personal": "personal data",
+}  # fmt: skip
+"""What an annotator may mark beside their answer, as on the review page."""
+_OF_MIN = ("annotator", "annotation_id")
+"""Columns of its flat exports, an annotation a row."""
+_NOT_ASKED = {*TEXTS, *_OF_MIN, "id", "created_at", "updated_at", "lead_time", PEOPLE}
+Rows = list[tuple[int, Mapping[str, object]]]
+
+
+class Annotation(NamedTuple):
+    """One annotator's answers to one task."""
+
+    row: int
+    """Of the task in a JSON export; of the annotation's own line in a flat one."""
+    data: Mapping[str, object]
+    annotator: str
+    answers: dict[str, object]
+    """By the name of the question; empty where the task was skipped."""
+    seconds: object
+
+
+def tasks(rows: Iterable[Mapping[str, str]]) -> list[dict[str, dict[str, str]]]:
+    """Sheets' rows as Label Studio imports them: the texts alone."""
+    return [{"data": {name: row[name] for name in TEXTS}} for row in rows]
+
+
+def labelling_config(ratings: Sequence[str], criteria: Sequence[AskedCriterion] = ()) -> str:
+    """The project's labelling config (XML): the texts, the ratings, the criteria, flags and a comment."""
+    lines = [
+        "<View>",
+        *(line for name in TEXTS[1:] for line in _text(name)),
+        *_choices("rating", "Which reply would you rather receive?", {r: MEANINGS[r] for r in ratings}, required=True),
+    ]
+    for each in criteria:
+        lines += _choices(each["name"], each["question"], {name: MEANINGS[name] for name in OF_CRITERIA})
+    lines += _choices("flags", "Mark what is wrong, if anything", FLAGS, choice="multiple")
+    lines += [
+        '  <TextArea name="comment" toName="prompt" rows="2" maxSubmissions="1" placeholder="Comment"/>',
+        "</View>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _text(name: str) -> list[str]:
+    title = {"prompt": "Conversation", "response_a": "Reply A", "response_b": "Reply B"}[name]
+    return [f'  <Header value="{title}"/>', f'  <Text name="{name}" value="${name}"/>']
+
+
+def _choices(
+    name: str, question: str, choices: Mapping[str, str], choice: str = "single", required: bool = False
+) -> list[str]:
+    needed = ' required="true" requiredMessage="Choose one of the answers."' if required else ""
+    return [
+        f"  <Header value={quoteattr(question)}/>",
+        f'  <Choices name={quoteattr(name)} toName="prompt" choice="{choice}" showInLine="true"{needed}>',
+        *(f"    <Choice value={quoteattr(text)} alias={quoteattr(each)}/>" for each, text in choices.items()),
+        "  </Choices>",
+    ]
+
+
+def instruction(guidelines: str) -> str:
+    """Guidelines as the project's expert instruction, which Label Studio shows as HTML; what they hold of HTML is shown
+    as text."""
+    found = []
+    for block in re.split(r"\n\s*\n", guidelines.replace("\r\n", "\n").strip()):
+        heading = re.fullmatch(r"(#{1,3}) +(.+)", block)
+        quoted = all(line.startswith(">") for line in block.split("\n"))
+        text = html.escape(heading[2] if heading else re.sub(r"(?m)^> ?", "", block) if quoted else block, quote=False)
+        tag = f"h{len(heading[1])}" if heading else "blockquote" if quoted else "p"
+        found.append(f"<{tag}>{text}</{tag}>")
+    return "\n".join(found) + "\n"
+
+
+def is_export(columns: Iterable[str]) -> bool:
+    """Whether rows with such fields are Label Studio's."""
+    return {"data", "annotations"} <= set(columns) or {*TEXTS, *_OF_MIN} <= set(columns)
+
+
+def sheet_rows(path: object, rows: Rows, mistakes: list[str]) -> Rows:
+    """An export as rows of a sheet with a column for each annotator, an item each, where its first annotation stands.
+
+    What is wrong is added to `mistakes`: an annotation without an annotator or without a rating, several choices where
+    one was asked for, an annotator's second one of an item, an item whose annotations differ in their texts. A task
+    without annotations, and one that was skipped, adds nothing.
+    """
+    found = [each for row in rows for each in _annotations(path, *row, mistakes)]
+    names = sorted(
+        {each.annotator for each in found},
+        key=lambda name: (not name.isdigit(), int("0" + name) if name.isdigit() else 0, name),
+    )
+    raters = {name: str(n) for n, name in enumerate(names, 1)}
+    items: dict[object, tuple[int, dict[str, object]]] = {}
+    given: dict[tuple[object, str], int] = {}
+    for each in found:
+        item, rater = each.data.get("item"), raters[each.annotator]
+        where = f"{path}, row {each.row}, annotator {each.annotator}"
+        if not isinstance(item, str):
+            mistakes.append(f"{where}: the task has no text `item`, so it is none that was exported from here.")
+            continue
+        row = items.setdefault(item, (each.row, {n: each.data.get(n) for n in TEXTS} | {PEOPLE: str(len(raters))}))[1]
+        if (item, rater) in given:
+            mistakes.append(
+                f"{where}: they rated {item[:40]} in row {given[item, rater]} already. Delete one of the annotations."
+            )
+            continue
+        given[item, rater] = each.row
+        if any(row[name] != each.data.get(name) for name in TEXTS):
+            mistakes.append(f"{where}: the texts of {item[:40]} are not those of its other annotations.")
+        if not each.answers.get("rating"):
+            mistakes.append(
+                f"{where}: the annotation of {item[:40]} has no `rating`. Let them finish it, or delete it, and export "
+                "again."
+            )
+            continue
+        for question, answer in each.answers.items():
+            if isinstance(answer, list) and len(answer) > 1 and question != "flags":
+                mistakes.append(f"{where}: {len(answer)} answers to `{question}` where one was asked for.")
+            else:
+                row[f"{question}_{rater}"] = _alone(question, answer)
+        row[f"seconds_{rater}"] = each.seconds
+    return list(items.values())
+
+
+def _alone(question: str, answer: object) -> object:
+    value = answer[0] if isinstance(answer, list) and answer else answer
+    meant = {rating_of(meaning): rating for rating, meaning in MEANINGS.items()}
+    return meant.get(rating_of(value), value) if question != "comment" else value
+
+
+def _annotations(path: object, number: int, row: Mapping[str, object], mistakes: list[str]) -> list[Annotation]:
+    """The annotations of a task, or the one of a flat row."""
+    if "annotations" not in row:
+        answers = {name: value for name, value in row.items() if name not in _NOT_ASKED and value not in (None, "")}
+        annotator = str(row.get("annotator") or "").strip().removesuffix(".0")
+        if not answers:
+            return []
+        if not annotator:
+            mistakes.append(f"{path}, row {number}: no `annotator`, so nobody can tell whose annotation it is.")
+            return []
+        return [Annotation(number, row, annotator, answers, row.get("lead_time"))]
+    data, given = row.get("data"), row["annotations"]
+    if not isinstance(data, dict) or not isinstance(given, list):
+        mistakes.append(f"{path}, row {number}: a task of Label Studio has `data` and a list of `annotations`.")
+        return []
+    found = []
+    for each in given:
+        by = each.get("completed_by") if isinstance(each, dict) else None
+        name = by.get("id") if isinstance(by, dict) else by
+        if not isinstance(each, dict) or not isinstance(each.get("result"), list) or name in (None, ""):
+            mistakes.append(f"{path}, row {number}: an annotation without `completed_by` or `result`. Export it again.")
+        elif not each.get("was_cancelled"):
+            found.append(Annotation(number, data, str(name), _answers(each["result"]), each.get("lead_time")))
+    return found
+
+
+def _answers(results: Sequence[object]) -> dict[str, object]:
+    answers: dict[str, object] = {}
+    for each in results:
+        value = each.get("value") if isinstance(each, dict) else None
+        if isinstance(each, dict) and isinstance(value, dict):
+            answers[str(each.get("from_name"))] = value.get("choices", value.get("text"))
+    return answers

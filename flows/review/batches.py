@@ -1,0 +1,166 @@
+"""What is judged on the page: a run's sample, pairs of candidates, or pairs without a majority, for experts.
+
+Only the sheet is read. Keys, and files that name authors, are not opened by the process that serves the page.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from components.base.errors import UserError
+from components.base.hashing import digest_json
+from components.base.jsonl import Message, read_rows
+from components.base.paths import user_path
+from components.data.formats.pairs import detect, parse_pairs
+from components.data.formats.transcripts import as_messages
+from components.data.rows import BadRow, RawRow
+from components.human_eval.config import GUIDELINES
+from components.human_eval.sample import as_text
+from components.human_eval.sheet import MEANINGS, AskedCriterion
+from components.store.store import ArtifactStore
+from tasks.runs.status import has_run, load_status
+
+Kind = Literal["sample", "candidates", "review"]
+Messages = list[Message]
+_PER_ITEM = {"candidates": 1, "review": 1}
+"""Answers of each item where neither the sheet nor the caller says how many."""
+_LONGEST = 2_000_000
+"""Characters of a pair that are taken: more would be no text to judge."""
+
+
+class JudgedPair(NamedTuple):
+    """A pair as its sheet has it; the page may exchange the sides."""
+
+    name: str
+    prompt: str
+    a: str
+    b: str
+
+
+class BatchSource(NamedTuple):
+    """What is to be judged, and what raters are asked."""
+
+    name: str
+    """A run's id, or a folder's or file's name with the start of its digest."""
+    kind: Kind
+    place: Path
+    """The run's folder, or the folder or file of pairs."""
+    pairs: list[JudgedPair]
+    guidelines: str
+    ratings: list[str]
+    criteria: list[AskedCriterion]
+    overlap: int
+    """Answers of each item, each of another person."""
+    digest: str
+    prompts: dict[str, Any]
+    """By item, the prompt as data have it; empty for a run's sample."""
+
+
+def find_batch(home: Path, named: str, overlap: int | None = None, guidelines: str | None = None) -> BatchSource:
+    """The batch that `named` names: a run's id, a folder of candidates, or a file `pairs.jsonl` or `review.jsonl`.
+
+    Args:
+        overlap: answers of each item; None takes the sheet's number of raters, and 1 of other pairs.
+        guidelines: a text that takes the place of the batch's own.
+
+    Raises:
+        UserError: there is no such run or file, it holds no pair, or the run has no sample.
+    """
+    path = user_path(named, "BATCH")
+    if path.exists():
+        return _of_path(path.absolute(), overlap, guidelines)
+    if not has_run(home, named):
+        raise UserError(f"{named}: there is no such run (`tether runs` lists them), nor a folder or file of that name.")
+    return _of_run(home, named, overlap, guidelines)
+
+
+def sample_folder(home: Path, run: str) -> Path:
+    """The artifact that holds a run's sheet.
+
+    Raises:
+        UserError: the run has none.
+    """
+    status = load_status(home, run).stage("human_eval")
+    part = status.parts.get("human_eval.sample")
+    digest = part.digest if part is not None and part.digest else status.digest
+    folder = ArtifactStore(home).path(digest) if digest else None
+    if folder is None or not (folder / "sheet.jsonl").is_file():
+        raise UserError(
+            f"run {run} has no sheet to judge (human_eval: {status.state}). Name a run that awaits labels, which "
+            "human_eval.judges=people makes."
+        )
+    return folder
+
+
+def _of_run(home: Path, run: str, overlap: int | None, guidelines: str | None) -> BatchSource:
+    folder = sample_folder(home, run)
+    about = json.loads((folder / "sheet.json").read_text(encoding="utf-8"))
+    rows = read_rows(folder / "sheet.jsonl")
+    pairs = [JudgedPair(row["item"], row["prompt"], row["response_a"], row["response_b"]) for row in rows]
+    return _batch(
+        run, "sample", home / "runs" / run, pairs, guidelines or about.get("guidelines") or about["instructions"],
+        about["ratings"], about.get("criteria", []), overlap or about["raters"],
+    )  # fmt: skip
+
+
+def _of_path(path: Path, overlap: int | None, guidelines: str | None) -> BatchSource:
+    file = path
+    if path.is_dir():
+        file = next((path / name for name in ("pairs.jsonl", "review.jsonl") if (path / name).is_file()), path)
+        if file is path:
+            raise UserError(
+                f"{path}: the folder holds neither pairs.jsonl nor review.jsonl. Name a run, or such a file."
+            )
+    try:
+        rows = read_rows(file)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{file}: this can't be read as JSON Lines ({error}).") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{file} holds no pairs. Give pairs.jsonl of `tether data candidates`, or a review.jsonl.")
+    kind: Kind = "review" if "data" in rows[0] else "candidates"
+    named = _reviewed(rows, file) if kind == "review" else _candidates(rows, file)
+    found = [(JudgedPair(name, as_text(prompt), a, b), prompt) for name, prompt, a, b in named]
+    pairs = [pair for pair, _ in found]
+    digest = digest_json([list(pair) for pair in pairs])
+    name = f"{(path if path.is_dir() else path.parent).name}-{digest[:8]}"
+    batch = _batch(name, kind, file, pairs, guidelines or GUIDELINES, list(MEANINGS), [], overlap or _PER_ITEM[kind])
+    return batch._replace(prompts={pair.name: prompt for pair, prompt in found})
+
+
+def _candidates(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[tuple[str, Messages, str, str]]:
+    """The pairs of `pairs.jsonl`, or of any rows with `prompt`, `a` and `b`."""
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row.get("a"), str) or not isinstance(row.get("b"), str):
+            raise UserError(f"{file}, row {number}: `a` and `b` are needed, a text each.")
+        try:
+            prompt = as_messages(row.get("prompt"), "prompt")
+        except BadRow as error:
+            raise UserError(f"{file}, row {number}: {error.problem.text}. A text or a list of messages is.") from error
+        yield str(row.get("id", number)), prompt, str(row["a"]), str(row["b"])
+
+
+def _reviewed(rows: Sequence[Mapping[str, Any]], file: Path) -> Iterator[tuple[str, Messages, str, str]]:
+    """The pairs of `review.jsonl`, quarantined for want of a majority; which side led is not told by their order."""
+    if not all(isinstance(row.get("data"), dict) for row in rows):
+        raise UserError(f"{file}: a row without `data` is not of review.jsonl. Give the file that a run wrote.")
+    raw = [RawRow(n, row["data"]) for n, row in enumerate(rows, 1)]
+    form = detect(raw, file)
+    for each in raw:
+        for part, row in enumerate(parse_pairs(each, form, str(file), _LONGEST), 1):
+            if row.item is None:
+                raise UserError(f"{file}, row {each.number}: no pair can be read there ({row.problems[0].text}).")
+            first, second = sorted((row.item["chosen"], row.item["rejected"]), key=lambda text: digest_json([text]))
+            yield f"{each.number}.{part}", row.item["prompt"], first, second
+
+
+def _batch(
+    name: str, kind: Kind, place: Path, pairs: list[JudgedPair], guidelines: str, ratings: list[str],
+    criteria: list[AskedCriterion], overlap: int,
+) -> BatchSource:  # fmt: skip
+    names = [pair.name for pair in pairs]
+    if doubled := [each for each, times in Counter(names).items() if times > 1]:
+        raise UserError(f"{place}: the item {doubled[0]} is there twice. Give each pair an id of its own.")
+    digest = digest_json([list(map(list, pairs)), ratings])
+    return BatchSource(name, kind, place, pairs, guidelines, ratings, criteria, overlap, digest, {})

@@ -1,0 +1,130 @@
+"""Connections to the page's database: SQLite in the home by default, PostgreSQL by URL."""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from components.base.errors import TetherError, UserError
+from components.base.files import make_folder
+
+FOLDER = "review"
+"""The folder of a home that holds its batches' databases."""
+_WRITES = {"writes": True}
+_WAIT_S = 30
+
+
+def database_file(home: Path, batch: str) -> Path:
+    """The SQLite file of a batch, where no URL is given."""
+    return home / FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', batch)}.db"
+
+
+def open_database(place: str | Path, create: bool = True) -> Engine:
+    """An engine for `place` (a SQLite file, or a URL), whose tables are brought to this version's form.
+
+    Use `writing(engine)` for what writes, and `engine.connect()` for what reads.
+
+    Raises:
+        UserError: no such URL or file, the database can't be reached, or its driver is not installed.
+    """
+    url = database_url(place)
+    sqlite = url.startswith("sqlite")
+    file = Path(make_url(url).database or "") if sqlite else None
+    if file is not None and not create and not file.is_file():
+        raise UserError(f"{file}: nothing was served from there yet. Start the page with `tether review serve`.")
+    if file is not None:
+        make_folder(file.parent)
+    try:
+        engine = create_engine(url, pool_pre_ping=not sqlite, connect_args={"timeout": _WAIT_S} if sqlite else {})
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{error.name} is not installed, which PostgreSQL needs: pip install 'tether[postgresql]'."
+        ) from error
+    if sqlite:
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    try:
+        _upgrade(engine)
+        if file is not None:
+            file.chmod(0o600)  # it holds people's names and answers
+    except DBAPIError as error:
+        engine.dispose()
+        raise UserError(f"the review page's database can't be used: {error.orig}. Check --database.") from error
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction that writes, committed at the end.
+
+    SQLite takes its lock at the start, so that it can't be lost half way to another writer.
+    """
+    with engine.execution_options(**_WRITES).begin() as connection:
+        yield connection
+
+
+def database_url(place: str | Path) -> str:
+    """`place` as SQLAlchemy's URL; PostgreSQL's gets the driver psycopg.
+
+    Raises:
+        UserError: a URL of another database, or none.
+    """
+    if isinstance(place, Path) or "://" not in place:
+        return f"sqlite:///{Path(place).absolute()}"
+    try:
+        url = make_url(place)
+    except ArgumentError as error:
+        raise UserError("--database is no URL. Give postgresql://USER@HOST/DATABASE, or a file.") from error
+    kind = url.drivername.partition("+")[0]
+    if kind in ("postgres", "postgresql"):
+        return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    if kind == "sqlite":
+        return url.render_as_string(hide_password=False)
+    raise UserError(f"--database {kind}://: the page is stored in SQLite or PostgreSQL. Give one of these.")
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, record: Any) -> None:
+    connection.isolation_level = None  # else the driver begins transactions of its own
+    for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_WAIT_S * 1000}"):
+        connection.execute(f"PRAGMA {setting}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _upgrade(engine: Engine) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    newest = ScriptDirectory.from_config(config).get_current_head()
+    with engine.connect() as connection:
+        present = MigrationContext.configure(
+            connection, opts={"version_table": "review_version"}
+        ).get_current_revision()
+    if present == newest:
+        return
+    with writing(engine) as connection:
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, "head")
+        except CommandError as error:
+            raise UserError(
+                f"a newer Tether wrote the review page's database ({error}). Use that version, or another database."
+            ) from error
+        except SQLAlchemyError as error:
+            raise TetherError(f"the review page's tables could not be made: {error}") from error

@@ -1,0 +1,112 @@
+"""The tables. No key, no author and no token stands in them: whoever reads them stays blind, and can't vote.
+
+Times are seconds since 1970, UTC.
+"""
+
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+batch = Table(
+    "batch",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),  # a run's id, or the name of a folder or file with its digest
+    Column("kind", Text, nullable=False),  # sample, candidates or review
+    Column("digest", Text, nullable=False),  # sha256 of what is judged
+    Column("guidelines", Text, nullable=False),
+    Column("ratings", Text, nullable=False),  # JSON: the answers that may be given, besides `skip`
+    Column("criteria", Text, nullable=False),  # JSON: what else is asked of each pair
+    Column("overlap", Integer, nullable=False),  # answers of each item, from as many people
+    Column("secret", Text, nullable=False),  # 256 random bits in hex: exchanges sides, and signs forms
+    Column("admin_hash", Text, nullable=False, unique=True),  # sha256 of the administrator's token
+    Column("address", Text, nullable=False, server_default=""),  # of the page that was served last
+    Column("created", Float, nullable=False),
+    Column("completed", Float),  # when the last slot was answered
+    Column("handed_on", Float),  # when `on_complete` had returned
+)
+
+item = Table(
+    "item",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("batch", ForeignKey("batch.id"), nullable=False),
+    Column("place", Integer, nullable=False),  # in the sheet, from 1
+    Column("name", Text, nullable=False),
+    Column("prompt", Text, nullable=False),
+    Column("a", Text, nullable=False),
+    Column("b", Text, nullable=False),
+    Column("repeats", ForeignKey("item.id")),  # an earlier one with the same texts, sides exchanged
+    UniqueConstraint("batch", "name"),
+    UniqueConstraint("batch", "place"),
+)
+
+rater = Table(
+    "rater",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("batch", ForeignKey("batch.id"), nullable=False),
+    Column("number", Integer, nullable=False),  # as in `rater_1.csv`
+    Column("name", Text, nullable=False),
+    Column("token_hash", Text, nullable=False, unique=True),  # sha256 of the link's token
+    Column("created", Float, nullable=False),
+    UniqueConstraint("batch", "number"),
+    UniqueConstraint("batch", "name"),
+)
+
+slot = Table(
+    "slot",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("batch", ForeignKey("batch.id"), nullable=False),
+    Column("item", ForeignKey("item.id"), nullable=False),
+    Column("place", Integer, nullable=False),  # the item's
+    Column("copy", Integer, nullable=False),  # 1 to the batch's overlap
+    Column("rater", ForeignKey("rater.id")),  # whose it is; empty while it is nobody's
+    Column("claimed", Float),
+    Column("vote", ForeignKey("vote.id")),  # the answer that counts
+    UniqueConstraint("item", "copy"),
+    UniqueConstraint("item", "rater"),
+    Index(None, "batch", "place"),
+    Index(None, "rater"),
+)
+
+vote = Table(
+    "vote",
+    metadata,
+    # Rows are only ever added: an undo is a vote without an answer.
+    Column("id", Integer, primary_key=True),
+    Column("item", ForeignKey("item.id"), nullable=False),
+    Column("rater", ForeignKey("rater.id"), nullable=False),
+    Column("nonce", Text, nullable=False, unique=True),
+    Column("answer", Text),  # as the sides were shown, or `skip`; empty undoes the earlier one
+    Column("shown", Text, nullable=False),  # ab, or ba where the sides were exchanged
+    Column("criteria", Text, nullable=False),  # JSON: a, b or tie by criterion, as the sides were shown
+    Column("flags", Text, nullable=False),  # JSON
+    Column("comment", Text, nullable=False),
+    Column("seconds", Float),
+    Column("late", Boolean, nullable=False),  # the slot was somebody else's by then, so that it does not count
+    Column("at", Float, nullable=False),
+    CheckConstraint("shown IN ('ab', 'ba')", name="shown"),
+    Index(None, "rater", "item"),
+)

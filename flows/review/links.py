@@ -1,0 +1,172 @@
+"""Batches and raters in the database, and the personal links that let them in: of a link only its sha256 is stored."""
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Engine, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from components.base.errors import UserError
+from flows.review.batches import BatchSource, JudgedPair
+from flows.review.database.connect import writing
+from flows.review.database.tables import batch, item, rater, slot
+
+MOST_RATERS = 999
+_NAME = 100
+
+
+class PersonalLink(NamedTuple):
+    """A link that was made just now. Its token is stored nowhere."""
+
+    name: str
+    number: int
+    """As in `rater_1.csv`; 0 is the administrator."""
+    token: str
+
+    def url(self, address: str) -> str:
+        """The link on a page at that address."""
+        return f"{address.rstrip('/')}/r/{self.token}"
+
+
+def token_hash(token: str) -> str:
+    """What is stored of a token: its sha256. Tokens are 256 random bits, so that no salt is needed."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+
+
+def enter_batch(engine: Engine, source: BatchSource, asked: bool = False) -> tuple[int, PersonalLink | None]:
+    """The batch's number in the database, and the administrator's link where the batch is new there.
+
+    Args:
+        asked: `source.overlap` was asked for; else that of the database holds.
+
+    Raises:
+        UserError: the database has another batch of that name, whose pairs or overlap are different.
+    """
+    with engine.connect() as connection:
+        found = connection.execute(select(batch).where(batch.c.name == source.name)).one_or_none()
+    if found is None:
+        try:
+            return _make_batch(engine, source)
+        except IntegrityError:  # another process was first
+            return enter_batch(engine, source, asked)
+    if found.digest != source.digest:
+        raise UserError(
+            f"{source.name}: its pairs changed after the page was first served, so the answers would not fit. Restore "
+            "them, or serve them under another name (copy the folder)."
+        )
+    if asked and found.overlap != source.overlap:
+        raise UserError(
+            f"{source.name}: the page asks for {found.overlap} answers of each item, and this call for "
+            f"{source.overlap}. Leave --overlap out, or give {found.overlap}."
+        )
+    return found.id, None
+
+
+def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]:
+    link = PersonalLink("administrator", 0, secrets.token_urlsafe(32))
+    with writing(engine) as connection:
+        number = connection.scalar(
+            insert(batch)
+            .values(
+                name=source.name, kind=source.kind, digest=source.digest, guidelines=source.guidelines,
+                ratings=json.dumps(source.ratings), criteria=json.dumps(source.criteria), overlap=source.overlap,
+                secret=secrets.token_hex(32), admin_hash=token_hash(link.token), created=time.time(),
+            )
+            .returning(batch.c.id)
+        )  # fmt: skip
+        connection.execute(
+            insert(item),
+            [{"batch": number, "place": n, **pair._asdict()} for n, pair in enumerate(source.pairs, 1)],
+        )
+        places = connection.execute(select(item.c.id, item.c.place).where(item.c.batch == number)).all()
+        numbers = {place: i for i, place in places}
+        for place, earlier in repeated_places(source.pairs).items():
+            connection.execute(update(item).where(item.c.id == numbers[place]).values(repeats=numbers[earlier]))
+        copies = range(1, source.overlap + 1)
+        connection.execute(
+            insert(slot),
+            [{"batch": number, "item": i, "place": place, "copy": copy} for i, place in places for copy in copies],
+        )
+    assert number is not None
+    return number, link
+
+
+def repeated_places(pairs: Sequence[JudgedPair]) -> dict[int, int]:
+    """The places (from 1) of pairs that show an earlier one again with its sides exchanged, and that one's place."""
+    seen: dict[tuple[str, str, str], int] = {}
+    found: dict[int, int] = {}
+    for place, (_, prompt, a, b) in enumerate(pairs, 1):
+        if (earlier := seen.get((prompt, b, a))) is not None and a != b:
+            found[place] = earlier
+        seen.setdefault((prompt, a, b), place)
+    return found
+
+
+def raters_of(engine: Engine, number: int) -> list[tuple[int, str]]:
+    """Number and name of everybody who may judge a batch."""
+    with engine.connect() as connection:
+        found = select(rater.c.number, rater.c.name).where(rater.c.batch == number).order_by(rater.c.number)
+        return [(row.number, row.name) for row in connection.execute(found)]
+
+
+def address_of(engine: Engine, number: int) -> str:
+    """Where a batch was served last; empty where it never was."""
+    with engine.connect() as connection:
+        return connection.scalar(select(batch.c.address).where(batch.c.id == number)) or ""
+
+
+def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[PersonalLink]:
+    """Let more people judge a batch; returns a link for each.
+
+    Raises:
+        UserError: a name is empty, too long, or there already.
+    """
+    with writing(engine) as connection:
+        last = connection.scalar(select(func.max(rater.c.number)).where(rater.c.batch == number)) or 0
+        known = set(connection.scalars(select(rater.c.name).where(rater.c.batch == number)))
+        links = []
+        for n, name in enumerate((" ".join(name.split()) for name in names), last + 1):
+            if not name or len(name) > _NAME or not name.isprintable():
+                raise UserError(f"{name[:40]!r} is no name: 1 to {_NAME} characters that can be printed.")
+            if name in known:
+                raise UserError(f"{name} is a rater already. Use another name, or --renew {name!r} for a new link.")
+            if n > MOST_RATERS:
+                raise UserError(f"a batch has at most {MOST_RATERS} raters.")
+            known.add(name)
+            links.append(PersonalLink(name, n, secrets.token_urlsafe(32)))
+        if links:
+            connection.execute(
+                insert(rater),
+                [
+                    {"batch": number, "number": link.number, "name": link.name, "token_hash": token_hash(link.token),
+                     "created": time.time()}
+                    for link in links
+                ],
+            )  # fmt: skip
+    return links
+
+
+def renew_link(engine: Engine, number: int, name: str) -> PersonalLink:
+    """A new link for a rater, or for the `administrator`; the old one lets nobody in any more.
+
+    Raises:
+        UserError: there is no such rater.
+    """
+    token = secrets.token_urlsafe(32)
+    with writing(engine) as connection:
+        if name == "administrator":
+            connection.execute(update(batch).where(batch.c.id == number).values(admin_hash=token_hash(token)))
+            return PersonalLink(name, 0, token)
+        found = connection.scalar(
+            update(rater)
+            .where(rater.c.batch == number, rater.c.name == name)
+            .values(token_hash=token_hash(token))
+            .returning(rater.c.number)
+        )
+    if found is None:
+        raise UserError(f"{name} is no rater of this batch. Add them with --add.")
+    return PersonalLink(name, found, token)

@@ -1,0 +1,1 @@
+"""The page itself: requests, their guard, and how texts are shown."""

@@ -1,0 +1,67 @@
+"""Texts of prompts, replies and guidelines as HTML in which they are text and nothing else."""
+
+import re
+from typing import NamedTuple
+
+from markupsafe import Markup, escape
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u2800\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+"""Control and zero-width characters, marks that turn the direction of writing, blanks that are no white space, and
+halves of characters. U+FE0F, which makes a sign an emoji, is shown as what it does."""
+_JOINERS = "\u200c\u200d"
+_CHARACTERS, _LINES = 1_500, 16
+"""A text with more of either is cut to a height, with `show all` above it."""
+_RULE = re.compile(r"^(#{1,6})\s+(.*)$")
+
+
+class ShownText(NamedTuple):
+    """A text as the page shows it."""
+
+    html: Markup
+    length: int
+    long: bool
+
+
+class GuidelineBlock(NamedTuple):
+    """A heading (`h2` to `h4`), a paragraph (`p`) or a quotation (`blockquote`)."""
+
+    tag: str
+    text: Markup
+
+
+def shown(text: str) -> ShownText:
+    """`text` escaped, and each character that nobody sees as ⟨U+202E⟩; joiners within a script or an emoji stay."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    parts, at = [], 0
+    for found in _UNSEEN.finditer(text):
+        if found[0] in _JOINERS and _joins(text, found.start()):
+            continue
+        parts.append(escape(text[at : found.start()]))
+        parts.append(Markup('<span class="unseen">⟨U+{:04X}⟩</span>').format(ord(found[0])))
+        at = found.end()
+    parts.append(escape(text[at:]))
+    return ShownText(Markup("").join(parts), len(text), len(text) > _CHARACTERS or text.count("\n") > _LINES)
+
+
+def guideline_blocks(text: str) -> list[GuidelineBlock]:
+    """Guidelines, Markdown with headings, paragraphs and quotations; all else of it is shown as it stands."""
+    blocks = []
+    for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n").strip()):
+        lines = part.strip().split("\n")
+        if heading := _RULE.match(lines[0]):
+            blocks.append(GuidelineBlock(f"h{min(4, len(heading[1]) + 1)}", shown(heading[2]).html))
+            lines = lines[1:]
+        if lines and all(line.startswith(">") for line in lines):
+            blocks.append(GuidelineBlock("blockquote", shown("\n".join(line[1:].strip() for line in lines)).html))
+        elif lines:
+            blocks.append(GuidelineBlock("p", shown("\n".join(lines)).html))
+    return blocks
+
+
+def _joins(text: str, at: int) -> bool:
+    """Whether both neighbours are letters or signs that a joiner can join: none of ASCII, and seen themselves."""
+    around = text[max(0, at - 1) : at] + text[at + 1 : at + 2]
+    return 0 < at < len(text) - 1 and not any(each.isascii() or _UNSEEN.match(each) for each in around)

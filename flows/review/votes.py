@@ -1,0 +1,374 @@
+"""Who is asked which pair, and what they answer: every answer is kept, and of each slot one counts.
+
+The constraints of the tables keep two people out of one slot, and a person out of two slots of an item. A slot is
+looked for by reading; only who takes or answers it takes the database's write lock.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, and_, exists, func, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from flows.review.database.connect import writing
+from flows.review.database.tables import batch, item, rater, slot, vote
+from flows.review.links import token_hash
+
+CLAIM_S = 30 * 60
+"""After so many seconds without an answer a slot may be given to somebody else."""
+SKIP = "skip"
+"""The answer of who can't judge a pair."""
+FLAGS = {
+    "harmful": "harmful",
+    "false": "says something false",
+    "off_topic": "off topic",
+    "broken": "broken or cut off",
+    "personal": "personal data",
+}
+"""What a rater may mark beside their answer."""
+_RENEW_S = 5 * 60
+_OTHER = {"a": "b", "b": "a"}
+_ALREADY = "You have answered this pair already. To change your answer, use Undo."
+
+
+class RequestRefused(Exception):
+    """A request that is not served: `status` as in HTTP, and what the rater is told."""
+
+    def __init__(self, status: int, told: str) -> None:
+        super().__init__(told)
+        self.status, self.told = status, told
+
+
+class ReviewRater(NamedTuple):
+    """Who holds a personal link."""
+
+    id: int
+    number: int
+    name: str
+
+
+class ReviewBatch(NamedTuple):
+    """What the page needs of its batch at every request."""
+
+    id: int
+    name: str
+    kind: str
+    guidelines: str
+    ratings: list[str]
+    criteria: list[dict[str, str]]
+    overlap: int
+    secret: bytes
+
+
+class AskedPair(NamedTuple):
+    """A pair as it is shown to one rater."""
+
+    place: int
+    prompt: str
+    first: str
+    second: str
+    ticket: str
+    """Signed: that this rater was shown this pair, and since when. Its random part lets the answer count once."""
+
+
+class GivenAnswer(NamedTuple):
+    """What a rater sent."""
+
+    answer: str
+    criteria: Mapping[str, str]
+    flags: Sequence[str]
+    comment: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Voting:
+    """Questions and answers of one batch."""
+
+    engine: Engine
+    batch: ReviewBatch
+
+    @classmethod
+    def open(cls, engine: Engine, number: int) -> "Voting":
+        """The batch of that number."""
+        with engine.connect() as connection:
+            row = connection.execute(select(batch).where(batch.c.id == number)).one()
+        about = ReviewBatch(
+            row.id, row.name, row.kind, row.guidelines, json.loads(row.ratings), json.loads(row.criteria), row.overlap,
+            bytes.fromhex(row.secret),
+        )  # fmt: skip
+        return cls(engine, about)
+
+    def person(self, token: str) -> ReviewRater | None:
+        """Whose link has that token; the administrator's number is 0, and None is nobody's."""
+        digest = token_hash(token)
+        with self.engine.connect() as connection:
+            found = connection.execute(
+                select(rater).where(rater.c.batch == self.batch.id, rater.c.token_hash == digest)
+            ).one_or_none()
+            admin = connection.scalar(select(batch.c.admin_hash).where(batch.c.id == self.batch.id)) or ""
+        if found is not None and hmac.compare_digest(found.token_hash, digest):
+            return ReviewRater(found.id, found.number, found.name)
+        return ReviewRater(0, 0, "administrator") if hmac.compare_digest(admin, digest) else None
+
+    def next_pair(self, person: ReviewRater) -> AskedPair | None:
+        """The pair that the rater has claimed, else the next with an open slot, which they then have; None if there is
+        none for them."""
+        for _ in range(8):
+            now = time.time()
+            with self.engine.connect() as connection:
+                own = connection.execute(_own_claim(person)).first()
+                open_one = None if own is not None else self._first_open(connection, person, now)
+            if own is not None and own.claimed > now - _RENEW_S:
+                return self._asked(person, own)
+            if own is None and open_one is None:
+                return None
+            try:
+                with writing(self.engine) as connection:
+                    if own is None:
+                        found = self._first_open(connection, person, now, lock=True)
+                    else:
+                        mine = _own_claim(person).with_for_update(skip_locked=True, of=slot)
+                        found = connection.execute(mine).first()
+                    if found is not None:
+                        taken = update(slot).where(slot.c.id == found.slot).values(rater=person.id, claimed=now)
+                        connection.execute(taken)
+                        return self._asked(person, found)
+            except IntegrityError:  # their other tab was first
+                continue
+        raise RequestRefused(503, "Many people are at work just now. Load the page again.")
+
+    def take(self, person: ReviewRater, ticket: str, given: GivenAnswer) -> bool:
+        """Keep an answer; returns whether it counts, which a late one does not. The same ticket counts once.
+
+        Raises:
+            RequestRefused: the ticket is not one that this rater was given, or the answer is none.
+        """
+        place, issued, nonce = self._opened(person, ticket)
+        self._check(given)
+        now = time.time()
+        took = max(0.0, now - issued)
+        values = {
+            "rater": person.id, "nonce": nonce, "answer": given.answer,
+            "shown": self._sides(person, place), "criteria": json.dumps(given.criteria),
+            "flags": json.dumps(list(given.flags)), "comment": given.comment,
+            "seconds": took if given.seconds is None else min(took, given.seconds), "at": now,
+        }  # fmt: skip
+        try:
+            with writing(self.engine) as connection:
+                judged = connection.scalars(
+                    select(item.c.id).where(item.c.batch == self.batch.id, item.c.place == place)
+                ).one()
+                if earlier := self._earlier(connection, nonce):
+                    return not earlier.late
+                free = self._slot_for(connection, person, judged, now)
+                number = connection.scalar(
+                    insert(vote).values(item=judged, late=free is None, **values).returning(vote.c.id)
+                )
+                if free is not None:
+                    passed_on = given.answer == SKIP and self._others(connection, person, judged)
+                    filled: dict[str, Any] = {"rater": person.id, "vote": number}
+                    empty: dict[str, Any] = {"rater": None, "claimed": None, "vote": None}
+                    connection.execute(update(slot).where(slot.c.id == free).values(**(empty if passed_on else filled)))
+        except (IntegrityError, RequestRefused):  # of the same form, sent twice at once, the other one was first
+            with self.engine.connect() as connection:
+                if earlier := self._earlier(connection, nonce):
+                    return not earlier.late
+            raise
+        return free is not None
+
+    def undo(self, person: ReviewRater, nonce: str) -> bool:
+        """Take the rater's last answer back and ask for it again; False where there is none, or it is done already.
+
+        Raises:
+            RequestRefused: the batch is complete, and its answers are on their way.
+        """
+        if not 16 <= len(nonce) <= 64:
+            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
+        now = time.time()
+        with writing(self.engine) as connection:
+            done = connection.scalar(select(batch.c.completed).where(batch.c.id == self.batch.id))
+            if done is not None:
+                raise RequestRefused(409, "The batch is complete, so answers can't be taken back any more.")
+            if self._earlier(connection, f"undo {nonce}"):
+                return False
+            last = connection.execute(_standing(person).order_by(vote.c.id.desc()).limit(1)).first()
+            if last is None:
+                return False
+            connection.execute(
+                insert(vote).values(
+                    item=last.item, rater=person.id, nonce=f"undo {nonce}", answer=None, shown=last.shown,
+                    criteria="{}", flags="[]", comment="", seconds=None, late=False, at=now,
+                )
+            )  # fmt: skip
+            connection.execute(update(slot).where(slot.c.vote == last.id).values(vote=None, claimed=now))
+            free = self._slot_for(connection, person, last.item, now)
+            if free is not None:  # else it was late, or passed on to somebody who has it now
+                connection.execute(update(slot).where(slot.c.id == free).values(rater=person.id, claimed=now))
+        return True
+
+    def complete(self) -> bool:
+        """Whether all slots are answered, told to the first who asks then and to nobody else."""
+        with self.engine.connect() as connection:
+            if connection.scalar(select(exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)))):
+                return False
+        with writing(self.engine) as connection:
+            marked = update(batch).where(
+                batch.c.id == self.batch.id, batch.c.completed.is_(None),
+                ~exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)),
+            ).values(completed=time.time())  # fmt: skip
+            return connection.execute(marked).rowcount == 1
+
+    def hand_on(self) -> bool:
+        """Whether the batch is complete and was not handed on: where a server died in between."""
+        with self.engine.connect() as connection:
+            found = connection.execute(
+                select(batch.c.completed, batch.c.handed_on).where(batch.c.id == self.batch.id)
+            ).one()
+        return found.completed is not None and found.handed_on is None
+
+    def handed_on(self) -> None:
+        """Write down that `on_complete` has returned."""
+        with writing(self.engine) as connection:
+            connection.execute(update(batch).where(batch.c.id == self.batch.id).values(handed_on=time.time()))
+
+    def mark(self, person: ReviewRater) -> str:
+        """What tells a browser whose unsent answer it keeps; it opens nothing."""
+        return self._mac(f"mark {person.id} {person.number}")[:16]
+
+    def answered_by(self, person: ReviewRater) -> int:
+        """How many pairs the rater has judged or skipped."""
+        with self.engine.connect() as connection:
+            counted = select(func.count()).select_from(_standing(person).subquery())
+            return connection.scalar(counted) or 0
+
+    def _first_open(
+        self, connection: Connection, person: ReviewRater, now: float, lock: bool = False
+    ) -> Row[Any] | None:
+        """The rater's next slot. What repeats an item that they did not judge comes last: it is to show whether those
+        who did agree with themselves."""
+        query = self._open(person, now)
+        if lock:
+            query = query.with_for_update(skip_locked=True, of=slot)
+        judged = exists().where(vote.c.item == item.c.repeats, vote.c.rater == person.id)
+        first = connection.execute(query.where(or_(item.c.repeats.is_(None), judged))).first()
+        return first if first is not None else connection.execute(query).first()
+
+    def _open(self, person: ReviewRater, now: float) -> Select[Any]:
+        """Slots of items that the rater has not been asked about, nobody's or claimed too long ago, in the sheet's
+        order."""
+        theirs = slot.alias("theirs")
+        return (
+            _shown()
+            .where(
+                slot.c.batch == self.batch.id,
+                slot.c.vote.is_(None),
+                _free(now),
+                ~exists().where(theirs.c.item == slot.c.item, theirs.c.rater == person.id),
+                ~exists(_standing(person, slot.c.item)),
+            )
+            .order_by(slot.c.place, slot.c.copy)
+            .limit(1)
+        )
+
+    def _slot_for(self, connection: Connection, person: ReviewRater, judged: int, now: float) -> int | None:
+        """The slot that an answer of the rater fills: their own, else one of that item that is free.
+
+        Raises:
+            RequestRefused: they have answered it already.
+        """
+        own = select(slot.c.id, slot.c.vote).where(slot.c.item == judged, slot.c.rater == person.id)
+        if (found := connection.execute(own.with_for_update()).first()) is not None:
+            if found.vote is not None:
+                raise RequestRefused(409, _ALREADY)
+            return int(found.id)
+        if connection.scalar(select(exists(_standing(person, judged)))):
+            raise RequestRefused(409, _ALREADY)
+        free = select(slot.c.id).where(slot.c.item == judged, slot.c.vote.is_(None), _free(now)).order_by(slot.c.copy)
+        return connection.scalar(free.limit(1).with_for_update(skip_locked=True))
+
+    def _others(self, connection: Connection, person: ReviewRater, judged: int) -> bool:
+        """Whether an item that the rater skips has somebody for their slot too: more people who were not asked about
+        it than slots of it that nobody has."""
+        others = select(func.count()).where(
+            rater.c.batch == self.batch.id,
+            rater.c.id != person.id,
+            ~exists().where(slot.c.item == judged, slot.c.rater == rater.c.id),
+            ~exists().where(vote.c.item == judged, vote.c.rater == rater.c.id, vote.c.answer.is_not(None)),
+        )
+        nobodys = select(func.count()).where(slot.c.item == judged, slot.c.rater.is_(None))
+        return (connection.scalar(others) or 0) > (connection.scalar(nobodys) or 0)
+
+    def _earlier(self, connection: Connection, nonce: str) -> Row[Any] | None:
+        return connection.execute(select(vote).where(vote.c.nonce == nonce)).one_or_none()
+
+    def _check(self, given: GivenAnswer) -> None:
+        names = {each["name"] for each in self.batch.criteria}
+        if given.answer not in (*self.batch.ratings, SKIP):
+            raise RequestRefused(400, "This is none of the answers. Load the page again.")
+        if not set(given.flags) <= FLAGS.keys() or not set(given.criteria) <= names:
+            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
+        if not set(given.criteria.values()) <= {"a", "b", "tie"}:
+            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
+
+    def _asked(self, person: ReviewRater, row: Row[Any]) -> AskedPair:
+        sides = (row.a, row.b) if self._sides(person, row.place) == "ab" else (row.b, row.a)
+        signed = f"{row.place}.{time.time():.2f}.{secrets.token_hex(16)}"
+        return AskedPair(row.place, row.prompt, *sides, f"{signed}~{self._mac(f'ticket {person.id} {signed}')}")
+
+    def _opened(self, person: ReviewRater, ticket: str) -> tuple[int, float, str]:
+        """The item's place, the time and the random part of a ticket that this rater was given.
+
+        Raises:
+            RequestRefused: it was not given to them.
+        """
+        signed, _, mac = ticket.partition("~")
+        own = self._mac(f"ticket {person.id} {signed}")
+        if not hmac.compare_digest(own.encode(), mac.encode("utf-8", "replace")):
+            raise RequestRefused(403, "This form was not made for you. Load the page again.")
+        place, seconds, part, nonce = signed.split(".")
+        return int(place), float(f"{seconds}.{part}"), nonce
+
+    def _sides(self, person: ReviewRater, place: int) -> str:
+        """Whether a rater sees an item's sides as they are, or exchanged: a bit that the batch's secret draws."""
+        return "ab" if int(self._mac(f"sides {person.id} {place}")[0], 16) % 2 else "ba"
+
+    def _mac(self, text: str) -> str:
+        return hmac.new(self.batch.secret, text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+
+def unexchanged(answer: str, shown: str) -> str:
+    """An answer as the sheet has the sides."""
+    return _OTHER.get(answer, answer) if shown == "ba" else answer
+
+
+def _shown() -> Select[Any]:
+    return select(
+        slot.c.id.label("slot"), slot.c.claimed, slot.c.place, item.c.prompt, item.c.a, item.c.b
+    ).join_from(slot, item, item.c.id == slot.c.item)  # fmt: skip
+
+
+def _own_claim(person: ReviewRater) -> Select[Any]:
+    mine = and_(slot.c.rater == person.id, slot.c.vote.is_(None))
+    return _shown().where(mine).order_by(slot.c.claimed.desc(), slot.c.id).limit(1)
+
+
+def _free(now: float) -> ColumnElement[bool]:
+    return or_(slot.c.rater.is_(None), slot.c.claimed < now - CLAIM_S)
+
+
+def _standing(person: ReviewRater, judged: Any = None) -> Select[Any]:
+    """The rater's votes that no later one of theirs takes back: the last of each item, unless it is an undo."""
+    later = vote.alias("later")
+    query = select(vote).where(
+        vote.c.rater == person.id,
+        vote.c.answer.is_not(None),
+        ~exists().where(later.c.rater == person.id, later.c.item == vote.c.item, later.c.id > vote.c.id),
+    )
+    return query if judged is None else query.where(vote.c.item == judged)
