@@ -75,8 +75,8 @@ RESULTS: dict[str, Any] = {
         "pairs": 42,
         "numbers": {
             "agreement": 0.6905, "agreement_low": 0.5312, "agreement_high": 0.8145, "ece": 0.1234,
-            "ece_null_95": 0.1717, "calibration_slope": 0.61, "slope_low": 0.22, "slope_high": 1.0, "auroc": 0.6543, "auroc_low": 0.47,
-            "auroc_high": 0.8,
+            "ece_null_95": 0.1717, "calibration_slope": 0.61, "slope_low": 0.22, "slope_high": 1.0,
+            "auroc": 0.6543, "auroc_low": 0.47, "auroc_high": 0.8,
         },
         "policy_preferred": {"judges": 0.7143, "reward_model": 0.9524},
         "by_gap": [{"gap": "unanimous", "pairs": 20, "accuracy": 0.8, "low": 0.57, "high": 0.92},

@@ -105,8 +105,8 @@ def reliability_panel(axis: Any, bins: Iterable[Mapping[str, float]], colour: st
     axis.set_xlim(0.48, 1.02)
 
 
-def legend(axis: Any) -> None:
+def legend(axis: Any, columns: int = 2) -> None:
     """A legend above the panel, where it hides no curve; none for a single curve."""
     handles, _ = axis.get_legend_handles_labels()
     if len(handles) > 1:
-        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.1, columnspacing=1.2)
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.1, columnspacing=1.2)

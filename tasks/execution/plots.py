@@ -240,7 +240,7 @@ def outcomes(computed: Computed) -> Any:
     axis.set(xlim=(0, 1), xlabel="share of comparisons with SFT")
     axis.grid(visible=False)
     axis.invert_yaxis()
-    legend(axis)
+    legend(axis, columns=3)
     return figure
 
 

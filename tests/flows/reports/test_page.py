@@ -193,7 +193,7 @@ def test_results_say_who_won_at_what_length_who_judged_how_and_whether_the_rewar
     assert "Of 48 items the policy won 30 (62 %), tied 6 (12 %) and lost 12 (25 %)" in text
     assert "its win rate would be 0.6123 (0.5321 to 0.6987); they are 14 characters longer on average" in text
     header = "rater n win rate a b tie both bad agree with others with themselves a among a and b seconds an item"
-    assert f"{header} rating 1 48 0.66 0.44 0.46 0.1 0 0.71 0.9 0.489 (0.35 to 0.63) 21.5 rating 2" in text
+    assert f"{header} rater 1 48 0.66 0.44 0.46 0.1 0 0.71 0.9 0.489 (0.35 to 0.63) 21.5 rater 2" in text
     assert "short 24 0.7 (0.51 to 0.84) long 24 0.6 (0.4 to 0.77)" in text
     assert "that people decided, the reward model prefers what they prefer in 0.6905 (0.5312 to 0.8145)" in text
     assert "a perfect model has up to 0.1717 in 95 of 100 draws" in text and "0.6543 (0.47 to 0.8)" in text
@@ -210,7 +210,7 @@ def test_an_earlier_versions_result_shows_what_it_has(tmp_path: Path, monkeypatc
     monkeypatch.setattr(stored, "RESULTS", old)
     stored_run(tmp_path)
     text = shown_text(tmp_path)
-    assert "rater n win rate tie agree with others with themselves a among a and b rating 1 48 0.66 0.1 0.71" in text
+    assert "rater n win rate tie agree with others with themselves a among a and b rater 1 48 0.66 0.1 0.71" in text
     assert "short 48 0.6543" in text and "can still be believed" not in text and "the policy won" not in text
 
 
