@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.base.settings import Settings
+from components.base.settings import Settings, unkeyed
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 
@@ -39,6 +39,9 @@ class HumanEvalConfig(Settings):
     """Strata of equal size that prompts are cut into by length in characters."""
     batch_size: int = Field(64, ge=1)
     """Responses generated at a time, and between checkpoints."""
+    when_complete: Literal["score", "wait"] = unkeyed("score")
+    """What follows the last label of the review page: the run is scored by itself, or waits for
+    `tether human-eval score`."""
     instructions: str = Field(INSTRUCTIONS, min_length=1)
     """What raters are told; stands in `sheet.json` and at the top of each rater's own file."""
 

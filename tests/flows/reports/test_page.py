@@ -21,6 +21,7 @@ from flows.reports.facts import run_facts
 from flows.reports.page import breakable, cut, duration, moment, page, shown, write_page
 from tasks.result import Input
 from tasks.runs.journal import read_done, write_done
+from tasks.runs.labels import LabelProgress, write_progress
 from tests import stored_run as stored
 from tests.stored_run import HOSTILE, METRICS, forget, stored_run
 
@@ -355,3 +356,10 @@ def test_a_page_that_waits_for_people_says_what_their_labels_can_find_and_does_n
     assert "waits for people's labels: 48 items, 3 raters each. 48 items and 3 raters find a win rate of 0.7" in text
     assert "3 raters are too few to tell how far people differ" in text
     assert "People judge." in text and "judges, gold scores" not in text
+
+
+def test_a_page_that_waits_for_people_says_how_far_they_are_and_where_they_rate(tmp_path: Path, awaiting: str) -> None:
+    write_progress(tmp_path / "runs" / awaiting, LabelProgress(57, 144, f"https://review.example/{HOSTILE}"))
+    text = shown_text(tmp_path)
+    assert f"57 of 144 labels (39 %) were there; the review page is at https://review.example/{HOSTILE}" in text
+    assert f"tether human-eval status {awaiting} looks again" in text
