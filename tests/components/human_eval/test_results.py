@@ -47,7 +47,8 @@ def test_the_interval_at_equal_length_covers_the_truth_and_is_wider_where_prompt
     assert 0.89 <= np.mean([each.low <= expit(0.5) <= each.high for each in found]) <= 0.99
     scores, gaps = lengths(60, 3, 0.8, 0.5)
     alone = at_equal_length(scores, gaps, range(60), 0, 0.95, draws=400)[0]
-    copied = at_equal_length(scores * 4, gaps * 4, list(range(60)) * 4, 0, 0.95, draws=400)[0]
+    fourfold = [(score, gap, prompt) for prompt, (score, gap) in enumerate(zip(scores, gaps, strict=True))] * 4
+    copied = at_equal_length(*map(list, zip(*sorted(fourfold), strict=True)), 0, 0.95, draws=400)[0]
     assert copied.value == pytest.approx(alone.value) and copied.high - copied.low == pytest.approx(
         alone.high - alone.low, rel=0.15
     )
