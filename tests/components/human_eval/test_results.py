@@ -14,8 +14,10 @@ from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
 from components.data.spreadsheet import write_csv
+from components.gates.judging import judge
 from components.human_eval.results.outcomes import at_equal_length, outcomes
 from components.human_eval.sheet import SheetRow, as_record
+from flows.config.run_config import load_config
 
 
 def lengths(n: int, seed: int, effect: float = 0.0, bonus: float = 0.0) -> tuple[list[float], list[float]]:
@@ -119,6 +121,20 @@ def test_the_reward_model_is_judged_by_the_judges_through_the_blinding(make_case
 
     case.believe(lambda row, text: 0.0 if text.startswith("Hey") else 3.0)
     assert case.score(sheet)[0]["human_eval/reward_agreement"] == pytest.approx(1 - won)
+
+
+@pytest.mark.parametrize("profile", ["demo", "hh-smollm2"])
+def test_a_policy_whose_reward_model_disagrees_with_the_judges_is_held(
+    make_case: Callable[..., Any], profile: str
+) -> None:
+    case, gates = make_case(items=40), load_config(profile).gates
+    sheet = case.fill(liking(0.92))
+    stopped = []
+    for believed in ("Hey", "Dear"):
+        case.believe(lambda row, text, believed=believed: 2.0 if text.startswith(believed) else 0.0)
+        verdicts = judge("human_eval", case.score(sheet)[0], gates)
+        stopped.append({verdict.name for verdict in verdicts if verdict.stops and "reward" in verdict.name})
+    assert stopped == [set(), {"human_eval.reward_agreement_low", "human_eval.reward_ece"}]
 
 
 def test_agreement_is_told_by_how_clearly_a_pair_was_decided(make_case: Callable[..., Any]) -> None:

@@ -203,6 +203,14 @@ def test_results_say_who_won_at_what_length_who_judged_how_and_whether_the_rewar
     assert "simulated judges" not in text, "these are people's labels"
 
 
+def test_what_simulated_judges_decided_is_not_said_of_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "RESULTS", stored.RESULTS | {"judges": "simulated"})
+    stored_run(tmp_path)
+    text = shown_text(tmp_path)
+    assert "that simulated judges decided" in text and "The judges prefer the policy in 0.7143" in text
+    assert "that people decided" not in text and "They prefer" not in text
+
+
 def test_an_earlier_versions_result_shows_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = {
         "raters": [{"rater": "rating_1", "n": 48, "win_rate": 0.66, "ties": 0.1, "side_a": 0.5, "agreement": 0.71}],
