@@ -273,7 +273,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
             ctx.end_stage("human_eval", "awaiting_labels")
             people.give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
     if result is None:
-        people.show_progress(ctx.home, ctx.run, people.progress_of_files(ctx.home, ctx.run), ctx.say)
+        people.begin_waiting(ctx.home, ctx.run, ctx.say)
     return result
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from components.base.errors import Mistakes, UserError
+from components.base.errors import Mistakes, TetherError, UserError
 from components.base.files import make_folder, replacing, write_whole
 from components.human_eval.labels import Sample
 from components.human_eval.results.seconds import as_cells, read_seconds
@@ -135,7 +135,10 @@ def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[
         page = load_status(home, run).prefect
         if page and os.environ.get("PREFECT_API_URL"):
             from tasks.prefect_flow import labels
+            from tasks.prefect_flow.server import is_answering
 
+            if not is_answering():  # its client would try for minutes
+                raise TetherError("its server does not answer")
             labels.show_progress(page, run, progress)
 
     def in_mlflow() -> None:
@@ -148,6 +151,20 @@ def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[
             tell()
         except Exception as error:  # a page that lags must not stop those who label
             say(f"{where} was not told how far the labels of run {run} are ({type(error).__name__}: {error})")
+
+
+def begin_waiting(home: Path, run: str, say: Callable[[str], None]) -> None:
+    """Show that a run waits for labels; what is wrong in files that were filled in before is said, and stops nothing.
+
+    Args:
+        say: takes a line for whoever began the run.
+    """
+    try:
+        progress = progress_of_files(home, run)
+    except UserError as error:
+        say(f"The labels of run {run} can't be counted: {error}")
+        return
+    show_progress(home, run, progress, say)
 
 
 def when_complete(home: Path, run: str, sheets: Path, say: Callable[[str], None] = logger.warning) -> str:

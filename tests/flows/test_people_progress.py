@@ -96,6 +96,13 @@ def test_servers_that_are_away_are_named_and_the_folder_has_the_progress_and_kee
     assert kept is not None and (kept.answered, kept.address) == (5, "http://127.0.0.1:8800")
 
 
+def test_a_run_that_is_taken_up_again_waits_though_a_rater_has_spoilt_their_file(tmp_path: Path, waiting: str) -> None:
+    (tmp_path / "runs" / waiting / "raters" / "rater_2.csv").write_text("item,rating\nq0001,left\n")
+    told: list[str] = []
+    people.begin_waiting(tmp_path, waiting, told.append)
+    assert len(told) == 1 and "rater_2.csv" in told[0] and read_progress(tmp_path / "runs" / waiting) is None
+
+
 class Started:
     """Takes note of the processes that would be started."""
 
