@@ -17,6 +17,7 @@ from flows.cli.data import data
 from flows.cli.keeping import keeping_commands
 from flows.cli.models import model_commands
 from flows.cli.people import human_eval
+from flows.cli.review import review
 from flows.cli.stack import stack
 from flows.cli.store import store
 from flows.environment import tether_home
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="tether", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(human_eval, name="human-eval")
+app.add_typer(review, name="review")
 app.add_typer(data, name="data")
 app.add_typer(store, name="store")
 app.add_typer(stack, name="stack")

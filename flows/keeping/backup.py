@@ -142,6 +142,7 @@ def _copy(home: Path, stack: Stack | None, steps: Steps, copier: Copier, say: Sa
         if stack is not None:
             servers.dump(stack, copier, steps)
         databases = [name for name in ("mlflow.db", "prefect/prefect.db") if (home / name).is_file()]
+        databases += sorted(f"review/{path.name}" for path in (home / "review").glob("*.db"))
         for name in steps.each("databases", databases):
             copier.database(home / name, f"home/{name}")
         if stack is not None:

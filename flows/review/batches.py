@@ -3,19 +3,19 @@
 Only the sheet is read. Keys, and files that name authors, are not opened by the process that serves the page.
 """
 
-import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from components.base.errors import UserError
 from components.base.hashing import digest_json
-from components.base.jsonl import read_rows
+from components.base.jsonl import Message, read_rows
 from components.base.paths import user_path
 from components.data.formats.pairs import detect, parse_pairs
 from components.data.formats.transcripts import as_messages
-from components.data.rows import RawRow
+from components.data.rows import BadRow, RawRow
 from components.human_eval.config import GUIDELINES
 from components.human_eval.sample import as_text
 from components.human_eval.sheet import MEANINGS, AskedCriterion
@@ -23,6 +23,7 @@ from components.store.store import ArtifactStore
 from tasks.runs.status import has_run, load_status
 
 Kind = Literal["sample", "candidates", "review"]
+Messages = list[Message]
 _PER_ITEM = {"candidates": 1, "review": 1}
 """Answers of each item where neither the sheet nor the caller says how many."""
 _LONGEST = 2_000_000
@@ -53,6 +54,8 @@ class BatchSource(NamedTuple):
     overlap: int
     """Answers of each item, each of another person."""
     digest: str
+    prompts: dict[str, Any]
+    """By item, the prompt as data have it; empty for a run's sample."""
 
 
 def find_batch(home: Path, named: str, overlap: int | None = None, guidelines: str | None = None) -> BatchSource:
@@ -117,44 +120,39 @@ def _of_path(path: Path, overlap: int | None, guidelines: str | None) -> BatchSo
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{file} holds no pairs. Give pairs.jsonl of `tether data candidates`, or a review.jsonl.")
     kind: Kind = "review" if "data" in rows[0] else "candidates"
-    pairs = list(_reviewed(rows, file) if kind == "review" else _candidates(rows, file))
+    named = _reviewed(rows, file) if kind == "review" else _candidates(rows, file)
+    found = [(JudgedPair(name, as_text(prompt), a, b), prompt) for name, prompt, a, b in named]
+    pairs = [pair for pair, _ in found]
     digest = digest_json([list(pair) for pair in pairs])
     name = f"{(path if path.is_dir() else path.parent).name}-{digest[:8]}"
-    return _batch(name, kind, file, pairs, guidelines or GUIDELINES, list(MEANINGS), [], overlap or _PER_ITEM[kind])
+    batch = _batch(name, kind, file, pairs, guidelines or GUIDELINES, list(MEANINGS), [], overlap or _PER_ITEM[kind])
+    return batch._replace(prompts={pair.name: prompt for pair, prompt in found})
 
 
-def _candidates(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[JudgedPair]:
+def _candidates(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[tuple[str, Messages, str, str]]:
     """The pairs of `pairs.jsonl`, or of any rows with `prompt`, `a` and `b`."""
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("a"), str) or not isinstance(row.get("b"), str):
             raise UserError(f"{file}, row {number}: `a` and `b` are needed, a text each.")
-        yield JudgedPair(str(row.get("id", number)), _prompt(row, file, number), str(row["a"]), str(row["b"]))
+        try:
+            prompt = as_messages(row.get("prompt"), "prompt")
+        except BadRow as error:
+            raise UserError(f"{file}, row {number}: {error.problem.text}. A text or a list of messages is.") from error
+        yield str(row.get("id", number)), prompt, str(row["a"]), str(row["b"])
 
 
-def _reviewed(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[JudgedPair]:
+def _reviewed(rows: Sequence[Mapping[str, Any]], file: Path) -> Iterator[tuple[str, Messages, str, str]]:
     """The pairs of `review.jsonl`, quarantined for want of a majority; which side led is not told by their order."""
-    raw = [
-        RawRow(int(str(row.get("row", n))), data)
-        for n, row in enumerate(rows, 1)
-        if isinstance(data := row["data"], dict)
-    ]
+    if not all(isinstance(row.get("data"), dict) for row in rows):
+        raise UserError(f"{file}: a row without `data` is not of review.jsonl. Give the file that a run wrote.")
+    raw = [RawRow(n, row["data"]) for n, row in enumerate(rows, 1)]
     form = detect(raw, file)
-    for number, each in enumerate(raw, 1):
+    for each in raw:
         for part, row in enumerate(parse_pairs(each, form, str(file), _LONGEST), 1):
             if row.item is None:
-                raise UserError(f"{file}, row {number}: no pair can be read there ({row.problems[0].text}).")
-            sides = sorted(
-                (row.item["chosen"], row.item["rejected"]),
-                key=lambda text: hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(),
-            )
-            yield JudgedPair(f"{number}.{part}", as_text(row.item["prompt"]), *sides)
-
-
-def _prompt(row: Mapping[str, object], file: Path, number: int) -> str:
-    try:
-        return as_text(as_messages(row.get("prompt"), "prompt"))
-    except Exception as error:
-        raise UserError(f"{file}, row {number}: `prompt` is no text or list of messages ({error}).") from error
+                raise UserError(f"{file}, row {each.number}: no pair can be read there ({row.problems[0].text}).")
+            first, second = sorted((row.item["chosen"], row.item["rejected"]), key=lambda text: digest_json([text]))
+            yield f"{each.number}.{part}", row.item["prompt"], first, second
 
 
 def _batch(
@@ -162,11 +160,7 @@ def _batch(
     criteria: list[AskedCriterion], overlap: int,
 ) -> BatchSource:  # fmt: skip
     names = [pair.name for pair in pairs]
-    if (
-        doubled := next((each for each in names if names.count(each) > 1), None)
-        if len(set(names)) < len(names)
-        else None
-    ):
-        raise UserError(f"{place}: the item {doubled} is there twice. Give each pair an id of its own.")
+    if doubled := [each for each, times in Counter(names).items() if times > 1]:
+        raise UserError(f"{place}: the item {doubled[0]} is there twice. Give each pair an id of its own.")
     digest = digest_json([list(map(list, pairs)), ratings])
-    return BatchSource(name, kind, place, pairs, guidelines, ratings, criteria, overlap, digest)
+    return BatchSource(name, kind, place, pairs, guidelines, ratings, criteria, overlap, digest, {})

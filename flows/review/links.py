@@ -11,8 +11,8 @@ from sqlalchemy import Engine, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from components.base.errors import UserError
-from flows.review.batches import BatchSource
-from flows.review.database.connect import WRITES
+from flows.review.batches import BatchSource, JudgedPair
+from flows.review.database.connect import writing
 from flows.review.database.tables import batch, item, rater, slot
 
 MOST_RATERS = 999
@@ -37,8 +37,11 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-def enter_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink | None]:
+def enter_batch(engine: Engine, source: BatchSource, asked: bool = False) -> tuple[int, PersonalLink | None]:
     """The batch's number in the database, and the administrator's link where the batch is new there.
+
+    Args:
+        asked: `source.overlap` was asked for; else that of the database holds.
 
     Raises:
         UserError: the database has another batch of that name, whose pairs or overlap are different.
@@ -49,23 +52,23 @@ def enter_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink 
         try:
             return _make_batch(engine, source)
         except IntegrityError:  # another process was first
-            return enter_batch(engine, source)
+            return enter_batch(engine, source, asked)
     if found.digest != source.digest:
         raise UserError(
             f"{source.name}: its pairs changed after the page was first served, so the answers would not fit. Restore "
             "them, or serve them under another name (copy the folder)."
         )
-    if found.overlap != source.overlap:
+    if asked and found.overlap != source.overlap:
         raise UserError(
             f"{source.name}: the page asks for {found.overlap} answers of each item, and this call for "
-            f"{source.overlap}. Give --overlap {found.overlap}."
+            f"{source.overlap}. Leave --overlap out, or give {found.overlap}."
         )
     return found.id, None
 
 
 def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]:
     link = PersonalLink("administrator", 0, secrets.token_urlsafe(32))
-    with engine.execution_options(**WRITES).begin() as connection:
+    with writing(engine) as connection:
         number = connection.scalar(
             insert(batch)
             .values(
@@ -80,6 +83,9 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
             [{"batch": number, "place": n, **pair._asdict()} for n, pair in enumerate(source.pairs, 1)],
         )
         places = connection.execute(select(item.c.id, item.c.place).where(item.c.batch == number)).all()
+        numbers = {place: i for i, place in places}
+        for place, earlier in repeated_places(source.pairs).items():
+            connection.execute(update(item).where(item.c.id == numbers[place]).values(repeats=numbers[earlier]))
         copies = range(1, source.overlap + 1)
         connection.execute(
             insert(slot),
@@ -89,13 +95,37 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
     return number, link
 
 
+def repeated_places(pairs: Sequence[JudgedPair]) -> dict[int, int]:
+    """The places (from 1) of pairs that show an earlier one again with its sides exchanged, and that one's place."""
+    seen: dict[tuple[str, str, str], int] = {}
+    found: dict[int, int] = {}
+    for place, (_, prompt, a, b) in enumerate(pairs, 1):
+        if (earlier := seen.get((prompt, b, a))) is not None and a != b:
+            found[place] = earlier
+        seen.setdefault((prompt, a, b), place)
+    return found
+
+
+def raters_of(engine: Engine, number: int) -> list[tuple[int, str]]:
+    """Number and name of everybody who may judge a batch."""
+    with engine.connect() as connection:
+        found = select(rater.c.number, rater.c.name).where(rater.c.batch == number).order_by(rater.c.number)
+        return [(row.number, row.name) for row in connection.execute(found)]
+
+
+def address_of(engine: Engine, number: int) -> str:
+    """Where a batch was served last; empty where it never was."""
+    with engine.connect() as connection:
+        return connection.scalar(select(batch.c.address).where(batch.c.id == number)) or ""
+
+
 def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[PersonalLink]:
     """Let more people judge a batch; returns a link for each.
 
     Raises:
         UserError: a name is empty, too long, or there already.
     """
-    with engine.execution_options(**WRITES).begin() as connection:
+    with writing(engine) as connection:
         last = connection.scalar(select(func.max(rater.c.number)).where(rater.c.batch == number)) or 0
         known = set(connection.scalars(select(rater.c.name).where(rater.c.batch == number)))
         links = []
@@ -127,7 +157,7 @@ def renew_link(engine: Engine, number: int, name: str) -> PersonalLink:
         UserError: there is no such rater.
     """
     token = secrets.token_urlsafe(32)
-    with engine.execution_options(**WRITES).begin() as connection:
+    with writing(engine) as connection:
         if name == "administrator":
             connection.execute(update(batch).where(batch.c.id == number).values(admin_hash=token_hash(token)))
             return PersonalLink(name, 0, token)

@@ -10,7 +10,7 @@ from flows.review.database.connect import database_file, open_database
 from flows.review.database.tables import batch, slot
 
 
-class Progress(NamedTuple):
+class ReviewProgress(NamedTuple):
     """What is answered of a batch."""
 
     answered: int
@@ -24,7 +24,7 @@ class Progress(NamedTuple):
     """Of the page as it was last served; it needs a personal link. Empty where it never was."""
 
 
-def progress(url_or_path: str | Path, batch_name: str | None = None) -> Progress:
+def progress(url_or_path: str | Path, batch_name: str | None = None) -> ReviewProgress:
     """How far the batch is that a page's database holds.
 
     Args:
@@ -47,17 +47,17 @@ def progress(url_or_path: str | Path, batch_name: str | None = None) -> Progress
         engine.dispose()
 
 
-def progress_of_run(home: Path, run: str) -> Progress | None:
+def progress_of_run(home: Path, run: str) -> ReviewProgress | None:
     """How far the page of a run is, whose answers lie in the home; None where none was served."""
     file = database_file(home, run)
     return progress(file, run) if file.is_file() else None
 
 
-def progress_of(connection: Connection, number: int) -> Progress:
+def progress_of(connection: Connection, number: int) -> ReviewProgress:
     """How far the batch of that number is."""
     slots, answered = connection.execute(
         select(func.count(), func.count(slot.c.vote)).where(slot.c.batch == number)
     ).one()
     voted = select(func.count(func.distinct(slot.c.rater))).where(slot.c.batch == number, slot.c.vote.is_not(None))
     about = connection.execute(select(batch.c.address).where(batch.c.id == number)).one()
-    return Progress(answered, slots, connection.scalar(voted) or 0, answered == slots, about.address)
+    return ReviewProgress(answered, slots, connection.scalar(voted) or 0, answered == slots, about.address)

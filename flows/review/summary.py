@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from components.stats.intervals import Interval, clustered_proportion
 from components.stats.votes import fleiss_kappa_interval
 from flows.review.database.tables import item, rater, slot, vote
-from flows.review.progress import Progress, progress_of
+from flows.review.progress import ReviewProgress, progress_of
 from flows.review.votes import FLAGS, SKIP, Voting, unexchanged
 
 _COMMENTS = 20
@@ -58,7 +58,7 @@ class ReviewerSummary(NamedTuple):
 class BatchSummary(NamedTuple):
     """The administrator's page."""
 
-    progress: Progress
+    progress: ReviewProgress
     kappa: Interval | None
     compared: int
     late: int

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, and_, exists, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from flows.review.database.connect import WRITES
+from flows.review.database.connect import writing
 from flows.review.database.tables import batch, item, rater, slot, vote
 from flows.review.links import token_hash
 
@@ -37,7 +37,7 @@ _OTHER = {"a": "b", "b": "a"}
 _ALREADY = "You have answered this pair already. To change your answer, use Undo."
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not served: `status` as in HTTP, and what the rater is told."""
 
     def __init__(self, status: int, told: str) -> None:
@@ -58,6 +58,7 @@ class ReviewBatch(NamedTuple):
 
     id: int
     name: str
+    kind: str
     guidelines: str
     ratings: list[str]
     criteria: list[dict[str, str]]
@@ -99,7 +100,7 @@ class Voting:
         with engine.connect() as connection:
             row = connection.execute(select(batch).where(batch.c.id == number)).one()
         about = ReviewBatch(
-            row.id, row.name, row.guidelines, json.loads(row.ratings), json.loads(row.criteria), row.overlap,
+            row.id, row.name, row.kind, row.guidelines, json.loads(row.ratings), json.loads(row.criteria), row.overlap,
             bytes.fromhex(row.secret),
         )  # fmt: skip
         return cls(engine, about)
@@ -123,28 +124,31 @@ class Voting:
             now = time.time()
             with self.engine.connect() as connection:
                 own = connection.execute(_own_claim(person)).first()
-                open_one = None if own is not None else connection.execute(self._open(person, now)).first()
+                open_one = None if own is not None else self._first_open(connection, person, now)
             if own is not None and own.claimed > now - _RENEW_S:
                 return self._asked(person, own)
             if own is None and open_one is None:
                 return None
             try:
-                with self.engine.execution_options(**WRITES).begin() as connection:
-                    query = self._open(person, now) if own is None else _own_claim(person)
-                    found = connection.execute(query.with_for_update(skip_locked=True, of=slot)).first()
+                with writing(self.engine) as connection:
+                    if own is None:
+                        found = self._first_open(connection, person, now, lock=True)
+                    else:
+                        mine = _own_claim(person).with_for_update(skip_locked=True, of=slot)
+                        found = connection.execute(mine).first()
                     if found is not None:
                         taken = update(slot).where(slot.c.id == found.slot).values(rater=person.id, claimed=now)
                         connection.execute(taken)
                         return self._asked(person, found)
             except IntegrityError:  # their other tab was first
                 continue
-        raise Refused(503, "Many people are at work just now. Load the page again.")
+        raise RequestRefused(503, "Many people are at work just now. Load the page again.")
 
     def take(self, person: ReviewRater, ticket: str, given: GivenAnswer) -> bool:
         """Keep an answer; returns whether it counts, which a late one does not. The same ticket counts once.
 
         Raises:
-            Refused: the ticket is not one that this rater was given, or the answer is none.
+            RequestRefused: the ticket is not one that this rater was given, or the answer is none.
         """
         place, issued, nonce = self._opened(person, ticket)
         self._check(given)
@@ -157,7 +161,7 @@ class Voting:
             "seconds": took if given.seconds is None else min(took, given.seconds), "at": now,
         }  # fmt: skip
         try:
-            with self.engine.execution_options(**WRITES).begin() as connection:
+            with writing(self.engine) as connection:
                 judged = connection.scalars(
                     select(item.c.id).where(item.c.batch == self.batch.id, item.c.place == place)
                 ).one()
@@ -172,7 +176,7 @@ class Voting:
                     filled: dict[str, Any] = {"rater": person.id, "vote": number}
                     empty: dict[str, Any] = {"rater": None, "claimed": None, "vote": None}
                     connection.execute(update(slot).where(slot.c.id == free).values(**(empty if passed_on else filled)))
-        except IntegrityError:  # the same form, sent twice at once
+        except (IntegrityError, RequestRefused):  # of the same form, sent twice at once, the other one was first
             with self.engine.connect() as connection:
                 if earlier := self._earlier(connection, nonce):
                     return not earlier.late
@@ -183,15 +187,15 @@ class Voting:
         """Take the rater's last answer back and ask for it again; False where there is none, or it is done already.
 
         Raises:
-            Refused: the batch is complete, and its answers are on their way.
+            RequestRefused: the batch is complete, and its answers are on their way.
         """
         if not 16 <= len(nonce) <= 64:
-            raise Refused(400, "This form is not one of this page's. Load the page again.")
+            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
         now = time.time()
-        with self.engine.execution_options(**WRITES).begin() as connection:
+        with writing(self.engine) as connection:
             done = connection.scalar(select(batch.c.completed).where(batch.c.id == self.batch.id))
             if done is not None:
-                raise Refused(409, "The batch is complete, so answers can't be taken back any more.")
+                raise RequestRefused(409, "The batch is complete, so answers can't be taken back any more.")
             if self._earlier(connection, f"undo {nonce}"):
                 return False
             last = connection.execute(_standing(person).order_by(vote.c.id.desc()).limit(1)).first()
@@ -214,7 +218,7 @@ class Voting:
         with self.engine.connect() as connection:
             if connection.scalar(select(exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)))):
                 return False
-        with self.engine.execution_options(**WRITES).begin() as connection:
+        with writing(self.engine) as connection:
             marked = update(batch).where(
                 batch.c.id == self.batch.id, batch.c.completed.is_(None),
                 ~exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)),
@@ -231,7 +235,7 @@ class Voting:
 
     def handed_on(self) -> None:
         """Write down that `on_complete` has returned."""
-        with self.engine.execution_options(**WRITES).begin() as connection:
+        with writing(self.engine) as connection:
             connection.execute(update(batch).where(batch.c.id == self.batch.id).values(handed_on=time.time()))
 
     def mark(self, person: ReviewRater) -> str:
@@ -243,6 +247,18 @@ class Voting:
         with self.engine.connect() as connection:
             counted = select(func.count()).select_from(_standing(person).subquery())
             return connection.scalar(counted) or 0
+
+    def _first_open(
+        self, connection: Connection, person: ReviewRater, now: float, lock: bool = False
+    ) -> Row[Any] | None:
+        """The rater's next slot. What repeats an item that they did not judge comes last: it is to show whether those
+        who did agree with themselves."""
+        query = self._open(person, now)
+        if lock:
+            query = query.with_for_update(skip_locked=True, of=slot)
+        judged = exists().where(vote.c.item == item.c.repeats, vote.c.rater == person.id)
+        first = connection.execute(query.where(or_(item.c.repeats.is_(None), judged))).first()
+        return first if first is not None else connection.execute(query).first()
 
     def _open(self, person: ReviewRater, now: float) -> Select[Any]:
         """Slots of items that the rater has not been asked about, nobody's or claimed too long ago, in the sheet's
@@ -265,27 +281,29 @@ class Voting:
         """The slot that an answer of the rater fills: their own, else one of that item that is free.
 
         Raises:
-            Refused: they have answered it already.
+            RequestRefused: they have answered it already.
         """
         own = select(slot.c.id, slot.c.vote).where(slot.c.item == judged, slot.c.rater == person.id)
         if (found := connection.execute(own.with_for_update()).first()) is not None:
             if found.vote is not None:
-                raise Refused(409, _ALREADY)
+                raise RequestRefused(409, _ALREADY)
             return int(found.id)
         if connection.scalar(select(exists(_standing(person, judged)))):
-            raise Refused(409, _ALREADY)
+            raise RequestRefused(409, _ALREADY)
         free = select(slot.c.id).where(slot.c.item == judged, slot.c.vote.is_(None), _free(now)).order_by(slot.c.copy)
         return connection.scalar(free.limit(1).with_for_update(skip_locked=True))
 
     def _others(self, connection: Connection, person: ReviewRater, judged: int) -> bool:
-        """Whether there is somebody who was not asked about an item: a skipped one is theirs then."""
-        others = select(rater.c.id).where(
+        """Whether an item that the rater skips has somebody for their slot too: more people who were not asked about
+        it than slots of it that nobody has."""
+        others = select(func.count()).where(
             rater.c.batch == self.batch.id,
             rater.c.id != person.id,
             ~exists().where(slot.c.item == judged, slot.c.rater == rater.c.id),
             ~exists().where(vote.c.item == judged, vote.c.rater == rater.c.id, vote.c.answer.is_not(None)),
         )
-        return connection.execute(others.limit(1)).first() is not None
+        nobodys = select(func.count()).where(slot.c.item == judged, slot.c.rater.is_(None))
+        return (connection.scalar(others) or 0) > (connection.scalar(nobodys) or 0)
 
     def _earlier(self, connection: Connection, nonce: str) -> Row[Any] | None:
         return connection.execute(select(vote).where(vote.c.nonce == nonce)).one_or_none()
@@ -293,11 +311,11 @@ class Voting:
     def _check(self, given: GivenAnswer) -> None:
         names = {each["name"] for each in self.batch.criteria}
         if given.answer not in (*self.batch.ratings, SKIP):
-            raise Refused(400, "This is none of the answers. Load the page again.")
+            raise RequestRefused(400, "This is none of the answers. Load the page again.")
         if not set(given.flags) <= FLAGS.keys() or not set(given.criteria) <= names:
-            raise Refused(400, "This form is not one of this page's. Load the page again.")
+            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
         if not set(given.criteria.values()) <= {"a", "b", "tie"}:
-            raise Refused(400, "This form is not one of this page's. Load the page again.")
+            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
 
     def _asked(self, person: ReviewRater, row: Row[Any]) -> AskedPair:
         sides = (row.a, row.b) if self._sides(person, row.place) == "ab" else (row.b, row.a)
@@ -308,12 +326,12 @@ class Voting:
         """The item's place, the time and the random part of a ticket that this rater was given.
 
         Raises:
-            Refused: it was not given to them.
+            RequestRefused: it was not given to them.
         """
         signed, _, mac = ticket.partition("~")
         own = self._mac(f"ticket {person.id} {signed}")
         if not hmac.compare_digest(own.encode(), mac.encode("utf-8", "replace")):
-            raise Refused(403, "This form was not made for you. Load the page again.")
+            raise RequestRefused(403, "This form was not made for you. Load the page again.")
         place, seconds, part, nonce = signed.split(".")
         return int(place), float(f"{seconds}.{part}"), nonce
 

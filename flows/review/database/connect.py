@@ -2,6 +2,8 @@
 
 import re
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,7 @@ from components.base.files import make_folder
 
 FOLDER = "review"
 """The folder of a home that holds its batches' databases."""
-WRITES = {"writes": True}
-"""Execution options of a transaction that writes: SQLite then takes its lock at the start, so that it can't be lost
-half way to another writer."""
+_WRITES = {"writes": True}
 _WAIT_S = 30
 
 
@@ -27,7 +27,7 @@ def database_file(home: Path, batch: str) -> Path:
 def open_database(place: str | Path, create: bool = True) -> Engine:
     """An engine for `place` (a SQLite file, or a URL), whose tables are brought to this version's form.
 
-    Use `engine.begin()` on `engine.execution_options(**WRITES)` for what writes, and `engine.connect()` for what reads.
+    Use `writing(engine)` for what writes, and `engine.connect()` for what reads.
 
     Raises:
         UserError: no such URL or file, the database can't be reached, or its driver is not installed.
@@ -59,6 +59,16 @@ def open_database(place: str | Path, create: bool = True) -> Engine:
         engine.dispose()
         raise
     return engine
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction that writes, committed at the end.
+
+    SQLite takes its lock at the start, so that it can't be lost half way to another writer.
+    """
+    with engine.execution_options(**_WRITES).begin() as connection:
+        yield connection
 
 
 def database_url(place: str | Path) -> str:
@@ -108,7 +118,7 @@ def _upgrade(engine: Engine) -> None:
         ).get_current_revision()
     if present == newest:
         return
-    with engine.execution_options(**WRITES).begin() as connection:
+    with writing(engine) as connection:
         config.attributes["connection"] = connection
         try:
             command.upgrade(config, "head")

@@ -56,6 +56,7 @@ item = Table(
     Column("prompt", Text, nullable=False),
     Column("a", Text, nullable=False),
     Column("b", Text, nullable=False),
+    Column("repeats", ForeignKey("item.id")),  # an earlier one with the same texts, sides exchanged
     UniqueConstraint("batch", "name"),
     UniqueConstraint("batch", "place"),
 )

@@ -21,7 +21,7 @@ from flows.review.page.guard import Guard
 from flows.review.page.texts import guideline_blocks, shown
 from flows.review.progress import progress_of
 from flows.review.summary import summary
-from flows.review.votes import FLAGS, SKIP, GivenAnswer, Refused, ReviewRater, Voting
+from flows.review.votes import FLAGS, SKIP, GivenAnswer, RequestRefused, ReviewRater, Voting
 
 logger = logging.getLogger(__name__)
 
@@ -72,19 +72,19 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
     def person(request: Request) -> ReviewRater:
         found = voting.person(request.cookies.get(cookie, ""))
         if found is None:
-            raise Refused(401, _NO_LINK)
+            raise RequestRefused(401, _NO_LINK)
         return found
 
     def rater(request: Request) -> ReviewRater:
         found = person(request)
         if found.number == 0:
-            raise Refused(403, "The administrator’s link does not vote. Open a rater’s link in another browser.")
+            raise RequestRefused(403, "The administrator’s link does not vote. Open a rater’s link in another browser.")
         return found
 
     async def form_of(request: Request) -> FormData:
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind != "application/x-www-form-urlencoded":
-            raise Refused(415, "This form is not one of this page’s. Load the page again.")
+            raise RequestRefused(415, "This form is not one of this page’s. Load the page again.")
         return await request.form(max_fields=100)
 
     def finish() -> None:
@@ -101,8 +101,8 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
 
     app.state.finish = finish
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
+    @app.exception_handler(RequestRefused)
+    async def refused(request: Request, error: RequestRefused) -> Response:
         return page("told.html", error.status, told=error.told)
 
     @app.exception_handler(HTTPException)
@@ -112,7 +112,7 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
     @app.get("/r/{token}")
     def enter(token: str) -> Response:
         if voting.person(token) is None:
-            raise Refused(404, _NO_LINK)
+            raise RequestRefused(404, _NO_LINK)
         response = RedirectResponse("/", 303, headers={"Referrer-Policy": "no-referrer"})
         response.set_cookie(cookie, token, max_age=_DAYS_90, httponly=True, samesite="lax", secure=secure)
         return response
@@ -152,7 +152,7 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
     @app.get("/progress")
     def look(request: Request) -> Response:
         if person(request).number != 0:
-            raise Refused(403, "This page is the administrator’s.")
+            raise RequestRefused(403, "This page is the administrator’s.")
         return page("progress.html", found=summary(voting))
 
     @app.get("/health")
@@ -178,11 +178,11 @@ def _given(form: FormData) -> GivenAnswer:
     """What a form says.
 
     Raises:
-        Refused: its comment is too long.
+        RequestRefused: its comment is too long.
     """
     comment = _field(form, "comment").replace("\0", "").strip()
     if len(comment) > COMMENT:
-        raise Refused(413, f"A comment has at most {COMMENT} characters. Go back and shorten it.")
+        raise RequestRefused(413, f"A comment has at most {COMMENT} characters. Go back and shorten it.")
     try:
         seconds = float(_field(form, "seconds"))
     except ValueError:

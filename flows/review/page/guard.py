@@ -1,4 +1,4 @@
-"""What stands between the network and the page: headers on every answer, a limit on bodies, and where posts come from."""
+"""What stands between network and page: headers on every answer, a limit on bodies, and where posts come from."""
 
 from collections.abc import MutableMapping
 from typing import Any
@@ -84,7 +84,7 @@ def _refusal(scope: MutableMapping[str, Any], headers: Headers) -> PlainTextResp
 
 
 def _own_origin(headers: Headers) -> bool:
-    """Whether a page of this very server sent a form, as the browser says; a request that does not say so is refused."""
+    """Whether a page of this very server sent a form, as the browser says; one that does not say is refused."""
     site = headers.get("sec-fetch-site")
     if site not in (None, "same-origin"):
         return False

@@ -47,7 +47,7 @@ def shown(text: str) -> ShownText:
 
 
 def guideline_blocks(text: str) -> list[GuidelineBlock]:
-    """Guidelines, Markdown with headings, paragraphs and quotations; anything else of Markdown is shown as it stands."""
+    """Guidelines, Markdown with headings, paragraphs and quotations; all else of it is shown as it stands."""
     blocks = []
     for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n").strip()):
         lines = part.strip().split("\n")

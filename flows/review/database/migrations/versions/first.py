@@ -38,8 +38,10 @@ def upgrade() -> None:
         sa.Column("prompt", sa.Text, nullable=False),
         sa.Column("a", sa.Text, nullable=False),
         sa.Column("b", sa.Text, nullable=False),
+        sa.Column("repeats", sa.Integer),
         sa.PrimaryKeyConstraint("id", name="pk_item"),
         sa.ForeignKeyConstraint(["batch"], ["batch.id"], name="fk_item_batch"),
+        sa.ForeignKeyConstraint(["repeats"], ["item.id"], name="fk_item_repeats"),
         sa.UniqueConstraint("batch", "name", name="uq_item_batch_name"),
         sa.UniqueConstraint("batch", "place", name="uq_item_batch_place"),
     )

@@ -1,0 +1,54 @@
+"""A batch in the terminal."""
+
+import math
+from typing import Any
+
+from components.stats.intervals import Interval
+from flows.review.bound import EarlyBound
+from flows.review.summary import BatchSummary
+
+
+def as_text(name: str, found: BatchSummary, bound: EarlyBound | None) -> str:
+    """Lines for people."""
+    done = found.progress
+    lines = [f"{name}: {done.answered} of {done.slots} answers, {'complete' if done.complete else 'not complete yet'}"]
+    if done.address:
+        lines.append(f"Page: {done.address}")
+    lines.append(f"Agreement (Fleiss' kappa) on {found.compared} items: {_interval(found.kappa)}")
+    for each in found.raters:
+        time = "-" if each.seconds is None else f"{each.seconds:.0f} s"
+        lean = ", leans to a side" if each.leans else ""
+        lines.append(
+            f"  {each.number}. {each.name}: {each.answered} answered, {each.skipped} skipped, {each.late} too late, "
+            f"{time} each, share of A {_interval(each.side_a)}{lean}"
+        )
+    if bound is not None:
+        lines.append(
+            f"Win rate above {bound.low:.3f} (always valid, {1 - bound.alpha:.1%} one-sided), on the first "
+            f"{bound.items} of {bound.items_asked} items"
+        )
+        if bound.low > 0.5:
+            lines.append("The policy is better than SFT: you may stop here.")
+    return "\n".join(lines)
+
+
+def as_record(name: str, found: BatchSummary, bound: EarlyBound | None) -> dict[str, Any]:
+    """One JSON object."""
+    return {
+        "batch": name,
+        **found.progress._asdict(),
+        "raters": [
+            each._asdict() | {"side_a": None if each.side_a is None else each.side_a._asdict()} for each in found.raters
+        ],
+        "kappa": None if found.kappa is None else found.kappa.named("kappa"),
+        "late": found.late,
+        "undone": found.undone,
+        "bound": None if bound is None else bound._asdict(),
+    }
+
+
+def _interval(found: Interval | None) -> str:
+    if found is None:
+        return "-"
+    ends = f" ({found.low:.2f} to {found.high:.2f})" if math.isfinite(found.low) else ""
+    return f"{found.value:.2f}{ends}"

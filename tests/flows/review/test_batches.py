@@ -1,0 +1,314 @@
+"""What the page takes as a batch, what it writes back, and that scoring takes that."""
+
+import csv
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from components.base.errors import UserError
+from components.base.jsonl import read_rows, write_json, write_rows
+from components.human_eval.blinding import blind, sealed_key
+from components.human_eval.config import HumanEvalConfig
+from components.human_eval.labels import Sample, given, rated_columns
+from components.human_eval.sample import write_sheet
+from components.human_eval.selection import Chosen
+from data_contracts.rows.ledger import quarantine_line
+from flows.people import LABELS, joined
+from flows.review import batches
+from flows.review.bound import early_bound
+from flows.review.database.connect import database_file, database_url, open_database, writing
+from flows.review.database.tables import metadata
+from flows.review.export import VOTES, export
+from flows.review.links import add_raters, enter_batch, renew_link
+from flows.review.page.texts import guideline_blocks, shown
+from flows.review.progress import ReviewProgress, progress, progress_of_run
+from flows.review.serve import after_completion
+from flows.review.votes import SKIP
+from tests.flows.review.conftest import Site, answer, make_source
+
+ITEMS = 6
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of run `run-1` with a sample for two ratings of each item; the policy says yes."""
+    folder, config = tmp_path / "sample", HumanEvalConfig(raters=2, repeats=0, criteria=("helpful",))
+    chosen = [Chosen([{"role": "user", "content": f"question {n}"}], None, "all") for n in range(ITEMS)]
+    items, salt = blind(chosen, [f"no {n}" for n in range(ITEMS)], [f"yes {n}" for n in range(ITEMS)], 0, b"secret")
+    write_json(folder / "key.json", sealed_key(items, salt))
+    rows = ({"item": i.item, "prompt": i.chosen.prompt, "stratum": "all"} for i in items)
+    write_rows(folder / "responses.jsonl", rows)
+    write_sheet(folder, items, config)
+    home = tmp_path / "home"
+    (home / "runs" / "run-1").mkdir(parents=True)
+    monkeypatch.setattr(batches, "has_run", lambda home, run: run == "run-1")
+    monkeypatch.setattr(batches, "sample_folder", lambda home, run: folder)
+    return home
+
+
+def judge(page: Site, value: Callable[[str], str], people: int | None = None, **more: Any) -> None:
+    """Have people answer all that they are asked; `value` says yes or no, by what stands on a side."""
+    asked = True
+    while asked:
+        asked = False
+        for person in page.raters[:people]:
+            if (pair := page.voting.next_pair(person)) is not None:
+                asked = True
+                said = value(pair.first)
+                page.voting.take(person, pair.ticket, answer(said, **more))
+
+
+def for_policy(first: str) -> str:
+    return "a" if first.startswith("yes") else "b"
+
+
+def test_three_people_who_share_a_run_s_items_give_files_that_score_as_what_they_meant(
+    run: Path, site: Callable[..., Site]
+) -> None:
+    source = batches.find_batch(run, "run-1")
+    assert (source.overlap, source.criteria[0]["name"], len(source.pairs)) == (2, "helpful", ITEMS)
+    page = site(raters=3, source=source)
+    judge(page, for_policy, comment="=1+1 \u202e", flags=["false"], criteria={"helpful": "a"}, seconds=3.0)
+    files = export(page.voting, source)
+    assert [file.name for file in files] == ["rater_1.csv", "rater_2.csv", "rater_3.csv"]
+    assert export(page.voting, source) == files, "and once more"
+    sample = Sample.open(run.parent / "sample")
+    labels = sample.ratings(*files)
+    assert len(rated_columns(labels)) == 3 and given(labels, sample.raters) == 2 * ITEMS
+    for item, each in labels.items():
+        assert [rating for rating in each if rating] == [sample.policy_side[item]] * 2, "sides are unexchanged"
+    with files[0].open(encoding="utf-8-sig", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["rating"]]
+    assert {(row["flags"], row["comment"][-1], row["raters"]) for row in rows} == {("false", "\u202e", "3")}
+    assert {row["seconds"] for row in rows} <= {"0.0", "0.1", "0.2", "0.3"}, "no more than the server measured"
+    assert {row["helpful"] for row in rows} <= {"a", "b"}
+
+    class Store:
+        def path(self, record: Any) -> Path:
+            return run.parent / "sample"
+
+    store: Any = Store()
+    record: Any = object()
+    folder = run / "runs" / "run-1"
+    joint = joined(folder, store, record, folder / "raters")
+    assert joint == folder / LABELS and sample.ratings(joint) == labels, "the joint file has all three columns"
+
+
+def test_a_skipped_pair_is_an_empty_rating_and_counts_as_none(run: Path, site: Callable[..., Site]) -> None:
+    page = site(raters=2, source=batches.find_batch(run, "run-1"))
+    judge(page, lambda first: SKIP if first[-1] == "0" else "tie")
+    labels = Sample.open(run.parent / "sample").ratings(*export(page.voting, page.source))
+    assert given(labels, 2) == 2 * (ITEMS - 1)
+
+
+def test_ratings_that_somebody_filled_in_by_hand_are_not_overwritten(run: Path, site: Callable[..., Site]) -> None:
+    folder = run / "runs" / "run-1" / "raters"
+    shutil.copytree(run.parent / "sample" / "raters", folder)
+    page = site(raters=2, source=batches.find_batch(run, "run-1"))
+    with pytest.raises(UserError, match="nobody has answered"):
+        export(page.voting, page.source)
+    judge(page, for_policy, people=1)
+    export(page.voting, page.source)
+    empty = (run.parent / "sample" / "raters" / "rater_2.csv").read_bytes().decode("utf-8-sig")
+    by_hand = empty.replace('"2",""', '"2","tie"', 1)
+    (folder / "rater_2.csv").write_bytes(by_hand.encode())
+    judge(page, for_policy)
+    with pytest.raises(UserError, match="did not come from the page"):
+        export(page.voting, page.source)
+    assert (folder / "rater_2.csv").read_bytes() == by_hand.encode()
+    assert len(export(page.voting, page.source, run / "elsewhere")) == 2
+
+
+def test_the_page_never_opens_the_key_and_the_bound_is_that_of_the_answers(
+    run: Path, site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = run.parent / "sample"
+    key = (sample / "key.json").read_bytes()
+    (sample / "key.json").unlink()
+    (sample / "responses.jsonl").rename(sample / "away")
+    page = site(raters=2, source=batches.find_batch(run, "run-1"))
+    judge(page, for_policy)
+    assert page.browser(page.admin).get("/progress").status_code == 200
+    export(page.voting, page.source)
+    (sample / "key.json").write_bytes(key)
+    (sample / "away").rename(sample / "responses.jsonl")
+    found = early_bound(page.voting.engine, page.voting.batch.id, sample, overlap=2)
+    assert (found.items, found.items_asked) == (ITEMS, ITEMS) and 0.2 < found.low < 0.8
+    half = early_bound(page.voting.engine, page.voting.batch.id, sample, overlap=3)
+    assert (half.items, half.low) == (0, 0.0), "items without all their answers do not enter"
+
+
+def test_candidates_come_back_as_votes_that_data_can_be_read_from(tmp_path: Path, site: Callable[..., Site]) -> None:
+    prompt = [{"role": "user", "content": "hello"}]
+    rows = [{"id": f"tether-{n:05d}-x", "prompt": prompt, "a": f"yes {n}", "b": "no", "label": None} for n in range(3)]
+    write_rows(tmp_path / "pairs.jsonl", rows)
+    (tmp_path / "key.jsonl").write_text("not JSON: who opens it fails")
+    source = batches.find_batch(tmp_path, str(tmp_path), overlap=2)
+    page = site(raters=2, source=source)
+    judge(page, for_policy)
+    assert "Who is winning" not in page.browser(page.admin).get("/progress").text, "there is no key to that"
+    (file,) = export(page.voting, source)
+    assert file == tmp_path / VOTES
+    for row in read_rows(file):
+        assert row["prompt"] == prompt and row["a"].startswith("yes")
+        assert row["votes"] == [{"annotator": f"rater_{n}", "label": "a"} for n in (1, 2)]
+
+
+def test_experts_decide_pairs_without_a_majority_and_do_not_see_how_others_voted(
+    tmp_path: Path, site: Callable[..., Site]
+) -> None:
+    data = {"prompt": "q <|x|>", "a": "yes", "b": "no", "votes": {"a": 1, "b": 1}}
+    (tmp_path / "review.jsonl").write_bytes(
+        b"".join(quarantine_line("d.jsonl", n, [], data | {"prompt": f"q {n}"}) for n in (4, 9))
+    )
+    source = batches.find_batch(tmp_path, str(tmp_path / "review.jsonl"))
+    page = site(raters=1, source=source)
+    assert "votes" not in page.browser(page.links[0]).get("/").text
+    judge(page, for_policy)
+    (file,) = export(page.voting, source)
+    assert {row["votes"][0]["annotator"] for row in read_rows(file)} == {"expert_1"}
+    found = [(row["prompt"][0]["content"], row["a"], row["votes"][0]["label"]) for row in read_rows(file)]
+    assert sorted(found) == [
+        (f"q {n}", side, {"yes": "a", "no": "b"}[side]) for n, (_, side, _) in zip((4, 9), found, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no such run"), ("", "holds no pairs"), ("[1]\n", "holds no pairs"), ("{\n", "can't be read"),
+        ('{"a": "x"}\n', "row 1: `a` and `b` are needed"), ('{"a": "x", "b": "y", "prompt": 7}\n', "row 1"),
+        ('{"id": "1", "a": "x", "b": "y", "prompt": "p"}\n' * 2, "1 is there twice"),
+        ('{"data": {"prompt": "p"}}\n', "no preference pairs"),
+    ],
+)  # fmt: skip
+def test_what_is_no_batch_is_refused_by_name(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "pairs.jsonl"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=said):
+        batches.find_batch(tmp_path, str(file))
+
+
+def test_a_batch_that_changed_another_overlap_and_a_name_twice_are_refused(site: Callable[..., Site]) -> None:
+    page = site(raters=2)
+    engine, number = page.voting.engine, page.voting.batch.id
+    assert enter_batch(engine, page.source._replace(overlap=9)) == (number, None)
+    for source, said in (
+        (page.source._replace(digest="e"), "changed"),
+        (page.source._replace(overlap=9), "answers of each"),
+    ):
+        with pytest.raises(UserError, match=said):
+            enter_batch(engine, source, asked=True)
+    for name in ("person 1", " ", "x" * 101, "a\u202e"):
+        with pytest.raises(UserError):
+            add_raters(engine, number, ["new", name])
+    assert len(page.raters) == 2, "and with it nobody is added"
+    renewed = renew_link(engine, number, "person 1")
+    assert page.voting.person(page.links[0].token) is None and page.voting.person(renewed.token) is not None
+    assert page.browser(renew_link(engine, number, "administrator")).get("/progress").status_code == 200
+    assert page.voting.person(page.admin.token) is None
+    with pytest.raises(UserError, match="no rater"):
+        renew_link(engine, number, "nobody")
+
+
+def test_progress_is_read_from_outside_and_completion_is_told_once(tmp_path: Path, site: Callable[..., Site]) -> None:
+    file = database_file(tmp_path, "run-1")
+    assert progress_of_run(tmp_path, "run-1") is None
+    with pytest.raises(UserError, match="nothing was served"):
+        progress(file)
+    engine = open_database(file)
+    page = site(raters=2, items=1, overlap=2, engine=engine)
+    assert progress_of_run(tmp_path, "run-1") == ReviewProgress(0, 2, 0, False, "")
+    for link in page.links:
+        client = page.browser(link)
+        ticket = client.get("/").text.split('name="ticket" value="')[1].split('"')[0]
+        client.post("/vote", data={"ticket": ticket, "answer": "a"})
+        client.post("/vote", data={"ticket": ticket, "answer": "a"})
+    assert progress(file) == ReviewProgress(2, 2, 2, True, "") and page.completed == ["run-1"]
+    assert "Thank you" in page.browser(page.links[0]).get("/").text
+    with pytest.raises(UserError, match="no batch other"):
+        progress(str(file), "other")
+    engine.dispose()
+
+
+def test_what_follows_completion_is_done_again_where_it_failed(site: Callable[..., Site], tmp_path: Path) -> None:
+    page = site(raters=1, items=1, overlap=1, place=tmp_path)
+    person = page.raters[0]
+    pair = page.voting.next_pair(person)
+    assert pair is not None and page.voting.take(person, pair.ticket, answer("a"))
+    assert page.voting.complete() and page.voting.hand_on(), "the server died here"
+    page.app.state.finish()
+    page.app.state.finish()
+    assert page.completed == ["run-1"] and not page.voting.hand_on()
+    told: list[str] = []
+    after_completion(page.voting, page.source, False, told.append)("run-1")
+    assert (tmp_path / "raters" / "rater_1.csv").exists() and "tether human-eval score" in told[1]
+
+
+def test_migrations_make_the_tables_that_the_code_uses(tmp_path: Path) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.runtime.migration import MigrationContext
+
+    engine = open_database(tmp_path / "new.db")
+    assert (tmp_path / "new.db").stat().st_mode & 0o777 == 0o600
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": "review_version"})
+        assert compare_metadata(context, metadata) == []
+        settings = [
+            connection.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "foreign_keys")
+        ]
+    assert settings == ["wal", 2, 1], "FULL: a vote that was answered is on the disk"
+    with writing(engine) as connection:
+        connection.exec_driver_sql("UPDATE review_version SET version_num = '9999'")
+    engine.dispose()
+    with pytest.raises(UserError, match="newer Tether"):
+        open_database(tmp_path / "new.db")
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "://", "http://x"])
+def test_another_database_is_refused(url: str) -> None:
+    with pytest.raises(UserError):
+        database_url(url)
+
+
+def test_a_database_that_does_not_answer_is_the_users_to_mend_and_its_password_is_not_told() -> None:
+    with pytest.raises(UserError) as refused:
+        open_database("postgresql://me:hunter2@127.0.0.1:1/nothing")
+    assert "hunter2" not in str(refused.value) and "can't be used" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given_text", "html"),
+    [
+        ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("a\u202eb\x00\u200b\ufeff", "a⟨U+202E⟩b⟨U+0000⟩⟨U+200B⟩⟨U+FEFF⟩"),
+        ("\ud800 \U000e0041 \u3164", "⟨U+D800⟩ ⟨U+E0041⟩ ⟨U+3164⟩"),
+        ("a\r\nb\tc\x1b[2J", "a\nb\tc⟨U+001B⟩[2J"),
+        ("👩\u200d💻 שלום", "👩\u200d💻 שלום"),
+        ("pass\u200dword", "pass⟨U+200D⟩word"),
+        ("⟨|system|⟩ {{ 7 * 7 }}", "⟨|system|⟩ {{ 7 * 7 }}"),
+    ],
+)
+def test_hostile_text_is_shown_as_text(given_text: str, html: str) -> None:
+    assert shown(given_text).html.replace('<span class="unseen">', "").replace("</span>", "") == html
+
+
+def test_guidelines_are_headings_paragraphs_and_quotations_and_nothing_else() -> None:
+    blocks = guideline_blocks("# One\ntext <b>\n\n> said\n> so\n\n[x](javascript:1)")
+    assert [tuple(block) for block in blocks] == [
+        ("h2", "One"), ("p", "text &lt;b&gt;"), ("blockquote", "said\nso"), ("p", "[x](javascript:1)"),
+    ]  # fmt: skip
+
+
+def test_a_long_reply_is_capped_and_hostile_ones_change_nothing_of_the_page(site: Callable[..., Site]) -> None:
+    source = make_source(items=1)
+    hostile = source.pairs[0]._replace(a="x" * 100_000, b="</div></main><script>alert(1)</script>\u202e")
+    page = site(source=source._replace(pairs=[hostile]))
+    shown_page = page.browser(page.links[0]).get("/").text
+    assert shown_page.count("Show all of it (100,000 characters)") == 1 and shown_page.count(" capped") == 1
+    assert shown_page.count("<script") == 1 and shown_page.count("</main>") == 1 and "\u202e" not in shown_page
