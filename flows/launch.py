@@ -287,7 +287,9 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
         if (result := work()) is None:
             ctx.end_stage("human_eval", "awaiting_labels")
             people.give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
-        return result
+    if result is None:
+        people.begin_waiting(ctx.home, ctx.run, ctx.say)
+    return result
 
 
 def write_reports(ctx: RunContext) -> None:

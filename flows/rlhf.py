@@ -62,10 +62,10 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     # 5. Human evaluation: policy against SFT, blind, and whether the reward model still agrees with the judges. Only a
     # policy that passes here is promoted.
     sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy, **sources.seal)
-    scores = stage("human_eval.reward", sample=sample, reward=reward)
     sheet = ratings(config, sources, sample)
     if sheet is None:
         return None
+    scores = stage("human_eval.reward", sample=sample, reward=reward)
     return stage("human_eval", sample=sample, scores=scores, sheet=sheet)
 
 
@@ -111,6 +111,7 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
     )
 
     from tasks.prefect_flow.alive import saying_that_it_lives
+    from tasks.prefect_flow.labels import awaiting
     from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
     from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, show_in, unless_gone, wait_until_told
 
@@ -133,6 +134,7 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
             return outcome.capture(
                 lambda: pipeline(config, sources, prefect_runner(ctx)),
                 name=lambda result: "AwaitingLabels" if result is None else "Completed",
+                message=lambda result: awaiting(ctx.folder) if result is None else None,
             )
 
     settings: dict[Any, Any] = {PREFECT_API_URL: os.environ["PREFECT_API_URL"]}

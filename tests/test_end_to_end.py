@@ -357,7 +357,7 @@ def test_a_policys_lineage_names_data_models_options_code_gates_waivers_and_who_
     found = graph.as_json()
     nodes = {node["stage"]: node for node in found["nodes"] if node["stage"]}
     assert [node["names"] for node in found["nodes"] if not node["stage"]] == [["sheet"]]
-    assert list(nodes) == ["validate", "sft", "reward", "ppo", "human_eval.sample", "human_eval"]
+    assert list(nodes) == ["validate", "sft", "reward", "ppo", "human_eval.sample", "human_eval.reward", "human_eval"]
     policy, digest = nodes["ppo"], {stage["name"]: stage["digest"] for stage in first["stages"]}
     into_policy = {edge["name"]: edge["from"] for edge in found["edges"] if edge["to"] == policy["digest"]}
     assert into_policy == {"data": digest["validate"], "sft": digest["sft"], "reward": digest["reward"]}

@@ -120,6 +120,14 @@ def test_the_empty_sheet_and_one_half_filled_do_not_finish_it(
     done = tether("human-eval", "score", str(empty), home=home)
     assert (done.returncode, "holds no rating yet" in done.stdout + done.stderr) == (2, True)
 
+    counted = tether(
+        "human-eval", "status", "--json", "--sheet", str(fill(empty, sides, tmp_path / "a.csv", 5)), home=home
+    )
+    assert counted.returncode == 0, counted.stdout + counted.stderr
+    told = json.loads(counted.stdout)
+    assert (told["answered"], told["asked"], told["complete"]) == (15, 3 * ITEMS, False)
+    assert told["raters"] == {f"rater {n}": [5, ITEMS] for n in (1, 2, 3)}
+
     half = tether("human-eval", "score", str(fill(empty, sides, tmp_path / "half.csv", ITEMS // 2)), home=home)
     assert half.returncode == 3, half.stdout + half.stderr
     assert "human_eval.labels_complete" in half.stdout + half.stderr

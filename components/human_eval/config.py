@@ -95,6 +95,9 @@ class HumanEvalConfig(Settings):
     criteria: tuple[Criterion, ...] = ()
     """What raters are also asked of each pair, `a`, `b` or `tie` each: `helpful`, `honest`, `harmless`, `coherent`. The
     overall preference is always asked, and alone decides the win rate."""
+    when_complete: Literal["score", "wait"] = unkeyed("score")
+    """What follows the last label of the review page: the run is scored by itself, or waits for
+    `tether human-eval score`."""
 
     @field_validator("criteria")
     @classmethod

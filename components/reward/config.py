@@ -104,6 +104,8 @@ class RewardJob(Settings):
 class JudgedJob(Settings):
     """What the reward model's scores of the pairs that people judge depend on, beside those."""
 
+    seed: int
+    """The run's seed (nothing is drawn)."""
     runtime: Runtime
     """The machine that scores."""
     generation: GenerationConfig

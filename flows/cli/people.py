@@ -1,5 +1,9 @@
-"""`tether human-eval`: what a sample can find. (`score`, which takes a run up, stands with the other runs.)"""
+"""`tether human-eval`: what a sample can find, and how far its labels are. (`score`, which takes a run up, stands with
+the other runs.)
+"""
 
+import json
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -70,3 +74,45 @@ def import_(
     from flows.people import import_votes
 
     echo(f"{import_votes(candidates, file, out)} pairs with votes: {out}")
+
+
+@command(human_eval, "status")
+def status(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="The run that awaits labels (default: the newest)."),
+    ] = None,
+    sheets: Annotated[
+        list[Path] | None,
+        typer.Option("--sheet", metavar="PATH", help="A rater's file, or a folder (default: the run's own raters/)."),
+    ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=1, help="Look again so often until all labels are there; then score them."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say how many of the labels asked for are there, by rater, and show it in Prefect and MLflow."""
+    from flows import people
+    from flows.environment import tether_home
+    from tasks.runs.status import load_status
+
+    home = tether_home()
+    name = load_status(home, run).run
+    while True:
+        found = people.progress_of_files(home, name, sheets)
+        people.show_progress(home, name, found, echo)
+        if watch is None or found.complete:
+            break
+        time.sleep(watch)
+    if as_json:
+        echo(json.dumps({**found._asdict(), "share": found.share, "complete": found.complete}))
+    else:
+        echo(f"Run {name}: {found.text}")
+        for rater, (answered, asked) in found.raters.items():
+            echo(f"  {rater}: {answered} of {asked}")
+    folder = sheets[0] if sheets and len(sheets) == 1 else home / "runs" / name / people.RATERS
+    if found.complete and watch is not None:
+        echo(people.when_complete(home, name, folder, echo))
+    elif found.complete:
+        echo(f"All labels are there. Score them: tether human-eval score {folder} --run {name}")

@@ -28,6 +28,7 @@ from tasks.execution import logs
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
 from tasks.prefect_flow.alive import saying_that_it_lives
+from tasks.prefect_flow.labels import awaiting
 from tasks.prefect_flow.stages import Outcome, unless_gone
 from tasks.runs.journal import REPORT, current_user
 from tasks.runs.schema import check_home
@@ -188,12 +189,18 @@ def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
             say(console, f"report: {begun.ctx.folder / REPORT}")
         if result is None:
             say(console, f"waiting for people's labels: each rater gets a file of {begun.ctx.folder / RATERS}")
+            waiting.append(awaiting(begun.ctx.folder))
         return "Completed" if result is not None else "AwaitingLabels"
 
-    return _guarded(go, name=lambda state: state)
+    waiting: list[str] = []
+    return _guarded(go, name=lambda state: state, message=lambda _: waiting[0] if waiting else None)
 
 
-def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lambda _: "Completed") -> State[Any]:
+def _guarded(
+    call: Callable[[Path, Console], T],
+    name: Callable[[T], str] = lambda _: "Completed",
+    message: Callable[[T], str | None] = lambda _: None,
+) -> State[Any]:
     """Call with this home and a console whose lines are the flow run's log."""
 
     def in_this_environment() -> T:
@@ -213,4 +220,4 @@ def _guarded(call: Callable[[Path, Console], T], name: Callable[[T], str] = lamb
             raise
 
     home = tether_home()
-    return Outcome[T]().capture(in_this_environment, name)
+    return Outcome[T]().capture(in_this_environment, name, message)

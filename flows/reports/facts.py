@@ -28,6 +28,7 @@ from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
 from tasks.runs.config import run_values
 from tasks.runs.journal import recorded_paths
+from tasks.runs.labels import LabelProgress, read_progress
 from tasks.runs.points import curves, points_file, read_points
 from tasks.runs.status import RunStatus, StageStatus, load_status
 from tasks.stages import PIPELINE
@@ -228,6 +229,8 @@ class RunFacts(NamedTuple):
     """`result.json` of the human evaluation."""
     sheet: Document | None
     """`sheet.json`, what people were asked to judge, where labels are awaited."""
+    labels: LabelProgress | None
+    """How far people were when that was last looked at."""
     against: str
     """What the options are compared with."""
     options: list[Option]
@@ -269,6 +272,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         policy=_policy(stages["ppo"], group(values, "ppo"), _on_the_sheet(human_eval)),
         comparison=human_eval.document("result.json"),
         sheet=human_eval.document("sheet.json"),
+        labels=read_progress(home / "runs" / status.run),
         against=against,
         options=options,
         environment=[_computation(each.name, each.record) for each in stages.values() if each.record is not None],

@@ -50,8 +50,11 @@ class Outcome(Generic[T]):
         self._value: list[T] = []
         self._error: Exception | None = None
 
-    def capture(self, call: Callable[[], T], name: Callable[[T], str]) -> State[Any]:
-        """Make the call; the state it ends in is called `name(result)`, or after the error."""
+    def capture(
+        self, call: Callable[[], T], name: Callable[[T], str], message: Callable[[T], str | None] = lambda _: None
+    ) -> State[Any]:
+        """Make the call; the state it ends in is called `name(result)`, or after the error, and says `message(result)`,
+        or the error's."""
         try:
             value = call()
         except TetherError as error:
@@ -61,7 +64,7 @@ class Outcome(Generic[T]):
             self._error = error
             return Failed(message=redacted(f"{type(error).__name__}: {error}"))
         self._value.append(value)
-        return Completed(name=name(value))
+        return Completed(name=name(value), message=message(value))
 
     def get(self, state: State[Any] | None) -> T:
         """What the call gave; raises what it raised. `state`: how Prefect ended it, None where its server is gone.

@@ -48,7 +48,8 @@ def test_stages_run_in_order_on_each_others_results(tmp_path: Path) -> None:
         ("reward", {"data": "validate", "sft": "sft"}),
         ("ppo", {"data": "validate", "sft": "sft", "reward": "reward"}),
         ("human_eval.sample", {"data": "validate", "sft": "sft", "ppo": "ppo"}),
-        ("human_eval", {"sample": "human_eval.sample"}),
+        ("human_eval.reward", {"sample": "human_eval.sample", "reward": "reward"}),
+        ("human_eval", {"sample": "human_eval.sample", "scores": "human_eval.reward"}),
     ]
 
 

@@ -7,8 +7,10 @@ BRIEF = {
     "sft": ["sft/loss", "sft/perplexity", "sft/gold", "sft/violations"],
     "reward": ["reward/accuracy", "reward/accuracy_low", "reward/ece", "reward/test_pairs"],
     "ppo": ["ppo/proxy_reward", "ppo/kl", "ppo/kl_per_token", "ppo/gold", "ppo/violations"],
-    "human_eval": ["human_eval/win_rate", "human_eval/win_rate_low", "human_eval/fleiss_kappa"],
-}
+    "human_eval": [
+        "human_eval/win_rate", "human_eval/win_rate_low", "human_eval/reward_agreement", "human_eval/fleiss_kappa",
+    ],
+}  # fmt: skip
 
 
 def test_a_line_shows_a_stages_few_main_metrics_that_it_recorded_and_no_others() -> None:
@@ -29,7 +31,7 @@ def test_a_card_shows_all_but_what_only_the_run_is_about() -> None:
     assert left_out == {
         "data/pairs", "data/quarantined", "data/annotator_agreement", "reward/accuracy_low", "reward/test_pairs",
         "data/overlong", "ppo/proxy_reward", "human_eval/win_rate_low",
-        "human_eval/always_valid_low", "human_eval/raters",
+        "human_eval/always_valid_low", "human_eval/raters", "human_eval/reward_auroc",
     }  # fmt: skip
 
 
@@ -57,4 +59,5 @@ def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_meas
     assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
         "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",
         "reward.calibration_slope": ("reward/slope_null_low", "reward/slope_null_high"),
+        "human_eval.reward_ece": "human_eval/reward_ece_null_95",
     }  # fmt: skip
