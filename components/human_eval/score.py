@@ -9,6 +9,7 @@ from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
 from components.human_eval.config import ScoreJob
+from components.human_eval.halves import JUDGED_IN, may_train
 from components.human_eval.labels import Labels, Sample, asked, given
 from components.human_eval.sheet import SIMULATED, rating_columns
 from components.human_eval.summary import (
@@ -27,7 +28,9 @@ from components.stats.raters import crossed_proportion, too_few_raters
 from components.stats.votes import fleiss_kappa_interval
 
 PREFERENCES = "preferences.jsonl"
-"""The rated pairs as rows that `data.preferences` reads."""
+"""The rated pairs whose prompts may train, as rows that `data.preferences` reads."""
+JUDGED = "judged.jsonl"
+"""Those whose prompts only judge, forever, as such rows too: wherever they are read they are held out."""
 
 
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -35,8 +38,8 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
 
     An item's score is the mean over its ratings of 1 (policy preferred), a half (tie, both_bad) or 0; the win rate is
     the mean over rated items, its interval over prompts and raters. Repeated items count in no win rate. Writes
-    `result.json`, `ratings.csv` (unblinded) and `preferences.jsonl` (the rated pairs as data). Kappa is no metric where
-    it is undefined (one rater, or one rating only), so that its gate fails if it is asked for.
+    `result.json`, `ratings.csv` (unblinded), and the rated pairs as data: `preferences.jsonl` and `judged.jsonl`. Kappa
+    is no metric where it is undefined (one rater, or one rating only), so that its gate fails if it is asked for.
 
     Raises:
         UserError: as `Sample.ratings`.
@@ -95,7 +98,9 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     }
     write_json(out / "artifact" / "result.json", result)
     write_unblinded(out / "artifact" / "ratings.csv", sample, labels)
-    write_rows(out / "artifact" / PREFERENCES, _preferences(sample, rated))
+    for name, half in ((PREFERENCES, True), (JUDGED, False)):
+        own = {item: each for item, each in rated.items() if may_train(sample.responses[item]["prompt"]) is half}
+        write_rows(out / "artifact" / name, _preferences(sample, own))
     observe(len(rated), metrics, total=len(rated))
     return metrics
 
@@ -156,4 +161,5 @@ def _preferences(sample: Sample, rated: Labels) -> Iterator[dict[str, object]]:
         ]
         yield {
             "prompt": row["prompt"], "a": sides[0], "b": sides[1], "votes": votes, "category": row["category"],
+            JUDGED_IN: sample.about["key_sha256"][:8],
         }  # fmt: skip
