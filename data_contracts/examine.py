@@ -33,6 +33,7 @@ from data_contracts.findings.whole import (
     mark_duplicates,
     mark_near_duplicates,
     near_training,
+    place_judged,
     relabelled,
 )
 from data_contracts.rows import frames
@@ -115,6 +116,7 @@ class Examination:
         self.competence: DawidSkene | None = None
         """The annotators' model, where the labels are its."""
         self.sources = {name: self._read(name, sources) for name, sources in self._sources().items()}
+        place_judged([examined.ledger for examined in self.sources.values()])
         self.pairs = self.sources.get("preferences")
         self.tokenizer = self._tokenizer() if tokenized and not self.nothing else None
         for name, examined in self.sources.items():
