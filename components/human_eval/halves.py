@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from components.base.jsonl import Message
 from components.data.splits import loose_key
 
+PREFERENCES = "preferences.jsonl"
+"""In a scored artifact: the rated pairs whose prompts may train, as rows that `data.preferences` reads."""
+JUDGED = "judged.jsonl"
+"""Those whose prompts only judge, forever, as such rows too: wherever they are read they are held out."""
 JUDGED_IN = "judged_in"
 """The field of a row of preferences that says in which batch people judged it: the first digits of its key's sha256."""
 

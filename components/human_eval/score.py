@@ -9,7 +9,7 @@ from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
 from components.human_eval.config import ScoreJob
-from components.human_eval.halves import JUDGED_IN, may_train
+from components.human_eval.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.labels import Labels, Sample, asked, given
 from components.human_eval.sheet import SIMULATED, rating_columns
 from components.human_eval.summary import (
@@ -26,11 +26,6 @@ from components.stats.betting import always_valid_low
 from components.stats.intervals import Interval
 from components.stats.raters import crossed_proportion, too_few_raters
 from components.stats.votes import fleiss_kappa_interval
-
-PREFERENCES = "preferences.jsonl"
-"""The rated pairs whose prompts may train, as rows that `data.preferences` reads."""
-JUDGED = "judged.jsonl"
-"""Those whose prompts only judge, forever, as such rows too: wherever they are read they are held out."""
 
 
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:

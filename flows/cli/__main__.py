@@ -133,6 +133,34 @@ def rerun(
     _go(again(tether_home(), stage, from_run, overrides, waivers=waivers, refresh=refresh or [], label=label))
 
 
+@command(app, "iterate")
+def iterate(
+    judged: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="The run whose policy people judged (default: the newest).",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    set_: Set = None,
+    waive: Waive = None,
+    because: Because = "",
+    name: Name = None,
+    tag: Tag = None,
+) -> None:
+    """Start the next round: train on what people said of a run's policy.
+
+    The votes refresh the reward model, PPO runs again from SFT, and a new sample waits for people."""
+    from flows.config.profiles import parse_override
+    from flows.iterate import next_round
+    from tasks.runs.label import Label
+
+    label = Label.of(name, tag or [])
+    overrides = [parse_override(text) for text in set_ or []]
+    _go(next_round(tether_home(), judged, overrides, _waivers(waive, because), label))
+
+
 @command(human_eval, "score")
 def score(
     sheets: Annotated[
