@@ -6,6 +6,7 @@ from pathlib import Path
 from components.base.errors import UserError
 from components.base.files import make_folder, replacing, write_whole
 from components.human_eval.labels import Sample
+from components.human_eval.results.seconds import as_cells, read_seconds
 from components.human_eval.sheet import RATERS
 from components.store.store import ArtifactStore, Record
 
@@ -48,8 +49,10 @@ def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Pa
         )
     opened = Sample.open(artifact)
     labels = opened.ratings(*files)
+    seconds = read_seconds(files, opened.raters)
+    further = {item: as_cells(seconds, item, opened.raters) for item in labels} if seconds else None
     with replacing(folder / LABELS) as temporary:
-        opened.write(temporary, labels)
+        opened.write(temporary, labels, further)
     return folder / LABELS
 
 

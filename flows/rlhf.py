@@ -60,12 +60,14 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     # 4. PPO: raise the reward, tethered to SFT by KL.
     policy = stage("ppo", data=data, sft=sft, reward=reward)
 
-    # 5. Human evaluation: policy against SFT, blind. Only a policy that passes here is promoted.
+    # 5. Human evaluation: policy against SFT, blind, and whether the reward model still agrees with the judges. Only a
+    # policy that passes here is promoted.
     sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy, **sources.seal)
+    scores = stage("human_eval.reward", sample=sample, reward=reward)
     sheet = ratings(config, sources, sample)
     if sheet is None:
         return None
-    return stage("human_eval", sample=sample, sheet=sheet)
+    return stage("human_eval", sample=sample, scores=scores, sheet=sheet)
 
 
 def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Input | None:

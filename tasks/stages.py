@@ -64,6 +64,14 @@ STAGES: dict[str, Stage] = {
             shown="human_eval",
             final=False,
         ),
+        _stage(
+            "human_eval.reward",
+            "components.reward.judged",
+            "components.reward.config:JudgedJob",
+            (*TORCH, "peft"),
+            shown="human_eval",
+            final=False,
+        ),
         _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
     )
 }

@@ -252,6 +252,7 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
     explained = {name: why for stage in json.loads(told.stdout)["stages"] for name, why in stage["explained"].items()}
     assert {name: why["outcome"] for name, why in explained.items()} == {
         "validate": "hit", "sft": "hit", "reward": "hit", "ppo": "computed", "human_eval.sample": "computed",
+        "human_eval.reward": "computed",
     }  # fmt: skip
     assert [(c["name"], c["before"], c["now"]) for c in explained["ppo"]["changes"]] == [("ppo.clip_range", 0.2, 0.1)]
     changed = {change["name"] for change in explained["human_eval.sample"]["changes"]}
@@ -357,7 +358,7 @@ def test_a_policys_lineage_names_data_models_options_code_gates_waivers_and_who_
     found = graph.as_json()
     nodes = {node["stage"]: node for node in found["nodes"] if node["stage"]}
     assert [node["names"] for node in found["nodes"] if not node["stage"]] == [["sheet"]]
-    assert list(nodes) == ["validate", "sft", "reward", "ppo", "human_eval.sample", "human_eval"]
+    assert list(nodes) == ["validate", "sft", "reward", "ppo", "human_eval.sample", "human_eval.reward", "human_eval"]
     policy, digest = nodes["ppo"], {stage["name"]: stage["digest"] for stage in first["stages"]}
     into_policy = {edge["name"]: edge["from"] for edge in found["edges"] if edge["to"] == policy["digest"]}
     assert into_policy == {"data": digest["validate"], "sft": digest["sft"], "reward": digest["reward"]}

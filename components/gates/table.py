@@ -112,6 +112,9 @@ _GATES = (
     Gate("human_eval.self_agreement_low", ">=", "raters answer repeated items alike, lower end"),
     Gate("human_eval.raters_alike", "<=", "share of answers that any two raters have in common (copied columns)"),
     Gate("human_eval.win_rate_low", ">=", "win rate against SFT, lower end over prompts and raters"),
+    Gate("human_eval.reward_agreement_low", ">", "reward model prefers what the judges prefer, lower end"),
+    Gate("human_eval.reward_ece", "<=", "reward model's calibration error on the judged pairs",
+         or_within="human_eval/reward_ece_null_95"),
 )  # fmt: skip
 
 GATES = {gate.name: gate for gate in _GATES}
@@ -177,6 +180,9 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("human_eval/win_rate_low", "win rate, lower end of its interval", brief=True, card=False),
         MainMetric("human_eval/always_valid_low", "lower bound that holds at every look, of these raters", card=False),
         MainMetric("human_eval/raters", "raters", card=False),
+        MainMetric("human_eval/win_rate_equal_length", "win rate at equal length"),
+        MainMetric("human_eval/reward_agreement", "reward model's agreement with the judges", brief=True),
+        MainMetric("human_eval/reward_auroc", "AUROC of the reward model's gain on these pairs", card=False),
         MainMetric("human_eval/both_bad", "share of ratings `both_bad`"),
         MainMetric("human_eval/fleiss_kappa", "agreement of the raters (Fleiss' kappa)", brief=True),
     ),

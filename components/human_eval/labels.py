@@ -13,9 +13,10 @@ from typing import NamedTuple
 from components.base.errors import Mistakes, UserError
 from components.base.hashing import digest_file
 from components.base.jsonl import read_rows
+from components.data.spreadsheet import write_csv
 from components.human_eval.blinding import JudgedItem, SealedKey, Side
 from components.human_eval.reading import ReturnedSheet, parse_sheet
-from components.human_eval.sheet import SheetInfo, SheetRow, rating_columns, write_joint
+from components.human_eval.sheet import SheetInfo, SheetRow, as_record, rating_columns, write_joint
 from components.human_eval.texts import first_difference, plain, same
 
 _ITEM = re.compile(r"(q\d+)-([0-9a-f]{8})")
@@ -25,6 +26,7 @@ _BY_CHANCE = 1e-6
 
 Labels = dict[str, tuple[str, ...]]
 """Each item's ratings, a rater each; "" is one not given."""
+Further = Mapping[str, dict[str, str]]
 
 
 class Texts(NamedTuple):
@@ -119,8 +121,12 @@ class Sample(_Opened):
             for item in self.policy_side
         }
 
-    def write(self, path: Path, labels: Labels) -> None:
-        """Write labels as the sheet with all raters' columns: the same answers in any files give the same bytes."""
+    def write(self, path: Path, labels: Labels, further: Further | None = None) -> None:
+        """Write labels as the sheet with all raters' columns: the same answers in any files give the same bytes.
+
+        Args:
+            further: cells of further columns, by item; every item has the same columns.
+        """
         rows = read_rows(self.folder / "sheet.jsonl")
         filled = [
             SheetRow(
@@ -129,7 +135,10 @@ class Sample(_Opened):
             )
             for number, row in enumerate(rows, 2)
         ]  # fmt: skip
-        write_joint(path, filled, self.raters)
+        if not further:
+            return write_joint(path, filled, self.raters)
+        records = [as_record(row) | further[row.item.split("-")[0]] for row in filled]
+        write_csv(path, list(records[0]), records)
 
     def _items(self, sheet: ReturnedSheet, mistakes: list[str]) -> list[tuple[SheetRow, str]]:
         """The rows of a sheet with the number of their item; what is wrong with them is added to `mistakes`."""

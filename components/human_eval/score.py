@@ -11,8 +11,10 @@ from components.data.spreadsheet import write_csv
 from components.human_eval.config import ScoreJob
 from components.human_eval.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.labels import Labels, Sample, asked, given
-from components.human_eval.sheet import SIMULATED, rating_columns
-from components.human_eval.summary import (
+from components.human_eval.results.outcomes import equal_length, outcomes, rating_outcomes
+from components.human_eval.results.reward_model import reward_agreement, reward_metrics
+from components.human_eval.results.seconds import read_seconds
+from components.human_eval.results.summary import (
     TIES,
     RaterChecks,
     by_stratum,
@@ -22,6 +24,7 @@ from components.human_eval.summary import (
     rater_checks,
     rating_score,
 )
+from components.human_eval.sheet import SIMULATED, rating_columns
 from components.stats.betting import always_valid_low
 from components.stats.intervals import Interval
 from components.stats.raters import crossed_proportion, too_few_raters
@@ -30,6 +33,8 @@ from components.stats.votes import fleiss_kappa_interval
 
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Score the filled sheet `inputs["sheet"]` (a file) of the sample `inputs["sample"]`.
+
+    `inputs["scores"]` holds the reward model's scores of the sample; without it nothing is said of the reward model.
 
     An item's score is the mean over its ratings of 1 (policy preferred), a half (tie, both_bad) or 0; the win rate is
     the mean over rated items, its interval over prompts and raters. Repeated items count in no win rate. Writes
@@ -51,6 +56,10 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     win = _win_rate(sample, rated, level)
     early = always_valid_low([scores[item] for item in sorted(scores)], (1 - level) / 2)
     checks = rater_checks(sample, labels, level)
+    even = equal_length(sample, scores, [prompt_of(sample, item) for item in scores], job.seed, level)
+    seconds = read_seconds([inputs["sheet"]], sample.raters)
+    of_items = outcomes(scores.values())
+    reward = reward_agreement(sample, scores, inputs["scores"], job.seed, level) if "scores" in inputs else None
     every = [rating for each in rated.values() for rating in each if rating]
     metrics = {
         "human_eval/win_rate": win.value,
@@ -62,8 +71,15 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "human_eval/raters": float(raters),
         "human_eval/ties": every.count("tie") / len(every),
         "human_eval/both_bad": every.count("both_bad") / len(every),
+        "human_eval/items_won": float(of_items["wins"]),
+        "human_eval/items_tied": float(of_items["ties"]),
+        "human_eval/items_lost": float(of_items["losses"]),
         **_check_metrics(checks),
+        **reward_metrics(reward),
     }
+    if even is not None:
+        found = Interval(even["win_rate"], even["low"], even["high"])
+        metrics |= found.metrics("human_eval/win_rate_equal_length")
     votes = [[each.count(value) for value in sample.about["ratings"]] for each in rated.values()]
     kappa = fleiss_kappa_interval(votes, [prompt_of(sample, item) for item in rated], level=level)
     metrics |= kappa.metrics("human_eval/fleiss_kappa")
@@ -76,6 +92,9 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "interval_over": "prompts and raters",
         "too_few_raters": too_few_raters(raters),
         "always_valid_low": metrics["human_eval/always_valid_low"],
+        "outcomes": {"items": of_items, "ratings": rating_outcomes(sample, rated)},
+        "equal_length": even,
+        "reward_model": reward,
         **kappa.named("fleiss_kappa"),
         "ties": metrics["human_eval/ties"],
         "both_bad": metrics["human_eval/both_bad"],
@@ -87,7 +106,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "position_bias": checks.position_bias and dict(zip(("value", "high"), checks.position_bias, strict=True)),
         "self_agreement": checks.self_agreement and checks.self_agreement._asdict(),
         "raters_alike": checks.alike,
-        "raters": list(per_rater(sample, labels, level)),
+        "raters": list(per_rater(sample, labels, level, seconds)),
         "strata": by_stratum(sample, scores, level),
         "key_sha256": sample.about["key_sha256"],
     }

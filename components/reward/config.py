@@ -99,3 +99,14 @@ class RewardJob(Settings):
     runtime: Runtime
     generation: GenerationConfig
     reward: RewardConfig
+
+
+class JudgedJob(Settings):
+    """What the reward model's scores of the pairs that people judge depend on, beside those."""
+
+    seed: int
+    """The run's seed (nothing is drawn)."""
+    runtime: Runtime
+    """The machine that scores."""
+    generation: GenerationConfig
+    """Its lengths, which prompts and responses are cut to."""

@@ -17,16 +17,8 @@ from components.models.batching import encode_prompt
 from components.models.folders import frozen, load_causal_lm, save_model
 from components.models.sampling import generate_responses
 from components.reward.config import EnsembleConfig, RewardJob
-from components.reward.evaluation.calibration import (
-    calibration,
-    chosen_shown_first,
-    correctness,
-    fit_temperature,
-    length_baseline,
-    majority_baseline,
-)
+from components.reward.evaluation.baselines import chosen_shown_first, length_baseline, majority_baseline
 from components.reward.evaluation.length import response_tokens
-from components.reward.evaluation.nulls import Judgements
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
 from components.reward.evaluation.slices import Pairs, character_gaps, slice_report
 from components.reward.pairs import Pair, PreferencePair, check_votes, encode_pairs
@@ -34,6 +26,8 @@ from components.reward.refresh.compare import Refresh
 from components.reward.refresh.judged import judged_metrics
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
 from components.reward.train import train_models
+from components.stats.calibration.measure import calibration, correctness, fit_temperature
+from components.stats.calibration.nulls import Judgements
 from components.stats.intervals import Numbers, clustered_mean
 from components.training.loop import torch_seed
 

@@ -25,7 +25,7 @@ from components.keys.code_version import code_version
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
 from flows.reports.plan import finds
 from flows.reports.terminal import IMPORTED, by_another, cost, simulated_note
-from tasks.execution.plots import thin
+from tasks.execution.drawing import thin
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 1500

@@ -7,40 +7,32 @@ a stored stage again without drawing. Colours are mid-tones on no background, re
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from components.base.settings import Settings
 from components.ppo.config import KLConfig, PpoJob
+from tasks.execution.drawing import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    Curve,
+    legend,
+    level_line,
+    line,
+    new_figure,
+    panel,
+    plain,
+    reliability_panel,
+    steps_axis,
+    thin,
+)
 from tasks.runs.points import curves, read_points
-
-Curve = Sequence[tuple[float, float]]
-T = TypeVar("T")
-
-BLUE, RED, ORANGE, PURPLE, GREY = "#2f81d6", "#db4c40", "#b87514", "#9a66e0", "#767d87"
-STYLE = {
-    **dict.fromkeys(
-        ("text.color", "axes.edgecolor", "axes.labelcolor", "grid.color", "xtick.color", "ytick.color"), GREY
-    ),
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    "font.size": 9.0,
-    "text.parse_math": False,  # a slice may be called "$"
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.fontsize": 8.5,
-    "svg.fonttype": "none",  # text stays text: small, and in any script the reader has a font for
-    "svg.hashsalt": "tether",
-}
-WIDTH = 4.8
-"""Of a chart, in inches."""
-MOST = 400
-"""Points drawn of a curve; a longer one is thinned evenly, ends kept."""
-LONGEST = 28
-"""Characters of a name from the data that are shown."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ class Computed:
 
 def load() -> None:
     """Import what drawing needs, so that the first chart does not wait for it."""
-    _figure(1.0).canvas.draw()
+    new_figure(1.0).canvas.draw()
 
 
 def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path, out: Path) -> list[Path]:
@@ -86,13 +78,13 @@ def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> A
     """The training loss `metric` by optimiser step, and the final `heldout` loss as a level."""
     if not (curve := computed.curve(metric)):
         return None
-    figure = _figure(2.8)
-    axis = _panel(figure.add_subplot(), f"loss, {unit}", zero=True)
-    _line(axis, curve, BLUE, "training loss")
+    figure = new_figure(2.8)
+    axis = panel(figure.add_subplot(), f"loss, {unit}", zero=True)
+    line(axis, curve, BLUE, "training loss")
     if heldout in computed.metrics:
-        _level(axis, computed.metrics[heldout], RED, f"held-out loss at the end, {computed.metrics[heldout]:.4g}")
-    _steps(axis, "optimiser step")
-    _legend(axis)
+        level_line(axis, computed.metrics[heldout], RED, f"held-out loss at the end, {computed.metrics[heldout]:.4g}")
+    steps_axis(axis, "optimiser step")
+    legend(axis)
     return figure
 
 
@@ -103,11 +95,11 @@ def reward_and_kl(computed: Computed) -> Any:
     rewards, kl, beta = computed.curve("ppo/proxy_reward"), computed.curve(name), computed.curve("ppo/beta")
     if not rewards or not kl:
         return None
-    figure = _figure(6.0)
+    figure = new_figure(6.0)
     reward_axis, kl_axis, beta_axis = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.5))
-    _line(_panel(reward_axis, "reward, score units"), rewards, BLUE, "proxy reward")
-    _line(reward_axis, computed.curve("ppo/gold"), ORANGE, "gold score (simulated truth)", style="--")
-    _line(_panel(kl_axis, f"KL to SFT, nats per {config.unit}", zero=True), kl, RED, "KL of the batch")
+    line(panel(reward_axis, "reward, score units"), rewards, BLUE, "proxy reward")
+    line(reward_axis, computed.curve("ppo/gold"), ORANGE, "gold score (simulated truth)", style="--")
+    line(panel(kl_axis, f"KL to SFT, nats per {config.unit}", zero=True), kl, RED, "KL of the batch")
     if math.isfinite(end := computed.metrics.get(name, math.nan)):
         above = max(0.0, computed.metrics.get(high, end) - end)
         label = "held-out prompts, to the upper end" if above else "held-out prompts"
@@ -118,11 +110,11 @@ def reward_and_kl(computed: Computed) -> Any:
         kl_axis.axhspan(0.8 * config.target, 1.2 * config.target, color=PURPLE, alpha=0.25, linewidth=0,
                         label=f"target {config.target:g} ± 20 %")  # fmt: skip
     if config.stop_above is not None:
-        _level(kl_axis, config.stop_above, ORANGE, f"hard ceiling {config.stop_above:g}")
-    _line(_panel(beta_axis, "β", zero=True), beta, PURPLE, "β")
-    _steps(beta_axis, "PPO update")
-    _legend(reward_axis)
-    _legend(kl_axis)
+        level_line(kl_axis, config.stop_above, ORANGE, f"hard ceiling {config.stop_above:g}")
+    line(panel(beta_axis, "β", zero=True), beta, PURPLE, "β")
+    steps_axis(beta_axis, "PPO update")
+    legend(reward_axis)
+    legend(kl_axis)
     figure.align_ylabels()
     return figure
 
@@ -136,15 +128,15 @@ def frontier(computed: Computed) -> Any:
     )
     if not proxy:
         return None
-    figure = _figure(3.2)
-    axis = _panel(figure.add_subplot(), "reward, score units")
-    _line(axis, proxy, BLUE, "proxy reward", linewidth=0.6, marker="o", markersize=3.5)
-    _line(axis, gold, ORANGE, "gold score (simulated truth)", linewidth=0.6, marker="^", markersize=3.5)
+    figure = new_figure(3.2)
+    axis = panel(figure.add_subplot(), "reward, score units")
+    line(axis, proxy, BLUE, "proxy reward", linewidth=0.6, marker="o", markersize=3.5)
+    line(axis, gold, ORANGE, "gold score (simulated truth)", linewidth=0.6, marker="^", markersize=3.5)
     kl, reward = (computed.metrics.get(name, math.nan) for name in ("ppo/kl", "ppo/proxy_reward"))
     if math.isfinite(kl) and math.isfinite(reward):
-        _line(axis, [(math.sqrt(max(kl, 0.0)), reward)], GREY, "proxy, held-out prompts", style="", marker="D")
+        line(axis, [(math.sqrt(max(kl, 0.0)), reward)], GREY, "proxy, held-out prompts", style="", marker="D")
     axis.set_xlabel("√KL, √nats")
-    _legend(axis)
+    legend(axis)
     return figure
 
 
@@ -154,11 +146,11 @@ def entropy_and_length(computed: Computed) -> Any:
     found = [(entropy, "entropy, nats per token", BLUE), (length, "response, tokens", ORANGE)]
     if not (shown := [each for each in found if each[0]]):
         return None
-    figure = _figure(0.4 + 1.6 * len(shown))
+    figure = new_figure(0.4 + 1.6 * len(shown))
     axes = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False).flat)
     for axis, (curve, label, colour) in zip(axes, shown, strict=True):
-        _line(_panel(axis, label, zero=True), curve, colour, label)
-    _steps(axes[-1], "PPO update")
+        line(panel(axis, label, zero=True), curve, colour, label)
+    steps_axis(axes[-1], "PPO update")
     figure.align_ylabels()
     return figure
 
@@ -167,11 +159,11 @@ def reliability(computed: Computed) -> Any:
     """Confidence against accuracy in equal-mass bins of held-out pairs, after temperature."""
     if not (bins := computed.document("calibration.json").get("bins")):
         return None
-    figure = _figure(3.4)
-    axis = _panel(figure.add_subplot(), "share of pairs ranked right")
-    _reliability(axis, bins, BLUE)
+    figure = new_figure(3.4)
+    axis = panel(figure.add_subplot(), "share of pairs ranked right")
+    reliability_panel(axis, bins, BLUE)
     axis.set_xlabel("confidence, max(p, 1 - p)")
-    _legend(axis)
+    legend(axis)
     return figure
 
 
@@ -181,11 +173,11 @@ def reliability_by_slice(computed: Computed) -> Any:
         return None
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
-    figure = _figure(1.9 * rows + 0.4, 2.2 * columns)
+    figure = new_figure(1.9 * rows + 0.4, 2.2 * columns)
     axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     for axis, each in zip(axes, shown, strict=False):
         off = each["judged"] and each["ece"] > each["ece_null_joint"]
-        _reliability(axis, each["bins"], RED if off else BLUE if each["judged"] else GREY)
+        reliability_panel(axis, each["bins"], RED if off else BLUE if each["judged"] else GREY)
         name = plain(f"{each['kind']}: {each['slice']}")
         axis.set_title(f"{name}\n{each['pairs']} pairs, ECE {each['ece']:.3f}", fontsize=8)
         axis.tick_params(labelsize=8)
@@ -204,8 +196,8 @@ def probes(computed: Computed) -> Any:
     rises = [each["rise"] for each in shown.values()]
     above = [max(0.0, (each["high"] or each["rise"]) - each["rise"]) for each in shown.values()]
     labels = [plain(f"{name} ({each['texts']} texts)") for name, each in shown.items()]
-    figure = _figure(0.9 + 0.32 * len(shown))
-    axis = _panel(figure.add_subplot(), "")
+    figure = new_figure(0.9 + 0.32 * len(shown))
+    axis = panel(figure.add_subplot(), "")
     axis.barh(labels, rises, xerr=[[0.0] * len(above), above], color=BLUE, ecolor=GREY, capsize=3)
     axis.axvline(0, color=GREY, linewidth=0.8)
     axis.grid(visible=False, axis="y")
@@ -220,14 +212,70 @@ def win_rate(computed: Computed) -> Any:
     rate, low, high = (computed.metrics.get(name, math.nan) for name in names)
     if not all(map(math.isfinite, (rate, low, high))):
         return None
-    figure = _figure(1.3)
+    figure = new_figure(1.3)
     axis = figure.add_subplot()
     axis.errorbar([rate], [0], xerr=[[max(0.0, rate - low)], [max(0.0, high - rate)]], color=BLUE, fmt="o",
                   markersize=8, linewidth=3, capsize=5, label="win rate with its interval")  # fmt: skip
     axis.axvline(0.5, color=GREY, linestyle="--", label="a half: no better than SFT")
     axis.set(xlim=(0, 1), yticks=[], ylim=(-1, 1), xlabel="share of comparisons with SFT that the policy wins")
     axis.spines["left"].set_visible(False)
-    _legend(axis)
+    legend(axis)
+    return figure
+
+
+def outcomes(computed: Computed) -> Any:
+    """Shares of wins, ties and losses, of the items and of the single ratings."""
+    if not (found := computed.document("result.json").get("outcomes")):
+        return None
+    figure = new_figure(1.7)
+    axis, rows = figure.add_subplot(), list[str]()
+    for row, of in enumerate(("items", "ratings")):
+        left = 0.0
+        for name, colour in (("wins", BLUE), ("ties", GREY), ("losses", RED)):
+            share = found[of][f"{name}_share"]
+            axis.barh([row], [share], left=left, color=colour, label=None if row else name, height=0.6)
+            left += share
+        rows.append(f"{sum(found[of][name] for name in ('wins', 'ties', 'losses'))} {of}")
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set(xlim=(0, 1), xlabel="share of comparisons with SFT")
+    axis.grid(visible=False)
+    axis.invert_yaxis()
+    legend(axis, columns=3)
+    return figure
+
+
+def by_stratum(computed: Computed) -> Any:
+    """The win rate of all items, at equal length, and in each stratum, with intervals."""
+    result = computed.document("result.json")
+    strata, even, whole = result.get("strata", []), result.get("equal_length"), result.get("win_rate")
+    if not whole or not strata or "low" not in strata[0]:
+        return None
+    shown = [("all items", whole["value"], whole["low"], whole["high"], BLUE)]
+    if even:
+        shown += [("at equal length", even["win_rate"], even["low"], even["high"], PURPLE)]
+    shown += [(f"{plain(each['stratum'])} ({each['n']})", each["win_rate"], each["low"], each["high"], ORANGE)
+              for each in strata]  # fmt: skip
+    figure = new_figure(0.8 + 0.28 * len(shown))
+    axis = figure.add_subplot()
+    for row, (_, value, low, high, colour) in enumerate(shown):
+        errors = [[max(0.0, value - low)], [max(0.0, high - value)]]
+        axis.errorbar([value], [row], xerr=errors, color=colour, fmt="o", markersize=5, linewidth=2, capsize=3)
+    axis.axvline(0.5, color=GREY, linestyle="--")
+    axis.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5), xlabel="win rate against SFT, with its interval")
+    axis.set_yticks(range(len(shown)), [each[0] for each in shown])
+    axis.grid(visible=False, axis="y")
+    return figure
+
+
+def reward_on_judged(computed: Computed) -> Any:
+    """`reliability` on the pairs that judges decided: the policy's own replies against SFT's."""
+    if not (found := computed.document("result.json").get("reward_model")):
+        return None
+    figure = new_figure(3.4)
+    axis = panel(figure.add_subplot(), "share that the judges agree with")
+    reliability_panel(axis, found["bins"], BLUE)
+    axis.set_xlabel("confidence of the reward model, max(p, 1 - p)")
+    legend(axis)
     return figure
 
 
@@ -252,86 +300,14 @@ CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
         "frontier": ("Reward against the root of KL", frontier),
         "entropy_and_length": ("Entropy and response length by PPO update", entropy_and_length),
     },
-    "human_eval": {"win_rate": ("Win rate of the policy against SFT", win_rate)},
+    "human_eval": {
+        "win_rate": ("Win rate of the policy against SFT", win_rate),
+        "outcomes": ("Wins, ties and losses of the policy against SFT", outcomes),
+        "by_stratum": ("Win rate by stratum and at equal length", by_stratum),
+        "reward_on_judged": ("Reliability of the reward model on the judged pairs", reward_on_judged),
+    },
 }
 """Stage to its charts: name of the file, title, and what draws it (None where the stage left nothing to draw)."""
-
-
-def thin(points: Sequence[T], most: int = MOST) -> list[T]:
-    """At most `most` of the points, evenly spaced, the first and the last among them."""
-    if len(points) <= most:
-        return list(points)
-    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
-
-
-def plain(name: str) -> str:
-    """A name from the data as one short printable line; what XML cannot hold is replaced."""
-    shown = "".join(each if each.isprintable() else "�" for each in name)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
-
-
-def _figure(height: float, width: float = WIDTH) -> Any:
-    # The object interface: no window, no figure to close. The style is set for good: threads may draw at once.
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams.update(STYLE)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasSVG(figure)
-    return figure
-
-
-def _panel(axis: Any, label: str, zero: bool = False) -> Any:
-    """`axis` with its label; `zero`: so far that 0 is on it."""
-    axis.set_ylabel(label)
-    axis.margins(y=0.08)
-    axis.locator_params(nbins=6)
-    if zero:
-        axis.update_datalim([(0.0, 0.0)], updatex=False)
-    return axis
-
-
-def _steps(axis: Any, label: str) -> None:
-    axis.set_xlabel(label)
-    axis.locator_params(axis="x", integer=True)
-
-
-def _line(axis: Any, curve: Curve, colour: str, label: str, style: str = "-", **options: Any) -> None:
-    if curve:
-        steps, values = zip(*curve, strict=True)
-        axis.plot(steps, values, **{"marker": "o" if len(curve) == 1 else "", **options},
-                  color=colour, linestyle=style, label=label)  # fmt: skip
-
-
-def _level(axis: Any, level: float, colour: str, label: str) -> None:
-    if math.isfinite(level):
-        axis.axhline(level, color=colour, linestyle="-.", linewidth=1.2, label=label)
-
-
-def _reliability(axis: Any, bins: Iterable[Mapping[str, float]], colour: str) -> None:
-    axis.plot([0.5, 1.0], [0.5, 1.0], color=GREY, linestyle=":", label="perfect calibration")
-    bins = list(bins)
-    below = [max(0.0, each["accuracy"] - each["low"]) for each in bins]
-    above = [max(0.0, each["high"] - each["accuracy"]) for each in bins]
-    axis.errorbar(
-        [each["confidence"] for each in bins],
-        [each["accuracy"] for each in bins],
-        yerr=[below, above],
-        marker="o",
-        markersize=4,
-        capsize=2,
-        color=colour,
-        label="reward model, with intervals",
-    )
-    axis.set_xlim(0.48, 1.02)
-
-
-def _legend(axis: Any) -> None:
-    """A legend above the panel, where it hides no curve; none for a single curve."""
-    handles, _ = axis.get_legend_handles_labels()
-    if len(handles) > 1:
-        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.1, columnspacing=1.2)
 
 
 def _save(figure: Any, title: str, target: Path) -> Path:

@@ -112,11 +112,11 @@ def judge(bench: Bench, kind: str, sizes: Sequence[int]) -> Iterator[dict[str, A
     """Of the first so many members: held-out accuracies, disagreement and its AUROC, that of the mean score."""
     from components.base.jsonl import read_rows
     from components.models.folders import frozen, load_causal_lm, load_reward_model
-    from components.reward.evaluation.calibration import correctness
     from components.reward.evaluation.probes import Scorer, disagreement_report
     from components.reward.pairs import encode_pairs
     from components.reward.scoring import score_sequences
     from components.reward.stage import sample_sft
+    from components.stats.calibration.measure import correctness
 
     job = bench.job
     _, tokenizer = load_causal_lm(bench.sft(0), job.runtime)

@@ -22,10 +22,10 @@ from components.models.batching import length_buckets
 from components.models.folders import load_causal_lm, load_reward_model
 from components.models.runtime import Runtime, activate
 from components.reward.config import RewardJob
-from components.reward.evaluation.calibration import correctness, log_loss
 from components.reward.pairs import Pair, encode_pairs
 from components.reward.scoring import score_sequences
 from components.reward.train import pair_lengths
+from components.stats.calibration.measure import correctness, log_loss
 from components.training.loop import seeded, torch_seed
 from components.training.optim import build_optimizer, learning_rate_at
 from flows.config.run_config import load_config

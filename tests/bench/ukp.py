@@ -31,7 +31,8 @@ from scipy.stats import bootstrap
 
 from components.data.formats.pairs import parse_pair
 from components.data.readers import read_source
-from components.reward.evaluation.calibration import calibration, correctness, fit_temperature, length_baseline
+from components.reward.evaluation.baselines import length_baseline
+from components.stats.calibration.measure import calibration, correctness, fit_temperature
 from components.stats.intervals import FloatArray, Interval
 from components.training.loop import seeded
 

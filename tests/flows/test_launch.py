@@ -344,7 +344,7 @@ def test_a_flow_run_that_is_tried_again_takes_up_its_run_and_its_choice(tmp_path
 
 def test_rerunning_human_eval_samples_again(tmp_path: Path) -> None:
     finish(begin(tmp_path))
-    assert rerun(tmp_path, "human_eval").ctx.refresh == {"human_eval.sample", "human_eval"}
+    assert rerun(tmp_path, "human_eval").ctx.refresh == {"human_eval.sample", "human_eval.reward", "human_eval"}
 
 
 def test_a_rerun_of_no_stage_is_refused_and_leaves_no_run(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from components.base.errors import Mistakes, UserError
 from components.base.jsonl import write_json, write_rows
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
+from components.human_eval.labels import Sample
+from components.human_eval.results.seconds import read_seconds
 from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
 from flows.people import LABELS, give_out, joined
@@ -65,6 +67,21 @@ def test_a_folder_of_raters_files_and_the_files_one_by_one_are_the_same_labels(t
     assert joined(run, store, record, list(reversed(files))) == run / LABELS
     assert (run / LABELS).read_bytes() == one and one.count(b'"a","both_bad"') == 6
     assert joined(run, store, record, run / LABELS).read_bytes() == one, "and so are the joined ones"
+
+
+def test_the_seconds_that_a_tool_measured_come_into_the_joined_labels(tmp_path: Path, sample: Path) -> None:
+    run = tmp_path / "run"
+    give_out(sample, run)
+    path = filled(run / "raters" / "rater_2.csv", "a")
+    lines = path.read_bytes().decode("utf-8-sig").split("\r\n")
+    at = next(n for n, line in enumerate(lines) if line.startswith('"item"'))
+    timed = [*lines[:at], lines[at] + ',"seconds"', *(f'{line},"{n}.2"' for n, line in enumerate(lines[at + 1 : -1]))]
+    path.write_bytes("\r\n".join(timed).encode())
+    store: Any = Store(sample)
+    record: Any = object()
+    labels = joined(run, store, record, path)
+    assert read_seconds([labels], 2) == {(f"q000{n}", 1): pytest.approx(n - 0.8) for n in range(1, 7)}
+    assert Sample.open(sample).ratings(labels)["q0001"] == ("", "a"), "which read back all the same"
 
 
 def test_a_refused_sheet_leaves_the_run_as_it_was(tmp_path: Path, sample: Path) -> None:

@@ -48,7 +48,8 @@ def test_stages_run_in_order_on_each_others_results(tmp_path: Path) -> None:
         ("reward", {"data": "validate", "sft": "sft"}),
         ("ppo", {"data": "validate", "sft": "sft", "reward": "reward"}),
         ("human_eval.sample", {"data": "validate", "sft": "sft", "ppo": "ppo"}),
-        ("human_eval", {"sample": "human_eval.sample"}),
+        ("human_eval.reward", {"sample": "human_eval.sample", "reward": "reward"}),
+        ("human_eval", {"sample": "human_eval.sample", "scores": "human_eval.reward"}),
     ]
 
 
@@ -60,11 +61,13 @@ def test_nothing_downstream_of_a_failed_gate_starts(tmp_path: Path, stage: str) 
     assert runner.calls[-1][0] == stage
 
 
-def test_with_people_as_judges_the_pipeline_ends_at_the_sample(tmp_path: Path) -> None:
+def test_with_people_as_judges_the_pipeline_ends_before_the_labels(tmp_path: Path) -> None:
     runner = Recorder(tmp_path)
     people = config().model_copy(update={"human_eval": config().human_eval.model_copy(update={"judges": "people"})})
     assert rlhf.pipeline(people, Sources(), runner) is None
-    assert runner.calls[-1][0] == "human_eval.sample"
+    assert runner.calls[-1][0] == "human_eval.reward", (
+        "scored before the labels are there: what comes then needs no torch"
+    )
 
 
 def test_peoples_sheet_is_scored_even_where_judges_are_simulated(tmp_path: Path) -> None:

@@ -15,15 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from components.reward.evaluation.calibration import (
-    ConfidenceBin,
-    calibration,
-    correctness,
-    equal_mass_bins,
-)
 from components.reward.evaluation.length import balanced_length_accuracy, length_partial_correlation
-from components.reward.evaluation.nulls import Judgements, cells_of, ece_nulls
 from components.reward.pairs import PreferencePair
+from components.stats.calibration.measure import ConfidenceBin, calibration, correctness, equal_mass_bins
+from components.stats.calibration.nulls import Judgements, cells_of, ece_nulls
 from components.stats.intervals import FloatArray, Numbers, cluster_codes
 
 BoolArray = NDArray[np.bool_]

@@ -19,12 +19,13 @@ from components.base.jsonl import read_rows, write_json, write_rows
 from components.data.rows import CanonicalRow
 from components.data.splits import SPLITS, loose_key, prompt_key
 from components.reward.config import RefreshConfig, RewardJob
-from components.reward.evaluation.calibration import Calibration, calibration, correctness
-from components.reward.evaluation.nulls import Judgements
 from components.reward.evaluation.probes import ProbeTexts
+from components.reward.loading import load_scorer
 from components.reward.pairs import PreferencePair, encode_pairs
-from components.reward.refresh.previous import check_previous, load_previous
+from components.reward.refresh.previous import check_previous
 from components.reward.scoring import ScoreScale, score_sequences
+from components.stats.calibration.measure import Calibration, calibration, correctness
+from components.stats.calibration.nulls import Judgements
 from components.stats.intervals import Numbers, paired_gain
 from components.training.loop import seeded
 
@@ -257,7 +258,7 @@ def refresh_report(
         samples: the SFT responses that `scale`, the new model's, was measured on.
     """
     then = ScoreScale.read(previous)
-    old_model = load_previous(job, previous)
+    old_model = load_scorer(previous, job.runtime)[0]
     encoded = encode_pairs(tokenizer, test, job.generation)
     sides = [p.chosen for p in encoded], [p.rejected for p in encoded]
     clusters = [prompt_key(row["prompt"]) for row in test]

@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from components.base.errors import UserError
 from components.base.hashing import digest_json
 from components.models.adapters import Backbone, load_adapter
-from components.models.folders import frozen, load_reward_model
+from components.models.folders import load_reward_model
 from components.models.weights import load_from
-from components.reward.config import EnsembleConfig, RewardConfig, RewardJob
-from components.reward.scoring import ScoreScale, adapter_name, as_one, member_folder, read_sft_scores, with_one_head
+from components.reward.config import RewardConfig, RewardJob
+from components.reward.scoring import ScoreScale, adapter_name, member_folder, read_sft_scores
 
 
 def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
@@ -89,14 +89,6 @@ def start_from(job: RewardJob, sft: Path, previous: Path, member: int, first: An
             "other. Give this run the same data.demonstrations, sft options and seed, or train with reward.lora=null."
         )
     return load_adapter(backbone, adapter_name(member), folder / "adapter")
-
-
-def load_previous(job: RewardJob, previous: Path) -> Any:
-    """The earlier artifact as one frozen model with one head: its own mean of members, its own weights of heads."""
-    sft_scores, objectives = read_sft_scores(previous), ScoreScale.read(previous).objectives
-    folders = [member_folder(previous, member) for member in range(len(sft_scores))]
-    members = [frozen(with_one_head(load_reward_model(folder, job.runtime)[0], objectives)) for folder in folders]
-    return as_one(members, sft_scores, EnsembleConfig())[0]
 
 
 def _tokenizer(artifact: Path) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from components.base.jsonl import write_json, write_rows
 from components.data.spreadsheet import write_csv
 from components.human_eval import sample as sample_stage
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
@@ -38,12 +39,24 @@ class Case(NamedTuple):
         write_csv(file, list(as_record(filled[0])), map(as_record, filled))
         return file
 
+    def believe(self, score: Callable[[SheetRow, str], float], temperature: float = 1.0) -> None:
+        """Have a reward model score the sheet: `score` sees a row and a response."""
+        write_json(self.root / "scores" / "scores.json", {"temperature": temperature})
+        rows = (
+            {"item": row.item.split("-")[0], "a": score(row, row.response_a), "b": score(row, row.response_b)}
+            for row in self.rows("sheet.jsonl")
+        )
+        write_rows(self.root / "scores" / "scores.jsonl", rows)
+
     def score(self, sheet: Path) -> tuple[dict[str, float], dict[str, Any]]:
         """Metrics and `result.json` of a filled sheet."""
         from components.human_eval import score
 
         job = ScoreJob(seed=0, human_eval=self.config)
-        metrics = score.run(job, {"sample": self.sample, "sheet": sheet}, self.root / "scored", lambda *a, **k: None)
+        inputs = {"sample": self.sample, "sheet": sheet}
+        if (self.root / "scores").is_dir():
+            inputs["scores"] = self.root / "scores"
+        metrics = score.run(job, inputs, self.root / "scored", lambda *a, **k: None)
         return metrics, json.loads((self.root / "scored" / "artifact" / "result.json").read_text())
 
 

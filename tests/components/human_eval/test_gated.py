@@ -47,6 +47,26 @@ def side_bias(rows: dict[str, list[str]], prompts: dict[str, str], rater: int) -
     return max(0.5 - brentq(off, 1e-12, share), brentq(off, share, 1 - 1e-12) - 0.5)
 
 
+def wilson_low(values: list[float], clusters: list[str]) -> float:
+    """The lower end of a share's interval, clustered: the x whose distance is the t quantile of its own errors."""
+    share, moved = sum(values) / len(values), defaultdict(float)
+    for value, cluster in zip(values, clusters, strict=True):
+        moved[cluster] += (value - share) / len(values)
+    n = len(moved)
+    effective = share * (1 - share) / (n / (n - 1) * sum(d * d for d in moved.values()))
+    z = student.ppf((1 + LEVEL) / 2, n - 1)
+    return brentq(lambda x: share - x - z * math.sqrt(x * (1 - x) / effective), 1e-12, share)
+
+
+def calibration_error(margins: list[float], bins: int) -> float:
+    """Mean over bins of equally many pairs of |confidence - accuracy|, weighted by their pairs."""
+    ranked = sorted(margins, key=abs)
+    edges = [round(len(ranked) * i / bins) for i in range(bins + 1)]
+    parts = [ranked[low:high] for low, high in itertools.pairwise(edges)]
+    off = [abs(sum(1 / (1 + math.exp(-abs(d))) - (d > 0) for d in part)) for part in parts]
+    return sum(off) / len(ranked)
+
+
 def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[..., Any]) -> None:
     case = make_case(items=36, raters=4, level=LEVEL)
     responses = read_rows(case.sample / "responses.jsonl")
@@ -65,6 +85,8 @@ def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[...
         return tuple(rng.choice([liked, liked, liked, "a", "tie", ""]) for _ in range(4))
 
     sheet = case.fill(rate)
+    raw = {row.item.split("-")[0]: (rng.gauss(0, 2), rng.gauss(0, 2)) for row in case.rows()}
+    case.believe(lambda row, text: raw[row.item.split("-")[0]][text == row.response_b], temperature=1.5)
     metrics, _ = case.score(sheet)
 
     with sheet.open(encoding="utf-8-sig", newline="") as file:
@@ -105,8 +127,15 @@ def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[...
 
     without = [kappa([r for item, r in given.items() if prompts[item] != left]) for left in of_prompt]
     spread = math.sqrt((clusters - 1) * float(np.var(without)))
+    decided = [item for item in given if scores[item] != 0.5]
+    leads = {item: (raw[item][0] - raw[item][1]) * (1 if key[item] == "a" else -1) / 1.5 for item in decided}
+    margins = [leads[item] * (1 if scores[item] > 0.5 else -1) for item in decided]
+    right = [float(margin > 0) for margin in margins]
+    assert 0 < sum(right) < len(right) == len(decided) < len(given) and len(decided) % 5 == 0, "bins of one size"
     expected = {
         "human_eval/win_rate_low": low,
+        "human_eval/reward_agreement_low": wilson_low(right, [prompts[item] for item in decided]),
+        "human_eval/reward_ece": calibration_error(margins, 5),
         "human_eval/fleiss_kappa_low": kappa(list(given.values())) - z * spread,
         "human_eval/items": float(n),
         "human_eval/labels_complete": sum(len(ratings) for ratings in given.values()) / (36 * 4),

@@ -84,6 +84,7 @@ def test_hand_computed_result(make_case: Callable[..., Any]) -> None:
     assert [r["n"] for r in result["raters"]] == [3, 3, 2]
     last = result["raters"][2]
     about = {"rater": "rating_3", "n": 2, "win_rate": 0.5, "ties": 0.0, "both_bad": 0.0, "agreement": 0.5}
+    about |= {"a": last["a"], "b": 1 - last["a"], "seconds": None}
     assert last == about | {"self_agreement": None, "side_a": last["side_a"]}
 
 

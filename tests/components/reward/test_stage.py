@@ -17,9 +17,9 @@ from components.models.folders import load_causal_lm, load_reward_model
 from components.models.runtime import Runtime
 from components.models.sampling import generate_responses
 from components.reward import stage
-from components.reward.evaluation.calibration import correctness, fit_temperature, log_loss
 from components.reward.pairs import encode_pairs
 from components.reward.scoring import ScoreScale, member_folder, score_sequences
+from components.stats.calibration.measure import correctness, fit_temperature, log_loss
 from components.stats.intervals import clustered_mean, clustered_proportion
 
 

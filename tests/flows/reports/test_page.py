@@ -21,6 +21,7 @@ from flows.reports.facts import run_facts
 from flows.reports.page import breakable, cut, duration, moment, page, shown, write_page
 from tasks.result import Input
 from tasks.runs.journal import read_done, write_done
+from tests import stored_run as stored
 from tests.stored_run import HOSTILE, METRICS, forget, stored_run
 
 HEAVY = {"torch", "transformers", "matplotlib", "mlflow", "prefect", "great_expectations"}
@@ -140,7 +141,8 @@ def test_the_page_shows_the_stored_charts_and_draws_none(tmp_path: Path) -> None
     shown = re.findall('<img src="data:image/svg\\+xml;base64,(.*?)" alt="(.*?)">', source)
     assert [re.findall("<text>(.*?)<", base64.b64decode(data).decode()) for data, _ in shown] == [
         ["sft training_loss"], ["reward reliability"], ["reward training_loss"], ["ppo reward_and_kl"],
-        ["ppo frontier"], ["ppo entropy_and_length"], ["human_eval win_rate"],
+        ["ppo frontier"], ["ppo entropy_and_length"], ["human_eval win_rate"], ["human_eval outcomes"],
+        ["human_eval by_stratum"], ["human_eval reward_on_judged"],
     ]  # fmt: skip
     alts = [alt for _, alt in shown]
     assert "Training loss of the supervised model by optimiser step: training loss goes from 5.5 to 0.75" in alts
@@ -181,6 +183,35 @@ def test_kl_held_per_token_is_shown_in_nats_per_token_with_the_gate_that_judges_
     judged = "KL to SFT, nats per token 0.0456, upper end 0.0567; bound of the gate ppo.kl_per_token 0.0678 held by β"
     assert judged in text and "hard ceiling 0.2 nats per token KL to SFT, nats per response 2.345" in text
     assert "bound of the gate ppo.kl " not in text
+
+
+def test_results_say_who_won_at_what_length_who_judged_how_and_whether_the_reward_model_can_be_believed(
+    tmp_path: Path,
+) -> None:
+    stored_run(tmp_path, changes=["gates.human_eval.reward_agreement_low=0.5"])
+    text = shown_text(tmp_path)
+    assert "Of 48 items the policy won 30 (62 %), tied 6 (12 %) and lost 12 (25 %)" in text
+    assert "its win rate would be 0.6123 (0.5321 to 0.6987); they are 14 characters longer on average" in text
+    header = "rater n win rate a b tie both bad agree with others with themselves a among a and b seconds an item"
+    assert f"{header} rater 1 48 0.66 0.44 0.46 0.1 0 0.71 0.9 0.489 (0.35 to 0.63) 21.5 rater 2" in text
+    assert "short 24 0.7 (0.51 to 0.84) long 24 0.6 (0.4 to 0.77)" in text
+    assert "that people decided, the reward model prefers what they prefer in 0.6905 (0.5312 to 0.8145)" in text
+    assert "a perfect model has up to 0.1717 in 95 of 100 draws" in text and "0.6543 (0.47 to 0.8)" in text
+    assert "unanimous 20 0.8 (0.57 to 0.92) narrow 22 0.591 (0.38 to 0.77)" in text
+    assert "human_eval.reward_agreement_low, for the lower end: 0.5." in text
+    assert "simulated judges" not in text, "these are people's labels"
+
+
+def test_an_earlier_versions_result_shows_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {
+        "raters": [{"rater": "rating_1", "n": 48, "win_rate": 0.66, "ties": 0.1, "side_a": 0.5, "agreement": 0.71}],
+        "strata": [{"stratum": "short", "n": 48, "win_rate": 0.6543}],
+    }  # fmt: skip
+    monkeypatch.setattr(stored, "RESULTS", old)
+    stored_run(tmp_path)
+    text = shown_text(tmp_path)
+    assert "rater n win rate tie agree with others with themselves a among a and b rater 1 48 0.66 0.1 0.71" in text
+    assert "short 48 0.6543" in text and "can still be believed" not in text and "the policy won" not in text
 
 
 def test_a_stopped_a_cached_and_a_waived_run_say_so(tmp_path: Path) -> None:

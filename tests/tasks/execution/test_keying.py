@@ -15,10 +15,12 @@ from tasks.stages import STAGES
 
 ALL = set(STAGES)
 SAMPLING = {"sft", "reward", "ppo", "human_eval.sample"}
+JUDGED = {"human_eval.reward"}
 DESK = SAMPLING | {"validate"}
 INPUTS = {
     "validate": [], "sft": ["data"], "reward": ["data", "sft"], "ppo": ["data", "sft", "reward"],
-    "human_eval.sample": ["data", "sft", "ppo"], "human_eval": ["sample", "sheet"],
+    "human_eval.sample": ["data", "sft", "ppo"], "human_eval.reward": ["sample", "reward"],
+    "human_eval": ["sample", "scores", "sheet"],
 }  # fmt: skip
 CODE = "\n_EDITED = 1\n"
 
@@ -41,18 +43,20 @@ TABLE = [
     ("components/data/support_desk/grammar.py", "Best wishes.", "Kind regards.", DESK, set()),
     ("components/data/support_desk/desk.py", "KEPT = 0.25", "KEPT = 0.26", DESK, set()),
     ("components/data/support_desk/task.py", "", CODE, SAMPLING, SAMPLING),
-    ("components/base/hashing.py", "", CODE, {"validate", "human_eval.sample", "human_eval"} | SAMPLING, ALL),
+    ("components/base/hashing.py", "", CODE, ALL, ALL),
     ("components/base/settings.py", "", CODE, ALL, ALL),
     ("components/stats/intervals.py", "", CODE, {"validate", "sft", "reward", "ppo", "human_eval"}, ...),
     ("components/data/rows.py", "", CODE, {"validate", "reward"}, ...),
     ("data_contracts/validate.py", "", CODE, {"validate"}, ...),
     ("components/models/sampling.py", "", CODE, SAMPLING, ...),
-    ("components/training/loop.py", "", CODE, SAMPLING, ...),
+    ("components/training/loop.py", "", CODE, SAMPLING | JUDGED, ...),
     ("components/sft/config.py", "", CODE, {"sft"}, ...),
     ("components/sft/stage.py", "", CODE, {"sft"}, ...),
     ("components/reward/train.py", "", CODE, {"reward"}, ...),
     ("components/ppo/maths.py", "", CODE, {"ppo"}, ...),
     ("components/human_eval/sample.py", "", CODE, {"human_eval.sample"}, ...),
+    ("components/reward/judged.py", "", CODE, JUDGED, ...),
+    ("components/stats/calibration/measure.py", "", CODE, {"reward", "human_eval"}, ...),
     ("components/human_eval/score.py", "", CODE, {"human_eval"}, ...),
 ]  # fmt: skip
 
@@ -68,13 +72,13 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=["built-in", "own"])
 def keys(request, tree, tmp_path_factory):
-    """What gives the keys of all six stages over a source tree, with data of the built-in task or with people's."""
+    """What gives the keys of all stages over a source tree, with data of the built-in task or with people's."""
     own, folder = request.param == "own", tmp_path_factory.mktemp("inputs")
     (folder / "task.json").write_text('{"name": "none"}' if own else '{"name": "support-desk"}')
     config = load_config("tiny").model_copy(update={"runtime": Runtime(device="cpu", dtype="float32", threads=2)})
     given = {
         name: Input(path=folder, digest=name)
-        for name in ("data", "sft", "reward", "ppo", "sample", "sheet", "preferences")
+        for name in ("data", "sft", "reward", "ppo", "sample", "scores", "sheet", "preferences")
     }
     wanted = INPUTS | ({"validate": ["preferences"]} if own else {})
 

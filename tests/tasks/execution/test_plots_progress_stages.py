@@ -15,7 +15,7 @@ from rich.console import Console
 from components.gates.text import markdown, outcome
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
-from tasks.execution import plots
+from tasks.execution import drawing, plots
 from tasks.execution.progress import StageProgress
 from tasks.runs.points import Spool
 from tasks.stages import PIPELINE, STAGES
@@ -77,6 +77,17 @@ PROBES = {
     "whitespace": {"rise": None, "high": None, "texts": 0},
 }
 
+RESULT = {
+    "win_rate": {"value": 0.6, "low": 0.55, "high": 0.7},
+    "outcomes": {
+        of: {"wins": 3, "ties": 1, "losses": 1, "wins_share": 0.6, "ties_share": 0.2, "losses_share": 0.2}
+        for of in ("items", "ratings")
+    },
+    "equal_length": {"win_rate": 0.55, "low": 0.4, "high": 0.7},
+    "strata": [{"stratum": HOSTILE, "n": 5, "win_rate": 0.6, "low": 0.3, "high": 0.9}],
+    "reward_model": {"bins": BINS},
+}
+
 
 @pytest.fixture
 def everything(render):
@@ -91,7 +102,7 @@ def everything(render):
                     calibration={"bins": BINS, "slices": [SLICE, {**SLICE, "slice": HOSTILE, "ece": 0.2}]},
                     robustness={"probes": {**PROBES, HOSTILE: PROBES["filler"]}}),
             *render("ppo", PPO, kl, END, f"{folder}/ppo"),
-            *render("human_eval", None, (), rate, f"{folder}/human_eval"),
+            *render("human_eval", None, (), rate, f"{folder}/human_eval", result=RESULT),
         ]  # fmt: skip
 
     return everything
@@ -181,7 +192,7 @@ def test_points_that_are_not_finite_are_left_out_and_long_curves_are_thinned(ren
     assert lines(figures["training_loss.svg"].axes[0]) == {"training loss": [(2, 1.0), (4, 2.0)]}
     render("sft", {"sft/train_loss": [float(i) for i in range(3000)]}, folder="long")
     (drawn,) = lines(figures["training_loss.svg"].axes[0]).values()
-    assert len(drawn) == plots.MOST and (drawn[0], drawn[-1]) == ((1, 0.0), (3000, 2999.0))
+    assert len(drawn) == drawing.MOST and (drawn[0], drawn[-1]) == ((1, 0.0), (3000, 2999.0))
 
 
 def test_reward_draws_a_panel_a_slice_that_has_bins_and_red_where_it_is_off(render, figures):
@@ -199,7 +210,7 @@ def test_reward_draws_a_panel_a_slice_that_has_bins_and_red_where_it_is_off(rend
     titles = [axis.get_title().splitlines()[0] for axis in shown]
     assert titles == ["length: short", "length: long", "vote: narrow", "length: middle", "length: longer"]
     colours = [axis.get_lines()[1].get_color() for axis in shown]
-    assert colours[:3] == [plots.BLUE, plots.RED, plots.GREY]
+    assert colours[:3] == [drawing.BLUE, drawing.RED, drawing.GREY]
 
 
 def test_reward_draws_the_probes_that_have_evidence(render, figures):
@@ -226,8 +237,8 @@ def test_a_stage_that_left_nothing_to_draw_draws_nothing(render, tmp_path, stage
 @given(st.lists(st.integers(), min_size=1, max_size=2000))
 def test_a_thinned_curve_keeps_its_ends_and_its_order(points):
     indexed = list(enumerate(points))
-    found = plots.thin(indexed)
-    assert len(found) == min(len(points), plots.MOST) and found[0] == indexed[0] and found[-1] == indexed[-1]
+    found = drawing.thin(indexed)
+    assert len(found) == min(len(points), drawing.MOST) and found[0] == indexed[0] and found[-1] == indexed[-1]
     assert [index for index, _ in found] == sorted({index for index, _ in found})
 
 
@@ -252,7 +263,7 @@ def test_progress_on_a_terminal_is_a_bar_that_takes_any_metric_name():
 
 def test_the_pipeline_is_its_stages_in_order_and_one_sub_stage():
     assert tuple(dict.fromkeys(stage.shown for stage in STAGES.values())) == PIPELINE
-    assert [name for name, stage in STAGES.items() if not stage.final] == ["human_eval.sample"]
+    assert [name for name, stage in STAGES.items() if not stage.final] == ["human_eval.sample", "human_eval.reward"]
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))

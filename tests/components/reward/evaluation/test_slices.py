@@ -9,13 +9,9 @@ from scipy.special import expit
 
 from components.gates.judging import GatesConfig, judge
 from components.reward.evaluation import slices
-from components.reward.evaluation.calibration import (
-    calibration,
-    equal_mass_bins,
-    fit_temperature,
-)
-from components.reward.evaluation.nulls import Judgements, cells_of, ece_nulls, joint_quantiles
 from components.reward.evaluation.slices import BINS, SMALLEST, Pairs, slice_report, slices_of
+from components.stats.calibration.measure import calibration, equal_mass_bins, fit_temperature
+from components.stats.calibration.nulls import Judgements, cells_of, ece_nulls, joint_quantiles
 
 THRESHOLDS = {"slice_ece_excess": 0.0, "slice_accuracy_low": 0.5, "ece": 0.05, "calibration_slope": (0.8, 1.25)}
 

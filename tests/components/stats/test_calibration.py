@@ -5,19 +5,16 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from components.reward.evaluation.calibration import (
+from components.stats.calibration.measure import (
     calibration,
-    chosen_shown_first,
     ece_interval,
     equal_mass_bins,
     equal_width_bins,
     expected_calibration_error,
     fit_temperature,
-    length_baseline,
-    majority_baseline,
     temperature_at_end,
 )
-from components.reward.evaluation.slope import SLOPE_CAP, recalibration_slope
+from components.stats.calibration.slope import SLOPE_CAP, recalibration_slope
 
 
 def described(*arguments: Any, **options: Any) -> dict[str, Any]:
@@ -170,21 +167,6 @@ def test_unusable_margins_are_refused(margins: list[float]) -> None:
         fit_temperature(margins)
     with pytest.raises(ValueError, match="finite margins"):
         described(margins, range(len(margins)), 1.0, seed=0)
-
-
-def test_length_rule_is_oriented_on_training_pairs_alone() -> None:
-    correct, rule = length_baseline([5, 3, -1], [-4, 2, 0])
-    assert rule == "longer" and correct.tolist() == [0.0, 1.0, 0.5]
-    correct, rule = length_baseline([-5, -3, 100], [-4, 2, 0])
-    assert rule == "shorter" and correct.tolist() == [1.0, 0.0, 0.5]
-
-
-def test_majority_rule_is_at_chance_when_the_shown_order_ignores_the_label() -> None:
-    prompts = [f"prompt {i}" for i in range(4000)]
-    first = chosen_shown_first([{"prompt": p, "chosen": "yes", "rejected": "no"} for p in prompts])
-    assert (first != chosen_shown_first([{"prompt": p, "chosen": "no", "rejected": "yes"} for p in prompts])).all()
-    assert majority_baseline(first[:2000], first[2000:]).mean() == pytest.approx(0.5, abs=0.04)
-    assert majority_baseline([0, 0, 1], [0, 1, 0]).tolist() == [1.0, 0.0, 1.0]
 
 
 def test_the_lower_end_of_an_ece_has_2_5_percent_of_the_resamples_below_it() -> None:

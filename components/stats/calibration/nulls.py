@@ -11,7 +11,7 @@ Of pairs that share a prompt and were judged apart nobody knows how they depend 
 larger of two: the simulated one, and one that only uses the spread of the residuals between prompts (`clustered_null`).
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -20,8 +20,7 @@ from scipy.sparse import csr_array
 from scipy.special import expit
 from scipy.stats import chi2, rankdata
 
-from components.reward.evaluation.slope import SlopeNull, slope_where
-from components.reward.pairs import PreferencePair
+from components.stats.calibration.slope import SlopeNull, slope_where
 from components.stats.intervals import LEVEL, FloatArray, cluster_codes, t_quantile
 
 _CHUNK_CELLS = 2_000_000
@@ -46,7 +45,7 @@ class Judgements(NamedTuple):
         return cls(prompts, each, np.stack([each, each + prompts.size]))
 
     @classmethod
-    def of(cls, rows: Sequence[PreferencePair], prompts: Sequence[Hashable]) -> Self:
+    def of(cls, rows: Sequence[Mapping[str, object]], prompts: Sequence[Hashable]) -> Self:
         """Those of rows of `pairs.<split>.jsonl`: the pairs of a ranking have their row's number in common."""
         units = [(prompts[i], row.get("source"), row.get("row", -i)) for i, row in enumerate(rows)]
         texts = [*(row["chosen"] for row in rows), *(row["rejected"] for row in rows)]

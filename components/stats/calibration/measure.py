@@ -6,19 +6,17 @@ so their label is always 1, and comparing p with 1 would make a perfect model lo
 invariant to the order: confidence max(p, 1 - p) = sigmoid(|d| / T), and right where d > 0 (a tie counts a half).
 """
 
-import hashlib
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, TypedDict
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 from scipy.stats import rankdata
 
-from components.reward.evaluation.nulls import Integers, Judgements, cells_of, ece_nulls, slope_null
-from components.reward.evaluation.slope import recalibration_slope
-from components.reward.pairs import PreferencePair
+from components.stats.calibration.nulls import Integers, Judgements, cells_of, ece_nulls, slope_null
+from components.stats.calibration.slope import recalibration_slope
 from components.stats.intervals import (
     LEVEL,
     FloatArray,
@@ -186,36 +184,6 @@ def calibration(
         numbers |= clustered_mean(np.logaddexp(0.0, -d / t), codes).named(f"log_loss{suffix}")
     bins_of = {"bins": by_mass, "bins_width": by_width}
     return Calibration(numbers, {n: reliability(confidence, right, b, codes) for n, b in bins_of.items()})
-
-
-def length_baseline(length_gap_train: ArrayLike, length_gap_test: ArrayLike) -> tuple[FloatArray, str]:
-    """Correctness (n_test,) of a rule that sees only lengths, and the rule: `longer` or `shorter` wins.
-
-    The gaps are length(chosen) - length(rejected), in characters or tokens; the rule is the one right more often on the
-    training pairs (`longer` where neither is). Equal lengths count a half.
-    """
-    train = np.sign(np.asarray(length_gap_train, dtype=np.float64))
-    shorter = train.sum() < 0
-    test = correctness(length_gap_test)
-    return (1 - test, "shorter") if shorter else (test, "longer")
-
-
-def chosen_shown_first(rows: Sequence[PreferencePair]) -> NDArray[np.bool_]:
-    """An order to show each pair in that knows nothing of the label: by the sha256 of prompt and response. (n,)."""
-
-    def rank(row: PreferencePair, response: str) -> bytes:
-        return hashlib.sha256(f"{row['prompt']}\0{response}".encode("utf-8", "surrogatepass")).digest()
-
-    return np.array([rank(row, row["chosen"]) < rank(row, row["rejected"]) for row in rows], dtype=np.bool_)
-
-
-def majority_baseline(first_train: ArrayLike, first_test: ArrayLike) -> FloatArray:
-    """Correctness (n_test,) of always naming the side that won more often in training (`chosen_shown_first`).
-
-    Near a half unless an order leaks into the data, and it is measured, not assumed.
-    """
-    train, test = np.asarray(first_train, dtype=np.float64), np.asarray(first_test, dtype=np.float64)
-    return test if train.size == 0 or train.mean() >= 0.5 else 1 - test
 
 
 def _margins(margins: ArrayLike) -> FloatArray:

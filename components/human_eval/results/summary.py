@@ -2,12 +2,15 @@
 
 import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypedDict
 
 from components.base.hashing import canonical_json
 from components.human_eval.labels import Labels, Sample
+from components.human_eval.results.seconds import Seconds
 from components.human_eval.sheet import rating_columns
 from components.stats.intervals import LEVEL, Interval, clustered_proportion
 
@@ -30,6 +33,9 @@ class RaterSummary(TypedDict):
     rater: str
     n: int
     win_rate: float | None
+    a: float | None
+    b: float | None
+    """Shares of either side."""
     ties: float | None
     """Share of ties; `both_bad` is not among them."""
     both_bad: float | None
@@ -39,6 +45,8 @@ class RaterSummary(TypedDict):
     """Share of other raters' ratings of the same items that theirs agree with."""
     self_agreement: float | None
     """Share of the repeated items that they answered alike both times."""
+    seconds: float | None
+    """Median for an item, where the tool that they rated in measured it."""
 
 
 class StratumSummary(TypedDict):
@@ -79,8 +87,10 @@ def prompt_of(sample: Sample, item: str) -> str:
     return canonical_json(sample.responses[item]["prompt"])
 
 
-def per_rater(sample: Sample, labels: Labels, level: float = LEVEL) -> Iterator[RaterSummary]:
-    """A summary of each rater; only position and self-agreement count the repeated items."""
+def per_rater(
+    sample: Sample, labels: Labels, level: float = LEVEL, seconds: Seconds = MappingProxyType({})
+) -> Iterator[RaterSummary]:
+    """A summary of each rater; only position, self-agreement and time count the repeated items."""
     for index, column in enumerate(rating_columns(sample.raters)):
         own = {item: given[index] for item, given in labels.items() if given[index]}
         first = {item: rating for item, rating in own.items() if item not in sample.repeat_of}
@@ -95,11 +105,14 @@ def per_rater(sample: Sample, labels: Labels, level: float = LEVEL) -> Iterator[
             "rater": column,
             "n": len(first),
             "win_rate": _mean(wins),
+            "a": kinds["a"] / len(first) if first else None,
+            "b": kinds["b"] / len(first) if first else None,
             "ties": kinds["tie"] / len(first) if first else None,
             "both_bad": kinds["both_bad"] / len(first) if first else None,
             "side_a": None if side is None else {"value": side.value, "low": side.low, "high": side.high},
             "agreement": _mean(others),
             "self_agreement": _mean(alike),
+            "seconds": _median([taken for (_, rater), taken in seconds.items() if rater == index]),
         }
 
 
@@ -150,6 +163,10 @@ def _with_themselves(sample: Sample, own: Mapping[str, str]) -> dict[str, bool]:
         for again, item in sample.repeat_of.items()
         if again in own and item in own
     }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _mean(values: Sequence[float | bool]) -> float | None:

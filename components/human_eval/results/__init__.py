@@ -1,0 +1,1 @@
+"""What the labels say: of the policy, of the raters, of the reward model."""

@@ -1,0 +1,120 @@
+"""Whether the reward model agrees with the judges on the policy's own replies: whether it can still be believed.
+
+A policy is trained towards high scores, so that its replies are where the reward model errs first. Held-out pairs don't
+show that; these do.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from components.base.jsonl import read_rows
+from components.human_eval.labels import Sample
+from components.human_eval.results.summary import prompt_of
+from components.stats.calibration.measure import ConfidenceBin, calibration, correctness
+from components.stats.intervals import Interval, Numbers, clustered_auroc, clustered_proportion
+
+BINS = 5
+"""Equal-mass bins of the calibration error: an evaluation has few pairs."""
+GAPS = (("unanimous", 1.0), ("clear", 0.5), ("narrow", 0.0))
+"""Names of how clearly a pair was decided, by the least lead: the share of ratings for the winner less the loser's."""
+_CALIBRATION = {
+    "ece": "ece", "ece_null_95": "ece_null_95", "calibration_slope": "slope",
+    "slope_low": "slope_low", "slope_high": "slope_high",
+}  # fmt: skip
+"""What is a metric of calibration, and its name there."""
+
+
+class GapAgreement(TypedDict):
+    """The reward model's accuracy on pairs that were decided about equally clearly."""
+
+    gap: str
+    pairs: int
+    accuracy: float
+    low: float
+    high: float
+
+
+class RewardAgreement(TypedDict):
+    """`reward_model` of `result.json`; its numbers are `calibration`'s, with `accuracy` called `agreement`."""
+
+    pairs: int
+    """Decided ones: more ratings for one reply than for the other."""
+    numbers: Numbers
+    policy_preferred: dict[str, float]
+    """Share of the pairs that go to the policy, by `judges` and by `reward_model`."""
+    by_gap: list[GapAgreement]
+    bins: list[ConfidenceBin]
+
+
+def reward_agreement(
+    sample: Sample, scores: Mapping[str, float], folder: Path, seed: int, level: float
+) -> RewardAgreement | None:
+    """Compare the reward model with the judges on every decided pair; None where there is none.
+
+    Agreement is the share of decided pairs on which it scores the judges' winner higher, a tie a half. AUROC is the
+    chance that its score of the policy's reply over SFT's is higher on a pair that judges gave to the policy than on
+    one that they gave to SFT: a model that likes all the policy writes has 0.5, however often the policy wins.
+
+    Args:
+        scores: the judges' score of each rated item, 1 where all prefer the policy.
+        folder: of the stage that scored the pairs (`components.reward.judged`).
+    """
+    raw = {row["item"]: row for row in read_rows(folder / "scores.jsonl")}
+    temperature = float(json.loads((folder / "scores.json").read_text(encoding="utf-8"))["temperature"])
+    decided = [item for item, score in scores.items() if score != 0.5]
+    if not decided:
+        return None
+    other = {"a": "b", "b": "a"}
+    sides = [sample.policy_side[item] for item in decided]
+    gain = np.array([raw[i][side] - raw[i][other[side]] for i, side in zip(decided, sides, strict=True)])
+    won = np.array([scores[item] > 0.5 for item in decided])
+    margins = np.where(won, gain, -gain)
+    prompts = [prompt_of(sample, item) for item in decided]
+    measured = calibration(margins, prompts, temperature, seed, BINS)
+    numbers: Numbers = dict(measured.numbers)
+    right = correctness(margins)
+    for name in ("accuracy", "accuracy_low", "accuracy_high"):
+        del numbers[name]
+    numbers |= clustered_proportion(right, prompts, level).named("agreement")
+    numbers |= _auroc(gain, won, prompts).named("auroc")
+    if not np.isfinite(numbers["calibration_slope"] or 0.0):
+        numbers["calibration_slope"] = None
+    by_reward = float(correctness(gain).mean())
+    return {
+        "pairs": len(decided),
+        "numbers": numbers,
+        "policy_preferred": {"judges": float(won.mean()), "reward_model": by_reward},
+        "by_gap": list(_by_gap(right, [abs(2 * scores[item] - 1) for item in decided], prompts, level)),
+        "bins": measured.bins["bins"],
+    }
+
+
+def reward_metrics(found: RewardAgreement | None) -> dict[str, float]:
+    """What gates and trackers are told; a gate on what could not be measured fails."""
+    if found is None:
+        return {}
+    numbers = found["numbers"]
+    named = {f"human_eval/reward_{name}": numbers[of] for of, name in _CALIBRATION.items()}
+    for name in ("agreement", "auroc"):
+        named |= {f"human_eval/reward_{name}{end}": numbers[f"{name}{end}"] for end in ("", "_low", "_high")}
+    return {"human_eval/reward_pairs": float(found["pairs"])} | {n: v for n, v in named.items() if v is not None}
+
+
+def _auroc(gain: Any, won: Any, prompts: list[str]) -> Interval:
+    if won.all() or not won.any():
+        return Interval(float("nan"), float("nan"), float("nan"))
+    of = np.array(prompts)
+    return clustered_auroc(gain[won], gain[~won], of[won].tolist(), of[~won].tolist())
+
+
+def _by_gap(right: Any, gaps: list[float], prompts: list[str], level: float) -> Any:
+    names = [next(name for name, least in GAPS if gap >= least - 1e-9) for gap in gaps]
+    for name, _ in GAPS:
+        inside = [i for i, each in enumerate(names) if each == name]
+        if inside:
+            value, low, high = clustered_proportion(right[inside], [prompts[i] for i in inside], level)
+            yield GapAgreement(gap=name, pairs=len(inside), accuracy=value, low=low, high=high)

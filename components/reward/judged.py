@@ -1,0 +1,44 @@
+"""The reward model's scores of the pairs that people judge: whether they agree can be said once the labels are there.
+
+It sees what a rater sees, so that any two models' responses can be scored, and which is whose stays sealed.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.observe import Observe
+from components.models.batching import encode_prompt, encode_response
+from components.reward.config import JudgedJob
+from components.reward.loading import load_scorer
+from components.reward.scoring import ScoreScale, score_sequences
+
+SCORES = "scores.jsonl"
+"""A line for each item of the sheet: `item`, and the raw scores `a` and `b` of its two responses."""
+
+
+def run(job: JudgedJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
+    """Score both responses of every item of `inputs["sample"]` with the reward model of `inputs["reward"]`.
+
+    Responses are encoded as those of held-out pairs are, and several members are taken by their mean score, which the
+    temperature was fitted for. `artifact/` holds `scores.jsonl`, and `scores.json` with that temperature: a difference
+    of scores divided by it is the log-odds that the reward model gives.
+    """
+    model, tokenizer = load_scorer(inputs["reward"], job.runtime)
+    shown = read_rows(inputs["sample"] / "sheet.jsonl")
+    prompts = {row["item"]: row["prompt"] for row in read_rows(inputs["sample"] / "responses.jsonl")}
+    items = [row["item"].split("-")[0] for row in shown]
+    sequences = []
+    for item, row in zip(items, shown, strict=True):
+        prompt = encode_prompt(tokenizer, prompts[item], job.generation.max_prompt_tokens)
+        for side in ("response_a", "response_b"):
+            sequences.append(prompt + encode_response(tokenizer, row[side], job.generation.max_new_tokens))
+    scores = score_sequences(model, tokenizer.pad_token_id, sequences, job.runtime).reshape(-1, 2).tolist()
+    write_rows(
+        out / "artifact" / SCORES,
+        ({"item": item, "a": a, "b": b} for item, (a, b) in zip(items, scores, strict=True)),
+    )
+    write_json(out / "artifact" / "scores.json", {"temperature": ScoreScale.read(inputs["reward"]).temperature})
+    metrics = {"human_eval/scored_by_reward": float(len(items))}
+    observe(len(items), metrics, total=len(items))
+    return metrics

@@ -1,0 +1,112 @@
+"""What all charts are drawn with: one style, lines, levels, intervals and legends."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+Curve = Sequence[tuple[float, float]]
+T = TypeVar("T")
+
+BLUE, RED, ORANGE, PURPLE, GREY = "#2f81d6", "#db4c40", "#b87514", "#9a66e0", "#767d87"
+STYLE = {
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "grid.color", "xtick.color", "ytick.color"), GREY
+    ),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    "font.size": 9.0,
+    "text.parse_math": False,  # a slice may be called "$"
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.fontsize": 8.5,
+    "svg.fonttype": "none",  # text stays text: small, and in any script the reader has a font for
+    "svg.hashsalt": "tether",
+}
+WIDTH = 4.8
+"""Of a chart, in inches."""
+MOST = 400
+"""Points drawn of a curve; a longer one is thinned evenly, ends kept."""
+LONGEST = 28
+"""Characters of a name from the data that are shown."""
+
+
+def thin(points: Sequence[T], most: int = MOST) -> list[T]:
+    """At most `most` of the points, evenly spaced, the first and the last among them."""
+    if len(points) <= most:
+        return list(points)
+    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
+
+
+def plain(name: str) -> str:
+    """A name from the data as one short printable line; what XML cannot hold is replaced."""
+    shown = "".join(each if each.isprintable() else "�" for each in name)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+
+
+def new_figure(height: float, width: float = WIDTH) -> Any:
+    """A figure of this size, in inches, in the style of all charts."""
+    # The object interface: no window, no figure to close. The style is set for good: threads may draw at once.
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update(STYLE)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    return figure
+
+
+def panel(axis: Any, label: str, zero: bool = False) -> Any:
+    """`axis` with its label; `zero`: so far that 0 is on it."""
+    axis.set_ylabel(label)
+    axis.margins(y=0.08)
+    axis.locator_params(nbins=6)
+    if zero:
+        axis.update_datalim([(0.0, 0.0)], updatex=False)
+    return axis
+
+
+def steps_axis(axis: Any, label: str) -> None:
+    """Whole numbers below `axis`, with their label."""
+    axis.set_xlabel(label)
+    axis.locator_params(axis="x", integer=True)
+
+
+def line(axis: Any, curve: Curve, colour: str, label: str, style: str = "-", **options: Any) -> None:
+    """Draw a curve; a single point as a dot, and nothing where there is none."""
+    if curve:
+        steps, values = zip(*curve, strict=True)
+        axis.plot(steps, values, **{"marker": "o" if len(curve) == 1 else "", **options},
+                  color=colour, linestyle=style, label=label)  # fmt: skip
+
+
+def level_line(axis: Any, level: float, colour: str, label: str) -> None:
+    """Draw a level across `axis`; nothing where it is not finite."""
+    if math.isfinite(level):
+        axis.axhline(level, color=colour, linestyle="-.", linewidth=1.2, label=label)
+
+
+def reliability_panel(axis: Any, bins: Iterable[Mapping[str, float]], colour: str) -> None:
+    """Draw bins of confidence against accuracy, with the diagonal."""
+    axis.plot([0.5, 1.0], [0.5, 1.0], color=GREY, linestyle=":", label="perfect calibration")
+    bins = list(bins)
+    below = [max(0.0, each["accuracy"] - each["low"]) for each in bins]
+    above = [max(0.0, each["high"] - each["accuracy"]) for each in bins]
+    axis.errorbar(
+        [each["confidence"] for each in bins],
+        [each["accuracy"] for each in bins],
+        yerr=[below, above],
+        marker="o",
+        markersize=4,
+        capsize=2,
+        color=colour,
+        label="reward model, with intervals",
+    )
+    axis.set_xlim(0.48, 1.02)
+
+
+def legend(axis: Any, columns: int = 2) -> None:
+    """A legend above the panel, where it hides no curve; none for a single curve."""
+    handles, _ = axis.get_legend_handles_labels()
+    if len(handles) > 1:
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.1, columnspacing=1.2)
