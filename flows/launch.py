@@ -143,9 +143,9 @@ def rerun(
 
 
 def round_of(config: RunConfig) -> dict[str, str]:
-    """What a round of `tether iterate` has in its run's origin: its number, and the run whose policy was judged."""
+    """What a round of `tether iterate` has in its run's origin: its number, and whose policy people judged last."""
     votes = config.data.votes
-    return {"round": str(len(votes)), "stage": "validate", "from": votes[-1]} if votes else {}
+    return {"round": str(len(votes)), "votes": votes[-1]} if votes else {}
 
 
 def _begin(

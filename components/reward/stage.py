@@ -22,8 +22,8 @@ from components.reward.evaluation.length import response_tokens
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
 from components.reward.evaluation.slices import Pairs, character_gaps, slice_report
 from components.reward.pairs import Pair, PreferencePair, check_votes, encode_pairs
+from components.reward.refresh.agreement import judged_metrics
 from components.reward.refresh.compare import Refresh
-from components.reward.refresh.judged import judged_metrics
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
 from components.reward.train import train_models
 from components.stats.calibration.measure import calibration, correctness, fit_temperature

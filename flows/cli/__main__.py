@@ -214,9 +214,15 @@ def runs(
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only runs of this profile.", autocompletion=completion.profiles)
     ] = None,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Only the rounds of `tether iterate`, side by side.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
 ) -> None:
     """List runs, newest first, with state, KL, win rate and tags."""
+    if rounds:
+        _rounds(as_json, {"--limit": limit, "--tag": tag, "--state": state, "--profile": profile})
+        return
     from flows.reports.runs import listed, print_runs, selected
 
     every = listed(tether_home())
@@ -227,6 +233,21 @@ def runs(
     from rich.console import Console
 
     print_runs(Console(), found, limit or 20, len(every), tether_home())
+
+
+def _rounds(as_json: bool, others: dict[str, object]) -> None:
+    """`tether runs --rounds`: a list of the first runs, each a list of its rounds."""
+    if given := [name for name, value in others.items() if value]:
+        raise UserError(f"runs: --rounds lists every round, so {', '.join(given)} can't stand beside it.")
+    from rich.console import Console
+
+    from flows.reports.rounds import all_rounds, print_rounds
+
+    groups = all_rounds(tether_home())
+    if as_json:
+        echo(json.dumps([[each._asdict() for each in group] for group in groups]))
+        return
+    print_rounds(Console(), groups)
 
 
 @command(app, "report")

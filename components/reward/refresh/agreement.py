@@ -8,10 +8,10 @@ import numpy as np
 
 from components.data.splits import prompt_key
 from components.reward.config import RewardJob
-from components.reward.evaluation.calibration import correctness
 from components.reward.pairs import PreferencePair, encode_pairs
 from components.reward.refresh.previous import load_previous
 from components.reward.scoring import score_sequences
+from components.stats.calibration.calibration import correctness
 from components.stats.intervals import clustered_mean, paired_gain
 
 
