@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from components.base.errors import UserError
 from components.gates.judging import Waiver
 from components.human_eval.halves import JUDGED
@@ -45,7 +47,7 @@ def next_round(
     status = judged_run(home, run)
     values = run_values(home, status.run)
     before = check_config(values, source=f"run {status.run}")
-    reward = {"from_run": status.run}
+    reward: dict[str, JsonValue] = {"from_run": status.run}
     if before.reward.refresh is not None:
         reward = before.reward.refresh.model_dump() | reward
     changes = [

@@ -33,14 +33,14 @@ class Sources:
     them; else the built-in task is generated."""
     base: dict[str, Input] = field(default_factory=dict)
     """`base`, the pretrained model's folder, where the config names one."""
-    taught: dict[str, Input] = field(default_factory=dict)
-    """`data`, the artifact that the SFT model learned from, where an earlier run's is kept."""
     previous: dict[str, Input] = field(default_factory=dict)
     """`previous_reward` and `previous_data`, artifacts of an earlier run, where its reward model is refreshed."""
     sheet: Input | None = None
     """The ratings that people filled in."""
     seal: dict[str, Input] = field(default_factory=dict)
     """`seal`, the home's secret, where people judge: the key to their sheet is sealed with it."""
+    taught: Input | None = None
+    """The data that the SFT model learned from, where an earlier run's is kept."""
 
 
 PREVIOUS = ("previous_reward", "previous_data")
@@ -71,10 +71,10 @@ def find_sources(
     return Sources(
         data,
         _base(config, home, taken),
-        _taught(config, home, taken),
         _previous(config, home, taken),
         None if sheet is None else Input.of(sheet),
         _seal(config, home, taken),
+        _taught(config, home, taken),
     )
 
 
@@ -134,12 +134,12 @@ def kept_sft(config: RunConfig, home: Path) -> dict[str, Record]:
     return {"sft": found}
 
 
-def _taught(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
+def _taught(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> Input | None:
     """The data that a kept SFT model learned from, so that its record can be taken."""
     if config.sft.keep is None:
-        return {}
+        return None
     digest = (taken.get("sft") or kept_sft(config, home)["sft"]).inputs["data"]
-    return {"data": Input(digest=digest, path=ArtifactStore(home).path(digest), stored=True)}
+    return Input(digest=digest, path=ArtifactStore(home).path(digest), stored=True)
 
 
 def _status(run: str, home: Path, field: str) -> RunStatus:

@@ -42,7 +42,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     config, artifact = job.human_eval, out / "artifact"
     check_judges(config, inputs["data"])
-    rows = read_rows(inputs["data"] / "prompts.test.jsonl")
+    rows: Sequence[HeldOutPrompt] = read_rows(inputs["data"] / "prompts.test.jsonl")
     if not rows:
         raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
     rows = not_judged_yet(rows, inputs["data"], config.items)

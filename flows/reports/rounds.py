@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -115,7 +115,7 @@ def rounds_chart(rounds: Sequence[Round]) -> bytes:
     figure = new_figure(4.5)
     share_axis, gold_axis, kl_axis = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
     panel(share_axis, "share")
-    dots = {"marker": "o", "markersize": 4}
+    dots: dict[str, Any] = {"marker": "o", "markersize": 4}
     line(share_axis, curve("judged"), BLUE, "reward model agrees, prompts that never train", **dots)
     line(share_axis, curve("judged_before"), GREY, "that of the round before, same pairs", style="--", **dots)
     line(share_axis, curve("win_rate"), PURPLE, "policy wins against SFT", **dots)

@@ -8,10 +8,10 @@ import numpy as np
 
 from components.data.splits import prompt_key
 from components.reward.config import RewardJob
+from components.reward.loading import load_scorer
 from components.reward.pairs import PreferencePair, encode_pairs
-from components.reward.refresh.previous import load_previous
 from components.reward.scoring import score_sequences
-from components.stats.calibration.calibration import correctness
+from components.stats.calibration.measure import correctness
 from components.stats.intervals import clustered_mean, paired_gain
 
 
@@ -39,7 +39,7 @@ def judged_metrics(
     right = agreement(job, model, tokenizer, rows)
     found = {"reward/judged_pairs": float(len(rows))} | clustered_mean(right, clusters).metrics("reward/judged")
     if "previous_reward" in inputs:
-        before = agreement(job, load_previous(job, inputs["previous_reward"]), tokenizer, rows)
+        before = agreement(job, load_scorer(inputs["previous_reward"], job.runtime)[0], tokenizer, rows)
         found |= clustered_mean(before, clusters).metrics("reward/judged_previous")
         found |= paired_gain(right, before, clusters).metrics("reward/judged_gain")
     return found
@@ -49,7 +49,7 @@ def agreement(job: RewardJob, model: Any, tokenizer: Any, rows: Sequence[Prefere
     """1 for each pair (n,) whose chosen response the model scores higher, a half where the scores are equal, else 0."""
     pairs = encode_pairs(tokenizer, rows, job.generation)
     chosen, rejected = (
-        score_sequences(model, tokenizer.pad_token_id, [pair[side] for pair in pairs], job.runtime).double().numpy()
-        for side in (0, 1)
+        score_sequences(model, tokenizer.pad_token_id, side, job.runtime).double().numpy()
+        for side in ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
     )
     return correctness(chosen - rejected)
