@@ -18,6 +18,9 @@ from tasks.runs.status import RunStatus, load_readable, load_status
 
 AGREEMENT = "human_eval.reward_agreement_low"
 """The gate on how often people and the reward model agree on the policy's own samples."""
+REPLAY = 0.75
+"""Share of earlier pairs among those that a round trains on, where the run says nothing of it: with a quarter, the few
+votes were learned by heart and the earlier pairs forgotten (docs/benchmarks.md)."""
 SCORED = ("passed", "cached", "waived", "gate_failed")
 """States of `human_eval` in which people's votes are in."""
 
@@ -47,9 +50,9 @@ def next_round(
     status = judged_run(home, run)
     values = run_values(home, status.run)
     before = check_config(values, source=f"run {status.run}")
-    reward: dict[str, JsonValue] = {"from_run": status.run}
+    reward: dict[str, JsonValue] = {"from_run": status.run, "replay": REPLAY}
     if before.reward.refresh is not None:
-        reward = before.reward.refresh.model_dump() | reward
+        reward = before.reward.refresh.model_dump() | {"from_run": status.run}
     changes = [
         Override(("data", "votes"), [*before.data.votes, status.run]),
         Override(("sft", "keep"), before.sft.keep or status.run),
