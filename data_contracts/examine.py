@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.base.errors import CheckFailed
-from components.data.inputs import KINDS, label_of, of_kind
+from components.data.inputs import KINDS, VOTES, label_of, of_kind
+from components.data.readers import read_source
 from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS
 from components.data.support_desk.desk import generate
+from components.human_eval.halves import JUDGED, PREFERENCES
 from components.models.tokenizers import load_tokenizer, texts_of, train_tokenizer
 from components.stats.dawid_skene import DawidSkene
 from components.stats.intervals import Interval, clustered_proportion
@@ -33,6 +35,7 @@ from data_contracts.findings.whole import (
     mark_duplicates,
     mark_near_duplicates,
     near_training,
+    place_judged,
     relabelled,
 )
 from data_contracts.rows import frames
@@ -115,6 +118,7 @@ class Examination:
         self.competence: DawidSkene | None = None
         """The annotators' model, where the labels are its."""
         self.sources = {name: self._read(name, sources) for name, sources in self._sources().items()}
+        place_judged([examined.ledger for examined in self.sources.values()])
         self.pairs = self.sources.get("preferences")
         self.tokenizer = self._tokenizer() if tokenized and not self.nothing else None
         for name, examined in self.sources.items():
@@ -134,11 +138,26 @@ class Examination:
             taught, labelled = generate(self.job.seed, data.generator)
             made = {"demonstrations": [_generated("demonstrations", taught)]}
             given = made | {"preferences": [_generated("preferences", labelled)]} | given
+        if votes := self._votes():
+            given["preferences"] = [*given["preferences"], *votes]
         return {name: given[name] for name in KINDS if name in given}
 
     def _given(self, name: str) -> list[RowSource]:
         inputs = of_kind(self.inputs, name)
         return [RowSource.named(name, path, self.job.data, label_of(each)) for each, path in inputs.items()]
+
+    def _votes(self) -> list[RowSource]:
+        """What people said of earlier policies: preferences too, whose rows name the batch (`place_judged`)."""
+        files = [
+            (f"{label}-{name.partition('/')[2]}", path / file)
+            for name, path in of_kind(self.inputs, VOTES).items()
+            for label, file in (("votes", PREFERENCES), ("judged", JUDGED))
+        ]
+        return [
+            RowSource("preferences", str(path), read_source(path), {}, "data.columns", label)
+            for label, path in files
+            if path.stat().st_size
+        ]
 
     def _read(self, name: str, sources: Sequence[RowSource]) -> Examined:
         data = self.job.data
@@ -146,7 +165,8 @@ class Examination:
         rows: Iterable[Row] = _judged(sources, data.max_characters)
         if name == "preferences" and data.labels == "dawid_skene":
             self.competence = competence(rows, _shown(sources))
-            rows = relabelled(_judged(self._given(name) or sources, data.max_characters), self.competence.posterior)
+            again = [*(self._given(name) or sources[:1]), *self._votes()]  # a file's rows are read once
+            rows = relabelled(_judged(again, data.max_characters), self.competence.posterior)
         before = self.read
         ledger.fill(rows, lambda seen: self._progress(before + seen))
         self.read += len(ledger.facts)

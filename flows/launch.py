@@ -18,7 +18,7 @@ from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
 from flows.data.rates import with_rates
 from flows.rlhf import pipeline, rlhf
-from flows.sources import Sources, find_sources
+from flows.sources import Sources, find_sources, kept_sft
 from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
 from tasks.execution.runner import peek, run_stage
@@ -71,9 +71,11 @@ def new_run(
     check_stages("--refresh", refresh)
     check_kl_is_judged(config, profile)
     config, notes = with_rates(people.with_guidelines(config), home)
-    sources = find_sources(config, home)
-    origin = {"flow_run": flow_run} if flow_run else {}
-    ctx = _begin(home, profile, config, origin, label, waivers, refresh=refreshed(refresh), **_by(user))
+    kept = kept_sft(config, home)
+    sources = find_sources(config, home, taken=kept)
+    origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {})
+    options = {"refresh": refreshed(refresh), "pinned": kept, **_by(user)}
+    ctx = _begin(home, profile, config, origin, label, waivers, **options)
     return Launch(ctx, config, sources, notes + unnamed_gates(config))
 
 
@@ -132,11 +134,18 @@ def rerun(
     notes += chosen
     if base.config.seed != config.seed and before:
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
-    sources = find_sources(config, home, taken=base.records)
-    origin = {"stage": stage, "from": base.run, **({"flow_run": flow_run} if flow_run else {})}
-    options = {"refresh": refreshed([stage, *refresh]), "pinned": base.records, **_by(user)}
+    pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
+    sources = find_sources(config, home, taken=pinned)
+    origin = round_of(config) | {"stage": stage, "from": base.run, **({"flow_run": flow_run} if flow_run else {})}
+    options = {"refresh": refreshed([stage, *refresh]), "pinned": pinned, **_by(user)}
     ctx = _begin(home, profile or base.profile, config, origin, label, waivers, **options)
     return Launch(ctx, config, sources, notes + unnamed_gates(config))
+
+
+def round_of(config: RunConfig) -> dict[str, str]:
+    """What a round of `tether iterate` has in its run's origin: its number, and whose policy people judged last."""
+    votes = config.data.votes
+    return {"round": str(len(votes)), "votes": votes[-1]} if votes else {}
 
 
 def _begin(

@@ -50,8 +50,9 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt.
     data = stage("validate", **sources.data, **sources.base)
 
-    # 2. SFT: imitate the demonstrations. What comes out is the start, the reference and the baseline of all below.
-    sft = stage("sft", data=data, **sources.base)
+    # 2. SFT: imitate the demonstrations. What comes out is the start, the reference and the baseline of all below. A
+    # later round keeps the first one's, with the data that it learned from.
+    sft = stage("sft", data=sources.taught or data, **sources.base)
 
     # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
     reward = stage("reward", data=data, sft=sft, **sources.previous)

@@ -10,8 +10,9 @@ from components.base.errors import UserError
 from components.base.files import whole_folder
 from components.base.paths import user_path
 from components.data.hub import resolve_source
-from components.data.inputs import KINDS, input_names, kind_of, label_of, values_of
+from components.data.inputs import KINDS, VOTES, input_names, kind_of, label_of, values_of
 from components.human_eval.blinding import SEAL, home_seal
+from components.human_eval.halves import JUDGED
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from data_contracts.rows.gather import look_at
@@ -20,7 +21,7 @@ from flows.config.run_config import RunConfig
 from flows.data.pretrained import find_base
 from tasks.result import Input
 from tasks.runs.journal import recorded_paths
-from tasks.runs.status import load_status
+from tasks.runs.status import RunStatus, load_status
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Sources:
     """The ratings that people filled in."""
     seal: dict[str, Input] = field(default_factory=dict)
     """`seal`, the home's secret, where people judge: the key to their sheet is sealed with it."""
+    taught: Input | None = None
+    """The data that the SFT model learned from, where an earlier run's is kept."""
 
 
 PREVIOUS = ("previous_reward", "previous_data")
@@ -60,12 +63,18 @@ def find_sources(
     taken = taken or {}
     if sheet is not None and not sheet.is_file():
         raise UserError(f"{sheet}: there is no such file. Give the filled rating sheet (CSV or JSONL).")
+    data = (
+        _data_of(taken["validate"], config, home)
+        if "validate" in taken
+        else _find_data(config, home) | _votes(config, home)
+    )
     return Sources(
-        _data_of(taken["validate"], config, home) if "validate" in taken else _find_data(config, home),
+        data,
         _base(config, home, taken),
         _previous(config, home, taken),
         None if sheet is None else Input.of(sheet),
         _seal(config, home, taken),
+        _taught(config, home, taken),
     )
 
 
@@ -90,6 +99,56 @@ def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
     return data
 
 
+def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
+    """What people said in the runs that `data.votes` names: `votes/1` for the first of them."""
+    found = {}
+    for number, run in enumerate(config.data.votes, 1):
+        stage = _status(run, home, "data.votes").stage("human_eval")
+        store = ArtifactStore(home)
+        if stage.digest is None or not (path := store.path(stage.digest)).joinpath(JUDGED).is_file():
+            raise UserError(
+                f"data.votes: people have not judged the policy of run {run} (human_eval: {stage.state}). Score it "
+                f"with `tether human-eval score`, or name another run."
+            )
+        imported = Graph.of(store).rests_on_import([stage.digest])
+        found[f"{VOTES}/{number}"] = Input(digest=stage.digest, path=path, stored=True, imported=imported)
+    return found
+
+
+def kept_sft(config: RunConfig, home: Path) -> dict[str, Record]:
+    """The record of the SFT model that `sft.keep` names; empty where the run trains its own.
+
+    Raises:
+        UserError: there is no such run, or its SFT model is not whole in the store.
+    """
+    if config.sft.keep is None:
+        return {}
+    stage = _status(config.sft.keep, home, "sft.keep").stage("sft")
+    found = ArtifactStore(home).lookup(stage.key, stage.digest) if stage.key and stage.digest else None
+    if not isinstance(found, Record):
+        why = f"it has none ({stage.state})" if found is None else found.reason
+        raise UserError(
+            f"sft.keep = {config.sft.keep}: its SFT model can't be taken: {why}. "
+            f"`tether rerun sft --from {config.sft.keep}` makes it again."
+        )
+    return {"sft": found}
+
+
+def _taught(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> Input | None:
+    """The data that a kept SFT model learned from, so that its record can be taken."""
+    if config.sft.keep is None:
+        return None
+    digest = (taken.get("sft") or kept_sft(config, home)["sft"]).inputs["data"]
+    return Input(digest=digest, path=ArtifactStore(home).path(digest), stored=True)
+
+
+def _status(run: str, home: Path, field: str) -> RunStatus:
+    try:
+        return load_status(home, run)
+    except UserError as error:
+        raise UserError(f"{field} = {run}: {error} Name a run of this home (`tether runs` lists them).") from error
+
+
 def _data_of(validated: Record, config: RunConfig, home: Path) -> dict[str, Input]:
     """The data that a stage was computed from; where they were read, as far as that is known."""
     data: dict[str, Input] = {}
@@ -101,6 +160,8 @@ def _data_of(validated: Record, config: RunConfig, home: Path) -> dict[str, Inpu
                 recorded = recorded_paths(home, [validated.run])
             path = values[0] if len(values) == 1 else (recorded or {}).get(digest, label_of(name))
             data[name] = Input(digest=digest, path=Path(path))
+        elif kind_of(name) == VOTES:
+            data[name] = Input(digest=digest, path=ArtifactStore(home).path(digest), stored=True)
     return data
 
 

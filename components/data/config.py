@@ -56,6 +56,9 @@ class DataConfig(Settings):
 
     preferences: str | tuple[str, ...] | None = unkeyed(None)
     """A path or hub name of preference pairs, or a list of several; null generates the support desk's."""
+    votes: tuple[str, ...] = unkeyed(())
+    """Runs of this home whose policies people have judged, the earliest first (`tether iterate` writes them): what
+    people preferred on prompts that may train becomes pairs beside the preferences, the rest only judges."""
     demonstrations: str | None = unkeyed(None)
     """A path or hub name of demonstrations; null takes the chosen responses, or the support desk's demonstrations."""
     prompts: str | None = unkeyed(None)

@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 KINDS = ("preferences", "demonstrations", "prompts")
 """What data a run reads, as the config and the inputs of `validate` call it."""
+VOTES = "votes"
+"""What people said of earlier policies, scored (`votes/1` is the first round's): an artifact of `human_eval` each."""
 
 _UNSAFE = re.compile(r"[^\w.-]+")
 _LONGEST = 120

@@ -50,6 +50,8 @@ class CanonicalRow(TypedDict, total=False):
     """What the pair counts: the kept pairs of one ranking share a count of 1."""
     category: Text | None
     """Stratum of the prompt."""
+    judged_in: Text
+    """The batch in which people judged the pair, which a run gave out; absent in all other rows."""
     source: Text
     """What the row itself calls its source, else which input it came from."""
     row: Annotated[int, Field(ge=1)]

@@ -7,12 +7,14 @@ from components.base.errors import UserError
 from components.base.hashing import digest_file
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
+from components.data.splits import loose_key
 from components.data.support_desk.task import task_name
 from components.human_eval.batch.attention import held_out_replies, with_attention
 from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
 from components.human_eval.config import CRITERIA, HumanEvalConfig, SampleJob
+from components.human_eval.halves import JUDGED_IN
 from components.human_eval.respond import respond
-from components.human_eval.selection import choose
+from components.human_eval.selection import HeldOutPrompt, choose
 from components.human_eval.sheet import (
     GUIDELINES_FILE,
     RATERS,
@@ -44,9 +46,10 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     config, artifact = job.human_eval, out / "artifact"
     check_judges(config, inputs["data"])
-    rows = read_rows(inputs["data"] / "prompts.test.jsonl")
+    rows: Sequence[HeldOutPrompt] = read_rows(inputs["data"] / "prompts.test.jsonl")
     if not rows:
         raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
+    rows = not_judged_yet(rows, inputs["data"], config.items)
     chosen = choose(rows, config, job.seed)
     responses = respond(job, inputs, [c.prompt for c in chosen], out, observe)
     texts = {side: [r["text"] for r in responses[side]] for side in ("sft", "policy")}
@@ -73,6 +76,17 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         "human_eval/sft_ended": sum(r["ended"] for r in responses["sft"]) / len(chosen),
         "human_eval/policy_ended": sum(r["ended"] for r in responses["policy"]) / len(chosen),
     }
+
+
+def not_judged_yet(rows: Sequence[HeldOutPrompt], data: Path, items: int) -> Sequence[HeldOutPrompt]:
+    """`rows` without the prompts that people judged in earlier rounds, if that leaves `items` of them; else all.
+
+    Without this every round's sample, which the seed draws, would hold the earlier ones' prompts that only judge, and
+    fewer each time that may train.
+    """
+    judged = {loose_key(row["prompt"]) for row in read_rows(data / "pairs.test.jsonl") if JUDGED_IN in row}
+    fresh = [row for row in rows if loose_key(row["prompt"]) not in judged]
+    return fresh if len(fresh) >= items else rows
 
 
 def check_judges(config: HumanEvalConfig, data: Path) -> None:

@@ -10,6 +10,7 @@ from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
 from components.human_eval.config import ScoreJob
+from components.human_eval.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.labels import Labels, Sample, asked, given, rated_columns
 from components.human_eval.results.outcomes import equal_length, outcomes, rating_outcomes
 from components.human_eval.results.reward_model import reward_agreement, reward_metrics
@@ -42,10 +43,6 @@ class CriterionSummary(TypedDict):
     ties: float | None
 
 
-PREFERENCES = "preferences.jsonl"
-"""The rated pairs as rows that `data.preferences` reads."""
-
-
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Score the filled sheet `inputs["sheet"]` (a file) of the sample `inputs["sample"]`.
 
@@ -53,8 +50,8 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
 
     An item's score is the mean over its ratings of 1 (policy preferred), a half (tie, both_bad) or 0; the win rate is
     the mean over rated items, its interval over prompts and raters. Repeated items count in no win rate. Writes
-    `result.json`, `ratings.csv` (unblinded) and `preferences.jsonl` (the rated pairs as data). Kappa is no metric where
-    it is undefined (one rater, or one rating only), so that its gate fails if it is asked for.
+    `result.json`, `ratings.csv` (unblinded), and the rated pairs as data: `preferences.jsonl` and `judged.jsonl`. Kappa
+    is no metric where it is undefined (one rater, or one rating only), so that its gate fails if it is asked for.
 
     Raises:
         UserError: as `Sample.ratings`.
@@ -135,7 +132,9 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     }
     write_json(out / "artifact" / "result.json", result)
     write_unblinded(out / "artifact" / "ratings.csv", sample, labels)
-    write_rows(out / "artifact" / PREFERENCES, _preferences(sample, rated))
+    for name, half in ((PREFERENCES, True), (JUDGED, False)):
+        own = {item: each for item, each in rated.items() if may_train(sample.responses[item]["prompt"]) is half}
+        write_rows(out / "artifact" / name, _preferences(sample, own))
     observe(len(rated), metrics, total=len(rated))
     return metrics
 
@@ -218,4 +217,5 @@ def _preferences(sample: Sample, rated: Labels) -> Iterator[dict[str, object]]:
         ]
         yield {
             "prompt": row["prompt"], "a": sides[0], "b": sides[1], "votes": votes, "category": row["category"],
+            JUDGED_IN: sample.about["key_sha256"][:8],
         }  # fmt: skip

@@ -22,6 +22,7 @@ from components.reward.evaluation.length import response_tokens
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
 from components.reward.evaluation.slices import Pairs, character_gaps, slice_report
 from components.reward.pairs import Pair, PreferencePair, check_votes, encode_pairs
+from components.reward.refresh.agreement import judged_metrics
 from components.reward.refresh.compare import Refresh
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
 from components.reward.train import train_models
@@ -83,6 +84,7 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         metrics["reward/disagreement"] = float(centred.std(0).mean()) / scale.scale
     if refresh is not None:
         metrics |= refresh.compare(job, whole, tokenizer, sft_samples, scale, out / "artifact")
+    metrics |= judged_metrics(job, inputs, splits["test"], whole, tokenizer)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
 

@@ -15,6 +15,9 @@ class SftConfig(FitConfig):
 
     base: str | None = unkeyed(None)
     """Folder of a pretrained model (Hugging Face, or one GGUF file); null builds `scratch` from nothing."""
+    keep: str | None = unkeyed(None)
+    """A run of this home whose SFT model this run takes as it is, with the data it learned from: so the rounds of
+    `tether iterate` are all tethered to one model. Null trains one on this run's data."""
     scratch: ScratchModel = ScratchModel()
     """The model to build where `base` is null."""
     max_demonstrations: int | None = Field(None, ge=1)

@@ -1,7 +1,7 @@
 """What only the whole of the rows shows: competence of annotators, duplicates, contradictions, near-duplicates."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,20 @@ def mark_duplicates(ledger: Ledger) -> None:
     turned = (texts[other] == turned_texts[once]) & (other != once)
     for index, against in zip(once[turned], other[turned], strict=True):
         ledger.fail(int(index), Problem("consistent", f"contradicts {ledger.named(facts['row'][against])}"))
+
+
+def place_judged(ledgers: Sequence[Ledger]) -> None:
+    """Move the prompts that people judged in a batch: those that may train to the training split, so that they leave
+    every held-out set, those that only judge to the test split, whichever split they would stand in.
+
+    Only rows of a batch say so (`half` of the facts); rows of any kind and near-duplicates of their prompts, which
+    differ in case, punctuation and white space alone, go with them.
+    """
+    facts = [ledger.facts for ledger in ledgers]
+    for half, split in ((1, TRAIN), (0, TEST)):
+        judged = [each["loose"][each["half"] == half] for each in facts]
+        for each in facts:
+            each["split"][np.isin(each["loose"], np.concatenate(judged))] = split
 
 
 def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateConfig) -> None:

@@ -21,6 +21,7 @@ from components.data.checks_config import ChecksConfig, RowChecks
 from components.data.config import SplitConfig
 from components.data.rows import CanonicalRow, Problem, Row
 from components.data.splits import SPLITS, loose_key, prompt_key, split_of
+from components.human_eval.halves import may_train
 
 ROW_CHECKS = tuple(RowChecks.model_fields)
 BIT = {name: np.uint32(1 << place) for place, name in enumerate(ROW_CHECKS)}
@@ -33,6 +34,7 @@ FACTS = np.dtype(
         ("split", "i1"),  # place in SPLITS
         ("prompt", "u8"),  # 0 where the row could not be read
         ("loose", "u8"),  # the prompt but for case, punctuation and white space
+        ("half", "i1"),  # of a prompt that people judged in a batch: 1 may train, 0 only judges; else -1
         ("chosen", "u8"),
         ("rejected", "u8"),
         ("rank", "u8"),  # what max_pairs chooses by
@@ -147,17 +149,21 @@ class Ledger:
         for problem in row.problems:
             failed |= int(BIT[problem.check])
         item, out = row.item, self._is_out(row)
-        hashes: tuple[int, ...] = (0,) * 5
-        split, words = 0, (-1, -1)
+        hashes: tuple[int, ...] = (0,) * 5  # of prompt, loose, chosen, rejected, rank
+        split, words, half = 0, (-1, -1), -1
         if item is not None and not out:
             hashes, split = self._hashes(item)
+            half = int(may_train(item["prompt"])) if "judged_in" in item else -1
         elif item is not None:  # its votes count in agreement, whose intervals are clustered by prompt
             hashes = (hash64(prompt_key(item["prompt"])), *hashes[1:])
+            if "judged_in" in item and not may_train(item["prompt"]):  # people judged it, though they decided nothing
+                hashes, half = (hashes[0], hash64(loose_key(item["prompt"])), *hashes[2:]), 0
         if item is not None and "chosen" in item:
             words = len(item["chosen"].split()), len(item["rejected"].split())
         first_wins = -1 if row.first_wins is None else int(row.first_wins)
         ballot, voted = tuple(row.ballot or (0, 0, 0)), row.ballot is not None
-        return (self._code(row.number), failed, out, split, *hashes, words, first_wins, ballot, voted)
+        texts = *hashes[:2], half, *hashes[2:]
+        return (self._code(row.number), failed, out, split, *texts, words, first_wins, ballot, voted)
 
     def _hashes(self, item: CanonicalRow) -> tuple[tuple[int, ...], int]:
         key = prompt_key(item["prompt"])

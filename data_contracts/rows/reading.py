@@ -22,7 +22,7 @@ from data_contracts.rows.gather import DETECT_ON, RowSource, renamed
 from data_contracts.rows.schemas import SourceReading
 
 _OF_PAIRS = "category source margin score_chosen score_rejected votes votes_chosen votes_rejected"
-_OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal votes_tie votes_both_bad label vote"
+_OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal votes_tie votes_both_bad label vote judged_in"
 _FIELDS = {
     "transcripts": f"chosen rejected {_OF_PAIRS}",
     "strings": f"prompt chosen rejected {_OF_PAIRS}",

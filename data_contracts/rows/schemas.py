@@ -23,12 +23,12 @@ class SourceReading(TypedDict):
 
 _DEMONSTRATION = {"prompt", "response", "source", "row"}
 _PROMPT = {"prompt", "category", "source", "row"}
-_PAIR = CanonicalRow.__annotations__.keys() - {"response", "overlong"}
+_PAIR = CanonicalRow.__annotations__.keys() - {"response", "overlong", "judged_in"}
 
 
 def _whole(row: CanonicalRow) -> CanonicalRow:
     fields = _DEMONSTRATION if "response" in row else _PAIR if "chosen" in row else _PROMPT
-    if row.keys() != fields:
+    if row.keys() - ({"judged_in"} if "chosen" in row else set()) != fields:
         raise ValueError(f"the fields {', '.join(sorted(row.keys() ^ fields))} are missing or too many")
     votes, chosen = row.get("votes"), row.get("votes_chosen")
     if (votes is None) != (chosen is None):

@@ -134,6 +134,34 @@ def rerun(
     _go(again(tether_home(), stage, from_run, overrides, waivers=waivers, refresh=refresh or [], label=label))
 
 
+@command(app, "iterate")
+def iterate(
+    judged: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="The run whose policy people judged (default: the newest).",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    set_: Set = None,
+    waive: Waive = None,
+    because: Because = "",
+    name: Name = None,
+    tag: Tag = None,
+) -> None:
+    """Start the next round: train on what people said of a run's policy.
+
+    The votes refresh the reward model, PPO runs again from SFT, and a new sample waits for people."""
+    from flows.config.profiles import parse_override
+    from flows.iterate import next_round
+    from tasks.runs.label import Label
+
+    label = Label.of(name, tag or [])
+    overrides = [parse_override(text) for text in set_ or []]
+    _go(next_round(tether_home(), judged, overrides, _waivers(waive, because), label))
+
+
 @command(human_eval, "score")
 def score(
     sheets: Annotated[
@@ -187,9 +215,15 @@ def runs(
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only runs of this profile.", autocompletion=completion.profiles)
     ] = None,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Only the rounds of `tether iterate`, side by side.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
 ) -> None:
     """List runs, newest first, with state, KL, win rate and tags."""
+    if rounds:
+        _rounds(as_json, {"--limit": limit, "--tag": tag, "--state": state, "--profile": profile})
+        return
     from flows.reports.runs import listed, print_runs, selected
 
     every = listed(tether_home())
@@ -200,6 +234,21 @@ def runs(
     from rich.console import Console
 
     print_runs(Console(), found, limit or 20, len(every), tether_home())
+
+
+def _rounds(as_json: bool, others: dict[str, object]) -> None:
+    """`tether runs --rounds`: a list of the first runs, each a list of its rounds."""
+    if given := [name for name, value in others.items() if value]:
+        raise UserError(f"runs: --rounds lists every round, so {', '.join(given)} can't stand beside it.")
+    from rich.console import Console
+
+    from flows.reports.rounds import all_rounds, print_rounds
+
+    groups = all_rounds(tether_home())
+    if as_json:
+        echo(json.dumps([[each._asdict() for each in group] for group in groups]))
+        return
+    print_rounds(Console(), groups)
 
 
 @command(app, "report")

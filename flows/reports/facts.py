@@ -24,6 +24,7 @@ from components.store.store import ArtifactStore, Record
 from data_contracts.expectations.suites import JudgedCheck, first_rows
 from flows.config.run_config import default_values
 from flows.reports.links import Link, links
+from flows.reports.rounds import Round, rounds_up_to
 from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
 from tasks.runs.config import run_values
@@ -235,6 +236,8 @@ class RunFacts(NamedTuple):
     """What the options are compared with."""
     options: list[Option]
     environment: list[Computation]
+    rounds: Sequence[Round] = ()
+    """Of a later round of `tether iterate`: the rounds that led to it, and itself."""
 
     def stage(self, name: str) -> StageFacts:
         """One of the stages."""
@@ -276,6 +279,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         against=against,
         options=options,
         environment=[_computation(each.name, each.record) for each in stages.values() if each.record is not None],
+        rounds=rounds_up_to(home, status),
     )
 
 

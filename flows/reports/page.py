@@ -24,6 +24,7 @@ from components.gates.text import number
 from components.keys.code_version import code_version
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
 from flows.reports.plan import finds
+from flows.reports.rounds import COLUMNS, rounds_chart
 from flows.reports.terminal import IMPORTED, by_another, cost, simulated_note
 from tasks.execution.drawing import thin
 
@@ -83,6 +84,8 @@ def page(facts: RunFacts) -> str:
         allowed=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         ending=ending(facts),
         finds=_finds(facts),
+        rounds_chart=rounds_chart(facts.rounds),
+        rounds_columns=COLUMNS,
         written_by=code_version(),
         simulated_note=simulated_note(facts.simulated, facts.people_judge),
         imported_note=IMPORTED,
@@ -197,6 +200,7 @@ def cut(text: object) -> str:
     return text if more <= 0 else f"{text[:LONGEST]} … ({more:,} more characters)"
 
 
-def picture(svg: Path) -> str:
-    """A stored chart as the source of an image: there no script in it runs, and its ids stay its own."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"
+def picture(svg: Path | bytes) -> str:
+    """A chart as the source of an image: there no script in it runs, and its ids stay its own."""
+    drawn = svg if isinstance(svg, bytes) else svg.read_bytes()
+    return f"data:image/svg+xml;base64,{base64.b64encode(drawn).decode()}"

@@ -101,9 +101,13 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
         if not text.isprintable() or len(text) > LONGEST_VALUE:
             raise ValueError(f"{field}: it is longer than {LONGEST_VALUE} characters, or holds one that can't be shown")
     label = Label.of(given.name or None, [f"{key}={value}" for key, value in given.tags.items()])
-    origin = {name: given.origin[name] for name in ("stage", "from") if name in given.origin}
+    origin: dict[str, str] = {name: given.origin[name] for name in ("stage", "from") if name in given.origin}
     if origin and (origin.get("stage") not in PIPELINE or not RUN.fullmatch(origin.get("from", ""))):
         raise ValueError("origin: it names no stage, or no run")
+    if given.origin.get("votes"):  # a round of `tether iterate`
+        if not given.origin.get("round", "").isdecimal() or not RUN.fullmatch(given.origin["votes"]):
+            raise ValueError("origin: it names no round, or no run")
+        origin |= {name: given.origin[name] for name in ("round", "votes")}
     names = [stage.name for stage in given.stages]
     if names != [name for name in PIPELINE if name in names] or not names:
         raise ValueError(f"stages: {', '.join(names)} are not stages of this version, each once and in their order")

@@ -154,7 +154,8 @@ class _Run(BaseModel):
     currency: str = ""
     """Of the stages' costs."""
     origin: dict[str, str] = Field(default_factory=dict)
-    """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run."""
+    """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run; of a round of `tether iterate` the
+    number, `round`, and `votes`, the run whose policy people judged last."""
     prefect: str = ""
     """The address of its flow run's page on a Prefect server; empty where it has none."""
     stages: list[StageStatus]

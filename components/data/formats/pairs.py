@@ -161,12 +161,18 @@ def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> Cano
         "soft_label": None if ballot is None else ((chosen_votes or 0) + ballot.equal / 2) / sum(ballot),
         "objectives": _objectives(raw.data, ballot), "weight": 1.0,
         "category": category_of(raw.data), "source": _source(raw.data) or source, "row": raw.number,
+        **_judged_in(raw.data),
     }  # fmt: skip
 
 
 def category_of(data: Mapping[str, object]) -> str | None:
     """The category that a row names; the schema refuses what is no text."""
     return cast("str | None", data.get("category") or None)
+
+
+def _judged_in(data: Mapping[str, object]) -> CanonicalRow:
+    """The batch that a row names, as human_eval writes it; the schema refuses what is no text."""
+    return cast("CanonicalRow", {} if data.get("judged_in") is None else {"judged_in": data["judged_in"]})
 
 
 def _source(data: Mapping[str, object]) -> str | None:

@@ -62,12 +62,15 @@ class Refresh(NamedTuple):
             UserError: as `check_previous` and `without_leaks`.
         """
         check_previous(job.reward, inputs["sft"], inputs["previous_reward"])
-        known = known_prompts(inputs["previous_reward"])
-        old = old_pairs(inputs, known)
+        voted = Voted.of(new["train"])
+        known = voted.released(known_prompts(inputs["previous_reward"]))
+        old = voted.released(old_pairs(inputs, known))
         prompts = {split: _distinct([*known[split], *old[split]]) for split in SPLITS}
         splits = without_leaks(new, prompts)
-        replay = replayed(config, job.seed, splits["train"], not_held_out(old["train"], prompts))
         left_out = sum(len(new[split]) - len(rows) for split, rows in splits.items())
+        splits["train"], earlier = voted.parted(splits["train"])
+        before = {_judged(row): row for row in [*old["train"], *earlier]}  # most stand in both
+        replay = replayed(config, job.seed, splits["train"], not_held_out(list(before.values()), prompts))
         splits["train"] = splits["train"] + replay
         return cls(inputs["previous_reward"], splits, old, prompts, replay, left_out)
 
@@ -86,6 +89,39 @@ class Refresh(NamedTuple):
         for split, prompts in self.prompts.items():
             write_rows(artifact / KEPT / f"prompts.{split}.jsonl", prompts)
         return found.metrics()
+
+
+class Voted(NamedTuple):
+    """What people judged in earlier rounds and this run trains on; nothing where they judged nothing."""
+
+    pairs: set[tuple[str, frozenset[str]]]
+    """What was judged (see `_judged`)."""
+    prompts: set[str]
+    """Loose keys of the prompts, which have left the held-out sets."""
+
+    @classmethod
+    def of(cls, train: Sequence[PreferencePair]) -> "Voted":
+        """Those of a run's training pairs."""
+        rows = [row for row in train if "judged_in" in row]
+        return cls({_judged(row) for row in rows}, {loose_key(row["prompt"]) for row in rows})
+
+    def released(self, old: Mapping[str, Sequence[CanonicalRow]]) -> dict[str, list[CanonicalRow]]:
+        """Rows of the runs before, without those held out there whose prompt now trains."""
+        return {
+            split: [row for row in rows if split == "train" or loose_key(row["prompt"]) not in self.prompts]
+            for split, rows in old.items()
+        }
+
+    def parted(self, rows: Sequence[PreferencePair]) -> tuple[list[PreferencePair], list[PreferencePair]]:
+        """The training pairs that are new, and the earlier ones beside them, which are replayed only.
+
+        Where people judged pairs in earlier rounds, theirs are the new ones: a few hundred among thousands that the
+        earlier model has learned already would teach little. Else all are new.
+        """
+        if not self.pairs:
+            return list(rows), []
+        new = [row for row in rows if _judged(row) in self.pairs]
+        return new, [row for row in rows if _judged(row) not in self.pairs]
 
 
 def known_prompts(reward: Path) -> dict[str, list[CanonicalRow]]:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from components.data.formats.pairs import parse_pair
 from components.data.rows import RawRow
 from components.gates.judging import GatesConfig, judge
 from components.human_eval.blinding import blind, home_seal
+from components.human_eval.halves import may_train
 from components.human_eval.selection import Chosen
 from components.human_eval.sheet import SheetRow
 from components.stats.betting import always_valid_low
@@ -134,16 +136,21 @@ def test_repeated_items_show_the_pair_again_with_its_sides_exchanged_and_count_i
 def test_a_scored_sheet_is_data_with_its_votes(case: Any) -> None:
     """Defect 8: the labels went nowhere."""
     scored(case, lambda row: (honest(row, 0), "both_bad", "") if row.item < "q0040" else ("", "", ""))
-    rows = read_rows(case.root / "scored" / "artifact" / "preferences.jsonl")
+    artifact = case.root / "scored" / "artifact"
+    trains, judges = (read_rows(artifact / f"{name}.jsonl") for name in ("preferences", "judged"))
+    assert all(may_train(row["prompt"]) for row in trains) and not any(may_train(row["prompt"]) for row in judges)
+    rows = sorted([*trains, *judges], key=itemgetter("a"))
     key = json.loads((case.sample / "key.json").read_text())
     shown = {row.item.split("-")[0]: row for row in case.rows()}
     expected = [row for item, row in shown.items() if row.item < "q0040" and item not in key["repeat_of"]]
-    assert len(rows) == len(expected)
+    expected = sorted(expected, key=attrgetter("response_a"))
+    assert trains and judges and len(rows) == len(expected)
     for row, given in zip(rows, expected, strict=True):
         assert (row["a"], row["b"]) == (given.response_a, given.response_b)
         pair = parse_pair(RawRow(1, row), "votes", "x", 20_000)
         assert pair.ballot is not None and sum(pair.ballot) == 2 and pair.ballot.equal >= 1
         assert [name for name, _ in pair.votes] == ["rating_1", "rating_2"]
+        assert row["judged_in"] == given.item.split("-")[1]
 
 
 # The seal -------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ INPUTS = {
 CODE = "\n_EDITED = 1\n"
 
 # file, what is put in the place of what (all of the file where "" is), stages with the built-in task, with own data
+PROMPTS = {"validate", "reward", "human_eval", "human_eval.sample"}  # tell prompts apart by their words
 TABLE = [
     ("components/base/errors.py", "Make room", "Free some space", set(), set()),
     ("components/base/errors.py", "", CODE, set(), set()),
@@ -39,14 +40,14 @@ TABLE = [
     ("components/data/readers.py", 'raise UserError(f"', 'raise UserError(f"More words: ', set(), set()),
     ("components/ppo/stage.py", 'raise CheckFailed(f"', 'raise CheckFailed(f"{update} and ', set(), set()),
     ("components/ppo/stage.py", "raise CheckFailed(", "raise UserError(", {"ppo"}, ...),
-    ("components/data/rows.py", 'Problem("', 'Problem("more words: ', {"validate", "reward"}, ...),
+    ("components/data/rows.py", 'Problem("', 'Problem("more words: ', PROMPTS, ...),
     ("components/data/support_desk/grammar.py", "Best wishes.", "Kind regards.", DESK, set()),
     ("components/data/support_desk/desk.py", "KEPT = 0.25", "KEPT = 0.26", DESK, set()),
     ("components/data/support_desk/task.py", "", CODE, SAMPLING, SAMPLING),
     ("components/base/hashing.py", "", CODE, ALL, ALL),
     ("components/base/settings.py", "", CODE, ALL, ALL),
     ("components/stats/intervals.py", "", CODE, {"validate", "sft", "reward", "ppo", "human_eval"}, ...),
-    ("components/data/rows.py", "", CODE, {"validate", "reward"}, ...),
+    ("components/data/rows.py", "", CODE, PROMPTS, ...),
     ("data_contracts/validate.py", "", CODE, {"validate"}, ...),
     ("components/models/sampling.py", "", CODE, SAMPLING, ...),
     ("components/training/loop.py", "", CODE, SAMPLING | JUDGED, ...),

@@ -273,6 +273,26 @@ def test_a_pair_is_not_replayed_where_its_prompt_is_compared_on_though_the_first
     assert Refresh.begin(run.job("reward"), config, run.inputs, leaking).left_out == 1, "it was trained on all the same"
 
 
+def test_what_people_judged_trains_though_it_was_held_out_and_leaves_the_old_test_pairs(
+    stages: Any, fresh: Path, tmp_path: Path
+) -> None:
+    old = {split: read_rows(stages.inputs["data"] / f"pairs.{split}.jsonl") for split in SPLITS}
+    voted = [flipped([shouted(row)])[0] | {"judged_in": "0a1b2c3d"} for row in old["test"][:12]]
+    held = [row | {"judged_in": "0a1b2c3d"} for row in desk_pairs(11, 80, "Judged.")[:9]]
+    new = {"train": [*old["train"], *voted], "calibration": old["calibration"], "test": [*old["test"][12:], *held]}
+    run = after(stages, stages.inputs["reward"])
+    found = Refresh.begin(run.job("reward"), RefreshConfig(from_run="any", replay=0.5), run.inputs, new)
+    assert found.left_out == 0 and found.old["test"] == old["test"][12:], "the new model is not compared on them"
+    assert found.splits["train"][:12] == voted and len(found.replay) == 12, "the earlier pairs are replayed only"
+    assert all(row in old["train"] for row in found.replay)
+    metrics = after(stages, stages.inputs["reward"], data=copied(fresh, tmp_path / "data", **new)).run(
+        "reward", tmp_path, **REFRESH
+    )
+    assert metrics["reward/judged_pairs"] == 9
+    gain = metrics["reward/judged"] - metrics["reward/judged_previous"]
+    assert metrics["reward/judged_gain"] == pytest.approx(gain)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"members": 2, "lora": {"rank": 2}, "learning_rate": 1e-2}],

@@ -1,0 +1,199 @@
+"""How strong each of several models is, of comparisons of two at a time: Bradley-Terry with Davidson's ties."""
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+from scipy.optimize import minimize
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_codes
+
+ENOUGH = 0.9
+"""Share of the bootstrap's draws that must have an estimate for an interval to be given."""
+
+
+class Comparison(NamedTuple):
+    """One judgement of two models (numbers from 0)."""
+
+    first: int
+    second: int
+    score: float
+    """1 where the first is better, 0 where the second is, a half for a tie."""
+
+
+class Strengths(NamedTuple):
+    """Models' strengths on the scale of the logit, relative to a baseline."""
+
+    strength: list[Interval]
+    """log(pi_i / pi_baseline), a model each; 0 of the baseline. Ends are NaN where the resamples do not give them."""
+    tie: Interval
+    """Davidson's nu: two equal models tie with probability nu / (2 + nu). 0 where nobody tied."""
+    log_likelihood: float
+
+
+class Inseparable(ValueError):
+    """Strengths have no finite estimate; the message says why, with the models' numbers in `better` and `worse`."""
+
+    def __init__(self, message: str, better: list[int], worse: list[int]) -> None:
+        super().__init__(message)
+        self.better, self.worse = better, worse
+
+
+def tallies(comparisons: Iterable[Comparison], models: int) -> FloatArray:
+    """Wins and ties, (models, models, 2): how often i was better than j, and (symmetric) how often they tied."""
+    table = np.zeros((models, models, 2))
+    for first, second, score in comparisons:
+        if score == 0.5:
+            table[first, second, 1] += 1
+            table[second, first, 1] += 1
+        else:
+            winner, loser = (first, second) if score > 0.5 else (second, first)
+            table[winner, loser, 0] += 1
+    return table
+
+
+def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatArray, float, float]:
+    """Fit log-strengths (k,) of mean 0 and the tie parameter nu to `tallies` (k, k, 2); the log-likelihood comes third.
+
+    Davidson 1970 (JASA 65:317), equations 2.1 to 2.4: of models i and j with strengths pi = exp(s),
+
+        P(i better) = pi_i / D,  P(tie) = nu sqrt(pi_i pi_j) / D,  D = pi_i + pi_j + nu sqrt(pi_i pi_j).
+
+    Divided by sqrt(pi_i pi_j) these are a softmax of (d/2, -d/2, log nu) with d = s_i - s_j, so that the log-likelihood
+    is concave in s and log nu. Without ties nu is 0, and this is Bradley and Terry's model (1952, Biometrika 39:324).
+
+    Raises:
+        Inseparable: the models fall into groups of which one never lost a point to the other, or that never met; or all
+            comparisons are ties.
+    """
+    k, wins, ties = len(table), table[..., 0], np.triu(table[..., 1])
+    check_separable(table)
+    tied = bool(ties.any())
+    if tied and not wins.any():
+        raise Inseparable("every comparison is a tie, so that the tie parameter is infinite", [], [])
+
+    def loss(values: FloatArray) -> tuple[float, FloatArray]:
+        s, log_nu = values[:k], values[k] if tied else -np.inf
+        half = (s[:, None] - s[None, :]) / 2
+        logs = np.stack([half, -half, np.full((k, k), log_nu)])
+        total = special.logsumexp(logs, axis=0)
+        met = wins + ties  # each comparison once, seen from its winner, a tie from its smaller number
+        value = float((met * total).sum() - (wins * half).sum() - (ties.sum() * log_nu if tied else 0.0))
+        share = np.exp(logs - total)
+        slope = met * (share[0] - share[1]) / 2 - wins / 2
+        gradient = slope.sum(axis=1) - slope.sum(axis=0)
+        return value, np.append(gradient, (met * share[2]).sum() - ties.sum()) if tied else gradient
+
+    begin = np.zeros(k + tied) if start is None else start[: k + tied]
+    found = minimize(loss, begin, jac=True, method="BFGS", options={"gtol": 1e-7 * max(1.0, float(wins.sum()))})
+    strengths = found.x[:k] - found.x[:k].mean()
+    return strengths, math.exp(found.x[k]) if tied else 0.0, -float(found.fun)
+
+
+def check_separable(table: FloatArray) -> None:
+    """Raise `Inseparable` unless each model is joined to each other by a chain of points (wins or ties) won.
+
+    Ford 1957 (American Mathematical Monthly 64:28); a tie is half a point for both, which keeps the estimate finite
+    (Davidson 1970, section 3).
+    """
+    points = table[..., 0] + table[..., 1]
+    groups, of = connected_components(coo_array(points), directed=True, connection="strong")
+    if groups == 1:
+        return
+    met, together = connected_components(coo_array(points), directed=False)
+    if met > 1:
+        one = [int(i) for i in np.flatnonzero(together == together[0])]
+        rest = [int(i) for i in np.flatnonzero(together != together[0])]
+        raise Inseparable("no comparison joins these models, so that their strengths have no common scale", one, rest)
+    for group in range(groups):  # some group never lost a point to those outside it
+        inside = of == group
+        if not points[np.ix_(~inside, inside)].any():
+            better, worse = ([int(i) for i in np.flatnonzero(each)] for each in (inside, ~inside))
+            raise Inseparable("one side won every comparison, so that its strength has no upper end", better, worse)
+
+
+def strengths(
+    comparisons: Sequence[Comparison],
+    models: int,
+    clusters: Iterable[Hashable],
+    raters: Iterable[Hashable] | None = None,
+    baseline: int = 0,
+    level: float = LEVEL,
+    draws: int = 400,
+    seed: int = 0,
+) -> Strengths:
+    """`davidson`'s estimates relative to a baseline, with percentile intervals by bootstrap over prompts (and raters).
+
+    A draw takes as many clusters as there are with replacement, and as many raters too; a comparison counts the product
+    of how often its cluster and its rater were drawn (Owen 2007, Annals of Applied Statistics 1:386, the pigeonhole
+    bootstrap). Draws in which a model won or lost everything have no estimate and are left out; where more than
+    1 - `ENOUGH` of all are, the ends are NaN.
+
+    Args:
+        clusters: (n,) the prompt of each comparison.
+        raters: (n,) who judged it; None resamples prompts alone.
+
+    Raises:
+        Inseparable: as `davidson`. ValueError: lists of different lengths, or a number of no model.
+    """
+    first, second, kind = _arrays(comparisons, models)
+    cluster = cluster_codes(clusters)
+    rater = None if raters is None else cluster_codes(raters)
+    if not len(first) == len(cluster) == (len(first) if rater is None else len(rater)):
+        raise ValueError(f"{len(first)} comparisons, {len(cluster)} clusters and other numbers of raters")
+    ones = np.ones(len(first))
+    values, nu, likelihood = davidson(_weighted(first, second, kind, ones, models))
+    start = np.append(values, math.log(nu) if nu else 0.0)
+    random = np.random.default_rng(seed)
+    found: list[FloatArray] = []
+    for _ in range(draws):
+        weights = _times_drawn(random, cluster)
+        if rater is not None:
+            weights = weights * _times_drawn(random, rater)
+        try:
+            drawn, drawn_nu, _ = davidson(_weighted(first, second, kind, weights, models), start)
+        except Inseparable:
+            continue
+        found.append(np.append(drawn - drawn[baseline], drawn_nu))
+    ends = np.full((2, models + 1), np.nan)
+    if len(found) >= ENOUGH * draws:
+        ends = np.quantile(np.array(found), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    estimate = np.append(values - values[baseline], nu)
+    each = [Interval(float(v), float(low), float(high)) for v, low, high in zip(estimate, *ends, strict=True)]
+    each[baseline] = Interval(0.0, 0.0, 0.0)
+    return Strengths(each[:models], each[models], likelihood)
+
+
+def _times_drawn(random: np.random.Generator, codes: NDArray[np.int64]) -> FloatArray:
+    """How often each row's group was drawn, as many draws as there are groups."""
+    groups = int(codes.max()) + 1
+    return random.multinomial(groups, np.full(groups, 1 / groups))[codes].astype(np.float64)
+
+
+def _arrays(
+    comparisons: Sequence[Comparison], models: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Winner, loser and whether they tied (0, 1), each (n,); of a tie the smaller number comes first."""
+    if not comparisons:
+        raise ValueError("no comparisons")
+    rows = np.array([(c.first, c.second) if c.score >= 0.5 else (c.second, c.first) for c in comparisons])
+    kind = np.array([int(c.score == 0.5) for c in comparisons])
+    if rows.min() < 0 or rows.max() >= models or (rows[:, 0] == rows[:, 1]).any():
+        raise ValueError(f"a comparison is of two of {models} models")
+    return rows[:, 0], rows[:, 1], kind
+
+
+def _weighted(
+    first: NDArray[np.int64], second: NDArray[np.int64], kind: NDArray[np.int64], weights: FloatArray, models: int
+) -> FloatArray:
+    """`tallies` of comparisons that count `weights` (n,)."""
+    cell = (first * models + second) * 2 + kind
+    counted = np.bincount(cell, weights=weights, minlength=models * models * 2)
+    table: FloatArray = counted.astype(np.float64).reshape(models, models, 2)
+    table[..., 1] += table[..., 1].T
+    return table

@@ -1,0 +1,48 @@
+"""Two real rounds at the size of tests: which prompts train and which judge, what is kept, and that again is a hit."""
+
+from pathlib import Path
+
+from components.base.jsonl import read_rows
+from components.data.splits import loose_key
+from components.human_eval.halves import JUDGED, PREFERENCES
+from components.store.store import ArtifactStore
+from flows.config.run_config import load_config
+from flows.iterate import next_round
+from flows.launch import everything_is_stored, new_run
+from tasks.runs.status import load_status
+from tests.bench.rounds import run, voted
+
+
+def keys(*files: Path) -> set[str]:
+    return {loose_key(row["prompt"]) for file in files for row in read_rows(file)}
+
+
+def test_judged_prompts_never_train_trained_ones_are_held_out_nowhere_and_sft_stays(tmp_path: Path) -> None:
+    home, store = tmp_path, ArtifactStore(tmp_path)
+    runs = [run(new_run(home, "tiny", load_config("tiny").resolved()))]
+    for _ in range(2):
+        runs.append(run(next_round(home, runs[-1])))
+    statuses = [load_status(home, name) for name in runs]
+    data, scored = (
+        [store.path(each.stage(name).digest or "") for each in statuses] for name in ("validate", "human_eval")
+    )
+    assert len({each.stage("sft").digest for each in statuses}) == 1
+    assert len({each.stage("reward").digest for each in statuses}) == 3
+    for number in (1, 2):
+        judges = keys(*(batch / JUDGED for batch in scored[:number]))
+        asked = [data[number] / f"{kind}.train.jsonl" for kind in ("pairs", "prompts", "demonstrations")]
+        assert judges and not judges & keys(*asked)
+        trains = {loose_key(row["prompt"]) for row in voted(data[number])}
+        held_out = [
+            data[number] / f"{kind}.{split}.jsonl" for kind in ("pairs", "prompts") for split in ("calibration", "test")
+        ]
+        assert trains <= keys(*(batch / PREFERENCES for batch in scored[:number]))
+        assert trains and not trains & keys(*held_out)
+        assert not trains & keys(scored[number] / PREFERENCES, scored[number] / JUDGED), (
+            "nor does a later sample have them"
+        )
+        metrics = statuses[number].stage("reward").metrics
+        assert metrics["reward/judged_pairs"] > 0 and "reward/judged_gain" in metrics
+    again = next_round(home, runs[1])
+    with again.ctx as ctx:
+        assert everything_is_stored(again.config, again.sources, ctx), "done twice it is a hit"

@@ -1,0 +1,134 @@
+"""The next round of a run: what it takes from it, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from components.base.errors import UserError
+from components.base.jsonl import write_rows
+from components.store.store import ArtifactStore
+from flows.config.profiles import parse_override
+from flows.config.run_config import load_config, to_values
+from flows.iterate import held, next_round
+from flows.launch import new_run, rerun
+from flows.reports.rounds import Round, all_rounds, rounds_chart, rounds_up_to
+from tasks.execution.context import RunContext
+from tasks.runs.status import load_status
+from tests.stored_run import stored_run
+
+FIRST, SECOND = "20260101-000000-aaaa", "20260102-000000-bbbb"
+ROW = {
+    "prompt": "Late?",
+    "a": "Sorry.",
+    "b": "So?",
+    "votes": [{"annotator": "r", "label": "a"}],
+    "judged_in": "0a1b2c3d",
+}
+
+
+def judged(home: Path, run: str = FIRST, state: str = "passed", **origin: str) -> str:
+    """A run whose policy people judged."""
+    config = load_config("tiny").resolved()
+    ctx = RunContext.start(home, "tiny", config.gates, config=to_values(config), run=run, origin=origin, track=False)
+    with ctx:
+        for stage in ("validate", "sft", "reward", "human_eval"):
+            out = home / "out"
+            write_rows(out / "preferences.jsonl", [ROW])
+            write_rows(out / "judged.jsonl", [ROW, {"stage": stage}])
+            about = {
+                "stage": stage,
+                "run": run,
+                "inputs": {"data": load_status(home, run).stage("validate").digest or "d" * 64},
+            }
+            record = ctx.store.publish(f"{stage:x<64}".replace("_", "x"), out, None, about)
+            ctx.status.update(stage, state=state, key=record.key, digest=record.digest)
+    return run
+
+
+def test_a_round_takes_votes_reward_model_and_sft_from_the_run_that_people_judged(tmp_path: Path) -> None:
+    judged(tmp_path)
+    launch = next_round(tmp_path, overrides=[parse_override("ppo.updates=2")])
+    store, status = ArtifactStore(tmp_path), load_status(tmp_path, FIRST)
+    assert launch.sources.data["votes/1"].digest == status.stage("human_eval").digest, "the edge from batch to data"
+    assert launch.sources.previous["previous_reward"].digest == status.stage("reward").digest
+    assert launch.sources.taught is not None and launch.sources.taught.digest == status.stage("validate").digest
+    assert launch.ctx.pinned["sft"] == store.lookup(status.stage("sft").key or "", status.stage("sft").digest)
+    config = launch.config
+    assert (config.data.votes, config.sft.keep, config.ppo.updates) == ((FIRST,), FIRST, 2)
+    assert config.reward.refresh is not None and config.reward.refresh.from_run == FIRST
+    with launch.ctx:
+        pass
+    assert load_status(tmp_path, launch.ctx.run).origin == {"round": "1", "votes": FIRST}
+
+
+def test_a_second_round_adds_its_votes_and_keeps_the_first_sft(tmp_path: Path) -> None:
+    judged(tmp_path)
+    with (one := next_round(tmp_path, FIRST, [parse_override("reward.refresh.replay=0.5")])).ctx as ctx:
+        record = ctx.store.published("human_eval".replace("_", "x").ljust(64, "x"))[0]
+        for stage in ("validate", "reward", "human_eval"):
+            ctx.status.update(stage, state="gate_failed", key=record.key, digest=record.digest)
+    config = next_round(tmp_path, one.ctx.run).config
+    assert config.data.votes == (FIRST, one.ctx.run) and config.sft.keep == FIRST
+    assert config.reward.refresh is not None
+    assert (config.reward.refresh.from_run, config.reward.refresh.replay) == (one.ctx.run, 0.5)
+
+
+def test_a_run_that_nobody_judged_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, upto="ppo")
+    with pytest.raises(UserError, match=r"have not judged its policy \(human_eval: not_run\)"):
+        next_round(tmp_path, run)
+    with pytest.raises(UserError, match="people have judged the policy of no run here"):
+        next_round(tmp_path)
+    judged(tmp_path, SECOND, state="awaiting_labels")
+    with pytest.raises(UserError, match=f"tether human-eval score SHEETS --run {SECOND}"):
+        next_round(tmp_path, SECOND)
+    with pytest.raises(UserError, match=r"data\.votes: people have not judged the policy of run"):
+        new_run(tmp_path, "tiny", load_config("tiny", [parse_override(f"data.votes=[{run}]")]).resolved())
+
+
+def test_a_kept_sft_that_is_not_whole_is_no_other_one(tmp_path: Path) -> None:
+    judged(tmp_path)
+    store = ArtifactStore(tmp_path)
+    record = store.lookup(load_status(tmp_path, FIRST).stage("sft").key or "")
+    (store.objects / record.files["judged.jsonl"]).unlink()  # type: ignore[union-attr]
+    with pytest.raises(UserError, match=rf"sft\.keep = {FIRST}: its SFT model can't be taken.*rerun sft --from"):
+        next_round(tmp_path)
+
+
+def test_iterate_says_that_a_policy_is_held_where_the_reward_model_disagrees(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, changes=["gates.human_eval.reward_agreement_low=0.99"])
+    (said,) = held(load_status(tmp_path, run))
+    assert "human_eval.reward_agreement_low failed" in said and "is not promoted" in said
+    assert held(load_status(tmp_path, stored_run(tmp_path, SECOND))) == []
+
+
+def test_rounds_stand_side_by_side_from_the_first_on_and_other_runs_are_left_out(tmp_path: Path) -> None:
+    judged(tmp_path)
+    judged(tmp_path, SECOND, round="1", votes=FIRST)
+    judged(tmp_path, "20260103-000000-cccc")
+    (group,) = all_rounds(tmp_path)
+    assert [(each.run, each.round) for each in group] == [(FIRST, 0), (SECOND, 1)]
+    assert rounds_up_to(tmp_path, load_status(tmp_path, SECOND)) == group
+    assert rounds_up_to(tmp_path, load_status(tmp_path, FIRST)) == []
+
+
+def test_the_chart_has_a_line_for_what_each_round_measured() -> None:
+    rounds = [
+        Round(f"run{i}", i, "", "passed", None, share, None, 0.5, -1.0, 3.0) for i, share in enumerate((None, 0.6, 0.7))
+    ]
+    svg = rounds_chart(rounds).decode()
+    assert "reward model agrees" in svg and "gold score" in svg and "that of the round before" not in svg
+    assert rounds_chart(rounds[:1]) == b""
+
+
+def test_a_rerun_of_a_round_still_says_whose_votes_it_rests_on(tmp_path: Path) -> None:
+    judged(tmp_path)
+    with (one := next_round(tmp_path)).ctx as ctx:
+        record = ctx.store.published("reward".ljust(64, "x"))[0]
+        for stage in ("validate", "sft"):
+            ctx.status.update(stage, state="passed", key=record.key, digest=record.digest)
+    launch = rerun(tmp_path, "validate", one.ctx.run)
+    with launch.ctx:
+        pass
+    origin = load_status(tmp_path, launch.ctx.run).origin
+    assert origin == {"round": "1", "votes": FIRST, "stage": "validate", "from": one.ctx.run}
