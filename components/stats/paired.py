@@ -17,7 +17,7 @@ ENOUGH = 0.9
 """Share of the bootstrap's draws that must have an estimate for an interval to be given."""
 
 
-class Comparison(NamedTuple):
+class PairedScore(NamedTuple):
     """One judgement of two models (numbers from 0)."""
 
     first: int
@@ -44,7 +44,7 @@ class Inseparable(ValueError):
         self.better, self.worse = better, worse
 
 
-def tallies(comparisons: Iterable[Comparison], models: int) -> FloatArray:
+def tallies(comparisons: Iterable[PairedScore], models: int) -> FloatArray:
     """Wins and ties, (models, models, 2): how often i was better than j, and (symmetric) how often they tied."""
     table = np.zeros((models, models, 2))
     for first, second, score in comparisons:
@@ -117,7 +117,7 @@ def check_separable(table: FloatArray) -> None:
 
 
 def strengths(
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[PairedScore],
     models: int,
     clusters: Iterable[Hashable],
     raters: Iterable[Hashable] | None = None,
@@ -175,7 +175,7 @@ def _times_drawn(random: np.random.Generator, codes: NDArray[np.int64]) -> Float
 
 
 def _arrays(
-    comparisons: Sequence[Comparison], models: int
+    comparisons: Sequence[PairedScore], models: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Winner, loser and whether they tied (0, 1), each (n,); of a tie the smaller number comes first."""
     if not comparisons:

@@ -1,5 +1,6 @@
 """`tether human-eval`: what a sample can find. (`score`, which takes a run up, stands with the other runs.)"""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,3 +28,11 @@ def plan(
 
     found = findable(SamplePlan(items, raters, raters if per_item is None else per_item, ties, rater_spread))
     echo(found.as_json() if as_json else found.text())
+
+
+def show_comparison(folder: Path) -> None:
+    """Print what came of a comparison of models, where the run (its folder) is one that has been scored."""
+    from flows.launch import COMPARISON
+
+    if (folder / COMPARISON).is_file():
+        echo((folder / COMPARISON).read_text(encoding="utf-8"))

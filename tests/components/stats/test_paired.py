@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.stats.paired import Comparison, Inseparable, davidson, strengths, tallies
+from components.stats.paired import Inseparable, PairedScore, davidson, strengths, tallies
 
 
 def drawn(
     s: list[float], nu: float, n: int, seed: int, prompts: int | None = None
-) -> tuple[list[Comparison], list[int]]:
+) -> tuple[list[PairedScore], list[int]]:
     """Comparisons of random pairs of models of strengths `s`, and the prompt of each."""
     random, made = np.random.default_rng(seed), []
     for _ in range(n):
         i, j = random.choice(len(s), 2, replace=False)
         parts = np.exp([(s[i] - s[j]) / 2, (s[j] - s[i]) / 2, math.log(nu) if nu else -np.inf])
-        made.append(Comparison(int(i), int(j), float(random.choice([1, 0, 0.5], p=parts / parts.sum()))))
+        made.append(PairedScore(int(i), int(j), float(random.choice([1, 0, 0.5], p=parts / parts.sum()))))
     return made, random.integers(0, prompts or n, n).tolist()
 
 
@@ -32,7 +32,7 @@ def test_neither_the_order_of_models_nor_of_a_pairs_sides_changes_a_strength(
         values, tie, likelihood = davidson(tallies(made, 4))
     except Inseparable:
         return
-    turned = [Comparison(order[c.second], order[c.first], 1 - c.score) for c in reversed(made)]
+    turned = [PairedScore(order[c.second], order[c.first], 1 - c.score) for c in reversed(made)]
     again, again_tie, again_likelihood = davidson(tallies(turned, 4))
     assert again[order] == pytest.approx(values, abs=1e-5)
     assert (again_tie, again_likelihood) == pytest.approx((tie, likelihood), abs=1e-5)
@@ -89,7 +89,7 @@ def test_an_interval_over_raters_too_is_wider_where_they_differ() -> None:
     random, made, raters = np.random.default_rng(0), [], []
     taste = random.normal(0, 1.5, 10)
     for n in range(600):
-        made.append(Comparison(0, 1, float(random.random() < 1 / (1 + math.exp(-taste[n % 10])))))
+        made.append(PairedScore(0, 1, float(random.random() < 1 / (1 + math.exp(-taste[n % 10])))))
         raters.append(n % 10)
     alone = strengths(made, 2, range(600), draws=60).strength[1]
     both = strengths(made, 2, range(600), raters, draws=60).strength[1]
@@ -97,22 +97,22 @@ def test_an_interval_over_raters_too_is_wider_where_they_differ() -> None:
 
 
 def test_a_model_that_always_wins_is_said_to_and_gets_no_number() -> None:
-    made = [Comparison(0, 1, 1), Comparison(1, 0, 1), Comparison(2, 0, 1), Comparison(2, 1, 1)]
+    made = [PairedScore(0, 1, 1), PairedScore(1, 0, 1), PairedScore(2, 0, 1), PairedScore(2, 1, 1)]
     with pytest.raises(Inseparable, match="won every comparison") as found:
         davidson(tallies(made, 3))
     assert (found.value.better, found.value.worse) == ([2], [0, 1])
-    davidson(tallies([*made, Comparison(0, 2, 0.5)], 3))  # a tie is half a point, and makes it finite
+    davidson(tallies([*made, PairedScore(0, 2, 0.5)], 3))  # a tie is half a point, and makes it finite
 
 
 def test_models_that_nobody_compared_and_ties_alone_have_no_strength() -> None:
     with pytest.raises(Inseparable, match="no comparison joins") as found:
-        davidson(tallies([Comparison(0, 1, 1), Comparison(1, 0, 1), Comparison(2, 3, 0.5)], 4))
+        davidson(tallies([PairedScore(0, 1, 1), PairedScore(1, 0, 1), PairedScore(2, 3, 0.5)], 4))
     assert (found.value.better, found.value.worse) == ([0, 1], [2, 3])
     with pytest.raises(Inseparable, match="every comparison is a tie"):
-        davidson(tallies([Comparison(0, 1, 0.5)], 2))
+        davidson(tallies([PairedScore(0, 1, 0.5)], 2))
 
 
 def test_an_interval_is_not_given_where_most_resamples_have_no_estimate() -> None:
-    made = [Comparison(0, 1, 1)] * 9 + [Comparison(0, 1, 0)]
+    made = [PairedScore(0, 1, 1)] * 9 + [PairedScore(0, 1, 0)]
     found = strengths(made, 2, range(10), draws=60).strength[1]
     assert found.value == pytest.approx(-math.log(9), abs=1e-4) and math.isnan(found.low) and math.isnan(found.high)

@@ -15,7 +15,7 @@ from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.sandwich_covariance import cov_cluster
 
 from components.stats.intervals import clustered_mean, fleiss_kappa, wilson
-from components.stats.paired import Comparison, davidson, tallies
+from components.stats.paired import PairedScore, davidson, tallies
 from components.stats.raters import _variance
 from components.stats.votes import Votes, annotator_agreement, krippendorff_alpha
 
@@ -67,21 +67,21 @@ def test_the_error_of_a_mean_over_prompts_and_that_over_raters_too_are_statsmode
 
 def test_strengths_without_ties_are_choixs() -> None:
     lost = [pair for pair, n in WINS.items() for _ in range(n)]
-    ours, nu, _ = davidson(tallies([Comparison(*pair, 1.0) for pair in lost], 4))
+    ours, nu, _ = davidson(tallies([PairedScore(*pair, 1.0) for pair in lost], 4))
     assert ours == pytest.approx(choix.opt_pairwise(4, lost, alpha=0, tol=1e-12), abs=1e-6) and nu == 0
 
 
 def test_strengths_without_ties_are_evalicas() -> None:
     # evalica 0.4.2: log(bradley_terry(xs, ys, [Winner.X] * n, tolerance=1e-12, limit=10_000).scores), less their mean
     theirs = [0.3569396, -0.38516766, -0.78219595, 0.81042401]
-    made = [Comparison(*pair, 1.0) for pair, n in WINS.items() for _ in range(n)]
+    made = [PairedScore(*pair, 1.0) for pair, n in WINS.items() for _ in range(n)]
     assert davidson(tallies(made, 4))[0] == pytest.approx(theirs, abs=1e-6)
 
 
 def test_strengths_with_ties_are_those_of_statsmodels_log_linear_model() -> None:
     """Fienberg and Larntz 1976 (Biometrika 63:245): Davidson's model is a Poisson one with a term for each pair."""
-    made = [Comparison(*pair, 1.0) for pair, n in WINS.items() for _ in range(n)]
-    made += [Comparison(*pair, 0.5) for pair, n in TIED.items() for _ in range(n)]
+    made = [PairedScore(*pair, 1.0) for pair, n in WINS.items() for _ in range(n)]
+    made += [PairedScore(*pair, 0.5) for pair, n in TIED.items() for _ in range(n)]
     counts, design = [], []
     for number, (i, j) in enumerate(TIED):
         for kind, n in ((1, WINS[i, j]), (-1, WINS[j, i]), (0, TIED[i, j])):
