@@ -126,8 +126,8 @@ def look_rows(simulations: int) -> Iterator[str]:
     yield "| items | raters | rater SD | equal to | promoted |"
     yield "|---|---|---|---|---|"
     for items, raters, spread, fixed in (
-        (512, 1, 0.0, True), (512, 3, 0.0, True), (512, 3, 0.3, True), (512, 3, 1.0, True), (512, 8, 0.3, True),
-        (512, 3, 0.3, False), (512, 8, 0.3, False),
+        (256, 1, 0.0, True), (256, 3, 0.3, True), (256, 3, 1.0, True), (256, 8, 0.3, True), (256, 8, 1.0, True),
+        (256, 3, 0.3, False), (256, 8, 0.3, False),
     ):  # fmt: skip
         to = "these raters" if fixed else "all people"
         yield f"| {items} | {raters} | {spread} | {to} | {early_stops(items, raters, spread, fixed, simulations):.1%} |"
