@@ -87,6 +87,7 @@ bench: $(INSTALLED)
 	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2 --our-order
 	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2
 	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
+	nice -n 19 $(BIN)/python -m tests.bench.raters
 	$(BIN)/python tests/bench/disagreement.py
 	$(BIN)/python tests/bench/ukp.py --data $(TETHER_DATA)/ukpconvarg1/pairs.jsonl.gz
 	$(BIN)/python tests/bench/contract.py --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2

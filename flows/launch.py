@@ -10,7 +10,7 @@ from components.base.errors import TetherError, UserError
 from components.base.files import write_whole
 from components.base.nested import group
 from components.base.settings import Settings
-from components.gates.judging import Waiver
+from components.gates.judging import GatesConfig, Waiver
 from components.store.store import ArtifactStore
 from flows import people
 from flows.base_run import changed_before, choose_base, earlier_stages, standing
@@ -18,11 +18,11 @@ from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
 from flows.data.rates import with_rates
 from flows.rlhf import pipeline, rlhf
-from flows.sources import Sources, find_sources, kept_sft
+from flows.sources import Sources, compared_sources, find_sources, kept_sft
 from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
 from tasks.execution.runner import peek, run_stage
-from tasks.result import Given, StageResult
+from tasks.result import Given, Input, StageResult
 from tasks.runs.config import run_values
 from tasks.runs.journal import REPORT
 from tasks.runs.label import UNNAMED, Label
@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 MOST = 8
 """Gates that a line names."""
+
+
+COMPARISON = "comparison.md"
+"""What came of a comparison of models, in a run's folder."""
 
 
 class Launch(NamedTuple):
@@ -148,6 +152,50 @@ def round_of(config: RunConfig) -> dict[str, str]:
     return {"round": str(len(votes)), "votes": votes[-1]} if votes else {}
 
 
+OF_RATERS = ("labels_complete", "items", "fleiss_kappa", "position_bias", "self_agreement_low", "raters_alike")
+"""The gates of human_eval that judge a comparison: it says which model is better, and promotes none."""
+
+
+def compare(
+    home: Path,
+    models: Sequence[str],
+    run: str | None = None,
+    overrides: Sequence[Override] = (),
+    waivers: Sequence[Waiver] = (),
+    label: Label = UNNAMED,
+    user: str | None = None,
+) -> Launch:
+    """A run that compares two or more models, the first the baseline, on the held-out prompts of an earlier run.
+
+    Args:
+        models: as `find_compared` takes them.
+        run: the run whose prompts and config it takes; None the newest whose data stand in the store.
+        overrides: changes to that config.
+        waivers, label, user: as `new_run`.
+
+    Raises:
+        UserError: no such models or run, or changes to how that run's data were made.
+    """
+    from flows.models.compared import COMPARED, as_origin, find_compared
+
+    found = find_compared(home, models)
+    base = choose_base(home, "sft", run)
+    values = {**base.values, "runtime": {}} if base.config.runtime.misfits() else base.values
+    config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
+    for field in changed_before("sft", base.config, config):
+        raise UserError(f"--set {field}: the prompts are those of run {base.run}, made without it. Take it out.")
+    named = config.gates.model_dump().get("human_eval", {})
+    gates = GatesConfig.model_validate({"human_eval": {name: named[name] for name in OF_RATERS if name in named}})
+    config = config.model_copy(update={"gates": gates}).resolved()
+    data, store = base.records["validate"], ArtifactStore(home)
+    compared = {"data": Input(digest=data.digest, path=store.path(data), stage="validate", stored=True), **found}
+    sources = compared_sources(config, home, compared)
+    origin = {"stage": "human_eval", "from": base.run, COMPARED: as_origin(models, compared)}
+    ctx = _begin(home, base.profile, config, origin, label, waivers, **_by(user))
+    note = f"{' against '.join(models)} on held-out prompts of run {base.run}; the first is the baseline"
+    return Launch(ctx, config, sources, [note])
+
+
 def _begin(
     home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], label: Label, waivers: Sequence[Waiver],
     **options: Any,
@@ -205,6 +253,8 @@ def scoring(
     Raises:
         UserError: no such run or sheet, or a run that has no sample to label. Mistakes: all that is wrong in the files.
     """
+    from flows.models.compared import of_origin
+
     status = load_status(home, run)
     state = status.stage("human_eval").state
     config = check_config(run_values(home, status.run), source=f"run {status.run}")
@@ -215,8 +265,13 @@ def scoring(
         )
     check_access(home)
     records, _ = standing(ArtifactStore(home), status, PIPELINE)
-    sheet = people.joined(home / "runs" / status.run, ArtifactStore(home), records.get("human_eval.sample"), sheets)
-    sources = find_sources(config, home, sheet, taken=records)
+    compared = of_origin(home, status.origin)
+    sample = records.get("human_eval.compare" if compared else "human_eval.sample")
+    sheet = people.joined(home / "runs" / status.run, ArtifactStore(home), sample, sheets)
+    if compared:
+        sources = compared_sources(config, home, compared, sheet, records)
+    else:
+        sources = find_sources(config, home, sheet, taken=records)
     ctx = RunContext.resume(
         home,
         status.run,
@@ -296,6 +351,11 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
         if (result := work()) is None:
             ctx.end_stage("human_eval", "awaiting_labels")
             people.give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
+        elif launch.sources.compared:
+            from flows.models.compared import compared_names, result_text
+
+            told = result_text(result.path, compared_names(load_status(ctx.home, ctx.run).origin))
+            write_whole(ctx.folder / COMPARISON, told)
     if result is None:
         people.begin_waiting(ctx.home, ctx.run, ctx.say)
     return result

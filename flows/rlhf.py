@@ -47,6 +47,9 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
     def stage(name: str, **inputs: StageResult | Input) -> StageResult:
         return run(STAGES[name], config.stage_job(STAGES[name]), inputs)
 
+    if sources.compared:
+        return comparison(config, sources, run)
+
     # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt.
     data = stage("validate", **sources.data, **sources.base)
 
@@ -68,6 +71,17 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResu
         return None
     scores = stage("human_eval.reward", sample=sample, reward=reward)
     return stage("human_eval", sample=sample, scores=scores, sheet=sheet)
+
+
+def comparison(config: RunConfig, sources: Sources, run: StageRunner) -> StageResult | None:
+    """Compare models that are there already, blind, in the place of all stages. Returns and raises as `pipeline`."""
+
+    def stage(name: str, **inputs: StageResult | Input) -> StageResult:
+        return run(STAGES[name], config.stage_job(STAGES[name]), inputs)
+
+    sample = stage("human_eval.compare", **sources.compared, **sources.seal)
+    sheet = ratings(config, sources, sample)
+    return None if sheet is None else stage("human_eval.compared", sample=sample, sheet=sheet)
 
 
 def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Input | None:

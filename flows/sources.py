@@ -41,6 +41,8 @@ class Sources:
     """`seal`, the home's secret, where people judge: the key to their sheet is sealed with it."""
     taught: Input | None = None
     """The data that the SFT model learned from, where an earlier run's is kept."""
+    compared: dict[str, Input] = field(default_factory=dict)
+    """`data` and `model_1` to `model_k`, where a run compares models and computes none."""
 
 
 PREVIOUS = ("previous_reward", "previous_data")
@@ -76,6 +78,15 @@ def find_sources(
         _seal(config, home, taken),
         _taught(config, home, taken),
     )
+
+
+def compared_sources(
+    config: RunConfig, home: Path, compared: dict[str, Input], sheet: Path | None = None,
+    taken: Mapping[str, Record] | None = None,
+) -> Sources:  # fmt: skip
+    """The inputs of a run that compares the models of `compared`. Raises UserError where the sheet can't be read."""
+    given = None if sheet is None else Input.of(sheet)
+    return Sources(sheet=given, seal=_seal(config, home, taken or {}, "human_eval.compare"), compared=compared)
 
 
 def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
@@ -181,11 +192,13 @@ def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[st
     return {"base": found}
 
 
-def _seal(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
+def _seal(
+    config: RunConfig, home: Path, taken: Mapping[str, Record], stage: str = "human_eval.sample"
+) -> dict[str, Input]:
     """The secret of this home, made where there is none yet; of a sample that is taken, its own."""
     if config.human_eval.judges != "people":
         return {}  # nobody is to be kept blind, and the demo gives the same bytes in every home
-    if (sample := taken.get("human_eval.sample")) is None:
+    if (sample := taken.get(stage)) is None:
         return {"seal": Input.of(home_seal(home))}
     digest = sample.inputs.get("seal")
     return {} if digest is None else {"seal": Input(digest=digest, path=home / SEAL)}

@@ -72,10 +72,25 @@ STAGES: dict[str, Stage] = {
             shown="human_eval",
             final=False,
         ),
+        _stage(
+            "human_eval.compare",
+            "components.comparison.sample",
+            "components.human_eval.config:SampleJob",
+            TORCH,
+            shown="human_eval",
+            final=False,
+        ),
+        _stage(
+            "human_eval.compared",
+            "components.comparison.score",
+            "components.human_eval.config:ScoreJob",
+            ("pandas",),
+            shown="human_eval",
+        ),
         _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
     )
 }
-"""Every stage by name, in the order in which `flows/rlhf.py` runs them."""
+"""Every stage by name, in the order in which `flows/rlhf.py` runs them; two stand for a comparison of any models."""
 
 PIPELINE = tuple(dict.fromkeys(stage.shown for stage in STAGES.values()))
 """What status and MLflow show, in order."""

@@ -84,6 +84,9 @@ class HumanEvalConfig(Settings):
     one, else length."""
     length_strata: int = Field(4, ge=1, le=64)
     """Strata of equal size that prompts are cut into by length in characters."""
+    pairs: Literal["one", "all"] = "one"
+    """Of more than two models that are compared (`tether human-eval compare`): one pair of them on each prompt, all
+    pairs equally often, or every pair on each prompt."""
     batch_size: int = Field(64, ge=1)
     """Responses generated at a time, and between checkpoints."""
     instructions: str = Field(GUIDELINES, min_length=1, max_length=32_000)

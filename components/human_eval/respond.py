@@ -21,18 +21,25 @@ class SampledText(TypedDict):
 
 
 def respond(
-    job: SampleJob, inputs: Mapping[str, Path], prompts: Sequence[Any], out: Path, observe: Observe
+    job: SampleJob,
+    inputs: Mapping[str, Path],
+    prompts: Sequence[Any],
+    out: Path,
+    observe: Observe,
+    sides: Mapping[str, str] = SIDES,
 ) -> dict[str, list[SampledText]]:
     """`{"sft": [...], "policy": [...]}`, each one answer a prompt, in the order of `prompts` (messages).
+
+    `sides` names other authors, each with the input that holds its model.
 
     A chunk is `human_eval.batch_size` prompts with a seed of its own, written to `out/checkpoint/` when done: what is
     there is not generated again, and an interrupted run ends with the same responses.
     """
-    total = len(SIDES) * len(prompts)
+    total = len(sides) * len(prompts)
     begun = False
 
     def responses(side: str, before: int) -> list[SampledText]:
-        load = functools.cache(lambda: _load(inputs[SIDES[side]], job))
+        load = functools.cache(lambda: _load(inputs[sides[side]], job))
 
         def generate(chunk: Sequence[Any], start: int) -> list[SampledText]:
             nonlocal begun
@@ -49,7 +56,7 @@ def respond(
             lambda done: observe(before + done, {"human_eval/responses": float(before + done)}, total=total),
         )
 
-    return {side: responses(side, n * len(prompts)) for n, side in enumerate(SIDES)}
+    return {side: responses(side, n * len(prompts)) for n, side in enumerate(sides)}
 
 
 def _load(folder: Path, job: SampleJob) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ ENOUGH = 0.9
 """Share of the bootstrap's draws that must have an estimate for an interval to be given."""
 
 
-class Comparison(NamedTuple):
+class PairedScore(NamedTuple):
     """One judgement of two models (numbers from 0)."""
 
     first: int
@@ -44,7 +44,7 @@ class Inseparable(ValueError):
         self.better, self.worse = better, worse
 
 
-def tallies(comparisons: Iterable[Comparison], models: int) -> FloatArray:
+def tallies(comparisons: Iterable[PairedScore], models: int) -> FloatArray:
     """Wins and ties, (models, models, 2): how often i was better than j, and (symmetric) how often they tied."""
     table = np.zeros((models, models, 2))
     for first, second, score in comparisons:
@@ -73,7 +73,7 @@ def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatA
     """
     k, wins, ties = len(table), table[..., 0], np.triu(table[..., 1])
     check_separable(table)
-    tied = bool(ties.any())
+    tied, met = bool(ties.any()), wins + ties  # a comparison once: seen from its winner, a tie from its smaller number
     if tied and not wins.any():
         raise Inseparable("every comparison is a tie, so that the tie parameter is infinite", [], [])
 
@@ -82,7 +82,6 @@ def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatA
         half = (s[:, None] - s[None, :]) / 2
         logs = np.stack([half, -half, np.full((k, k), log_nu)])
         total = special.logsumexp(logs, axis=0)
-        met = wins + ties  # each comparison once, seen from its winner, a tie from its smaller number
         value = float((met * total).sum() - (wins * half).sum() - (ties.sum() * log_nu if tied else 0.0))
         share = np.exp(logs - total)
         slope = met * (share[0] - share[1]) / 2 - wins / 2
@@ -90,7 +89,7 @@ def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatA
         return value, np.append(gradient, (met * share[2]).sum() - ties.sum()) if tied else gradient
 
     begin = np.zeros(k + tied) if start is None else start[: k + tied]
-    found = minimize(loss, begin, jac=True, method="BFGS", options={"gtol": 1e-7 * max(1.0, float(wins.sum()))})
+    found = minimize(loss, begin, jac=True, method="BFGS", options={"gtol": 1e-9 * max(1.0, float(met.sum()))})
     strengths = found.x[:k] - found.x[:k].mean()
     return strengths, math.exp(found.x[k]) if tied else 0.0, -float(found.fun)
 
@@ -118,7 +117,7 @@ def check_separable(table: FloatArray) -> None:
 
 
 def strengths(
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[PairedScore],
     models: int,
     clusters: Iterable[Hashable],
     raters: Iterable[Hashable] | None = None,
@@ -176,7 +175,7 @@ def _times_drawn(random: np.random.Generator, codes: NDArray[np.int64]) -> Float
 
 
 def _arrays(
-    comparisons: Sequence[Comparison], models: int
+    comparisons: Sequence[PairedScore], models: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Winner, loser and whether they tied (0, 1), each (n,); of a tie the smaller number comes first."""
     if not comparisons:

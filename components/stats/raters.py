@@ -42,8 +42,8 @@ def crossed_proportion(
         ValueError: no values, values outside [0, 1], lists of different lengths.
     """
     y = np.asarray(values, dtype=np.float64)
-    item, rater = cluster_codes(items), cluster_codes(raters)
-    cluster = item if clusters is None else cluster_codes(clusters)
+    item, rater = _codes(items), _codes(raters)
+    cluster = item if clusters is None else _codes(clusters)
     if y.ndim != 1 or not y.size == item.size == rater.size == cluster.size:
         raise ValueError(f"{y.size} values, {item.size} items, {rater.size} raters and {cluster.size} clusters")
     if not y.size or not np.isfinite(y).all() or y.min() < 0 or y.max() > 1:
@@ -52,6 +52,13 @@ def crossed_proportion(
     mean = float(np.clip(weights @ y, y.min(), y.max()))  # rounding leaves neither [0, 1] nor what all agree on
     variance, freedom = _variance(weights * (y - mean), cluster, rater)
     return wilson(mean, variance, freedom, int(cluster.max()) + 1, level)
+
+
+def _codes(groups: Iterable[Hashable]) -> NDArray[np.int64]:
+    """Groups as integers from 0, in any order; an array of integers is numbered without a look at each."""
+    if isinstance(groups, np.ndarray) and groups.dtype.kind == "i":
+        return np.unique(groups, return_inverse=True)[1]
+    return cluster_codes(groups)
 
 
 def _variance(u: FloatArray, cluster: NDArray[np.int64], rater: NDArray[np.int64]) -> tuple[float, float]:
@@ -109,7 +116,7 @@ def power(
         logit += rater_spread * random.standard_normal(raters)[rater]
         won = random.random(item.size) < special.expit(logit)
         scores = np.where(random.random(item.size) < ties, 0.5, won)
-        found += crossed_proportion(scores, item.tolist(), rater.tolist(), level=level).low > 0.5
+        found += crossed_proportion(scores, item, rater, level=level).low > 0.5
     return found / draws
 
 

@@ -177,9 +177,49 @@ def score(
     because: Because = "",
 ) -> None:
     """Finish a run that awaits labels."""
+    from flows.cli.people import show_comparison
     from flows.launch import scoring
 
-    _go(scoring(tether_home(), run, sheets, _waivers(waive, because)))
+    launch = scoring(tether_home(), run, sheets, _waivers(waive, because))
+    _go(launch)
+    show_comparison(launch.ctx.folder)
+
+
+@command(human_eval, "compare")
+def compare(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Two or more, the baseline first: tether-policy@champion, tether-policy/3, RUN:sft, RUN (its policy), "
+            "or the folder of a language model.",
+        ),
+    ],
+    from_run: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Whose held-out prompts and options it takes (default: the newest run with data).",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    set_: Set = None,
+    waive: Waive = None,
+    because: Because = "",
+    name: Name = None,
+    tag: Tag = None,
+) -> None:
+    """Have people compare any models, blind."""
+    from flows.cli.people import show_comparison
+    from flows.config.profiles import parse_override
+    from flows.launch import compare as begin
+    from tasks.runs.label import Label
+
+    overrides, label = [parse_override(text) for text in set_ or []], Label.of(name, tag or [])
+    launch = begin(tether_home(), models, from_run, overrides, _waivers(waive, because), label)
+    _go(launch)
+    show_comparison(launch.ctx.folder)
 
 
 @command(app, "status")

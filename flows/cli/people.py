@@ -116,3 +116,11 @@ def status(
         echo(people.when_complete(home, name, folder, echo))
     elif found.complete:
         echo(f"All labels are there. Score them: tether human-eval score {folder} --run {name}")
+
+
+def show_comparison(folder: Path) -> None:
+    """Print what came of a comparison of models, where the run (its folder) is one that has been scored."""
+    from flows.launch import COMPARISON
+
+    if (folder / COMPARISON).is_file():
+        echo((folder / COMPARISON).read_text(encoding="utf-8"))

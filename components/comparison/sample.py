@@ -1,0 +1,95 @@
+"""The first half of a comparison: several models answer held-out prompts, and people get pairs of the answers."""
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.errors import UserError
+from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.observe import Observe
+from components.comparison.pairs import MODELS, ComparedItem, model_inputs
+from components.human_eval.blinding import blind, sealed_key
+from components.human_eval.config import SampleJob
+from components.human_eval.respond import respond
+from components.human_eval.sample import check_judges, simulate, write_sheet
+from components.human_eval.selection import Chosen, choose
+from components.human_eval.sheet import SIMULATED, write_joint
+
+
+class _Pair(NamedTuple):
+    """Two models (numbers from 0) on the prompt `place`."""
+
+    place: int
+    first: int
+    second: int
+
+
+def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
+    """Have the models `inputs["model_1"]` to `inputs["model_k"]` answer prompts of `inputs["data"]`; write a sheet.
+
+    The artifact is that of `components.human_eval.sample`, so that whatever gives out, reads and joins its sheets does
+    these; an item's `sft` is its first model's response, `policy` its second's, and `models.json`, as secret as
+    `key.json`, says which two models an item compares. Each side of each two models is balanced to within one.
+
+    Raises:
+        UserError: as `components.human_eval.sample.run`.
+    """
+    config, artifact = job.human_eval, out / "artifact"
+    check_judges(config, inputs["data"])
+    rows = read_rows(inputs["data"] / "prompts.test.jsonl")
+    if not rows:
+        raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
+    chosen = choose(rows, config, job.seed)
+    names = model_inputs(inputs)
+    responses = respond(job, inputs, [c.prompt for c in chosen], out, observe, {name: name for name in names})
+    texts = [[r["text"] for r in responses[name]] for name in names]
+    pairs = paired(chosen, len(names), config.pairs == "all", job.seed)
+    # Sides are balanced within a stratum: here within what two models share of one.
+    strata = [f"{chosen[p.place].stratum}\0{p.first}-{p.second}" for p in pairs]
+    shown = [chosen[p.place]._replace(stratum=stratum) for p, stratum in zip(pairs, strata, strict=True)]
+    first = [texts[p.first][p.place] for p in pairs]
+    second = [texts[p.second][p.place] for p in pairs]
+    seal = inputs["seal"].read_bytes() if config.judges == "people" else b""
+    items, salt = blind(shown, first, second, job.seed, seal, round(config.repeats * len(pairs)))
+    compared: list[ComparedItem] = []
+    for item in items:
+        stratum, _, numbers = item.chosen.stratum.partition("\0")
+        i, j = (int(n) for n in numbers.split("-"))
+        compared.append({
+            "item": item.item, "stratum": stratum, "category": item.chosen.category, "prompt": item.chosen.prompt,
+            "sft": item.sft, "policy": item.policy, "models": [i, j],
+        })  # fmt: skip
+    write_json(artifact / "key.json", sealed_key(items, salt))
+    write_json(artifact / MODELS, {"models": len(names), "of": {c["item"]: c["models"] for c in compared}})
+    write_rows(artifact / "responses.jsonl", compared)
+    sheet = write_sheet(artifact, items, config)
+    if config.judges == "simulated":
+        write_joint(artifact / SIMULATED, simulate(sheet, items, config, job.seed), config.raters)
+    return {
+        "human_eval/sampled": float(len(pairs)),
+        "human_eval/prompts": float(len(chosen)),
+        "human_eval/repeated": float(len(items) - len(pairs)),
+        "human_eval/models": float(len(names)),
+        "human_eval/identical": sum(map(str.__eq__, first, second)) / len(pairs),
+        **{f"human_eval/{name}_ended": sum(r["ended"] for r in responses[name]) / len(chosen) for name in names},
+    }
+
+
+def paired(chosen: Sequence[Chosen], models: int, every: bool, seed: int) -> list[_Pair]:
+    """Which two models are compared on each prompt: every two, or one two a prompt, drawn so that all come equally
+    often, to within one, over all prompts, and nearly so within a stratum.
+
+    What is drawn depends on the seed and the prompts alone.
+    """
+    twos = list(itertools.combinations(range(models), 2))
+    if every:
+        return [_Pair(place, *two) for place in range(len(chosen)) for two in twos]
+    order = sorted(range(len(chosen)), key=lambda place: chosen[place].stratum)  # stable: ranked within a stratum
+    drawn = random.Random(f"{seed} pairs")
+    out = []
+    for start in range(0, len(order), len(twos)):
+        for place, two in zip(order[start : start + len(twos)], drawn.sample(twos, len(twos)), strict=False):
+            out.append(_Pair(place, *two))
+    return sorted(out)

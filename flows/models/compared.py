@@ -1,0 +1,146 @@
+"""The models of a comparison: what the user names, as inputs of its stages, and what came of it as text."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.base.errors import UserError
+from components.base.paths import user_path
+from components.comparison.pairs import RESULT, input_name
+from components.store.graph import Graph
+from components.store.store import ArtifactStore
+from flows.data.candidates import STAGES, find_models
+from tasks.result import Input
+from tasks.runs.status import has_run, load_status
+from tasks.tracking.registry import find_version
+
+if TYPE_CHECKING:
+    from components.comparison.score import ComparisonResult
+
+COMPARED = "compare"
+"""What a run's origin calls the models that it compares."""
+
+
+def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:
+    """The models that `names` name, each a registered model (`tether-policy@champion`, `tether-policy/3`), RUN:STAGE, a
+    run (its policy) or the folder of a language model, as the inputs `model_1` to `model_k`.
+
+    Raises:
+        UserError: fewer than two, a name that names none, or one model twice.
+    """
+    if len(names) < 2:
+        raise UserError(
+            "compare: name two models or more, as tether-policy@champion RUN:ppo. The first is the baseline."
+        )
+    found: dict[str, Input] = {}
+    by_digest: dict[str, str] = {}
+    for number, name in enumerate(names):
+        given = _find(home, name)
+        if given.digest in by_digest:
+            raise UserError(f"compare: {name} is the same model as {by_digest[given.digest]}. Give each model once.")
+        by_digest[given.digest] = name
+        found[input_name(number)] = given
+    return found
+
+
+def _find(home: Path, name: str) -> Input:
+    store = ArtifactStore(home)
+    if has_run(home, name):
+        return _of_run(home, f"{name}:ppo")
+    if user_path(name, "compare").is_dir():
+        (model,) = find_models([name], home)
+        return Input.of(model.folder)
+    run, _, stage = name.rpartition(":")
+    if run and stage in STAGES and has_run(home, run):
+        return _of_run(home, name)
+    version = find_version(home, name)
+    if version is None:
+        raise UserError(
+            f"compare: {name} is no model here. Name a registered model (tether-policy@champion, tether-policy/3; "
+            "`tether lineage` shows them), RUN or RUN:sft, or the folder of a language model."
+        )
+    node = Graph.of(store).node(version.digest) if version.digest else None
+    stages = [] if node is None else [record.stage for record in node.records if record.stage in STAGES]
+    if not stages:
+        raise UserError(
+            f"compare: {name} is version {version.version} of {version.name}, and this home has no language model "
+            f"with its digest ({version.digest[:12] or 'none'}). Name one that sft or ppo computed here, or a folder."
+        )
+    return _stored(store, version.digest, stages[0])
+
+
+def _of_run(home: Path, name: str) -> Input:
+    (model,) = find_models([name], home)
+    run, _, stage = name.rpartition(":")
+    return _stored(ArtifactStore(home), load_status(home, run).stage(stage).digest or model.digest, stage)
+
+
+def _stored(store: ArtifactStore, digest: str, stage: str) -> Input:
+    imported = Graph.of(store).rests_on_import([digest])
+    return Input(digest=digest, path=store.path(digest), stage=stage, stored=True, imported=imported)
+
+
+def as_origin(names: Sequence[str], inputs: Mapping[str, Input]) -> str:
+    """What a run's status keeps of what it compares: the models in their order, and `data`."""
+    told = {name: {"digest": i.digest, "path": str(i.path), "stage": i.stage} for name, i in inputs.items()}
+    return json.dumps({"names": list(names), "inputs": told})
+
+
+def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
+    """The inputs that a run's status tells of; empty where it compares no models."""
+    if COMPARED not in origin:
+        return {}
+    store, out = ArtifactStore(home), {}
+    for name, told in json.loads(origin[COMPARED])["inputs"].items():
+        stage, digest = told["stage"], told["digest"]
+        if stage:
+            imported = Graph.of(store).rests_on_import([digest])
+            out[name] = Input(digest=digest, path=store.path(digest), stage=stage, stored=True, imported=imported)
+        else:
+            out[name] = Input(digest=digest, path=Path(told["path"]))
+    return out
+
+
+def compared_names(origin: Mapping[str, str]) -> dict[str, str]:
+    """What the user called each model, by the input that holds it."""
+    names = json.loads(origin[COMPARED])["names"] if COMPARED in origin else []
+    return {input_name(number): name for number, name in enumerate(names)}
+
+
+def result_text(artifact: Path, names: Mapping[str, str]) -> str:
+    """The result of a comparison for people, in Markdown: strengths, and a line for each two models."""
+    found: ComparisonResult = json.loads((artifact / RESULT).read_text(encoding="utf-8"))
+
+    def called(model: str) -> str:
+        return names.get(model, model)
+
+    people = f"{found['raters']} rater{'s' * (found['raters'] != 1)}" + (
+        " (simulated)" if found["judges"] == "simulated" else ""
+    )
+    lines = [f"{found['items']} items judged by {people}; the baseline is {called(found['baseline'])}.", ""]
+    if found["inseparable"]:
+        sides = [", ".join(map(called, side)) for side in (found.get("better", []), found.get("worse", []))]
+        lines += [f"No strengths: {found['inseparable']} ({sides[0]} against {sides[1]})." if sides[0] else
+                  f"No strengths: {found['inseparable']}.", ""]  # fmt: skip
+    else:
+        lines += [f"| model | strength (logit), {found['level']:.0%} over {found['interval_over']} |", "|---|---|"]
+        lines += [f"| {called(each['model'])} | {_strength(each)} |" for each in found["models"]]
+        lines += ["", f"Davidson's tie parameter: {_number(found['tie'].get('nu'))}.", ""]
+    lines += ["| models | items | wins | ties | losses | win rate of the first |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {called(row['first'])} against {called(row['second'])} | {row['items']} | {row['wins']} | {row['ties']} | "
+        f"{row['losses']} | {row['win_rate']:.3f} ({row['low']:.3f} to {row['high']:.3f}) |"
+        for row in found["pairs"]
+    ]
+    return "\n".join([*lines, *(["", found["too_few_raters"]] if found["too_few_raters"] else [])]) + "\n"
+
+
+def _strength(each: Mapping[str, Any]) -> str:
+    if each["low"] is None:
+        return f"{_number(each['strength'])} (too often all or nothing in the resamples for an interval)"
+    return f"{_number(each['strength'])} ({_number(each['low'])} to {_number(each['high'])})"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
