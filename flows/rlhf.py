@@ -20,7 +20,7 @@ from tasks.execution import plots
 from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
 from tasks.result import Given, Input, StageResult
-from tasks.stages import STAGES, Stage
+from tasks.stages import COMPARISON, STAGES, Stage
 
 
 class StageRunner(Protocol):
@@ -77,7 +77,7 @@ def comparison(config: RunConfig, sources: Sources, run: StageRunner) -> StageRe
     """Compare models that are there already, blind, in the place of all stages. Returns and raises as `pipeline`."""
 
     def stage(name: str, **inputs: StageResult | Input) -> StageResult:
-        return run(STAGES[name], config.stage_job(STAGES[name]), inputs)
+        return run(COMPARISON[name], config.stage_job(COMPARISON[name]), inputs)
 
     sample = stage("human_eval.compare", **sources.compared, **sources.seal)
     sheet = ratings(config, sources, sample)

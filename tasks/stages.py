@@ -64,6 +64,14 @@ STAGES: dict[str, Stage] = {
             shown="human_eval",
             final=False,
         ),
+        _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
+    )
+}
+"""Every stage by name, in the order in which `flows/rlhf.py` runs them."""
+
+COMPARISON: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
         _stage(
             "human_eval.reward",
             "components.reward.judged",
@@ -87,10 +95,12 @@ STAGES: dict[str, Stage] = {
             ("pandas",),
             shown="human_eval",
         ),
-        _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
     )
 }
-"""Every stage by name, in the order in which `flows/rlhf.py` runs them; two stand for a comparison of any models."""
+"""The stages of a run that compares models which are there already, by name; they stand for all of `STAGES`."""
+
+KNOWN = STAGES | COMPARISON
+"""Every stage that a record may be of, by name."""
 
 PIPELINE = tuple(dict.fromkeys(stage.shown for stage in STAGES.values()))
 """What status and MLflow show, in order."""

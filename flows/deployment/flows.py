@@ -32,7 +32,7 @@ from tasks.prefect_flow.labels import awaiting
 from tasks.prefect_flow.stages import Outcome, unless_gone
 from tasks.runs.journal import REPORT, current_user
 from tasks.runs.schema import check_home
-from tasks.stages import STAGES, StageName
+from tasks.stages import KNOWN, StageName
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ def compute(order: Order) -> State[Any]:
 
     def work(home: Path, console: Console) -> str:
         store = ArtifactStore(home)
-        logs.bind(run=order.run, stage=STAGES[order.stage].shown)
+        logs.bind(run=order.run, stage=KNOWN[order.stage].shown)
         say(console, f"{order.stage} for run {order.run}: reading and writing {store.place.where}")
         with StageProgress(console, order.stage) as progress:
             record = receive(order, store, progress.show, lambda text: say(console, text))

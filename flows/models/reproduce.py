@@ -33,7 +33,7 @@ from tasks.execution.progress import StageProgress, say
 from tasks.result import Input
 from tasks.runs.journal import recorded_paths
 from tasks.runs.status import has_run, load_status
-from tasks.stages import STAGES
+from tasks.stages import KNOWN
 from tasks.tracking.registry import versions
 
 
@@ -186,7 +186,7 @@ def _other_code(plan: Collection[Record], root: Path) -> str:
 
 def _changed_source(record: Record, root: Path) -> list[str]:
     """Modules of a record's stage, and its built-in task, that are not here as they were."""
-    stage, task = STAGES.get(record.stage), next(iter(record.parts.get("task", {})), None)
+    stage, task = KNOWN.get(record.stage), next(iter(record.parts.get("task", {})), None)
     here = code_parts(stage.module, root, task) if stage else KeyParts()
     then = KeyParts(source=record.parts.get("source", {}), task=record.parts.get("task", {}))
     return [change.name for change in changes(then, here)]
@@ -246,7 +246,7 @@ def _job(record: Record) -> Settings:
     if refresh := group(values, "reward", "refresh"):  # has no default, and is not read where inputs are given
         values["reward"] = {**group(values, "reward"), "refresh": {**refresh, "from_run": record.run}}
     try:
-        job = STAGES[record.stage].load_job().model_validate(values)
+        job = KNOWN[record.stage].load_job().model_validate(values)
     except (KeyError, ValidationError) as error:
         commit = (record.environment.get("code") or {}).get("commit") or "that computed it"
         raise UserError(
@@ -263,7 +263,7 @@ def _fitting(runtime: Runtime) -> Runtime:
 
 
 def _compute(record: Record, inputs: Mapping[str, Input], store: ArtifactStore, console: Console, root: Path) -> Record:
-    stage, job = STAGES[record.stage], _job(record)
+    stage, job = KNOWN[record.stage], _job(record)
     work = Work(stage, job, inputs, *key_of(stage, job, inputs, root), "reproduce", f"as run {record.run} did")
     with StageProgress(console, stage.name) as progress:
         return compute_once(work, store, progress.show, lambda text: say(console, text))[0]

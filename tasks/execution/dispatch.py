@@ -33,7 +33,7 @@ from tasks.execution.computing import POINTS, Show, Work, compute_once
 from tasks.execution.keying import key_of
 from tasks.result import Input
 from tasks.runs.points import points_after
-from tasks.stages import STAGES
+from tasks.stages import KNOWN
 
 FLOW = "compute"
 """The flow that computes an order; deployed once to each pool, under the pool's name."""
@@ -262,7 +262,7 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
     Raises:
         MachineMismatch: this machine, or the code on it, would give the key another meaning. And what the stage raises.
     """
-    stage = STAGES[order.stage]
+    stage = KNOWN[order.stage]
     job = stage.load_job().model_validate(order.job)
     _check_machine(getattr(job, "runtime", None))
     inputs = {name: _found(given, store, order.store) for name, given in order.inputs.items()}

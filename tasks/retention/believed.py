@@ -20,7 +20,7 @@ from tasks.runs.config import CONFIG, parse_values
 from tasks.runs.label import LONGEST_VALUE, Label
 from tasks.runs.schema import RUN_SCHEMA
 from tasks.runs.status import RUN_FILE, RunFile, StageStatus, finite
-from tasks.stages import PIPELINE, STAGES
+from tasks.stages import KNOWN, PIPELINE
 
 LONGEST_REASON = 4000
 """Characters of why a gate was waived."""
@@ -111,7 +111,7 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
     names = [stage.name for stage in given.stages]
     if names != [name for name in PIPELINE if name in names] or not names:
         raise ValueError(f"stages: {', '.join(names)} are not stages of this version, each once and in their order")
-    if strange := [record.stage for record in records if record.stage not in STAGES]:
+    if strange := [record.stage for record in records if record.stage not in KNOWN]:
         raise ValueError(f"stages: there is a record of {strange[0]}, which is no stage of this version")
     _check_needed(given, records)
     return RunFile(
@@ -166,7 +166,7 @@ def _stage(given: StageStatus, records: list[Record], gates: GatesConfig) -> Sta
         raise ValueError(f"{where}: seconds, started or began is no time")
     if given.state == "running":
         raise ValueError(f"{where}: it is running, in a run that has ended")
-    if strange := {*given.parts, *given.explained} - {*STAGES, *PIPELINE}:
+    if strange := {*given.parts, *given.explained} - {*KNOWN, *PIPELINE}:
         raise ValueError(f"{where}: {min(strange)} is no stage")
     for digest in given.needs:
         if not SHA.fullmatch(digest):
@@ -201,7 +201,7 @@ def _record(stage: str, key: str | None, digest: str | None, records: list[Recor
     """Return the record of an artifact that a stage names: that of its key first; None where it names none."""
     if digest is None:
         return None
-    fitting = [each for each in records if each.digest == digest and STAGES[each.stage].shown == stage]
+    fitting = [each for each in records if each.digest == digest and KNOWN[each.stage].shown == stage]
     if key is None or not fitting:
         raise ValueError(f"{where}: the record of {digest[:12]} is not in it")
     return next((each for each in fitting if each.key == key), fitting[0])
@@ -210,7 +210,7 @@ def _record(stage: str, key: str | None, digest: str | None, records: list[Recor
 def _verdicts(given: StageStatus, record: Record | None, gates: GatesConfig, where: str) -> list[Verdict]:
     """Return the stage's gates as they are judged here, which the run has to agree with."""
     claims: tuple[State, ...] = ("passed", "cached", "waived", "gate_failed")
-    if record is None or not STAGES[record.stage].final:
+    if record is None or not KNOWN[record.stage].final:
         if given.gates or given.state in claims:
             raise ValueError(f"{where}: it is {given.state}, and nothing is there that its gates could judge")
         return []
