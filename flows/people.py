@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -30,6 +30,9 @@ from flows.config.run_config import RunConfig, check_config
 from tasks.runs.config import run_values
 from tasks.runs.labels import LabelProgress, read_progress, write_progress
 from tasks.runs.status import load_status
+
+if TYPE_CHECKING:
+    from flows.review.progress import ReviewProgress
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +240,23 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
     return LabelProgress(sum(done for done, _ in raters.values()), items * opened.raters, "", raters)
 
 
+def of_page(found: "ReviewProgress") -> LabelProgress:
+    """What a review page says of its batch."""
+    return LabelProgress(found.answered, found.slots, found.address)
+
+
+def labels_progress(home: Path, run: str, sheets: Path | Sequence[Path] | None = None) -> LabelProgress:
+    """How far the labels of a run are: by its review page where that has more of them than the raters' files.
+
+    Args, Raises: as `progress_of_files`.
+    """
+    from flows.review.progress import progress_of_run  # SQLAlchemy
+
+    files = progress_of_files(home, run, sheets)
+    page = None if sheets else progress_of_run(home, run)
+    return of_page(page) if page is not None and page.answered > files.answered else files
+
+
 def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[str], None] = logger.warning) -> None:
     """Show how far the labels of a run are: in its folder, on its Prefect page, in MLflow.
 
@@ -281,7 +301,7 @@ def begin_waiting(home: Path, run: str, say: Callable[[str], None]) -> None:
         say: takes a line for whoever began the run.
     """
     try:
-        progress = progress_of_files(home, run)
+        progress = labels_progress(home, run)
     except UserError as error:
         say(f"The labels of run {run} can't be counted: {error}")
         return

@@ -100,7 +100,7 @@ def status(
     home = tether_home()
     name = load_status(home, run).run
     while True:
-        found = people.progress_of_files(home, name, sheets)
+        found = people.labels_progress(home, name, sheets)
         people.show_progress(home, name, found, echo)
         if watch is None or found.complete:
             break

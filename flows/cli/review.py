@@ -14,6 +14,7 @@ from flows.environment import tether_home
 if TYPE_CHECKING:
     from flows.review.batches import BatchSource
     from flows.review.links import PersonalLink
+    from flows.review.progress import ReviewProgress
     from flows.review.votes import Voting
 
 review = typer.Typer(help="A page on which people judge pairs.", no_args_is_help=True)
@@ -51,10 +52,12 @@ def serve(
     address: Annotated[
         str, typer.Option(metavar="URL", help="Where people reach it, as https://review.example.org behind a proxy.")
     ] = "",
-    score: Annotated[bool, typer.Option("--score", help="Score the run when its last item is answered.")] = False,
     database: Database = None,
 ) -> None:
-    """Serve the page until Ctrl-C. Answers are kept; the same command continues."""
+    """Serve the page until Ctrl-C. Answers are kept; the same command continues.
+
+    After the last answer the run is scored (`human_eval.when_complete`)."""
+    from flows import people
     from flows.review.links import add_raters, raters_of
     from flows.review.serve import after_completion, read_guidelines
     from flows.review.serve import serve as serve_page
@@ -74,7 +77,16 @@ def serve(
                     f"tether review links {batch} --add NAME"
                 )
 
-        serve_page(voting, host, port, address, after_completion(voting, source, score, echo), ready)
+        home, of_run = tether_home(), source.kind == "sample"
+
+        def follow(name: str, files: Path) -> str:
+            return people.when_complete(home, name, files, echo)
+
+        def show(found: "ReviewProgress") -> None:
+            people.show_progress(home, source.name, people.of_page(found), echo)
+
+        done = after_completion(voting, source, follow if of_run else None, echo)
+        serve_page(voting, host, port, address, done, ready, show if of_run else None)
 
 
 @command(review, "links")

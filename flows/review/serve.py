@@ -1,35 +1,44 @@
 """Serve a batch's page until somebody stops it."""
 
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import uvicorn
 from sqlalchemy import update
 
-from components.base.errors import TetherError, UserError
+from components.base.errors import UserError
 from flows.review.batches import BatchSource
 from flows.review.database.connect import writing
 from flows.review.database.tables import batch
 from flows.review.export import export
 from flows.review.page.app import OnComplete, make_app
+from flows.review.progress import ReviewProgress, progress_of
 from flows.review.votes import Voting
 
 KEEP_ALIVE_S = 75
 """How long a connection may idle: people think longer than uvicorn's 5 s, and their next click would then fail."""
+SHOWN_EVERY_S = 10.0
+"""How often progress is looked at, to be shown elsewhere."""
 
 
 def serve(
-    voting: Voting, host: str, port: int, address: str, on_complete: OnComplete | None, ready: Callable[[str], None]
+    voting: Voting,
+    host: str,
+    port: int,
+    address: str,
+    on_complete: OnComplete | None,
+    ready: Callable[[str], None],
+    show: Callable[[ReviewProgress], None] | None = None,
 ) -> None:
     """Serve the page in this process.
 
     Args:
         address: where people reach the page, as `https://review.example.org`; empty for host and port themselves.
         ready: called with the address once the port is ours.
+        show: called with the progress at the start, and when it has changed; from a thread of its own.
 
     Raises:
         UserError: the port is taken, or the host is none of this machine's.
@@ -46,27 +55,56 @@ def serve(
         )  # fmt: skip
         ready(shown)
         app.state.finish()  # a server that died may have left that
-        uvicorn.Server(config).run(sockets=[listener])
+        with _shown(voting, show):
+            uvicorn.Server(config).run(sockets=[listener])
 
 
-def after_completion(voting: Voting, source: BatchSource, score: bool, tell: Callable[[str], None]) -> OnComplete:
-    """What a complete batch is followed by: its files are written, and with `score` its run is scored.
+@contextmanager
+def _shown(voting: Voting, show: Callable[[ReviewProgress], None] | None) -> Iterator[None]:
+    """Tell `show` of the progress while this lasts, and at its end."""
+    ended, last = threading.Event(), None
 
-    Scoring opens the key, so that a process of its own does it.
+    def look() -> None:
+        nonlocal last
+        with voting.engine.connect() as connection:
+            found = progress_of(connection, voting.batch.id)
+        if show is not None and found != last:
+            last = found
+            show(found)
+
+    def repeat() -> None:
+        look()
+        while not ended.wait(SHOWN_EVERY_S):
+            look()
+
+    thread = threading.Thread(target=repeat, name="progress", daemon=True)
+    if show is None:
+        yield
+        return
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(SHOWN_EVERY_S)
+        look()
+
+
+def after_completion(
+    voting: Voting, source: BatchSource, follow: Callable[[str, Path], str] | None, tell: Callable[[str], None]
+) -> OnComplete:
+    """What a complete batch is followed by: its files are written, and `follow` is told of them.
+
+    Args:
+        follow: takes the batch's name and the folder of its files, and returns what it began, in a sentence. Scoring
+            opens the key, so that it is done in another process. None for a batch that is no run's.
     """
 
     def on_complete(name: str) -> None:
         files = export(voting, source)
         tell(f"{name} is complete. Wrote {', '.join(map(str, files))}")
-        if source.kind != "sample":
-            return
-        words = ["human-eval", "score", str(files[0].parent), "--run", name]
-        if not score:
-            tell(f"Score it with: tether {' '.join(words)}")
-            return
-        done = subprocess.run([sys.executable, "-m", "flows.cli", *words], check=False)
-        if done.returncode not in (0, UserError.exit_code, 3):
-            raise TetherError(f"scoring {name} ended with exit code {done.returncode}")
+        if follow is not None:
+            tell(follow(name, files[0].parent))
 
     return on_complete
 

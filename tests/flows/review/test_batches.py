@@ -246,8 +246,8 @@ def test_what_follows_completion_is_done_again_where_it_failed(site: Callable[..
     page.app.state.finish()
     assert page.completed == ["run-1"] and not page.voting.hand_on()
     told: list[str] = []
-    after_completion(page.voting, page.source, False, told.append)("run-1")
-    assert (tmp_path / "raters" / "rater_1.csv").exists() and "tether human-eval score" in told[1]
+    after_completion(page.voting, page.source, lambda run, files: f"{run} of {files}", told.append)("run-1")
+    assert (tmp_path / "raters" / "rater_1.csv").exists() and told[1] == f"run-1 of {tmp_path / 'raters'}"
 
 
 def test_migrations_make_the_tables_that_the_code_uses(tmp_path: Path) -> None:
