@@ -64,14 +64,6 @@ STAGES: dict[str, Stage] = {
             shown="human_eval",
             final=False,
         ),
-        _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
-    )
-}
-"""Every stage by name, in the order in which `flows/rlhf.py` runs them."""
-
-COMPARISON: dict[str, Stage] = {
-    stage.name: stage
-    for stage in (
         _stage(
             "human_eval.reward",
             "components.reward.judged",
@@ -80,6 +72,14 @@ COMPARISON: dict[str, Stage] = {
             shown="human_eval",
             final=False,
         ),
+        _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
+    )
+}
+"""Every stage by name, in the order in which `flows/rlhf.py` runs them."""
+
+COMPARISON: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
         _stage(
             "human_eval.compare",
             "components.comparison.sample",
