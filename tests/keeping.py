@@ -13,11 +13,11 @@ from rich.console import Console
 
 from components.base.hashing import digest_json
 from components.store.store import ArtifactStore, Record
-from flows.keeping.backup import Written, back_up
-from flows.keeping.copying import Steps
-from flows.keeping.manifest import Manifest
-from flows.keeping.restore import restore
 from flows.stack.config import DEFAULT, Stack, load_stack
+from flows.stack.keeping.backup import Written, back_up
+from flows.stack.keeping.copying import Steps
+from flows.stack.keeping.manifest import Manifest
+from flows.stack.keeping.restore import restore
 from tasks.runs.journal import Sent
 from tasks.runs.status import StatusFile
 

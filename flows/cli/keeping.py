@@ -10,7 +10,7 @@ from flows.cli.stack import Config, load_config
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
-    from flows.keeping.copying import Steps
+    from flows.stack.keeping.copying import Steps
 
 keeping_commands = typer.Typer()
 
@@ -29,7 +29,7 @@ def backup(
     from rich.filesize import decimal
 
     from components.base.paths import user_path
-    from flows.keeping.backup import LEFT_OUT, back_up, servers_elsewhere
+    from flows.stack.keeping.backup import LEFT_OUT, back_up, servers_elsewhere
 
     home, stack = tether_home(), load_config(config)[1]
     done = back_up(home, stack, user_path(str(folder), "backup"), _steps(), echo)
@@ -51,7 +51,7 @@ def restore(
 
     Everything is verified before anything is changed."""
     from components.base.paths import user_path
-    from flows.keeping.restore import restore as make
+    from flows.stack.keeping.restore import restore as make
 
     home, stack = tether_home(), load_config(config)[1]
     done = make(user_path(str(folder), "restore").absolute(), home, stack, _steps(), echo)
@@ -67,8 +67,8 @@ def upgrade(
     ] = False,
 ) -> None:
     """Bring an older home to this version's form."""
-    from flows.keeping.upgrade import due
-    from flows.keeping.upgrade import upgrade as migrate
+    from flows.stack.keeping.upgrade import due
+    from flows.stack.keeping.upgrade import upgrade as migrate
 
     home = tether_home()
     lines = due(home) if check else migrate(home, echo)
@@ -84,7 +84,7 @@ def upgrade(
 
 
 def _steps() -> "Steps":
-    from flows.keeping.copying import Steps
+    from flows.stack.keeping.copying import Steps
     from tasks.execution.progress import Output
 
     return Steps(Output())

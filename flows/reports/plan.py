@@ -117,8 +117,9 @@ def waiting(folder: Path, sample: Path) -> str:
     sheet = json.loads((sample / "sheet.json").read_text(encoding="utf-8"))
     raters, score, run = sheet["raters"], "tether human-eval score", folder.name
     return (
-        f"Waiting for people's labels. `tether review serve {run}` has them given on a page. Or give each rater a file of their own from {folder / RATERS} ({rater_file(1)} to "
-        f"{rater_file(raters)}), and nothing else of that run: its report names the authors. Put the filled files back "
-        f"there and run `{score} {folder / RATERS} --run {run}`; a sheet with all raters' columns does as well: "
+        f"Waiting for people's labels. `tether review serve {run}` has them given on a page. Or give each rater a file "
+        f"of their own from {folder / RATERS} ({rater_file(1)} to {rater_file(raters)}), and nothing else of that run: "
+        f"its report names the authors. Put the filled files back there and run "
+        f"`{score} {folder / RATERS} --run {run}`; a sheet with all raters' columns does as well: "
         f"`{score} {folder / 'sheet.csv'} --run {run}`. {finds(sheet['items'], raters)}"
     )

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 HOME_FILE = "home.json"
 HOME_SCHEMA = 2
 """What this version writes. 2: run.json names its form and the sub-stages, records of the store have their stage's name
-in that of their file. `flows/keeping/upgrade.py` has a step from each number to the next."""
+in that of their file. `flows/stack/keeping/upgrade.py` has a step from each number to the next."""
 RUN_SCHEMA = 2
 """Of run.json. 2: every verdict says whether it only warns, every stage the keys of its sub-stages."""
 

@@ -16,7 +16,7 @@ from components.base.files import write_whole
 from components.store.records import RECORD_SCHEMA, Miss, parse_record, record_text
 from components.store.store import ArtifactStore
 from flows import doctor
-from flows.keeping.upgrade import MIGRATIONS, due, upgrade
+from flows.stack.keeping.upgrade import MIGRATIONS, due, upgrade
 from tasks.runs import schema
 from tasks.runs.schema import HOME_SCHEMA, RUN_SCHEMA, home_schema, mark_home
 from tasks.runs.status import load_readable, load_status

@@ -15,10 +15,10 @@ from components.base.errors import UserError
 from components.base.files import make_folder, whole_folder
 from components.store.place import VARIABLE, Place
 from components.store.store import shared_place
-from flows.keeping import servers
-from flows.keeping.copying import Steps
-from flows.keeping.manifest import MANIFEST, Manifest, checked, read_manifest
 from flows.stack.config import Stack
+from flows.stack.keeping import servers
+from flows.stack.keeping.copying import Steps
+from flows.stack.keeping.manifest import MANIFEST, Manifest, checked, read_manifest
 from tasks.runs.schema import HOME_SCHEMA, newer
 from tasks.runs.status import RUN_FILE, end_elsewhere
 from tasks.tracking.database import move_artifacts

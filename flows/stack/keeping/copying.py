@@ -16,7 +16,7 @@ from components.base.files import make_folder, sync
 from components.store.folder import open_regular
 from components.store.place import Entry, Place
 from components.store.records import ATTEMPT, SHA
-from flows.keeping.manifest import CHUNK, BackedUpFile
+from flows.stack.keeping.manifest import CHUNK, BackedUpFile
 from tasks.execution.progress import StageProgress
 from tasks.tracking.database import copy_database
 

@@ -19,11 +19,11 @@ from components.store.place import Entry, Place
 from components.store.records import check_names
 from components.store.url import UrlPlace
 from flows.deployment.supervision import Supervised
-from flows.keeping.copying import Copier, Steps, files_below
-from flows.keeping.manifest import CHUNK, Manifest
 from flows.stack.checks import Answer, Wrong, ask_all, make_buckets, s3_options
 from flows.stack.config import LOOPBACK, Stack
 from flows.stack.keeper import end_in_order
+from flows.stack.keeping.copying import Copier, Steps, files_below
+from flows.stack.keeping.manifest import CHUNK, Manifest
 from flows.stack.logs import last_line, log_of
 from flows.stack.parts import POSTGRES, S3, stack_parts
 from flows.stack.prepare import prepare

@@ -35,10 +35,10 @@ from components.base.redaction import redacted
 from components.store.place import Place
 from components.store.records import KEY, Record, parse_record
 from components.store.store import ArtifactStore, shared_place
-from flows.keeping import servers
-from flows.keeping.copying import Copier, Steps, copy_store, files_below
-from flows.keeping.manifest import Manifest, write_manifest
 from flows.stack.config import Stack
+from flows.stack.keeping import servers
+from flows.stack.keeping.copying import Copier, Steps, copy_store, files_below
+from flows.stack.keeping.manifest import Manifest, write_manifest
 from tasks.runs.journal import SENT, Sent
 from tasks.runs.schema import HOME_FILE, home_schema
 from tasks.runs.status import RUN_FILE
