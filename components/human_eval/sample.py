@@ -84,7 +84,8 @@ def not_judged_yet(rows: Sequence[HeldOutPrompt], data: Path, items: int) -> Seq
     Without this every round's sample, which the seed draws, would hold the earlier ones' prompts that only judge, and
     fewer each time that may train.
     """
-    judged = {loose_key(row["prompt"]) for row in read_rows(data / "pairs.test.jsonl") if JUDGED_IN in row}
+    pairs = data / "pairs.test.jsonl"
+    judged = {loose_key(row["prompt"]) for row in (read_rows(pairs) if pairs.is_file() else ()) if JUDGED_IN in row}
     fresh = [row for row in rows if loose_key(row["prompt"]) not in judged]
     return fresh if len(fresh) >= items else rows
 

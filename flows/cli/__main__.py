@@ -150,7 +150,7 @@ def iterate(
     name: Name = None,
     tag: Tag = None,
 ) -> None:
-    """Start the next round: train on what people said of a run's policy.
+    """Start the next round: train on what people said of a policy.
 
     The votes refresh the reward model, PPO runs again from SFT, and a new sample waits for people."""
     from flows.config.profiles import parse_override

@@ -92,7 +92,9 @@ def status(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say how many of the labels asked for are there, by rater, and show it in Prefect and MLflow."""
+    """Say how many labels are there, by rater.
+
+    Prefect and MLflow show it too."""
     from flows import people
     from flows.environment import tether_home
     from tasks.runs.status import load_status

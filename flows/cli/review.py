@@ -125,7 +125,9 @@ def export(
     overlap: Overlap = None,
     database: Database = None,
 ) -> None:
-    """Write the answers so far: a file for each rater, or votes that data.preferences reads."""
+    """Write the answers so far as files.
+
+    A file for each rater of a run; of candidates, votes that data.preferences reads."""
     from flows.review.export import export as write
 
     with _opened(batch, database, overlap, create=False) as (voting, source, _):
@@ -134,7 +136,9 @@ def export(
 
 @command(review, "status")
 def status(batch: Batch, overlap: Overlap = None, database: Database = None, as_json: Json = False) -> None:
-    """Show progress, agreement, raters and, of a run, a bound on its win rate that may be looked at at any time.
+    """Show progress, agreement, raters and a bound on the win rate.
+
+    The bound, of a run alone, may be looked at at any time.
 
     The bound needs the key, which the page does not have: run this where the home is, not where raters are."""
     from flows.review.batches import sample_folder

@@ -50,7 +50,7 @@ def fill(home: Path, run: str, rater: int, items: int) -> None:
     lines = path.read_bytes().decode("utf-8-sig").split("\r\n")
     left = items
     for number, line in enumerate(lines):
-        if line.endswith('""') and left:
+        if line.endswith(',""') and left:
             lines[number], left = line[:-2] + '"a"', left - 1
     path.write_bytes("\r\n".join(lines).encode())
 

@@ -197,7 +197,8 @@ def test_attention_is_judged_by_the_worst_rater_and_moves_no_win_rate(watched: A
     low = (share + z2 / (2 * effective) - half) / (1 + z2 / effective)
     assert metrics["human_eval/attention_low"] == pytest.approx(low) and metrics["human_eval/attention"] == share
     assert result["items"] == 24 and metrics["human_eval/labels_complete"] == 1.0
-    assert len(read_rows(watched.root / "scored" / "artifact" / "preferences.jsonl")) == 24, "and none is learned from"
+    rows = [read_rows(watched.root / "scored" / "artifact" / name) for name in ("preferences.jsonl", "judged.jsonl")]
+    assert sum(map(len, rows)) == 24, "and none is learned from"
     sample = Sample.open(watched.sample)
     assert len(sample.responses) == 24 and not right.keys() & sample.responses.keys()
 
