@@ -67,6 +67,18 @@ def _call(home: Path, python: tuple[str, ...], arguments: tuple[str, ...], chang
     return {"args": [sys.executable, *python, "-m", "flows.cli", *arguments], "env": variables, "text": True}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def server_of_events() -> Iterator[None]:
+    """Send the events of a file's tests to its own server: Prefect keeps one worker a process, with its first server.
+
+    An earlier file's server has ended by then.
+    """
+    worker = sys.modules.get("prefect.events.worker")
+    if worker:
+        worker.EventsWorker.drain_all(timeout=10)
+    yield
+
+
 @pytest.fixture(scope="session")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a command that uses a Prefect server of the tests: an embedded one takes 13 s a command."""

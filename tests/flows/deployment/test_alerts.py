@@ -15,7 +15,6 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
 
@@ -66,7 +65,6 @@ def client(server: PrefectServer, receiver: Receiver) -> Iterator[SyncPrefectCli
         time.sleep(3)  # the server loads them
         yield client
         assert stop_alerts() and not stop_alerts()
-    EventsWorker.drain_all(timeout=10)
 
 
 @flow(name="rlhf")

@@ -12,7 +12,6 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.events.schemas.events import RelatedResource
-from prefect.events.worker import EventsWorker
 from prefect.runtime import flow_run
 from prefect.settings import (
     PREFECT_API_URL,
@@ -45,7 +44,6 @@ def client(server: PrefectServer) -> Iterator[SyncPrefectClient]:
         notice_dead_runs(SECONDS)
         time.sleep(2)  # the server loads them
         yield client
-    EventsWorker.drain_all(timeout=10)  # flows of this process began one for this server; the next needs its own
 
 
 @flow(name="somebody-elses")
