@@ -118,7 +118,8 @@ def _s3(stack: Stack) -> StackPart:
     command = [str(stack.program("weed")), "-logtostderr=true", "server"]
     command += [f"-{name}={value}" for name, value in options.items()]
     port = ports.s3_server
-    environment = {"HOME": str(stack.folder / "s3")}
+    # Without a limit Go lets the heap grow to twice what is in use before it collects.
+    environment = {"HOME": str(stack.folder / "s3"), "GOMEMLIMIT": "256MiB"}
     return StackPart(Service(S3, stack.url("s3"), command, None, environment, bare=True), 0, ((LOOPBACK, port),))
 
 
