@@ -120,7 +120,9 @@ class Home:
         with closing(sqlite3.connect(folder / "mlflow.db")) as database, database:
             for table, column in places:  # else MLflow would go on in the files of the home that was copied
                 change = f"update {table} set {column} = replace({column}, ?, ?)"
-                database.execute(change, (f"{self.path}/", f"{folder}/"))
+                changed = database.execute(change, (f"{self.path.as_uri()}/", f"{folder.as_uri()}/"))
+                elsewhere = f"select count(*) from {table} where instr({column}, ?) = 0 and {column} like 'file:%'"
+                assert changed.rowcount and database.execute(elsewhere, (folder.as_uri(),)).fetchone() == (0,), table
         return home
 
     def check(self) -> None:
