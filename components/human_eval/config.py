@@ -79,11 +79,12 @@ class HumanEvalConfig(Settings):
     disorder), to see whether raters read. Which ones is sealed; they count in no win rate."""
     level: float = Field(0.95, gt=0, lt=1)
     """Confidence level of the win rate's interval."""
-    strata: Literal["auto", "category", "length", "none"] = "auto"
-    """What the sample is spread over in proportion: prompts' `category`, their length, or `auto`: category if all have
-    one, else length."""
+    strata: Literal["auto", "category", "length", "category_and_length", "none"] = "auto"
+    """What the sample is spread over in proportion: prompts' `category`, their length, each category's lengths, or
+    `auto`: category if all have one, else length."""
     length_strata: int = Field(4, ge=1, le=64)
-    """Strata of equal size that prompts are cut into by length in characters."""
+    """Strata of equal size that prompts (of a category, with `category_and_length`) are cut into by length in
+    characters."""
     pairs: Literal["one", "all"] = "one"
     """Of more than two models that are compared (`tether human-eval compare`): one pair of them on each prompt, all
     pairs equally often, or every pair on each prompt."""

@@ -45,15 +45,29 @@ def strata(rows: Sequence[HeldOutPrompt], config: HumanEvalConfig) -> list[str]:
     kind = config.strata
     if kind == "auto":
         kind = "category" if all(row.get("category") for row in rows) else "length"
-    if kind == "category":
-        return [row.get("category") or "none" for row in rows]
     if kind == "none":
         return ["all"] * len(rows)
+    categories = [row.get("category") or "none" for row in rows]
+    if kind == "category":
+        return categories
+    if kind == "length":
+        return _by_length(rows, config.length_strata)
+    names = [""] * len(rows)
+    for category in set(categories):
+        places = [index for index, of in enumerate(categories) if of == category]
+        lengths = _by_length([rows[index] for index in places], config.length_strata)
+        for index, length in zip(places, lengths, strict=True):
+            names[index] = f"{category}, {length}"
+    return names
+
+
+def _by_length(rows: Sequence[HeldOutPrompt], parts: int) -> list[str]:
+    """The name of each row's part when `rows` are cut into parts of equal size by their prompts' characters."""
     lengths = [sum(len(m["content"]) for m in row["prompt"]) for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (lengths[i], canonical_json(rows[i]["prompt"])))
     names = [""] * len(rows)
     for place, index in enumerate(order):
-        names[index] = f"length {place * config.length_strata // len(rows) + 1} of {config.length_strata}"
+        names[index] = f"length {place * parts // len(rows) + 1} of {parts}"
     return names
 
 

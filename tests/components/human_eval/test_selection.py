@@ -53,6 +53,18 @@ def test_prompts_without_categories_are_spread_over_lengths() -> None:
     assert all(name.startswith("length") for name in strata(rows("x-"), HumanEvalConfig()))
 
 
+def test_short_and_long_prompts_of_a_rare_category_are_both_judged() -> None:
+    """By category alone its few items may all be short ones; by length alone it may have none."""
+    source = rows("xyxx" * 10)  # the n-th prompt is longer than all before it
+    config = HumanEvalConfig(items=8, strata="category_and_length", length_strata=2)
+    names = strata(source, config)
+    assert [names[i] for i in (1, 17, 21, 37)] == ["y, length 1 of 2"] * 2 + ["y, length 2 of 2"] * 2
+    assert [names[i] for i in (0, 18, 20, 39)] == ["x, length 1 of 2"] * 2 + ["x, length 2 of 2"] * 2
+    assert Counter(c.stratum for c in choose(source, config, seed=0)) == {
+        "x, length 1 of 2": 3, "x, length 2 of 2": 3, "y, length 1 of 2": 1, "y, length 2 of 2": 1,
+    }  # fmt: skip
+
+
 def test_a_small_test_split_is_judged_whole() -> None:
     assert len(choose(rows("xxyyz"), HumanEvalConfig(items=256), seed=0)) == 5
 
