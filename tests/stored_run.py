@@ -81,6 +81,8 @@ RESULTS: dict[str, Any] = {
         "policy_preferred": {"judges": 0.7143, "reward_model": 0.9524},
         "by_gap": [{"gap": "unanimous", "pairs": 20, "accuracy": 0.8, "low": 0.57, "high": 0.92},
                    {"gap": "narrow", "pairs": 22, "accuracy": 0.591, "low": 0.38, "high": 0.77}],
+        "by_gain": [{"gain_from": -0.5, "gain_to": 0.75, "pairs": 24, "win_rate": 0.5625, "low": 0.37, "high": 0.74},
+                    {"gain_from": 0.875, "gain_to": 4.5, "pairs": 24, "win_rate": 0.4375, "low": 0.26, "high": 0.63}],
         "bins": BINS,
     },
 }  # fmt: skip

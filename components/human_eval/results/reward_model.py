@@ -5,7 +5,7 @@ show that; these do.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -19,6 +19,8 @@ from components.stats.intervals import Interval, Numbers, clustered_auroc, clust
 
 BINS = 5
 """Equal-mass bins of the calibration error: an evaluation has few pairs."""
+QUARTERS = 4
+"""Parts of equal size by the policy's gain in reward."""
 GAPS = (("unanimous", 1.0), ("clear", 0.5), ("narrow", 0.0))
 """Names of how clearly a pair was decided, by the least lead: the share of ratings for the winner less the loser's."""
 _CALIBRATION = {
@@ -38,6 +40,18 @@ class GapAgreement(TypedDict):
     high: float
 
 
+class GainSummary(TypedDict):
+    """The policy's win rate on a quarter of the rated pairs, by what the reward model says the policy gained there."""
+
+    gain_from: float
+    """The least gain: the calibrated reward of the policy's reply less that of SFT's, in logits."""
+    gain_to: float
+    pairs: int
+    win_rate: float
+    low: float
+    high: float
+
+
 class RewardAgreement(TypedDict):
     """`reward_model` of `result.json`; its numbers are `calibration`'s, with `accuracy` called `agreement`."""
 
@@ -47,6 +61,8 @@ class RewardAgreement(TypedDict):
     policy_preferred: dict[str, float]
     """Share of the pairs that go to the policy, by `judges` and by `reward_model`."""
     by_gap: list[GapAgreement]
+    by_gain: list[GainSummary]
+    """From the lowest gain to the highest; over all rated pairs, ties too."""
     bins: list[ConfidenceBin]
 
 
@@ -68,9 +84,8 @@ def reward_agreement(
     decided = [item for item, score in scores.items() if score != 0.5]
     if not decided:
         return None
-    other = {"a": "b", "b": "a"}
-    sides = [sample.policy_side[item] for item in decided]
-    gain = np.array([raw[i][side] - raw[i][other[side]] for i, side in zip(decided, sides, strict=True)])
+    gains = _gains(sample, scores, raw)
+    gain = np.array([gains[item] for item in decided])
     won = np.array([scores[item] > 0.5 for item in decided])
     margins = np.where(won, gain, -gain)
     prompts = [prompt_of(sample, item) for item in decided]
@@ -89,6 +104,7 @@ def reward_agreement(
         "numbers": numbers,
         "policy_preferred": {"judges": float(won.mean()), "reward_model": by_reward},
         "by_gap": list(_by_gap(right, [abs(2 * scores[item] - 1) for item in decided], prompts, level)),
+        "by_gain": _by_gain(sample, scores, {item: each / temperature for item, each in gains.items()}, level),
         "bins": measured.bins["bins"],
     }
 
@@ -102,6 +118,27 @@ def reward_metrics(found: RewardAgreement | None) -> dict[str, float]:
     for name in ("agreement", "auroc"):
         named |= {f"human_eval/reward_{name}{end}": numbers[f"{name}{end}"] for end in ("", "_low", "_high")}
     return {"human_eval/reward_pairs": float(found["pairs"])} | {n: v for n, v in named.items() if v is not None}
+
+
+def _gains(sample: Sample, items: Iterable[str], raw: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The raw reward of the policy's reply less that of SFT's, by item."""
+    other = {"a": "b", "b": "a"}
+    sides = {item: sample.policy_side[item] for item in items}
+    return {item: raw[item][side] - raw[item][other[side]] for item, side in sides.items()}
+
+
+def _by_gain(
+    sample: Sample, scores: Mapping[str, float], gains: Mapping[str, float], level: float
+) -> list[GainSummary]:
+    found: list[GainSummary] = []
+    for part in np.array_split(sorted(gains, key=lambda item: (gains[item], item)), min(QUARTERS, len(gains))):
+        items = [str(item) for item in part]
+        win = clustered_proportion([scores[i] for i in items], [prompt_of(sample, i) for i in items], level)
+        found.append({
+            "gain_from": gains[items[0]], "gain_to": gains[items[-1]], "pairs": len(items),
+            "win_rate": win.value, "low": win.low, "high": win.high,
+        })  # fmt: skip
+    return found
 
 
 def _auroc(gain: Any, won: Any, prompts: list[str]) -> Interval:

@@ -156,6 +156,29 @@ def test_agreement_is_told_by_how_clearly_a_pair_was_decided(make_case: Callable
     assert result["reward_model"]["pairs"] == 30, "a pair with as many ratings for either side is not decided"
 
 
+def test_gains_that_only_the_reward_model_likes_show_as_a_low_win_rate_where_they_are_highest(
+    make_case: Callable[..., Any],
+) -> None:
+    case = make_case(items=40)
+
+    def rate(row: SheetRow) -> tuple[str, ...]:
+        policy = "a" if row.response_a.startswith("Hey") else "b"
+        number = int(row.item[1:5])
+        return (("tie",) * 3, ("ab"[policy == "a"],) * 3)[number > 30] if number % 2 or number > 30 else (policy,) * 3
+
+    sheet = case.fill(rate)
+    case.believe(lambda row, text: float(int(row.item[1:5]) * text.startswith("Hey")), temperature=2)
+    _, result = case.score(sheet)
+    quarters = result["reward_model"]["by_gain"]
+    repeated = set(json.loads((case.sample / "key.json").read_text())["repeat_of"])
+    gains = sorted(int(row.item[1:5]) for row in case.rows() if row.item not in repeated)
+    of = [gains[i : i + 10] for i in range(0, 40, 10)]
+    assert [(q["gain_from"], q["gain_to"], q["pairs"]) for q in quarters] == [(g[0] / 2, g[-1] / 2, 10) for g in of]
+    expected = [sum(0.0 if n > 30 else 0.5 if n % 2 else 1.0 for n in numbers) / 10 for numbers in of]
+    assert [q["win_rate"] for q in quarters] == pytest.approx(expected) and expected[0] > expected[-1]
+    assert all(q["low"] < q["high"] for q in quarters)
+
+
 def test_the_area_under_the_curve_is_a_librarys_and_ignores_how_often_the_policy_wins(
     make_case: Callable[..., Any],
 ) -> None:

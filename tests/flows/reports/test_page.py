@@ -197,6 +197,7 @@ def test_results_say_who_won_at_what_length_who_judged_how_and_whether_the_rewar
     assert f"{header} rater 1 48 0.66 0.44 0.46 0.1 0 0.71 0.9 0.489 (0.35 to 0.63) 21.5 rater 2" in text
     assert "short 24 0.7 (0.51 to 0.84) long 24 0.6 (0.4 to 0.77)" in text
     assert "that people decided, the reward model prefers what they prefer in 0.6905 (0.5312 to 0.8145)" in text
+    assert "-0.5 to 0.75 24 0.5625 (0.37 to 0.74) 0.875 to 4.5 24 0.4375 (0.26 to 0.63) Pairs in quarters." in text
     assert "a perfect model has up to 0.1717 in 95 of 100 draws" in text and "0.6543 (0.47 to 0.8)" in text
     assert "unanimous 20 0.8 (0.57 to 0.92) narrow 22 0.591 (0.38 to 0.77)" in text
     assert "human_eval.reward_agreement_low, for the lower end: 0.5." in text
