@@ -59,7 +59,8 @@ _RATER = {
     "self_agreement": 0.9, "side_a": {"value": 0.489, "low": 0.35, "high": 0.63},
 }  # fmt: skip
 RESULTS: dict[str, Any] = {
-    "interval_over": "prompts and raters", "too_few_raters": None, "always_valid_low": 0.512, "both_bad": 0.03,
+    "interval_over": "prompts and raters", "too_few_raters": None, "always_valid_low": 0.512,
+    "always_valid_low_of_people": 0.487, "both_bad": 0.03,
     "raters": [_RATER | {"rater": "rating_1", "seconds": 21.5}, _RATER | {"rater": "rating_2", "seconds": None}],
     "strata": [
         {"stratum": "short", "n": 24, "win_rate": 0.7, "low": 0.51, "high": 0.84},

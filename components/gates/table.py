@@ -181,6 +181,9 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("human_eval/win_rate", "win rate against the SFT model, ties a half", brief=True),
         MainMetric("human_eval/win_rate_low", "win rate, lower end of its interval", brief=True, card=False),
         MainMetric("human_eval/always_valid_low", "lower bound that holds at every look, of these raters", card=False),
+        MainMetric(
+            "human_eval/always_valid_low_of_people", "lower bound that holds at every look, of all people", card=False
+        ),
         MainMetric("human_eval/raters", "raters", card=False),
         MainMetric("human_eval/win_rate_equal_length", "win rate at equal length"),
         MainMetric("human_eval/reward_agreement", "reward model's agreement with the judges", brief=True),

@@ -25,9 +25,10 @@ from components.human_eval.results.summary import (
     prompt_of,
     rater_checks,
     rating_score,
+    rating_scores,
 )
 from components.human_eval.sheet import SIMULATED
-from components.stats.betting import always_valid_low
+from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.intervals import Interval
 from components.stats.raters import crossed_proportion, too_few_raters
 from components.stats.votes import fleiss_kappa_interval
@@ -67,7 +68,10 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     scores = {item: item_score(each, sample.policy_side[item]) for item, each in rated.items()}
     raters = sum(any(each[i] for each in rated.values()) for i in range(len(rated_columns(labels))))
     win = _win_rate(sample, rated, level)
-    early = always_valid_low([scores[item] for item in sorted(scores)], (1 - level) / 2)
+    order = sorted(scores)
+    early = always_valid_low([scores[item] for item in order], (1 - level) / 2)
+    each_rater = [rating_scores(rated[item], sample.policy_side[item]) for item in order]
+    of_people = always_valid_low_of_people(each_rater, (1 - level) / 2)
     checks = rater_checks(sample, labels, level)
     attention = attention_check(sample, answers.attention, level)
     criteria = {name: _criterion(sample, own, level) for name, own in answers.criteria.items()}
@@ -81,6 +85,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "human_eval/win_rate_low": win.low,
         "human_eval/win_rate_high": win.high,
         "human_eval/always_valid_low": float(early[-1]),
+        "human_eval/always_valid_low_of_people": float(of_people[-1]),
         "human_eval/labels_complete": given(labels, sample.raters) / asked(labels, sample.raters),
         "human_eval/items": float(len(rated)),
         "human_eval/raters": float(raters),
@@ -109,6 +114,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "interval_over": "prompts and raters",
         "too_few_raters": too_few_raters(raters),
         "always_valid_low": metrics["human_eval/always_valid_low"],
+        "always_valid_low_of_people": metrics["human_eval/always_valid_low_of_people"],
         "outcomes": {"items": of_items, "ratings": rating_outcomes(sample, rated)},
         "equal_length": even,
         "reward_model": reward,

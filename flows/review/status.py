@@ -24,11 +24,13 @@ def as_text(name: str, found: BatchSummary, bound: EarlyBound | None) -> str:
         )
     if bound is not None:
         lines.append(
-            f"Win rate above {bound.low:.3f} (always valid, {1 - bound.alpha:.1%} one-sided), on the first "
-            f"{bound.items} of {bound.items_asked} items"
+            f"Win rate of these raters above {bound.low:.3f}, of all people above {bound.low_of_people:.3f} (always "
+            f"valid, {1 - bound.alpha:.1%} one-sided), on the first {bound.items} of {bound.items_asked} items"
         )
-        if bound.low > 0.5:
-            lines.append("The policy is better than SFT: you may stop here.")
+        if bound.low_of_people > 0.5:
+            lines.append("People find the policy better than SFT: you may stop here.")
+        elif bound.low > 0.5:
+            lines.append("These raters find the policy better than SFT; others may not: go on, or ask more people.")
     return "\n".join(lines)
 
 

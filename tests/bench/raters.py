@@ -18,7 +18,7 @@ import numpy as np
 from scipy import special
 from scipy.optimize import brentq
 
-from components.stats.betting import always_valid_low
+from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.raters import crossed_proportion, power, too_few_raters
 from flows.reports.plan import DRAWS
 
@@ -91,10 +91,11 @@ def coverage(design: Design, rater_spread: float, win_rate: float, simulations: 
 
 
 def early_stops(items: int, raters: int, spread: float, fixed: bool, simulations: int, seed: int = 0) -> float:
-    """How often `always_valid_low`, looked at after every item, passes 0.5 for a policy that is equal.
+    """How often the bound, looked at after every item, passes 0.5 for a policy that is equal.
 
     Args:
-        fixed: the policy is equal to these raters (their habits sum to 0); else to all people, of whom these are some.
+        fixed: the policy is equal to these raters (their habits sum to 0), and the bound is theirs; else to all people,
+            of whom these are some.
     """
     random, wrong = np.random.default_rng(seed), 0
     for _ in range(simulations):
@@ -105,8 +106,9 @@ def early_stops(items: int, raters: int, spread: float, fixed: bool, simulations
             share[1::2] = 1 - share[: items - items % 2 : 2]
             share = random.permutation(share)
         wins = random.random(share.shape) < share
-        scores = np.where(random.random(share.shape) < TIES, 0.5, wins).mean(axis=1)
-        wrong += bool((always_valid_low(scores) > 0.5).any())
+        scores = np.where(random.random(share.shape) < TIES, 0.5, wins)
+        low = always_valid_low(scores.mean(axis=1)) if fixed else always_valid_low_of_people(scores)
+        wrong += bool((low > 0.5).any())
     return wrong / simulations
 
 
@@ -127,7 +129,7 @@ def look_rows(simulations: int) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for items, raters, spread, fixed in (
         (256, 1, 0.0, True), (256, 3, 0.3, True), (256, 3, 1.0, True), (256, 8, 0.3, True), (256, 8, 1.0, True),
-        (256, 3, 0.3, False), (256, 8, 0.3, False),
+        (256, 3, 0.3, False), (256, 3, 1.0, False), (256, 8, 0.3, False), (256, 8, 1.0, False), (256, 20, 1.0, False),
     ):  # fmt: skip
         to = "these raters" if fixed else "all people"
         yield f"| {items} | {raters} | {spread} | {to} | {early_stops(items, raters, spread, fixed, simulations):.1%} |"

@@ -104,6 +104,11 @@ def item_score(ratings: Sequence[str], policy_side: str) -> float:
     return sum(values) / len(values)
 
 
+def rating_scores(ratings: Sequence[str], policy_side: str) -> list[float]:
+    """Each rating's score, NaN where it is missing."""
+    return [rating_score(rating, policy_side) if rating else math.nan for rating in ratings]
+
+
 def rating_score(rating: str, policy_side: str) -> float:
     """1 where the policy's side is preferred, a half for a tie or `both_bad`, 0 otherwise."""
     return 0.5 if rating in TIES else float(rating == policy_side)

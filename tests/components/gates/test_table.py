@@ -31,7 +31,8 @@ def test_a_card_shows_all_but_what_only_the_run_is_about() -> None:
     assert left_out == {
         "data/pairs", "data/quarantined", "data/annotator_agreement", "reward/accuracy_low", "reward/test_pairs",
         "data/overlong", "ppo/proxy_reward", "human_eval/win_rate_low",
-        "human_eval/always_valid_low", "human_eval/raters", "human_eval/reward_auroc",
+        "human_eval/always_valid_low", "human_eval/always_valid_low_of_people", "human_eval/raters",
+        "human_eval/reward_auroc",
     }  # fmt: skip
 
 

@@ -111,6 +111,8 @@ def test_who_looks_early_has_a_bound_that_allows_for_it(make_case: Callable[...,
         given = [honest(row, n) for n in range(3)]
         scores.append(sum(0.5 if r == "tie" else r == side for r in given) / 3)
     assert metrics["human_eval/always_valid_low"] == always_valid_low(scores)[-1] == result["always_valid_low"]
+    of_people = metrics["human_eval/always_valid_low_of_people"]
+    assert of_people == result["always_valid_low_of_people"] < metrics["human_eval/always_valid_low"]
     assert 0 < metrics["human_eval/always_valid_low"] < metrics["human_eval/win_rate"]
 
 

@@ -138,6 +138,7 @@ def test_the_page_never_opens_the_key_and_the_bound_is_that_of_the_answers(
     (sample / "away").rename(sample / "responses.jsonl")
     found = early_bound(page.voting.engine, page.voting.batch.id, sample, overlap=2)
     assert (found.items, found.items_asked) == (ITEMS, ITEMS) and 0.2 < found.low < 0.8
+    assert found.low_of_people == 0, "two raters say nothing of all people"
     half = early_bound(page.voting.engine, page.voting.batch.id, sample, overlap=3)
     assert (half.items, half.low) == (0, 0.0), "items without all their answers do not enter"
 
