@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-core test-stack test-containers bench-stack test-browser test-label-studio faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review test-browser test-label-studio faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -104,6 +104,11 @@ bench: $(INSTALLED)
 bench-stack: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/python -m tests.bench.stack $(ARGS)
+
+# Fifty people who judge at once on the review page, with SQLite and PostgreSQL. Two minutes.
+bench-review: $(INSTALLED)
+	sh infra/stack.sh $(BIN)/python $(STACK)
+	$(BIN)/python -m tests.bench.review $(ARGS)
 
 # The pages of MLflow and Prefect, on loopback.
 serve: $(INSTALLED)

@@ -1,12 +1,7 @@
 """A batch on a page in this process, in SQLite, or in a PostgreSQL of its own."""
 
-import os
-import pwd
 import re
 import shutil
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +10,12 @@ import pytest
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
-from flows.deployment.servers import free_port
 from flows.review.batches import BatchSource, JudgedPair
 from flows.review.database.connect import open_database
 from flows.review.links import PersonalLink, add_raters, enter_batch
 from flows.review.page.app import make_app
 from flows.review.votes import GivenAnswer, ReviewRater, Voting
-from flows.stack.config import DEFAULT, load_stack
+from tests.flows.review.postgresql import new_database, postgresql_server
 
 ORIGIN = {"Origin": "http://testserver"}
 RATINGS = ["a", "b", "tie", "both_bad"]
@@ -82,48 +76,8 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:
     """The address of a PostgreSQL server, without a database."""
-    stack = load_stack(DEFAULT, Path("nowhere"))
-    programs, port = stack.postgres_programs, free_port(0)
-    folder = Path(tempfile.mkdtemp(prefix="tether-review-"))
-    user: dict[str, Any] = {}
-    if os.getuid() == 0:  # which PostgreSQL refuses to run as
-        entry = pwd.getpwnam("postgres")
-        os.chown(folder, entry.pw_uid, entry.pw_gid)
-        user = {"user": "postgres", "group": entry.pw_gid, "extra_groups": []}
-    made = [programs / "initdb", "-D", folder / "data", "-U", "review", "-A", "trust", "--no-sync"]
-    subprocess.run(made, check=True, capture_output=True, cwd="/", **user)
-    run = [
-        programs / "postgres",
-        "-D",
-        folder / "data",
-        "-p",
-        str(port),
-        "-k",
-        str(folder),
-        "-c",
-        "listen_addresses=127.0.0.1",
-    ]
-    server = subprocess.Popen(run, stderr=subprocess.DEVNULL, cwd="/", **user)
-    try:
-        yield f"postgresql://review@127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(60)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def new_database(server: str, name: str) -> str:
-    """The URL of a new database of a server that may be about to start."""
-    import psycopg
-
-    for _ in range(100):
-        try:
-            with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
-                connection.execute(f'CREATE DATABASE "{name}"')
-                return f"{server}/{name}"
-        except psycopg.OperationalError:
-            time.sleep(0.3)
-    raise AssertionError("PostgreSQL does not answer")
+    with postgresql_server() as address:
+        yield address
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.servers)])
