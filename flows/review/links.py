@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from flows.review.database.tables import batch, item, rater, slot
 
 MOST_RATERS = 999
 _NAME = 100
+_NOT_STORED = re.compile("[\0\ud800-\udfff]")
 
 
 class PersonalLink(NamedTuple):
@@ -72,7 +74,7 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
         number = connection.scalar(
             insert(batch)
             .values(
-                name=source.name, kind=source.kind, digest=source.digest, guidelines=source.guidelines,
+                name=source.name, kind=source.kind, digest=source.digest, **storable(guidelines=source.guidelines),
                 ratings=json.dumps(source.ratings), criteria=json.dumps(source.criteria), overlap=source.overlap,
                 secret=secrets.token_hex(32), admin_hash=token_hash(link.token), created=time.time(),
             )
@@ -80,7 +82,10 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
         )  # fmt: skip
         connection.execute(
             insert(item),
-            [{"batch": number, "place": n, **pair._asdict()} for n, pair in enumerate(source.pairs, 1)],
+            [
+                {"batch": number, "place": place, "name": name, **storable(prompt=prompt, a=a, b=b)}
+                for place, (name, prompt, a, b) in enumerate(source.pairs, 1)
+            ],
         )
         places = connection.execute(select(item.c.id, item.c.place).where(item.c.batch == number)).all()
         numbers = {place: i for i, place in places}
@@ -93,6 +98,12 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
         )
     assert number is not None
     return number, link
+
+
+def storable(**texts: str) -> dict[str, str]:
+    """Texts as every database takes them: PostgreSQL refuses NUL, and none takes half a surrogate pair. These are kept
+    as the page shows them."""
+    return {name: _NOT_STORED.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text) for name, text in texts.items()}
 
 
 def repeated_places(pairs: Sequence[JudgedPair]) -> dict[int, int]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import pytest
 from components.base.jsonl import read_rows, write_rows
 from flows.deployment.servers import free_port
 from flows.review.votes import FLAGS
+from tests.flows.review.postgresql import new_database, postgresql_server
 from tests.servers import clean_environment
 
 if TYPE_CHECKING:
@@ -31,9 +33,11 @@ KEYS = {"a": "1", "b": "b", "tie": "3", "both_bad": "x"}
 class ReviewServer:
     """`tether review serve` of a folder of pairs, which can be killed and started again on its port."""
 
-    def __init__(self, folder: Path, home: Path) -> None:
+    def __init__(self, folder: Path, home: Path, database: str | None = None) -> None:
         self.folder, self.port, self.links = folder, free_port(0), dict[str, str]()
         self.environment = {**clean_environment(), "TETHER_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        if database is not None:
+            self.environment["TETHER_REVIEW_DATABASE"] = database
         self._process: subprocess.Popen[str] | None = None
 
     def command(self, *words: str) -> list[str]:
@@ -71,15 +75,19 @@ class ReviewServer:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ReviewServer]:
-    """A page of 60 pairs, three answers each; the first one is hostile and long."""
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ReviewServer]:
+    """A page of 60 pairs, three answers each; the first one is hostile and long. In SQLite if nothing else is asked."""
     rows = [{"id": str(n), "prompt": f"question {n}", "a": f"left {n}", "b": f"right {n}"} for n in range(1, PAIRS + 1)]
     rows[0] |= {"prompt": f"question 1 {HOSTILE}", "a": f"left 1 {HOSTILE}" + "x" * 100_000, "b": f"right 1 {HOSTILE}"}
     write_rows(tmp_path / "batch" / "pairs.jsonl", rows)
-    server = ReviewServer(tmp_path / "batch", tmp_path / "home")
-    server.start()
-    yield server
-    server.kill()
+    with ExitStack() as stack:
+        database = None
+        if getattr(request, "param", "sqlite") == "postgresql":
+            database = new_database(stack.enter_context(postgresql_server()), "review")
+        server = ReviewServer(tmp_path / "batch", tmp_path / "home", database)
+        server.start()
+        stack.callback(server.kill)
+        yield server
 
 
 def meant(person: str, number: int) -> str:
@@ -101,8 +109,10 @@ def wait_for(page: "Page", answered: int) -> None:
         page.get_by_text(re.compile(rf"You answered {PAIRS} pairs")).wait_for()
     else:
         page.locator(".count strong", has_text=re.compile(rf"^{answered}$")).wait_for()
+    page.wait_for_load_state("load")  # a key that is pressed before the script has run is nobody's
 
 
+@pytest.mark.parametrize("server", ["sqlite", "postgresql"], indirect=True)
 def test_three_people_give_180_answers_and_none_is_lost_or_counted_twice(
     server: ReviewServer, open_page: Callable, violations: Callable, overflow: Callable, picture: Callable
 ) -> None:

@@ -59,8 +59,11 @@ def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_dig
     computed = load_status(stack.home).stage("ppo").computed
     assert computed == {"ppo": pytest.approx(ppo.total_run_time.total_seconds())}, "what its worker computed is paid"
     _logged_as_json(stack, ppo)
-    names = {task.name: task.state_name for task in client.read_task_runs(flow_run_filter=only(run))}
-    assert {"validate", "sft", "reward", "ppo", "human_eval"} <= set(names)
+    stages = {"validate", "sft", "reward", "ppo", "human_eval"}
+    # Prefect's server writes task runs down behind the flow run's end.
+    wait_for(
+        "all tasks are told", lambda: stages <= {t.name for t in client.read_task_runs(flow_run_filter=only(run))}, 60
+    )
     found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))
     gates = {each.key: str(each.data) for each in found}
     assert f"127.0.0.1:{stack.ports['5000']}/#/experiments" in gates["ppo-gates"] and "ppo.kl" in gates["ppo-gates"]

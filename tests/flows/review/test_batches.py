@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, select, text
 
 from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_json, write_rows
@@ -21,6 +21,7 @@ from flows.people import LABELS, joined
 from flows.review import batches
 from flows.review.bound import early_bound
 from flows.review.database.connect import database_file, database_url, open_database, writing
+from flows.review.database.tables import item as item_table
 from flows.review.database.tables import metadata
 from flows.review.export import VOTES, export
 from flows.review.links import add_raters, enter_batch, renew_link
@@ -313,3 +314,16 @@ def test_a_long_reply_is_capped_and_hostile_ones_change_nothing_of_the_page(site
     shown_page = page.browser(page.links[0]).get("/").text
     assert shown_page.count("Show all of it (100,000 characters)") == 1 and shown_page.count(" capped") == 1
     assert shown_page.count("<script") == 1 and shown_page.count("</main>") == 1 and "\u202e" not in shown_page
+
+
+def test_texts_that_no_database_takes_are_kept_as_the_page_shows_them(database: Engine) -> None:
+    """A NUL in a prompt ended `serve` with PostgreSQL, half a surrogate pair with either."""
+    hostile = "a\x00b\ud83d"
+    source = make_source(items=1)
+    source = source._replace(guidelines=hostile, pairs=[source.pairs[0]._replace(prompt=hostile, a=hostile)])
+    number, _ = enter_batch(database, source)
+    with database.connect() as connection:
+        kept = connection.execute(
+            select(item_table.c.prompt, item_table.c.a, item_table.c.b).where(item_table.c.batch == number)
+        ).one()
+    assert tuple(kept) == ("a⟨U+0000⟩b⟨U+D83D⟩", "a⟨U+0000⟩b⟨U+D83D⟩", "right 1")
