@@ -23,7 +23,6 @@ from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number
 from components.keys.code_version import code_version
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
-from flows.reports.plan import finds
 from flows.reports.rounds import COLUMNS, rounds_chart
 from flows.reports.terminal import IMPORTED, by_another, cost, simulated_note
 from tasks.execution.drawing import thin
@@ -96,6 +95,8 @@ def _finds(facts: RunFacts) -> str:
     """What the labels that a run waits for can find; empty where it waits for none."""
     if facts.stage("human_eval").status.state != "awaiting_labels" or not facts.sheet:
         return ""
+    from flows.reports.plan import finds  # brings scipy, 0.9 s of a run that computes nothing
+
     return finds(facts.sheet["items"], facts.sheet["raters"])
 
 

@@ -25,7 +25,7 @@ from tasks.runs.labels import LabelProgress, write_progress
 from tests import stored_run as stored
 from tests.stored_run import HOSTILE, METRICS, forget, stored_run
 
-HEAVY = {"torch", "transformers", "matplotlib", "mlflow", "prefect", "great_expectations"}
+HEAVY = {"torch", "scipy", "transformers", "matplotlib", "mlflow", "prefect", "great_expectations"}
 
 
 class Text(HTMLParser):
