@@ -15,7 +15,7 @@ from packaging.version import Version
 from components.base.errors import TetherError, UserError
 from components.base.redaction import redacted
 from components.base.text import plain
-from components.models.runtime import Runtime, has_cuda
+from components.models.runtime import Runtime, usable_gpus
 from components.store.store import ArtifactStore
 from flows.data.pretrained import MODELS, model_folder
 from tasks.prefect_flow.server import check_server, is_untrusted, no_answer
@@ -89,21 +89,20 @@ def _torch() -> list[Finding]:
     except (ImportError, OSError) as error:
         return [Finding("fail", "torch", f"does not import: {error}. Run `make install`.")]
     found = [Finding("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} threads by default")]
-    if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        found.append(Finding("ok", "GPU", names))
-    elif has_cuda():
-        told = "the NVIDIA driver is loaded, but this torch can't use it: runtime.device=cpu"
-        found.append(Finding("fail", "GPU", told))
+    here = usable_gpus()
+    if not here.gpus:
+        found.append(Finding("note", "GPU", f"none; everything runs on the CPU ({here.why})"))
+    elif torch.cuda.is_available():
+        found.append(Finding("ok", "GPU", f"{', '.join(gpu.name for gpu in here.gpus)}; CUDA {here.cuda} ({here.why})"))
     else:
-        found.append(Finding("note", "GPU", "none; everything runs on the CPU"))
+        told = f"{here.why}, but this torch can't use it: update the driver, or set runtime.device=cpu"
+        found.append(Finding("fail", "GPU", told))
     return found
 
 
 def _runtime() -> Finding:
     here = Runtime().resolve()
-    text = f"device {here.device}, {here.dtype}, {here.threads} threads, {here.instruction_set}"
-    return Finding("ok", "a run here", f"{text} (part of every key)")
+    return Finding("ok", "a run here", f"runtime: {{{here.setting}}} (part of every key)")
 
 
 def _disk(home: Path) -> list[Finding]:

@@ -1,9 +1,15 @@
 """The machine a stage runs on, resolved before the first key and held to afterwards. Importable without torch."""
 
 import ctypes
+import functools
+import importlib.util
+import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -21,41 +27,189 @@ VECTOR_MATHS = (
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Of glibc's malloc.h: how much free memory goes back to the system, how many blocks may be mapped on their own."""
+WORKSPACE = ":4096:8"
+"""Value of CUBLAS_WORKSPACE_CONFIG that makes cuBLAS deterministic (NVIDIA's cuBLAS manual, "Results
+reproducibility")."""
+NONE = "none"
+"""`gpu` and `cuda` of a runtime that has none."""
 
 
 class Runtime(Settings):
-    """Device, number format and threads. They change the bytes of a result, so they are part of every key."""
+    """Device, number format, threads and processes. They change the bytes of a result, so they are part of every key.
+
+    On a CPU its instruction set is part of the key; on a GPU its name, the CUDA version and TF32.
+    """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; `auto` takes CUDA where the NVIDIA driver is loaded."""
+    """Where tensors live; `auto` takes CUDA where `usable_gpus` finds a device, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of matrix products; `auto` is bfloat16 where the hardware is fast at it (AMX, CUDA), else float32."""
+    """Format of matrix products; `auto` is bfloat16 where the hardware is fast at it (AMX, a GPU of compute capability
+    8.0 or more), else float32."""
     threads: int = Field(0, ge=0, le=256)
     """CPU threads; 0 takes every core this process may use."""
     instruction_set: str = "auto"
-    """CPU instruction set that results depend on; `auto` reads it from the processor."""
+    """CPU instruction set that results on a CPU depend on; `auto` reads it from the processor."""
+    ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
+    """Processes of a stage that trains; `auto` is one for each visible GPU, and 1 on a CPU. On a CPU any number is
+    allowed; they share its cores."""
+    gpu: str = "auto"
+    """Name and compute capability of the GPU that computes; `auto` asks the driver, `none` on a CPU."""
+    cuda: str = "auto"
+    """CUDA version that torch is built with; `auto` reads it from the installed torch, `none` on a CPU."""
+    tf32: bool = False
+    """Whether a GPU may round the inputs of float32 matrix products to 10 bits of mantissa (TF32)."""
 
     def resolve(self) -> "Runtime":
         """The same with every `auto` replaced by what this machine has."""
+        found = usable_gpus()
+        device = self.device if self.device != "auto" else ("cuda" if found.gpus else "cpu")
         instruction_set = self.instruction_set if self.instruction_set != "auto" else cpu_instruction_set()
-        device = self.device if self.device != "auto" else ("cuda" if has_cuda() else "cpu")
-        fast = device == "cuda" or instruction_set == "amx_bf16"
-        dtype = self.dtype if self.dtype != "auto" else ("bfloat16" if fast else "float32")
-        threads = self.threads or len(os.sched_getaffinity(0))
-        return Runtime(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set)
+        on_gpu = device == "cuda"
+        fast = found.fast_bfloat16 if on_gpu else instruction_set == "amx_bf16"
+        ranks = len(found.gpus) if on_gpu and found.gpus else 1
+        return Runtime(
+            device=device,
+            dtype=self.dtype if self.dtype != "auto" else ("bfloat16" if fast else "float32"),
+            threads=self.threads or len(os.sched_getaffinity(0)),
+            instruction_set=instruction_set,
+            ranks=self.ranks if self.ranks != "auto" else ranks,
+            gpu=self.gpu if self.gpu != "auto" else (found.name if on_gpu else NONE),
+            cuda=self.cuda if self.cuda != "auto" else (found.cuda if on_gpu else NONE),
+            tf32=self.tf32 and on_gpu,
+        )
+
+    @property
+    def setting(self) -> str:
+        """The same as YAML in one line, as a config names a worker's machine in `runners`."""
+        own = ("gpu", "cuda", "tf32", "ranks") if self.device == "cuda" else ("instruction_set",)
+        names = ("device", "dtype", "threads", *own)
+        named = self.model_dump(mode="json", include=set(names))
+        quoted = {"gpu", "cuda"}  # a version is no number
+        return ", ".join(f"{n}: {json.dumps(named[n]) if n in quoted or n == 'tf32' else named[n]}" for n in names)
 
     def misfits(self) -> list[str]:
-        """What this machine lacks for a runtime that is resolved: `name: wanted X, here Y` each."""
-        here = Runtime().resolve()
-        lacking = [name for name in ("device", "instruction_set") if getattr(self, name) != getattr(here, name)]
-        lacking += ["threads"] if self.threads > here.threads else []
-        return [f"{name}: wanted {getattr(self, name)}, here {getattr(here, name)}" for name in lacking]
+        """What this machine lacks for a runtime that is resolved: `name: wanted X, here Y` each.
+
+        A runtime on the CPU needs its instruction set and threads; one on CUDA its GPU, CUDA version, threads and as
+        many GPUs as it has ranks.
+        """
+        here, found = Runtime().resolve(), usable_gpus()
+        own: dict[str, object] = {"instruction_set": here.instruction_set}
+        if self.device == "cuda":
+            own = {"device": "cuda", "gpu": found.name, "cuda": found.cuda} if found.gpus else {"device": "cpu"}
+        lacking = {n: value for n, value in own.items() if getattr(self, n) not in ("auto", value)}
+        if self.threads > here.threads:
+            lacking["threads"] = here.threads
+        if self.device == "cuda" and found.gpus and self.ranks != "auto" and self.ranks > len(found.gpus):
+            lacking["ranks"] = len(found.gpus)
+        return [f"{name}: wanted {getattr(self, name)}, here {value}" for name, value in lacking.items()]
 
 
-def has_cuda() -> bool:
-    """Whether the NVIDIA driver is loaded (read from /proc, without importing torch)."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
-    return Path("/proc/driver/nvidia/version").exists() and not hidden
+class Gpu(NamedTuple):
+    """A GPU as the driver describes it."""
+
+    name: str
+    capability: tuple[int, int]
+
+
+class Gpus(NamedTuple):
+    """The GPUs that torch could use in this process, and why these."""
+
+    gpus: tuple[Gpu, ...]
+    cuda: str
+    """CUDA version of the installed torch; `none` for a build without CUDA."""
+    why: str
+    """What was looked at and found, for people."""
+
+    @property
+    def name(self) -> str:
+        """The names with their compute capabilities, each once: `NVIDIA H100 80GB HBM3 (9.0)`; `none` without a GPU."""
+        names = sorted({f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})" for gpu in self.gpus})
+        return " + ".join(names) or NONE
+
+    @property
+    def fast_bfloat16(self) -> bool:
+        """Whether all GPUs multiply bfloat16 in hardware (compute capability 8.0, Ampere, or more); so where there is
+        none, since a runtime on CUDA is then another machine's."""
+        return all(gpu.capability >= (8, 0) for gpu in self.gpus)
+
+
+def usable_gpus() -> Gpus:
+    """The GPUs that a stage could use here, found without importing torch and without starting CUDA in this process.
+
+    There is none where torch is built without CUDA, `CUDA_VISIBLE_DEVICES` is empty or -1, `NVIDIA_VISIBLE_DEVICES` is
+    `void` or `none`, or no device file exists (/dev/nvidia0 and so on; /dev/dxg under WSL). /proc/driver/nvidia is not
+    asked: in a container it is the host's. Else the driver is asked, in a child process, so that a fork of this one may
+    still start CUDA; it honours `CUDA_VISIBLE_DEVICES` as torch does.
+    """
+    visible, container = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NVIDIA_VISIBLE_DEVICES")
+    return _found_gpus(visible, container)
+
+
+@functools.cache
+def _found_gpus(visible: str | None, container: str | None) -> Gpus:
+    cuda = torch_cuda()
+    if cuda == NONE:
+        return Gpus((), cuda, "the installed torch is built without CUDA")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return Gpus((), cuda, f"CUDA_VISIBLE_DEVICES={visible} hides every GPU")
+    if container is not None and container.strip() in ("void", "none"):
+        return Gpus((), cuda, f"NVIDIA_VISIBLE_DEVICES={container} gives this container no GPU")
+    files = device_files(Path("/dev"))
+    if not files:
+        return Gpus((), cuda, "there is no GPU's device file (/dev/nvidia0, /dev/dxg)")
+    gpus, why = ask_driver()
+    return Gpus(gpus, cuda, why)
+
+
+def device_files(folder: Path) -> list[str]:
+    """Names of the device files of GPUs in `folder`: nvidia0 and so on, or dxg (WSL)."""
+    names = (each.name for each in folder.iterdir())
+    return sorted(name for name in names if re.fullmatch(r"nvidia[0-9]+|dxg", name))
+
+
+_ASK = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1")
+error = cuda.cuInit(0)
+found, count, number, text = [], ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+error = error or cuda.cuDeviceGetCount(ctypes.byref(count))
+for device in range(0 if error else count.value):
+    cuda.cuDeviceGetName(text, len(text), device)
+    capability = []
+    for attribute in (75, 76):  # of cuda.h: major and minor compute capability
+        cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+        capability.append(number.value)
+    found.append([text.value.decode(), capability])
+print(json.dumps([error, found]))
+"""
+
+
+def ask_driver() -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs that CUDA's driver shows a new process, and what it said. None where it fails or is silent for 60 s."""
+    try:
+        done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return (), "CUDA's driver gave no answer within 60 s"
+    if done.returncode:
+        return (), f"CUDA's driver can't be asked: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+    error, found = json.loads(done.stdout)
+    if error:
+        return (), f"CUDA's driver does not start (cuInit gives error {error})"
+    gpus = tuple(Gpu(name, (major, minor)) for name, (major, minor) in found)
+    return gpus, f"CUDA's driver shows {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+
+
+@functools.cache
+def torch_cuda() -> str:
+    """CUDA version that the installed torch is built with, read from its version.py without importing it."""
+    spec = importlib.util.find_spec("torch")
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        if (file := Path(folder) / "version.py").is_file():
+            found = re.search(r"""^cuda\b[^=]*= *['"]([0-9.]+)['"]""", file.read_text(), re.MULTILINE)
+            return found.group(1) if found else NONE
+    return NONE
 
 
 def cpu_instruction_set() -> str:
@@ -68,10 +222,11 @@ def cpu_instruction_set() -> str:
 
 
 def activate(runtime: Runtime) -> None:
-    """Set torch up as `runtime` (already resolved) says: threads, deterministic kernels.
+    """Set torch up as `runtime` (already resolved) says: threads, deterministic kernels, TF32.
 
     Raises:
-        MachineMismatch: this machine has another instruction set, or no CUDA where it was asked for.
+        MachineMismatch: this machine has another instruction set (of a runtime on the CPU) or another GPU, or CUDA was
+            started in this process without deterministic matrix products.
     """
     import torch
 
@@ -81,14 +236,38 @@ def activate(runtime: Runtime) -> None:
             f"runtime.instruction_set is {runtime.instruction_set}, this machine has {here}: its results would carry "
             f"another machine's key. Resolve the run here (leave it `auto`) or use a machine like the first."
         )
-    if runtime.device == "cuda" and not torch.cuda.is_available():
-        raise MachineMismatch("runtime.device is cuda, and torch sees no CUDA device here. Set runtime.device=cpu.")
+    if runtime.device == "cuda":
+        _settle_cublas(torch.cuda.is_initialized())
+        if not torch.cuda.is_available():
+            raise MachineMismatch("runtime.device is cuda, and torch sees no CUDA device here. Set runtime.device=cpu.")
+        found = usable_gpus()
+        if runtime.gpu != found.name or runtime.cuda != found.cuda:
+            raise MachineMismatch(
+                f"the run was resolved for {runtime.gpu} with CUDA {runtime.cuda}, here is {found.name} with CUDA "
+                f"{found.cuda}: its results would carry another machine's key. Resolve the run here (leave runtime.gpu "
+                "and runtime.cuda `auto`) or use a machine like the first."
+            )
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if runtime.tf32 else "ieee"
     torch.set_num_threads(runtime.threads)
-    torch.use_deterministic_algorithms(True, warn_only=runtime.device == "cuda")
+    # Strict, also on CUDA: told to warn only, the backward pass of attention is not deterministic.
+    torch.use_deterministic_algorithms(True)
     # Every kernel here writes what it allocates; filling it first takes 4 % of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     _keep_freed_memory()
     _settle_vector_maths()
+
+
+def _settle_cublas(started: bool) -> None:
+    """Have cuBLAS, which reads `CUBLAS_WORKSPACE_CONFIG` when it starts, compute the same bytes each time."""
+    given = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if given == WORKSPACE:
+        return
+    if started:
+        raise MachineMismatch(
+            f"CUDA was started in this process with CUBLAS_WORKSPACE_CONFIG={given or '(not set)'}, so matrix products "
+            f"may differ from run to run. Set CUBLAS_WORKSPACE_CONFIG={WORKSPACE} in the worker's environment."
+        )
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
 
 
 def _keep_freed_memory() -> None:

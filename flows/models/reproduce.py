@@ -257,9 +257,11 @@ def _job(record: Record) -> Settings:
 
 
 def _fitting(runtime: Runtime) -> Runtime:
-    """The runtime with what this machine lacks replaced by what it has."""
+    """The runtime with what this machine lacks replaced by what it has; what an older record lacks is resolved."""
     here, lacking = Runtime().resolve(), {problem.partition(":")[0] for problem in runtime.misfits()}
-    return runtime.model_copy(update={name: getattr(here, name) for name in lacking})
+    if "device" in lacking:
+        lacking |= {"gpu", "cuda", "tf32", "ranks"}
+    return runtime.model_copy(update={name: getattr(here, name) for name in lacking}).resolve()
 
 
 def _compute(record: Record, inputs: Mapping[str, Input], store: ArtifactStore, console: Console, root: Path) -> Record:

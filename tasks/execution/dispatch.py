@@ -299,9 +299,8 @@ def _found(given: Input, store: ArtifactStore, place: str) -> Input:
 
 def _check_machine(wanted: Runtime | None) -> None:
     if wanted is not None and (problems := wanted.misfits()):
-        here = Runtime().resolve()
         raise MachineMismatch(
             f"this worker is not the machine that the run was resolved for: {'; '.join(problems)}. Set the stage's "
-            f"runner to it, as in runners.ppo.runtime={{device: {here.device}, dtype: {here.dtype}, "
-            f"threads: {here.threads}, instruction_set: {here.instruction_set}}}, or run a worker on such a machine."
+            f"runner to it, as in runners.ppo.runtime={{{Runtime().resolve().setting}}}, or run a worker on such a "
+            "machine."
         )

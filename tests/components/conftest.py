@@ -26,7 +26,7 @@ settings.load_profile("learning")
 
 TINY = ScratchModel(hidden_size=16, layers=1, heads=2)
 GENERATION = GenerationConfig(max_prompt_tokens=64, max_new_tokens=10)
-RUNTIME = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
+RUNTIME = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default").resolve()
 
 
 def silent(step: int, metrics: Mapping[str, float], total: int | None = None, **_: Any) -> None:

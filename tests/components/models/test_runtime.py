@@ -1,9 +1,219 @@
-"""A stage's machine: what `activate` leaves behind."""
+"""A stage's machine: which GPUs it finds, what of it a key holds, and what `activate` leaves behind."""
 
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from components.models.runtime import VECTOR_MATHS, Runtime, activate
+from components.base.errors import MachineMismatch
+from components.models import runtime as module
+from components.models.runtime import NONE, VECTOR_MATHS, WORKSPACE, Gpu, Gpus, Runtime, activate, usable_gpus
+
+H100, A100, T4 = (Gpu("NVIDIA H100 80GB HBM3", (9, 0)), Gpu("NVIDIA A100-SXM4-40GB", (8, 0)), Gpu("Tesla T4", (7, 5)))
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu, cuda: str = "13.0", instruction_set: str = "avx2") -> None:
+    """A machine with these GPUs."""
+    monkeypatch.setattr(module, "usable_gpus", lambda: Gpus(gpus, cuda, "as the test says"))
+    monkeypatch.setattr(module, "cpu_instruction_set", lambda: instruction_set)
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The folder in the place of /dev, beside a torch with CUDA 13.0 and a driver that shows an H100."""
+    module._found_gpus.cache_clear()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("NVIDIA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(module, "torch_cuda", lambda: "13.0")
+    real = module.device_files
+    monkeypatch.setattr(module, "device_files", lambda folder: real(tmp_path))
+    monkeypatch.setattr(module, "ask_driver", lambda: ((H100,), "the driver shows 1 GPU"))
+    yield tmp_path
+    module._found_gpus.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["nvidia0", "nvidia7", "dxg"])
+def test_a_gpu_is_used_where_its_device_file_stands(devices: Path, name: str) -> None:
+    (devices / name).touch()
+    assert usable_gpus().gpus == (H100,)
+    assert Runtime().resolve().gpu == "NVIDIA H100 80GB HBM3 (9.0)"
+
+
+@pytest.mark.parametrize("name", ["nvidiactl", "nvidia-uvm", "nvidia-modeset", "sda1"])
+def test_a_container_on_a_gpu_host_that_was_given_no_gpu_computes_on_the_cpu(devices: Path, name: str) -> None:
+    """The driver's control file and /proc/driver/nvidia are there all the same."""
+    (devices / name).touch()
+    assert usable_gpus().gpus == () and "device file" in usable_gpus().why
+    assert Runtime().resolve().device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("CUDA_VISIBLE_DEVICES", ""), ("CUDA_VISIBLE_DEVICES", " "), ("CUDA_VISIBLE_DEVICES", "-1"),
+     ("NVIDIA_VISIBLE_DEVICES", "void"), ("NVIDIA_VISIBLE_DEVICES", "none")],
+)  # fmt: skip
+def test_a_gpu_that_is_hidden_is_not_used(
+    devices: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    (devices / "nvidia0").touch()
+    monkeypatch.setenv(variable, value)
+    assert usable_gpus().gpus == () and variable in usable_gpus().why
+    assert Runtime().resolve().device == "cpu"
+
+
+def test_a_torch_without_cuda_uses_no_gpu(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (devices / "nvidia0").touch()
+    monkeypatch.setattr(module, "torch_cuda", lambda: NONE)
+    assert Runtime().resolve().device == "cpu" and "without CUDA" in usable_gpus().why
+
+
+def test_torchs_cuda_version_is_read_as_torch_says_it() -> None:
+    module.torch_cuda.cache_clear()
+    assert module.torch_cuda() == (torch.version.cuda or NONE)
+
+
+DRIVER = """
+#include <cstring>
+#include <cstdlib>
+extern "C" int cuInit(unsigned) { return std::atoi(std::getenv("FAKE_ERROR")); }
+extern "C" int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+extern "C" int cuDeviceGetName(char *name, int, int device) {
+  std::strcpy(name, device ? "Tesla T4" : "NVIDIA H100 80GB HBM3"); return 0; }
+extern "C" int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 75 ? (device ? 7 : 9) : (device ? 5 : 0); return 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiles a driver with g++ (apt install g++)")
+def test_the_driver_is_asked_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for libcuda.so.1 with the calls' own signatures."""
+    (tmp_path / "driver.cpp").write_text(DRIVER)
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["g++", "-shared", "-fPIC", tmp_path / "driver.cpp", "-o", library], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("FAKE_ERROR", "0")
+    gpus, why = module.ask_driver()
+    assert gpus == (H100, T4) and why == "CUDA's driver shows 2 GPUs"
+    monkeypatch.setenv("FAKE_ERROR", "100")
+    assert module.ask_driver() == ((), "CUDA's driver does not start (cuInit gives error 100)")
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_driver_that_is_not_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ASK", "import ctypes; ctypes.CDLL('libcuda-is-not-here.so.1')")
+    gpus, why = module.ask_driver()
+    assert gpus == () and "libcuda-is-not-here.so.1" in why
+
+
+def test_the_key_tells_one_gpu_from_another_cuda_from_cuda_and_one_rank_from_eight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = set()
+    for gpus, cuda in (((H100,), "13.0"), ((A100,), "13.0"), ((H100,), "12.8"), ((H100,) * 8, "13.0")):
+        machine(monkeypatch, *gpus, cuda=cuda)
+        seen.add(Runtime().resolve().model_dump_json())
+        seen.add(Runtime(tf32=True).resolve().model_dump_json())
+    assert len(seen) == 8
+
+
+def test_auto_is_a_rank_for_each_gpu_and_one_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, H100, H100, H100)
+    assert Runtime().resolve().ranks == 3
+    assert Runtime(ranks=2).resolve().ranks == 2
+    assert Runtime(device="cpu").resolve().ranks == 1
+    assert Runtime(device="cpu", ranks=2).resolve().ranks == 2
+    with pytest.raises(ValueError, match="ranks"):
+        Runtime(ranks=0)
+
+
+def test_a_gpu_without_fast_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, T4)
+    assert Runtime().resolve().dtype == "float32"
+    machine(monkeypatch, A100)
+    assert Runtime().resolve().dtype == "bfloat16"
+
+
+def test_tf32_on_a_cpu_makes_no_other_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch)
+    assert Runtime(tf32=True).resolve() == Runtime().resolve()
+
+
+def test_a_gpu_run_fits_a_host_with_another_processor_and_no_other_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, H100, H100, instruction_set="avx512")
+    run = Runtime().resolve()
+    machine(monkeypatch, H100, H100, instruction_set="avx2")
+    assert run.misfits() == []
+    machine(monkeypatch, A100, H100)
+    assert run.misfits() == [
+        "gpu: wanted NVIDIA H100 80GB HBM3 (9.0), here NVIDIA A100-SXM4-40GB (8.0) + NVIDIA H100 80GB HBM3 (9.0)"
+    ]
+    machine(monkeypatch, H100, cuda="12.8")
+    assert run.misfits() == ["cuda: wanted 13.0, here 12.8", "ranks: wanted 2, here 1"]
+    machine(monkeypatch)
+    assert run.misfits() == ["device: wanted cuda, here cpu"]
+
+
+def test_a_cpu_run_fits_a_gpu_host_with_the_same_processor_and_any_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine(monkeypatch, H100)
+    run = Runtime(device="cpu", ranks=4).resolve()
+    assert run.misfits() == [] and (run.gpu, run.cuda) == (NONE, NONE)
+    machine(monkeypatch, instruction_set="abacus")
+    assert run.misfits() == ["instruction_set: wanted avx2, here abacus"]
+
+
+def test_the_setting_of_a_machine_is_yaml_that_is_read_as_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    import yaml
+
+    for gpus in ((H100, H100), ()):
+        machine(monkeypatch, *gpus)
+        here = Runtime().resolve()
+        there = Runtime.model_validate(yaml.safe_load(f"{{{here.setting}}}"))
+        assert there.resolve() == here
+
+
+def test_activate_refuses_another_gpu_than_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, A100)
+    run = Runtime(threads=1).resolve()
+    machine(monkeypatch, H100)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
+    with pytest.raises(MachineMismatch, match=r"resolved for NVIDIA A100-SXM4-40GB \(8.0\) with CUDA 13.0, here is"):
+        activate(run)
+
+
+def test_a_gpu_stage_is_strict_about_determinism_and_says_what_float32_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told to warn only, torch's attention takes its faster backward pass, which is not deterministic."""
+    machine(monkeypatch, H100)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for tf32, said in ((True, "tf32"), (False, "ieee")):
+        activate(Runtime(threads=1, tf32=tf32).resolve())
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.backends.cuda.matmul.fp32_precision == said
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE
+
+
+@pytest.mark.parametrize("given", [None, "", ":16:8", ":0:0"])
+def test_cuda_that_runs_already_without_deterministic_products_is_refused(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    """cuBLAS reads the variable once: what is set later changes nothing."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given)
+    with pytest.raises(MachineMismatch, match="CUBLAS_WORKSPACE_CONFIG=:4096:8 in the worker's environment"):
+        module._settle_cublas(started=True)
+    module._settle_cublas(started=False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE
+    module._settle_cublas(started=True)
 
 
 class Calls(TorchDispatchMode):

@@ -282,7 +282,7 @@ def test_a_runtime_that_this_machine_lacks_is_replaced_by_its_own_and_only_where
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("components.models.runtime.cpu_instruction_set", lambda: "avx2")
-    recorded = Runtime(device="cpu", dtype="bfloat16", threads=1, instruction_set="amx_bf16")
+    recorded = Runtime(device="cpu", dtype="bfloat16", threads=1, instruction_set="amx_bf16").resolve()
     assert module._fitting(recorded) == recorded.model_copy(update={"instruction_set": "avx2"})
 
 

@@ -127,7 +127,7 @@ def test_a_file_that_a_worker_does_not_have_is_named_with_the_worker(source: Inp
     ],
 )
 def test_a_worker_on_another_machine_refuses_with_the_setting_that_fits(changes, said, monkeypatch) -> None:
-    monkeypatch.setattr("components.models.runtime.has_cuda", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     here = Runtime().resolve()
     dispatch._check_machine(here)
     with pytest.raises(MachineMismatch) as refused:
