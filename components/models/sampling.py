@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -120,7 +120,8 @@ def sample(
     tokenizer: Any,
     prompts: Sequence[Sequence[int]],
     generation: GenerationConfig,
-    generator: torch.Generator,
+    seed: int,
+    numbers: Sequence[int] | None = None,
     device: str = "cpu",
     value_head: Callable[[Tensor], Tensor] | None = None,
 ) -> Samples:
@@ -130,7 +131,9 @@ def sample(
 
     Args:
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
-        generator: source of all randomness, on the CPU (so that a device doesn't change the stream).
+        seed: of all randomness.
+        numbers: of each prompt, from 0, among all that `seed` samples for; None counts them as they stand. A
+            response's randomness depends on the seed and its number alone (`response_uniforms`).
         value_head: values (n,) from last hidden states (n, D).
 
     Raises:
@@ -141,7 +144,7 @@ def sample(
     batch, cap = len(prompts), generation.max_new_tokens
     response = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
     found: dict[str, Tensor] = {}
-    uniforms = torch.rand(batch, cap, generator=generator).to(device)
+    uniforms = response_uniforms(seed, range(batch) if numbers is None else numbers, cap).to(device)
     rows = prompt_mask.sum(1).argsort(stable=True)
     going = torch.ones_like(rows, dtype=torch.bool)
     sound = torch.ones((), dtype=torch.bool, device=device)
@@ -180,6 +183,16 @@ def sample(
     found = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in found.items()}
     seen = Seen(found["logprobs_at_1"], found["entropy"], found.get("values"))
     return Samples(prompt_ids, prompt_mask, response, mask, found["logprobs"], ended, seen)
+
+
+def response_uniforms(seed: int, numbers: Sequence[int], cap: int) -> Tensor:
+    """Return the uniforms (B, cap), on the CPU, that the tokens of the responses numbered `numbers` are drawn with.
+
+    Response r has the draws r · cap to (r + 1) · cap - 1 of torch's CPU generator after `seed`. So they depend on
+    neither the batch that a prompt stands in, nor its neighbours, nor the number of processes, nor the device.
+    """
+    drawn = torch.rand(max(numbers, default=-1) + 1, cap, generator=torch.Generator().manual_seed(seed))
+    return drawn[list(numbers)]
 
 
 def _facts(logits: Tensor, scaled: Tensor, probabilities: Tensor, tokens: Tensor) -> dict[str, Tensor]:
@@ -238,9 +251,27 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     return index.squeeze(1) * BLOCK + _inverse_cdf(block, within)
 
 
+class RolloutEngine(Protocol):
+    """What samples the responses of a policy whose weights stand still meanwhile."""
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generation: GenerationConfig,
+        seed: int,
+        numbers: Sequence[int] | None = None,
+    ) -> Samples:
+        """Sample one response to each prompt (token ids), in their order.
+
+        The whole softmax at the temperature, pad excluded, until EOS or the cap. A response's randomness depends on the
+        seed and its number in `numbers` alone (None: 0, 1, 2, ...), so any split of a batch samples the same responses.
+        """
+        ...
+
+
 @dataclass(frozen=True)
-class RolloutEngine:
-    """Samples from a model in this process."""
+class LocalEngine:
+    """The `RolloutEngine` that samples from a model in this process."""
 
     model: Any
     tokenizer: Any
@@ -248,22 +279,26 @@ class RolloutEngine:
     value_head: Callable[[Tensor], Tensor] | None
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], generation: GenerationConfig, generator: torch.Generator
+        self,
+        prompts: Sequence[Sequence[int]],
+        generation: GenerationConfig,
+        seed: int,
+        numbers: Sequence[int] | None = None,
     ) -> Samples:
         """One response to each prompt, as `sample`. In bfloat16 rounding makes the sampler another policy: what it saw
         isn't kept."""
         device, exact = self.runtime.device, self.runtime.dtype == "float32"
-        found = sample(self.model, self.tokenizer, prompts, generation, generator, device, self.value_head)
+        found = sample(self.model, self.tokenizer, prompts, generation, seed, numbers, device, self.value_head)
         return found if exact else replace(found, seen=None)
 
 
 @contextmanager
 def rollout_engine(
     model: Any, tokenizer: Any, runtime: Runtime, value_head: Callable[[Tensor], Tensor] | None = None
-) -> Iterator[RolloutEngine]:
+) -> Iterator[LocalEngine]:
     """An engine that samples from the weights that `model` has now; don't train it while this is open."""
     with sampling_copy(model, runtime) as sampler:
-        yield RolloutEngine(sampler, tokenizer, runtime, value_head)
+        yield LocalEngine(sampler, tokenizer, runtime, value_head)
 
 
 def generate_responses(
@@ -275,15 +310,16 @@ def generate_responses(
     runtime: Runtime,
     batch_size: int = 64,
 ) -> list[Response]:
-    """Sample one response to each prompt (as messages), in their order. The same seed gives the same responses."""
+    """Sample one response to each prompt (as messages), in their order. The same seed gives the same responses, in
+    batches of any size: prompts are numbered from the shortest to the longest."""
     encoded = [encode_prompt(tokenizer, p, generation.max_prompt_tokens) for p in prompts]
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-    generator = torch.Generator().manual_seed(seed)
     out: dict[int, Response] = {}
     with rollout_engine(model, tokenizer, runtime) as engine:
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            samples = engine.sample([encoded[i] for i in batch], generation, generator)
+            numbers = range(start, start + len(batch))
+            samples = engine.sample([encoded[i] for i in batch], generation, seed, numbers)
             for i, text, ids, mask, ended in zip(
                 batch, samples.texts(tokenizer), samples.response_ids, samples.response_mask, samples.ended, strict=True
             ):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from components.base.jsonl import read_rows, write_rows
 from components.data.support_desk.task import task_scores
@@ -180,12 +179,12 @@ def respond(
     """One response of `model` to each prompt. Two models that share a `stream` share its random numbers."""
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
-    generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", stream))
-    rows = []
+    seed, rows = torch_seed(job.seed, "ppo", stream), []
     with rollout_engine(model, models.tokenizer, job.runtime) as engine:
         for start in range(0, len(prompts), job.ppo.batch_size):
             batch = slice(start, start + job.ppo.batch_size)
-            samples = engine.sample(encoded[batch], job.generation, generator)
+            numbers = range(start, min(start + job.ppo.batch_size, len(prompts)))
+            samples = engine.sample(encoded[batch], job.generation, seed, numbers)
             found = frozen_pass(asked, replace(samples, seen=None), job)  # the judged KL is the training path's
             mask = samples.response_mask
             kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)

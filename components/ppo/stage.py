@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -148,9 +147,9 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
 
 def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int) -> Samples:
     """A response of the policy to each prompt; the randomness is the update's own, so resuming needs no state."""
-    generator = torch.Generator().manual_seed(torch_seed(job.seed, "ppo", "sampling", update))
+    seed = torch_seed(job.seed, "ppo", "sampling", update)
     with rollout_engine(models.policy, models.tokenizer, job.runtime, models.value_head()) as engine:
-        return engine.sample(prompts, job.generation, generator)
+        return engine.sample(prompts, job.generation, seed)
 
 
 @contextmanager

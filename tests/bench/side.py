@@ -112,11 +112,10 @@ def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[
     forget_peak()
     for update in range(work.updates + 1):
         began = clock.now()
-        generator = torch.Generator().manual_seed(update)
         forced = ForcedLengths(lengths.ends[update], tokenizer)
         head = learner.models.value_head()
         with forced.in_our_sampler(update), rollout_engine(policy, tokenizer, runtime, head) as engine:
-            samples = engine.sample(prompts, job.generation, generator)
+            samples = engine.sample(prompts, job.generation, update)
         rolled = clock.now()
         experience = gather_experience(learner.models, samples, job, config.kl.coefficient)
         scored = clock.now()
@@ -216,9 +215,8 @@ def rollouts(work: Workload, pairs: int, smollm2: Path, runtime: Runtime, batch:
     inputs = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
 
     def tether() -> int:
-        generator = torch.Generator().manual_seed(0)
         with forced.in_our_sampler(0), rollout_engine(policy, tokenizer, runtime) as engine:
-            return int(engine.sample(prompts, GENERATION, generator).response_mask.sum())
+            return int(engine.sample(prompts, GENERATION, 0).response_mask.sum())
 
     def generate() -> int:
         with forced.in_generate(), torch.no_grad():

@@ -40,9 +40,8 @@ def tiny() -> tuple[Any, Any]:
 
 def sampled(tiny: tuple[Any, Any], lengths: Lengths, prompts: list[list[int]], seed: int = 3) -> Samples:
     """Responses of the first update, from our sampler."""
-    generator = torch.Generator().manual_seed(seed)
     with ForcedLengths(lengths.ends[0], tiny[1]).in_our_sampler(seed):
-        return sample(*tiny, prompts, GenerationConfig(max_new_tokens=CAP), generator)
+        return sample(*tiny, prompts, GenerationConfig(max_new_tokens=CAP), seed)
 
 
 def test_lengths_are_in_their_bounds_and_the_same_for_both_sides() -> None:
@@ -100,7 +99,7 @@ def test_tokens_that_need_no_exchange_are_the_sampler_s_own(tiny: tuple[Any, Any
     work = Workload("135m", "full", "float32", updates=0)
     prompts = work.prompts(tiny[1], torch.full((8,), 16))
     forced = sampled(tiny, work.lengths(), prompts)
-    free = sample(*tiny, prompts, GenerationConfig(max_new_tokens=CAP), torch.Generator().manual_seed(3))
+    free = sample(*tiny, prompts, GenerationConfig(max_new_tokens=CAP), 3)
     untouched = free.response_mask.sum(1).min() - 1
     assert untouched > 0 and torch.equal(forced.response_ids[:, :untouched], free.response_ids[:, :untouched])
 

@@ -151,7 +151,7 @@ class ForcedLengths:
 
     @contextmanager
     def in_our_sampler(self, seed: int) -> Iterator[None]:
-        """While `sample` runs with a generator of `seed`; a row is told by its uniform, as ended rows are dropped."""
+        """While `sample` runs with `seed`; a row is told by its uniform, as ended rows are dropped."""
         drawn = torch.rand(len(self.ends), CAP, generator=torch.Generator().manual_seed(seed))
         choose, step = sampling._choose, iter(range(CAP))
 

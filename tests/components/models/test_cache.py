@@ -93,9 +93,7 @@ def test_a_prompt_in_a_mixed_batch_gets_what_it_gets_alone(language: Any, temper
 
 def draw(model: Any, language: Any, prompts: Any, generation: GenerationConfig, skipped: int = 0) -> Samples:
     """Samples of seed 4, with the randomness of row `skipped` and those after it."""
-    generator = torch.Generator().manual_seed(4)
-    torch.rand(skipped, generation.max_new_tokens, generator=generator)
-    return sample(model, language.tokenizer, prompts, generation, generator)
+    return sample(model, language.tokenizer, prompts, generation, 4, range(skipped, skipped + len(prompts)))
 
 
 def special(kind: str, language: Any) -> Any:

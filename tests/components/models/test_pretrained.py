@@ -108,8 +108,7 @@ def test_sampler_and_training_path_agree_and_kl_starts_at_nothing(language_model
         runtime = FLOAT32.model_copy(update={"dtype": dtype})
         with torch.no_grad(), sampling_copy(model, runtime) as sampler:
             drawn = sample(
-                sampler, tokenizer, [prompt, prompt[-20:]], GenerationConfig(max_new_tokens=12),
-                torch.Generator().manual_seed(0),
+                sampler, tokenizer, [prompt, prompt[-20:]], GenerationConfig(max_new_tokens=12), 0
             )  # fmt: skip
             found = token_stats(model, drawn.ids, drawn.mask, drawn.counts, runtime)
         check_sampler(drawn.logprobs, scatter(found.logprobs, drawn.response_mask), drawn.response_mask, dtype)

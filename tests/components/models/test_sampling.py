@@ -17,14 +17,13 @@ from components.models.config import GenerationConfig
 from components.models.kernels import by_onednn
 from components.models.logprobs import token_stats
 from components.models.runtime import Runtime
-from components.models.sampling import Samples, generate_responses, rollout_engine, sample
+from components.models.sampling import Samples, generate_responses, response_uniforms, rollout_engine, sample
 from components.ppo.models import Packed, micro_batches, scatter
 
 
 def draw(language: Any, prompts: list[list[int]], seed: int = 0, model: Any = None, **options: Any) -> Samples:
     generation = GenerationConfig(**{"max_new_tokens": 12} | options)
-    generator = torch.Generator().manual_seed(seed)
-    return sample(model or language.model, language.tokenizer, prompts, generation, generator)
+    return sample(model or language.model, language.tokenizer, prompts, generation, seed)
 
 
 def eager(language: Any, factor: float) -> Any:
@@ -116,6 +115,30 @@ def test_when_and_whether_its_neighbours_end_changes_no_response(language: Any) 
         assert torch.allclose(other.logprobs[row, :n], whole.logprobs[row, :n], atol=1e-5)
 
 
+def test_any_split_of_a_batch_samples_the_same_responses(language: Any, runtime: Runtime) -> None:
+    """So do batches of any size, and any number of processes that share a batch out."""
+    model, generation = eager(language, 4.0), GenerationConfig(max_new_tokens=12)
+    with rollout_engine(model, language.tokenizer, runtime) as engine:
+        whole = engine.sample(language.prompts, generation, 2**62 - 1)
+        for shares in ([range(0, 12, 2), range(1, 12, 2)], [range(5), range(5, 12)], [[11, 0, 7]]):
+            for share in shares:
+                part = engine.sample([language.prompts[i] for i in share], generation, 2**62 - 1, share)
+                for row, i in enumerate(share):
+                    ids, mask = part.response_ids[row], part.response_mask[row]
+                    assert ids[mask].tolist() == whole.response_ids[i][whole.response_mask[i]].tolist()
+    assert len(set(whole.response_mask.sum(1).tolist())) > 1
+
+
+def test_the_uniforms_are_one_stream_of_torchs_generator_a_cap_for_each_response() -> None:
+    """The documented stream: a change of it changes every response that was ever sampled."""
+    generator = torch.Generator().manual_seed(5)
+    drawn = torch.cat([torch.rand(n, 7, generator=generator) for n in (3, 1, 4)])
+    assert torch.equal(response_uniforms(5, range(8), 7), drawn)
+    assert torch.equal(response_uniforms(5, [6, 2], 7), drawn[[6, 2]])
+    assert response_uniforms(5, [], 7).shape == (0, 7)
+    assert drawn[0, :3].tolist() == pytest.approx([0.8302518725395203, 0.12611091136932373, 0.9074696898460388], abs=0)
+
+
 def test_the_engine_samples_as_the_sampler_and_gives_back_every_weight_as_it_was(
     language: Any, runtime: Runtime
 ) -> None:
@@ -125,7 +148,7 @@ def test_the_engine_samples_as_the_sampler_and_gives_back_every_weight_as_it_was
     with pytest.raises(KeyboardInterrupt), rollout_engine(model, language.tokenizer, runtime) as engine:
         assert model.base_model.layers[0].mlp.up_proj.packed is not None
         assert model.lm_head.packed is not None
-        samples = engine.sample(language.prompts, generation, torch.Generator().manual_seed(3))
+        samples = engine.sample(language.prompts, generation, 3)
         raise KeyboardInterrupt
     assert torch.equal(samples.response_ids, alone.response_ids)
     torch.testing.assert_close(samples.logprobs, alone.logprobs, atol=1e-5, rtol=0)
@@ -144,7 +167,7 @@ def test_what_the_sampler_saw_is_what_the_training_path_computes(
     with rollout_engine(
         eager(language, 4.0), language.tokenizer, runtime, lambda hidden: head(hidden).squeeze(-1)
     ) as engine:
-        samples = engine.sample(language.prompts, generation, torch.Generator().manual_seed(5))
+        samples = engine.sample(language.prompts, generation, 5)
     batch = Packed.of(samples, torch.arange(len(samples.ended)))
     stats = token_stats(
         eager(language, 4.0), batch.ids, batch.mask, batch.counts, runtime, temperature, with_entropy=True
@@ -159,7 +182,7 @@ def test_what_the_sampler_saw_is_what_the_training_path_computes(
         assert torch.allclose(kept[mask], recomputed, atol=2e-5) and not kept[~mask].any()
     rounded = runtime.model_copy(update={"dtype": "bfloat16"})
     with rollout_engine(language.model, language.tokenizer, rounded) as engine:
-        assert engine.sample(language.prompts, generation, torch.Generator()).seen is None
+        assert engine.sample(language.prompts, generation, 0).seen is None
 
 
 def test_packing_moves_tokens_and_changes_none(language: Any) -> None:
@@ -224,6 +247,7 @@ def test_generated_responses_come_back_in_the_prompts_order_with_their_tokens(la
     model = opinionated(language)
     found = generate(model, batch_size=3)
     assert found == generate(model, batch_size=3)
+    assert [each.token_ids for each in generate(model, batch_size=7)] == [each.token_ids for each in found]
     for response in found:
         plain = language.tokenizer.decode(response.token_ids, skip_special_tokens=True)
         assert re.sub(r"⟨\|\w+\|⟩", "", response.text) == plain

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from components.base.jsonl import read_rows
 from components.models.batching import encode_prompt
@@ -22,7 +21,6 @@ def load(stages: Any) -> Callable[..., tuple[PpoJob, Models, Samples]]:
         models = Models.load(job, of.inputs)
         rows = read_rows(of.inputs["data"] / "prompts.train.jsonl")[:8]
         prompts = [encode_prompt(models.tokenizer, r["prompt"], 64) for r in rows]
-        generator = torch.Generator().manual_seed(0)
-        return job, models, sample(models.policy, models.tokenizer, prompts, job.generation, generator)
+        return job, models, sample(models.policy, models.tokenizer, prompts, job.generation, 0)
 
     return make

@@ -11,7 +11,7 @@ import torch
 from components.base.errors import CheckFailed
 from components.base.jsonl import read_rows
 from components.models.config import GenerationConfig
-from components.models.sampling import RolloutEngine, Samples, sample
+from components.models.sampling import LocalEngine, Samples, sample
 from components.ppo.config import PpoJob, ScoreConfig
 from components.ppo.evaluate import respond
 from components.ppo.experience import (
@@ -153,7 +153,7 @@ def test_dropout_left_on_stops_the_run_at_any_temperature(load: Load, temperatur
     torch.manual_seed(0)
     with pytest.raises(CheckFailed, match=r"sampler and the training path disagree .* Is dropout on"):
         gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
-    dropped = sample(models.policy, models.tokenizer, prompts, generation, torch.Generator().manual_seed(1))
+    dropped = sample(models.policy, models.tokenizer, prompts, generation, 1)
     with pytest.raises(CheckFailed, match=r"KL to the reference is .* before the first update"):
         check_start(gather_experience(models, dropped, job, beta=0.1), job)
 
@@ -244,13 +244,13 @@ def test_the_judged_kl_is_the_training_paths_whatever_the_sampler_says_of_itself
     data = stages.inputs["data"]
     prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[:4]]
     honest = [row.kl for row in respond(models, models.policy, prompts, job, data)]
-    real = RolloutEngine.sample
+    real = LocalEngine.sample
 
-    def flattering(self: RolloutEngine, *rest: Any) -> Samples:
+    def flattering(self: LocalEngine, *rest: Any) -> Samples:
         samples = real(self, *rest)
         return dataclasses.replace(samples, logprobs=samples.logprobs - 1.0)
 
-    monkeypatch.setattr(RolloutEngine, "sample", flattering)
+    monkeypatch.setattr(LocalEngine, "sample", flattering)
     assert [row.kl for row in respond(models, models.policy, prompts, job, data)] == honest
     assert max(map(abs, honest)) > 1e-3
 

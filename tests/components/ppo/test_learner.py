@@ -192,8 +192,7 @@ def test_tensorflows_epsilon_keeps_the_first_updates_twice_as_near_over_5_seeds(
         for style in ("torch", "tensorflow"):
             job, models, samples = load(warmup=0.0, decay="none", epsilon_style=style, **options)
             prompts = [ids[mask].tolist() for ids, mask in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
-            generator = torch.Generator().manual_seed(seed)
-            fresh = sample(models.policy, models.tokenizer, prompts, job.generation, generator)
+            fresh = sample(models.policy, models.tokenizer, prompts, job.generation, seed)
             experience = gather_experience(models, fresh, job, beta=0.1)
             kl[style] = Learner.start(models, job).update(experience, 0)["ppo/approx_kl"]
         assert 0 < 2 * kl["tensorflow"] < kl["torch"], seed

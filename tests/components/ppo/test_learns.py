@@ -116,9 +116,9 @@ def trained(
     if critic == "separate":
         head = SeparateCritic(task.value_model(), UNIT)
     learner = Learner.start(Models(task.policy, task.reference, None, head, task.tokenizer, UNIT), job)
-    generator = torch.Generator().manual_seed(2)
     for update in range(updates):
-        samples = sample(task.policy, task.tokenizer, [task.prompt] * 256, job.generation, generator)
+        numbers = range(256 * update, 256 * (update + 1))
+        samples = sample(task.policy, task.tokenizer, [task.prompt] * 256, job.generation, 2, numbers)
         learner.update(gather_experience(learner.models, samples, job, beta), update)
     return task.distribution(task.policy)
 
