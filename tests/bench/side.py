@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,8 +22,10 @@ from unittest.mock import patch
 import torch
 from recipe import EPOCHS, ppo_config, trl_config
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from workload import (
     CAP,
+    PRODUCTS,
     ForcedLengths,
     Workload,
     causal_lm,
@@ -61,25 +64,26 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-Mark = tuple[float, float]
-"""A moment on both clocks of `Clock`."""
+Mark = tuple[float, float, float]
+"""A moment on the three clocks of `Clock`."""
 
 
 class Clock:
     """Seconds of each phase of each update: of the clock, and as `rollout cpu` and so on of the processor, all threads.
 
-    Beside other work on the machine the processor's seconds say more.
+    Beside other work on the machine the processor's seconds say more. `rollout operations` and so on are the
+    floating-point operations of its matrix products and attention, where a counter is given.
     """
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, device: str, counter: FlopCounterMode | None = None) -> None:
+        self.device, self.counter = device, counter
         self.updates: list[dict[str, float]] = []
 
     def now(self) -> Mark:
-        """Seconds of both clocks, once the device has done its work."""
+        """Seconds of both clocks, once the device has done its work, and operations so far."""
         if self.device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter(), time.process_time()
+        return time.perf_counter(), time.process_time(), self.counter.get_total_flops() if self.counter else 0.0
 
     def update(self, began: Mark, sampling: Mark, sampled: Mark, scored: Mark, ended: Mark) -> None:
         """An update by the moments between its phases; what comes before `sampling` is `other`."""
@@ -87,27 +91,30 @@ class Clock:
             "other": (began, sampling), "rollout": (sampling, sampled), "scoring": (sampled, scored),
             "training": (scored, ended), "update": (began, ended),
         }  # fmt: skip
-        clocks = enumerate(("", " cpu"))
+        clocks = enumerate(("", " cpu", " operations"))
         self.updates.append({n + which: b[i] - a[i] for i, which in clocks for n, (a, b) in phases.items()})
 
 
-def ours(work: Workload, critic: str, runtime: Runtime, smollm2: Path) -> tuple[Clock, Any]:
+def ours(
+    work: Workload, critic: str, runtime: Runtime, smollm2: Path, clock: Clock, onednn: bool = True
+) -> tuple[Clock, Any]:
     """Tether's update, as `components.ppo.stage.train` does it; returns the clock and the policy.
 
-    Rollout is a `rollout_engine` opened and asked, scoring is `gather_experience`, training is
-    `Learner.update`.
+    Without `onednn` float32 products are `functional.linear`'s, as TRL's are. Rollout is a `rollout_engine` opened and
+    asked, scoring is `gather_experience`, training is `Learner.update`.
     """
     config = ppo_config(work.batch, work.updates + 1, LEARNING_RATE, critic)
     job = PpoJob(seed=0, runtime=runtime, generation=GENERATION, ppo=config)
     policy, tokenizer = causal_lm(work.size, smollm2)
-    policy = by_onednn(policy.to(runtime.device))
+    policy = policy.to(runtime.device)
+    policy = by_onednn(policy) if onednn else policy
     value: Any = SharedCritic(policy.config.hidden_size).to(runtime.device)
     if critic == "separate":
         value = SeparateCritic(scalar_model(policy, 1), UNIT)
     reference, reward = (frozen(m, runtime) for m in (copy.deepcopy(policy), scalar_model(policy, 2)))
     learner = Learner.start(Models(policy, reference, reward, value, tokenizer, UNIT), job)
     steps = counted_steps(learner.optimizers["policy"])
-    lengths, clock = work.lengths(), Clock(runtime.device)
+    lengths = work.lengths()
     prompts = work.prompts(tokenizer, lengths.prompts)
     forget_peak()
     for update in range(work.updates + 1):
@@ -134,7 +141,7 @@ def counted_steps(optimizer: torch.optim.Optimizer) -> list[None]:
     return steps
 
 
-def trl_clock(work: Workload, smollm2: Path) -> Clock:
+def trl_clock(work: Workload, smollm2: Path, clock: Clock) -> Clock:
     """TRL's update: its own `train()`, timed at calls it makes.
 
     Rollout is its `batch_generation` (`generate`, and stacking the logits of every step, which take the place of a
@@ -148,7 +155,7 @@ def trl_clock(work: Workload, smollm2: Path) -> Clock:
 
     policy, tokenizer = causal_lm(work.size, smollm2)
     reference, reward, value = copy.deepcopy(policy), scalar_model(policy, 2), scalar_model(policy, 1)
-    lengths, clock = work.lengths(), Clock("cpu")
+    lengths = work.lengths()
     prompts = work.prompts(tokenizer, lengths.prompts)
     row_of = {tuple(p): i for i, p in enumerate(prompts)}
     data = Dataset.from_dict({"input_ids": prompts})
@@ -265,7 +272,13 @@ def main() -> None:
     if side == "rollout":
         print(json.dumps(rollouts(work, given["pairs"], smollm2, runtime)))
         return
-    clock, policy = (trl_clock(work, smollm2), None) if side == "trl" else ours(work, side, runtime, smollm2)
+    counter = FlopCounterMode(display=False, custom_mapping=PRODUCTS) if given["count"] else None
+    clock, policy = Clock(runtime.device, counter), None
+    with counter or nullcontext():
+        if side == "trl":
+            trl_clock(work, smollm2, clock)
+        else:
+            clock, policy = ours(work, side, runtime, smollm2, clock, given["products"] == "onednn")
     measured = clock.updates[work.measured]
     seconds = {name: sum(u[name] for u in measured) / len(measured) for name in measured[0]}
     out = {"seconds": seconds, "samples_per_second": work.batch / seconds["update"], "peak": memory("VmHWM") - imports}

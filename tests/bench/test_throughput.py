@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.folders import build_causal_lm
+from components.models.kernels import by_onednn
 from components.models.sampling import Samples, sample
 from tests.bench import throughput
 from tests.bench.throughput import ratio, table
 from tests.bench.workload import (
     CAP,
+    PRODUCTS,
     SIZES,
     ForcedLengths,
     Lengths,
@@ -152,6 +156,52 @@ def test_operations_of_training_are_those_that_torch_counts(tiny: tuple[Any, Any
     assert once == counter.get_total_flops() - masked + norms
     thrice = training_flops(model.config, trunk_parameters(model), [prompt] * rows, [response] * rows, 3, 2)
     assert thrice == 3 * (2 * once - 6 * 300 * 32 * response * rows)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_operations_of_the_cpus_own_products_and_attention_are_counted_as_torch_counts_the_others(
+    tiny: tuple[Any, Any], causal: bool
+) -> None:
+    def count(linear: torch.nn.Linear, attention: Any) -> int:
+        x = torch.ones(2, 5, 32, requires_grad=True)
+        with FlopCounterMode(display=False, custom_mapping=PRODUCTS) as counter:
+            heads = linear(x).unflatten(2, (4, 8)).transpose(1, 2)
+            attention(heads, heads, heads, is_causal=causal).sum().backward()
+        return counter.get_total_flops()
+
+    def by_bmm(query: Any, key: Any, value: Any, is_causal: bool) -> Any:
+        with sdpa_kernel(SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+    plain, ours = torch.nn.Linear(32, 32), by_onednn(torch.nn.Linear(32, 32))
+    forward = 2 * 2 * 5 * 32 * 32
+    pairs = 2 * 4 * 5 * 5 * 8 * 2
+    # Attention's gradient has four products of its own, and its kernel computes the scores once more.
+    assert count(ours, functional.scaled_dot_product_attention) == 3 * forward + (2 + 5) * pairs
+    assert count(plain, by_bmm) == 3 * forward + (2 + 4) * pairs
+
+
+def test_a_share_of_the_bound_is_the_measured_ratio_over_that_of_the_operations() -> None:
+    phases = ("rollout", "scoring", "training", "other")
+
+    def counted(*gflop: float) -> dict[str, float]:
+        by_phase = dict(zip(phases, gflop, strict=True)) | {"update": sum(gflop)}
+        return {f"{phase} operations": value * 1e9 for phase, value in by_phase.items()}
+
+    def run(update: float) -> dict[str, Any]:
+        return {"samples_per_second": 32 / update, "seconds": {"update cpu": update * 1.5}}
+
+    operations = {"trl": counted(2, 4, 34, 0), "separate": counted(1, 3, 16, 0), "shared": counted(1, 2, 7, 0)}
+    measured = {
+        ("trl", "float32"): [run(8.0), run(4.0), run(6.0)],
+        ("separate", "float32"): [run(4.0), run(4.0), run(2.0)],
+        ("shared", "float32"): [run(2.0)] * 3,
+    }
+    lines = throughput.bounds(operations, measured, "float32").splitlines()
+    assert lines[4] == "| training, GFLOP | 34.0 | 16.0 | 2.12 | 7.0 | 4.86 |"
+    assert lines[5] == "| other, GFLOP | 0.0 | 0.0 |  | 0.0 |  |"
+    assert lines[6] == "| update, GFLOP | 40.0 | 20.0 | 2.00 | 10.0 | 4.00 |"
+    assert lines[7:] == ["| share of the bound |  |  | 100% |  | 75% |", "| by processor time |  |  | 100% |  | 75% |"]
 
 
 def test_ratios_are_medians_of_pairs_and_say_whether_they_meet_their_bars() -> None:

@@ -42,6 +42,8 @@ MEMORY_BARS = {"separate": 0.7, "shared": 0.6}
 ACROSS_BAR, ROLLOUT_BAR = 3.0, 2.0
 """Least ratio of our shared bfloat16 at 135m to TRL's float32; of our sampler's tokens/s to `generate`'s."""
 
+Counted = dict[str, dict[str, float]]
+"""Operations by phase (`update operations` and so on), by side."""
 Measured = dict[tuple[str, str], list[dict[str, Any]]]
 """What `side.py` printed, by (side, dtype), a pair an item."""
 
@@ -50,8 +52,8 @@ def measure(options: argparse.Namespace, side: str, pair: int = 0, **what: Any) 
     """Run `side.py`, or take what `--out` says it printed for the same before."""
     from process import measured  # beside this script; the unit tests import it by another name
 
-    given = {name: getattr(options, name) for name in ("device", "threads", "updates", "pairs")} | {
-        "side": side, "smollm2": str(options.smollm2), "variant": "ragged", "dtype": "float32",
+    given = {name: getattr(options, name) for name in ("device", "threads", "updates", "pairs", "products")} | {
+        "count": False, "side": side, "smollm2": str(options.smollm2), "variant": "ragged", "dtype": "float32",
         "peaks": {"bandwidth": options.bandwidth, "flops": options.peak_flops}, **what,
     }  # fmt: skip
     asked = given | {"pair": pair}
@@ -92,6 +94,39 @@ def judged(value: float, bar: float | None, largest: bool = False) -> str:
     return f"{value:.2f} ({sign} {bar:g} {'met' if met else 'MISSED'})"
 
 
+def count(options: argparse.Namespace, size: str, variant: str) -> Counted:
+    """Operations of each side's first update, by phase, counted once: they depend on shapes alone."""
+    asked = {"size": size, "variant": variant, "updates": 0, "count": True}
+    return {side: measure(options, side, **asked)["seconds"] for side in ("trl", *CRITICS)}
+
+
+def bounds(counted: Counted, measured: Measured, dtype: str) -> str:
+    """A Markdown table: operations of each phase, what their ratio allows at most, and the share of it that is reached.
+
+    The bound is the ratio of samples/s if every operation took both sides the same time and nothing else took any.
+    """
+    titles = ["", "TRL", *(title for critic in CRITICS for title in (critic, "ratio"))]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    for phase in PHASES:
+        of = {side: found[f"{phase} operations"] / 1e9 for side, found in counted.items()}
+        cells = [f"{phase}, GFLOP", f"{of['trl']:.1f}"]
+        for critic in CRITICS:
+            cells += [f"{of[critic]:.1f}", f"{of['trl'] / of[critic]:.2f}" if of[critic] else ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    for title, field in (("share of the bound", "samples_per_second"), ("by processor time", "update cpu")):
+        cells = [title, ""]
+        for critic in CRITICS:
+            bound = counted["trl"]["update operations"] / counted[critic]["update operations"]
+            here, there = measured[critic, dtype], measured["trl", dtype]
+            if field == "samples_per_second":
+                reached = ratio([r[field] for r in here], [r[field] for r in there])
+            else:
+                reached = ratio([r["seconds"][field] for r in there], [r["seconds"][field] for r in here])
+            cells += ["", f"{reached / bound:.0%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table(measured: Measured, size: str, variant: str, dtype: str) -> str:
     """A Markdown table of a size, variant and format: a phase a line, then samples/s and memory."""
     runs = {side: measured[side, dtype] for side in ("trl", *CRITICS)}
@@ -127,9 +162,10 @@ def across(measured: Measured) -> str:
 def on_cpu(options: argparse.Namespace, size: str) -> None:
     """Measure and print both variants of a size."""
     for variant in options.variants:
-        measured = alternate(options, size, variant)
+        counted, measured = count(options, size, variant), alternate(options, size, variant)
         for dtype in options.dtype:
             print(f"\n{size}, {variant}, {dtype}, {options.pairs} pairs\n\n{table(measured, size, variant, dtype)}\n")
+            print(bounds(counted, measured, dtype), flush=True)
         if size == "135m" and len(options.dtype) == 2:
             print(across(measured))
 
@@ -167,6 +203,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=2, help="measured updates of each measurement; 0: the first")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rollout", action="store_true", help="only our sampler against `generate`")
+    parser.add_argument(
+        "--products", choices=("onednn", "torch"), default="onednn", help="torch: our float32 products as TRL's, by MKL"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: ours alone (never run yet)")
     # NVIDIA's data sheet of the H200 SXM: 4.8 TB/s; dense bfloat16 989 TFLOP/s (half of the figure with sparsity).
     parser.add_argument("--bandwidth", type=float, default=4.8e12, help="the device's memory bandwidth, bytes/s")

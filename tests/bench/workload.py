@@ -5,6 +5,7 @@ response too soon or too late. Log-probabilities stay the model's own, so ratios
 """
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from components.models import sampling
@@ -175,6 +177,28 @@ class ForcedLengths:
 
         with patch.object(torch, "multinomial", forced):
             yield
+
+
+def _linear_operations(x: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of x weightᵀ, from the shapes (..., I) and (O, I)."""
+    return 2 * math.prod(x) * weight[0]
+
+
+def _attention_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Of attention, from its shapes; a causal mask is not taken off, as torch does not for its other kernels."""
+    return sdpa_flop_count(query, key, value)
+
+
+def _attention_gradient_operations(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(gradient, query, key, value)
+
+
+PRODUCTS = {
+    torch.ops.mkldnn._linear_pointwise: _linear_operations,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_operations,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_gradient_operations,
+}
+"""What torch's `FlopCounterMode` does not count by itself: oneDNN's products and the CPU's attention."""
 
 
 def trunk_parameters(model: Any) -> int:
