@@ -14,6 +14,10 @@ from components.base.settings import Settings
 TORCH = ("torch", "transformers")
 
 
+Run = Callable[[Settings, Mapping[str, Path], Path, Observe], dict[str, float]]
+"""A stage's function: its config, inputs on disk, the folder to write to, and what to call after a step."""
+
+
 class Stage(NamedTuple):
     """One computed, keyed and published step."""
 
@@ -29,8 +33,10 @@ class Stage(NamedTuple):
     """The pipeline's stage under which status and MLflow show it."""
     final: bool = True
     """Whether it ends the shown stage; only then are gates judged."""
+    spreads: bool = False
+    """Whether it computes in as many processes as its config's `runtime.ranks` says."""
 
-    def load_run(self) -> Callable[[Settings, Mapping[str, Path], Path, Observe], dict[str, float]]:
+    def load_run(self) -> Run:
         """The stage's function (imports its module, and so maybe torch)."""
         return importlib.import_module(self.module).run
 
@@ -40,8 +46,11 @@ class Stage(NamedTuple):
         return getattr(importlib.import_module(module), name)
 
 
-def _stage(name: str, module: str, job: str, libraries: tuple[str, ...], shown: str = "", final: bool = True) -> Stage:
-    return Stage(name, module, job, libraries, shown or name, final)
+def _stage(
+    name: str, module: str, job: str, libraries: tuple[str, ...], shown: str = "", final: bool = True,
+    spreads: bool = False,
+) -> Stage:  # fmt: skip
+    return Stage(name, module, job, libraries, shown or name, final, spreads)
 
 
 STAGES: dict[str, Stage] = {
@@ -53,8 +62,10 @@ STAGES: dict[str, Stage] = {
             "data_contracts.config:ValidateJob",
             ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid"),
         ),
-        _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH),
-        _stage("reward", "components.reward.stage", "components.reward.config:RewardJob", (*TORCH, "peft")),
+        _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH, spreads=True),
+        _stage(
+            "reward", "components.reward.stage", "components.reward.config:RewardJob", (*TORCH, "peft"), spreads=True
+        ),
         _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", (*TORCH, "peft")),
         _stage(
             "human_eval.sample",

@@ -8,6 +8,7 @@ from torch.distributions import Categorical
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from components.distributed.sharding import through
 from components.models.batching import position_ids
 from components.models.folders import autocast
 from components.models.runtime import Runtime
@@ -69,6 +70,12 @@ def token_stats(
     positions asked for, and no more than `LOGITS_AT_ONCE` of its logits are held; where they go in turns, a backward
     pass computes those of each turn again.
     """
+    return through(model, _token_stats, ids, mask, counts, runtime, temperature, with_entropy)
+
+
+def _token_stats(
+    model: Any, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime, temperature: float, with_entropy: bool
+) -> TokenStats:
     with autocast(runtime):
         hidden = last_hidden(model, ids, mask)[predicts(counts)]
     tokens = ids[counts]

@@ -14,7 +14,8 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from components.base.errors import MachineMismatch
-from components.base.settings import Settings
+from components.base.settings import Settings, unkeyed
+from components.distributed.hosts import these_hosts
 
 _INSTRUCTION_SETS = (("amx_bf16", "amx_bf16"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
 
@@ -46,18 +47,23 @@ class Runtime(Settings):
     """Format of matrix products; `auto` is bfloat16 where the hardware is fast at it (AMX, a GPU of compute capability
     8.0 or more), else float32."""
     threads: int = Field(0, ge=0, le=256)
-    """CPU threads; 0 takes every core this process may use."""
+    """CPU threads of each rank; 0 shares out the cores that this process may use."""
     instruction_set: str = "auto"
     """CPU instruction set that results on a CPU depend on; `auto` reads it from the processor."""
     ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    """Processes of a stage that trains; `auto` is one for each visible GPU, and 1 on a CPU. On a CPU any number is
-    allowed; they share its cores."""
+    """Processes of a stage that trains (sft, reward, ppo); `auto` is one for each visible GPU, and 1 on a CPU. On a CPU
+    any number is allowed; they share its cores."""
     gpu: str = "auto"
     """Name and compute capability of the GPU that computes; `auto` asks the driver, `none` on a CPU."""
     cuda: str = "auto"
     """CUDA version that torch is built with; `auto` reads it from the installed torch, `none` on a CPU."""
     tf32: bool = False
     """Whether a GPU may round the inputs of float32 matrix products to 10 bits of mantissa (TF32)."""
+    sharding: Literal["auto", "none", "zero2", "zero3", "replicas"] = "auto"
+    """What several ranks share out of a model that trains whole: `zero2` gradients and optimiser moments, `zero3`
+    parameters too, `replicas` nothing. `auto` is `zero2`, and `none` where there is one rank."""
+    rank_timeout: float = unkeyed(1800.0, gt=0)
+    """Seconds that a rank waits for the others before the stage ends."""
 
     def resolve(self) -> "Runtime":
         """The same with every `auto` replaced by what this machine has."""
@@ -66,13 +72,16 @@ class Runtime(Settings):
         instruction_set = self.instruction_set if self.instruction_set != "auto" else cpu_instruction_set()
         on_gpu = device == "cuda"
         fast = found.fast_bfloat16 if on_gpu else instruction_set == "amx_bf16"
-        ranks = len(found.gpus) if on_gpu and found.gpus else 1
+        ranks = self.ranks if self.ranks != "auto" else (len(found.gpus) if on_gpu and found.gpus else 1)
+        sharding = "none" if ranks == 1 else ("zero2" if self.sharding in ("auto", "none") else self.sharding)
         return Runtime(
             device=device,
             dtype=self.dtype if self.dtype != "auto" else ("bfloat16" if fast else "float32"),
-            threads=self.threads or len(os.sched_getaffinity(0)),
+            threads=self.threads or max(1, len(os.sched_getaffinity(0)) // these_hosts().ranks_here(ranks)),
             instruction_set=instruction_set,
-            ranks=self.ranks if self.ranks != "auto" else ranks,
+            ranks=ranks,
+            sharding=sharding,
+            rank_timeout=self.rank_timeout,
             gpu=self.gpu if self.gpu != "auto" else (found.name if on_gpu else NONE),
             cuda=self.cuda if self.cuda != "auto" else (found.cuda if on_gpu else NONE),
             tf32=self.tf32 and on_gpu,
@@ -82,6 +91,7 @@ class Runtime(Settings):
     def setting(self) -> str:
         """The same as YAML in one line, as a config names a worker's machine in `runners`."""
         own = ("gpu", "cuda", "tf32", "ranks") if self.device == "cuda" else ("instruction_set",)
+        own += ("ranks", "sharding") if self.ranks not in ("auto", 1) and self.device != "cuda" else ()
         names = ("device", "dtype", "threads", *own)
         named = self.model_dump(mode="json", include=set(names))
         quoted = {"gpu", "cuda"}  # a version is no number
@@ -98,10 +108,11 @@ class Runtime(Settings):
         if self.device == "cuda":
             own = {"device": "cuda", "gpu": found.name, "cuda": found.cuda} if found.gpus else {"device": "cpu"}
         lacking = {n: value for n, value in own.items() if getattr(self, n) not in ("auto", value)}
-        if self.threads > here.threads:
-            lacking["threads"] = here.threads
-        if self.device == "cuda" and found.gpus and self.ranks != "auto" and self.ranks > len(found.gpus):
-            lacking["ranks"] = len(found.gpus)
+        if self.threads > (cores := len(os.sched_getaffinity(0))):
+            lacking["threads"] = cores
+        most = len(found.gpus) * these_hosts().count
+        if self.device == "cuda" and found.gpus and self.ranks != "auto" and self.ranks > most:
+            lacking["ranks"] = most
         return [f"{name}: wanted {getattr(self, name)}, here {value}" for name, value in lacking.items()]
 
 
@@ -210,6 +221,14 @@ def torch_cuda() -> str:
             found = re.search(r"""^cuda\b[^=]*= *['"]([0-9.]+)['"]""", file.read_text(), re.MULTILINE)
             return found.group(1) if found else NONE
     return NONE
+
+
+def visible_gpus() -> int:
+    """How many GPUs this process may use, by CUDA_VISIBLE_DEVICES or the driver's list; 1 at least."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return max(1, len([each for each in visible.split(",") if each.strip()]))
+    return max(1, len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))
 
 
 def cpu_instruction_set() -> str:

@@ -7,7 +7,7 @@ Each response sees the shared tokens and itself. With prompts and responses of l
 its second copy of the prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from components.base.errors import CheckFailed
+from components.distributed.sharding import passes_must_match, through
 from components.models.batching import even_runs, pad
 from components.models.folders import autocast
 from components.models.runtime import Runtime
@@ -71,17 +72,29 @@ def pack(pairs: Sequence[Pair], pad_id: int) -> PackedPairs:
 def packed_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
     """Raw scores (N, K) float32 of the chosen and of the rejected, differentiable; computed in runs of like length."""
     found, order = [], list[int]()
-    for run in even_runs([packed_length(pair) for pair in pairs], len(pairs)):
+    for run in _runs(model, [packed_length(pair) for pair in pairs]):
         rows = PackedPairs(*(each.to(runtime.device) for each in pack([pairs[i] for i in run], pad_id)))
-        with autocast(runtime):
-            hidden = model.base_model(
-                input_ids=rows.ids, attention_mask=rows.sees, position_ids=rows.positions, use_cache=False
-            ).last_hidden_state
-            ends = hidden.gather(1, rows.ends.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-        found.append(model.score(ends.float()).float())
+        found.append(through(model, _scores_at_ends, rows, runtime))
         order += run
     chosen, rejected = _in_order(found, order).unbind(1)
     return chosen, rejected
+
+
+def _scores_at_ends(model: Any, rows: PackedPairs, runtime: Runtime) -> Tensor:
+    with autocast(runtime):
+        hidden = model.base_model(
+            input_ids=rows.ids, attention_mask=rows.sees, position_ids=rows.positions, use_cache=False
+        ).last_hidden_state
+        ends = hidden.gather(1, rows.ends.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+    return model.score(ends.float()).float()
+
+
+def _runs(model: Any, lengths: Sequence[int]) -> Iterator[list[int]]:
+    """`even_runs` of all; one run where ranks must make as many passes as each other."""
+    if passes_must_match(model):
+        yield list(range(len(lengths)))
+    else:
+        yield from even_runs(lengths, len(lengths))
 
 
 def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
@@ -91,7 +104,7 @@ def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Run
     """
     sequences = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     found, order = [], list[int]()
-    for run in even_runs([len(s) for s in sequences], len(sequences)):
+    for run in _runs(model, [len(s) for s in sequences]):
         ids, mask = pad([sequences[i] for i in run], pad_id)
         found.append(head_scores(model, ids.to(runtime.device), mask.to(runtime.device), runtime))
         order += run

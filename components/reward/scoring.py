@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from components.base.errors import CheckFailed
 from components.base.settings import Settings
+from components.distributed.sharding import through
 from components.models.batching import length_buckets, pad
 from components.models.folders import autocast
 from components.models.logprobs import last_hidden
@@ -132,6 +133,10 @@ def score_tokens(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Ten
 
 def head_scores(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
     """Raw scores (N, K) float32 of the K heads of one model at the last counted token; arguments as `score_tokens`."""
+    return through(model, _head_scores, ids, mask, runtime)
+
+
+def _head_scores(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
     with autocast(runtime):
         hidden = last_hidden(model, ids, mask)
         hidden = hidden[torch.arange(len(ids), device=ids.device), last_counted(mask)]

@@ -12,6 +12,7 @@ from components.base.jsonl import read_rows, write_json
 from components.base.observe import Observe
 from components.data.splits import SPLITS
 from components.data.support_desk.task import task_name
+from components.distributed.ranks import go_on_alone, is_first
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
 from components.models.folders import frozen, load_causal_lm, save_model
@@ -57,10 +58,12 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
                           inputs.get("previous_reward"))  # fmt: skip
     for member, model in enumerate(models):
         folder = member_folder(out / "artifact", member)
-        save_model(model, tokenizer, folder / "model")
-        if isinstance(model, AdapterView):
-            save_adapter(model, folder / "adapter")
+        if is_first():
+            save_model(model, tokenizer, folder / "model")
+            if isinstance(model, AdapterView):
+                save_adapter(model, folder / "adapter")
         members.append(frozen(with_one_head(model, job.reward.objectives)))
+    go_on_alone()
     sft_samples = sample_sft(job, inputs, tokenizer)
     sft_scores = _score_sft(job, members, tokenizer, sft_samples)
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())

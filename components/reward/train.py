@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from components.base.observe import Observe
+from components.distributed.sharding import gathered, spread
 from components.models.adapters import AdapterView, Backbone, mean_adapter
 from components.models.folders import draw_head, frozen, load_reward_model
 from components.reward.config import RewardConfig, RewardJob
@@ -57,9 +58,9 @@ def train_models(
                 observe(before + step, metrics, total=sum(steps), tokens=tokens, resumed=resumed)
 
             model = begin(member, first)
-            first = model if first is None else first
-            fit_model(job, model, [pairs[i] for i in share], pad_id, out, counted_through, member)
-            yield frozen(model)
+            first = model if first is None and config.lora is not None else first
+            whole = fit_model(job, model, [pairs[i] for i in share], pad_id, out, counted_through, member)
+            yield frozen(whole)
 
     if config.combine == "average" and config.members > 1:
         yield average(list(trained()))
@@ -90,8 +91,8 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
 
 def fit_model(
     job: RewardJob, model: Any, pairs: Sequence[Pair], pad_id: int, out: Path, observe: Observe, member: int = 0
-) -> None:
-    """Train `model` on `pairs`, in an order of `member`'s own; resumes from `out/checkpoint`."""
+) -> Any:
+    """Train `model` on `pairs`, in an order of `member`'s own, and return it; resumes from `out/checkpoint`."""
     config = job.reward
     combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
 
@@ -110,9 +111,10 @@ def fit_model(
         accuracy = weighted_mean(right, weights).item()
         return loss, {"reward/train_loss": loss.item(), "reward/train_accuracy": accuracy}
 
-    model.requires_grad_(True).train()
+    model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=[p.weight for p in pairs])
     fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None)
+    return gathered(model)
 
 
 def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> list[int]:

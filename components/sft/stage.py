@@ -12,6 +12,8 @@ from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_scores
+from components.distributed.ranks import go_on_alone
+from components.distributed.sharding import gathered, spread
 from components.models.folders import build_causal_lm, load_base, save_model
 from components.models.kernels import by_onednn
 from components.models.sampling import generate_responses
@@ -60,8 +62,8 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
         metrics["sft/base_perplexity"] = math.exp(sum(baseline) / sum(tokens))
 
-    fine_tune(job, model, tokenizer.pad_token_id, examples, out, observe)
-    model.eval()
+    model = fine_tune(job, model, tokenizer.pad_token_id, examples, out, observe).eval()
+    go_on_alone()
     save_model(model, tokenizer, out / "artifact" / "model")
     losses = response_losses(model, tokenizer, heldout_examples, job.runtime)
     loss = loss_a_token(losses, heldout_examples)
@@ -85,16 +87,17 @@ def _need_enough(job: SftJob, train: TokenizedDemonstrations, heldout: Tokenized
             )
 
 
-def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example], out: Path, observe: Observe) -> None:
-    """Train all of `model` on the examples' responses; resumes from `out/checkpoint`."""
+def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example], out: Path, observe: Observe) -> Any:
+    """Train all of `model` on the examples' responses, and return it; resumes from `out/checkpoint`."""
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
         loss = token_losses(model, pad_id, [examples[i] for i in batch], job.runtime).mean()
         return loss, {"sft/train_loss": loss.item()}
 
-    model.requires_grad_(True).train()
+    model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, [len(p) + len(r) for p, r in examples], weights=[len(r) for _, r in examples])
     fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe)
+    return gathered(model)
 
 
 def unigram_losses(train: Sequence[Example], heldout: Sequence[Example], vocabulary: int) -> list[float]:

@@ -18,6 +18,7 @@ from torch.optim import AdamW
 
 from components.base.files import make_folder, read_sealed, replacing, seal
 from components.base.hashing import digest_file
+from components.distributed import ranks, sharding
 from components.training.stopping import Held
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Pace:
     def __init__(self, every: int, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._every, self._clock = every, clock
         self._seconds = float("inf") if minutes is None else 60 * minutes
-        self._saved, self._stopping, self._held = clock(), False, Held()
+        self._saved, self._stopping, self._held = clock(), 0, Held()
 
     def __enter__(self) -> "Pace":
         self._held.__enter__()
@@ -48,10 +49,14 @@ class Pace:
         self._held.__exit__(*exception)
 
     def due(self, step: int, last: bool) -> bool:
-        """Whether to checkpoint after `step` steps (from 1). Ask once a step, and save where it says so."""
-        self._stopping = self._held.told is not None
+        """Whether to checkpoint after `step` steps (from 1). Ask once a step, and save where it says so.
+
+        Ranks agree on it: what one of them was told, or its clock says, all do.
+        """
         now = self._clock()
-        due = last or self._stopping or step % self._every == 0 or now - self._saved >= self._seconds
+        told, late = ranks.largest([float(self._held.told or 0), float(now - self._saved >= self._seconds)])
+        self._stopping = int(told)
+        due = last or self._stopping > 0 or step % self._every == 0 or late > 0
         if due:
             self._saved = now
         return due
@@ -59,6 +64,7 @@ class Pace:
     def stop_if_told(self) -> None:
         """The end of a step that is checkpointed and reported: a signal that came before `due` now stops the loop."""
         if self._stopping:
+            self._held.told = self._stopping  # maybe another rank's
             self._held.deliver()
 
 
@@ -96,11 +102,17 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: ob
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint in `folder` whose bytes hold; None where there is none.
+    """The newest checkpoint in `folder` whose bytes hold; None where there is none. Rank 0 finds it for all.
 
     A damaged one is removed with a warning in the log, and the one before it is tried. Left there, it would count among
     the newest that `save` keeps, and those of the steps that are now done again would go instead.
     """
+    found = _load_latest(folder) if ranks.is_first() else None
+    told = ranks.told_by_first("" if found is None else str(found.step))
+    return _load(folder, int(told)) if told and not ranks.is_first() else found
+
+
+def _load_latest(folder: Path) -> Checkpoint | None:
     steps = _steps(folder)
     for step in steps:
         try:
@@ -128,11 +140,12 @@ def unpack_optimizer(
 
     Of `tensors`, the checkpoint's, those whose names don't start with `prefix` are left alone.
     """
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     for full_name, tensor in tensors.items():
         if full_name.startswith(f"{prefix}."):
             index, name = full_name.removeprefix(f"{prefix}.").split(".")
-            state[int(index)][name] = tensor
+            state[int(index)][name] = sharding.like(tensor, held[int(index)]) if tensor.dim() else tensor
     groups = [group | {"betas": tuple(group["betas"])} for group in groups]  # JSON made a list of them
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

@@ -17,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from components.base.errors import CheckFailed
 from components.base.observe import Observe
+from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
 from components.models.batching import length_buckets
 from components.training import checkpoint
@@ -42,13 +43,17 @@ def _kept(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def save_state(
     folder: Path, step: int, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW], state: object
 ) -> None:
-    """Checkpoint the parameters of `modules`, optimiser moments and `state` (JSON)."""
+    """Checkpoint parameters, optimiser moments and `state` (JSON). All ranks call it, and rank 0 writes."""
     tensors: dict[str, Tensor] = {f"{name}|{k}": p for name, module in modules.items() for k, p in _kept(module)}
     groups = {}
     for name, optimizer in optimizers.items():
         moments, groups[name] = checkpoint.pack_optimizer(optimizer, f"{name}.optimizer")
         tensors |= moments
-    checkpoint.save(folder, step, tensors, {"optimizers": groups, "state": state})
+    for name, tensor in tensors.items():
+        whole = sharding.whole(tensor)  # one after the other, so that no more than one is whole on a device
+        tensors[name] = whole.cpu() if whole is not tensor and ranks.is_first() else tensor
+    if ranks.is_first():
+        checkpoint.save(folder, step, tensors, {"optimizers": groups, "state": state})
 
 
 def restore_state(
@@ -61,7 +66,7 @@ def restore_state(
     with torch.no_grad():
         for name, module in modules.items():
             for key, parameter in _kept(module):
-                parameter.copy_(found.tensors[f"{name}|{key}"])
+                parameter.copy_(sharding.like(found.tensors[f"{name}|{key}"], parameter))
     for name, optimizer in optimizers.items():
         groups = found.state["optimizers"][name]
         checkpoint.unpack_optimizer(optimizer, f"{name}.optimizer", found.tensors, groups)
@@ -69,12 +74,12 @@ def restore_state(
 
 
 def clip_and_step(model: Any, optimizer: Any, max_norm: float, what: str) -> float:
-    """Clip the gradient by global norm, step and clear it; returns the norm before clipping.
+    """Sum the gradient over the ranks, clip it by global norm, step and clear it; returns the norm before clipping.
 
     Raises:
         CheckFailed: the gradient isn't finite (nothing is stepped).
     """
-    norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], max_norm)
+    norm = sharding.clip_gradients([p for p in model.parameters() if p.requires_grad], max_norm)
     if not torch.isfinite(norm):
         raise CheckFailed(
             f"{what}: the gradient's norm is {norm.item()}. Lower the learning rate or look at the batch."
@@ -137,12 +142,14 @@ def fit(
         for step in range(resumed[0] if resumed else 0, len(batches)):
             rate = learning_rate_at(step, len(batches), config)
             set_learning_rate(optimizer, rate)
-            torch.manual_seed(torch_seed(seed, name, "dropout", step))  # dropout takes no generator
+            own = [ranks.rank()] if ranks.rank() else []
+            torch.manual_seed(torch_seed(seed, name, "dropout", step, *own))  # dropout takes no generator
             metrics: dict[str, float] = {}
             batch = batches[step]
-            for start in range(0, len(batch), config.micro_batch_size):
-                micro = batch[start : start + config.micro_batch_size]
-                share = counted(micro) / counted(batch)
+            micros = micro_batches(batch, config.micro_batch_size)
+            for micro, counts in micros:
+                share = counted(micro) / counted(batch) if counts else 0.0
+                sharding.reduce_at(model, last=micro is micros[-1][0])
                 with recomputed(model, config):
                     loss, values = examples.loss(micro)
                 if not torch.isfinite(loss):
@@ -152,6 +159,7 @@ def fit(
                 (loss * share).backward()
                 for metric, value in values.items():
                     metrics[metric] = metrics.get(metric, 0.0) + value * share
+            metrics = ranks.summed(metrics)
             metrics[f"{group}/grad_norm"] = clip_and_step(model, optimizer, config.max_grad_norm, group)
             metrics[f"{group}/learning_rate"] = rate
             if pace.due(step + 1, last=step + 1 == len(batches)):
@@ -159,6 +167,17 @@ def fit(
             observe(step + 1, metrics, total=len(batches), tokens=sum(examples.lengths[i] for i in batch))
             pace.stop_if_told()
     return len(batches)
+
+
+def micro_batches(batch: Sequence[int], size: int) -> list[tuple[list[int], bool]]:
+    """This rank's share of `batch` in runs of at most `size`, and whether each counts.
+
+    Ranks make as many passes as each other. One that has fewer rows computes some for nothing.
+    """
+    runs = max(1, math.ceil(len(ranks.share(batch, of=0)) / size))
+    mine = ranks.share(batch)
+    found = [(mine[start : start + size], True) for start in range(0, len(mine), size)]
+    return found + [(list(batch[:1]), False) for _ in range(runs - len(found))]
 
 
 @contextlib.contextmanager

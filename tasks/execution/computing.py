@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from components.base.errors import UserError, naming
@@ -25,11 +26,12 @@ from components.models.runtime import activate, cpu_instruction_set
 from components.store.leases import Lease
 from components.store.records import Environment
 from components.store.store import ArtifactStore, Miss, Record
+from tasks import ranks
 from tasks.execution import logs, plots
 from tasks.execution.attempts import time_limit
 from tasks.result import Input, InputChanged
 from tasks.runs.points import Point, Spool, is_point, read_points
-from tasks.stages import Stage
+from tasks.stages import Run, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -156,9 +158,14 @@ def _imported(work: Work) -> str:
 def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict[str, float]:
     """Call the stage's function. Its points stay beside its checkpoint: a resumed stage shows its whole curve."""
     runtime = getattr(work.job, "runtime", None)
-    if runtime is not None and "torch" in work.stage.libraries:
-        activate(runtime)
-    run = work.stage.load_run()
+    spreads = work.stage.spreads and runtime is not None and runtime.ranks > 1
+    run: Run
+    if spreads:
+        run = partial(ranks.run, work.stage, check=lease.check)
+    else:
+        if runtime is not None and "torch" in work.stage.libraries:
+            activate(runtime)
+        run = work.stage.load_run()
     logs.take_over()  # what it imported may log by itself
     with closing(Spool(points)) as kept:
         for point in read_points(points):

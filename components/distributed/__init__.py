@@ -1,0 +1,1 @@
+"""One stage in several processes, its ranks: starting them, sharing out rows, sharding models, ending together."""

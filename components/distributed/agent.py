@@ -1,0 +1,60 @@
+"""The program that starts a stage's ranks on this host and ends them together: torch's elastic agent.
+
+python -m components.distributed.agent FOLDER PARENT
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from components.base.files import replacing
+from components.distributed.entry import AGENT
+from components.distributed.hosts import Hosts
+from components.distributed.orphans import die_with_parent
+
+DIED = "died.json"
+STARTED_TOGETHER_SECONDS = 900
+"""How long the first of several hosts waits for the others."""
+
+
+def main(folder: Path) -> None:
+    """Run the ranks of `folder`/agent.json to their end; exit 1 where one failed, their exit codes in `died.json`."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    wanted = json.loads((folder / AGENT).read_text(encoding="utf-8"))
+    hosts = Hosts(**wanted["hosts"])
+    alone = hosts.count == 1
+    config = LaunchConfig(
+        min_nodes=hosts.count,
+        max_nodes=hosts.count,
+        nproc_per_node=wanted["ranks_here"],
+        run_id=wanted["name"],
+        rdzv_backend="c10d" if alone else "static",
+        rdzv_endpoint=hosts.rendezvous,
+        rdzv_configs={"timeout": STARTED_TOGETHER_SECONDS} | ({} if alone else {"rank": hosts.number}),
+        local_addr="127.0.0.1" if alone else None,
+        max_restarts=0,  # a stage goes on from its checkpoint when it is computed again
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL),
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "components.distributed.entry", str(folder), str(os.getpid()))
+    except ChildFailedError as error:
+        with replacing(folder / DIED) as temporary:
+            temporary.write_text(json.dumps({rank: each.exitcode for rank, each in error.failures.items()}))
+        sys.exit(1)
+
+
+def write_wanted(folder: Path, name: str, ranks_here: int, hosts: Hosts, within: str) -> None:
+    """Write what `main` reads."""
+    wanted = {"name": name, "ranks_here": ranks_here, "hosts": asdict(hosts), "within": within}
+    (folder / AGENT).write_text(json.dumps(wanted), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[2]))
+    main(Path(sys.argv[1]))

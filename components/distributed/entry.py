@@ -1,0 +1,110 @@
+"""The program of one rank, started by the agent: the stage's own function, on this rank's device.
+
+    python -m components.distributed.entry FOLDER PARENT
+
+Rank 0 reads `FOLDER/program.json` and tells it to the others. It writes what the stage observes, one JSON object a
+line, and the metrics in the end. Any rank writes how it ended.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from components.base.files import replacing
+from components.base.process import this_process
+from components.distributed import outcome
+from components.distributed.orphans import die_with_parent
+
+AGENT, PROGRAM, OBSERVED, METRICS = "agent.json", "program.json", "observed.jsonl", "metrics.json"
+TIMEOUT = "TETHER_RANK_TIMEOUT"
+
+
+def process_file(folder: Path, rank: int) -> Path:
+    """Where rank `rank` says which process it is."""
+    return folder / f"process-{rank}.json"
+
+
+def done_file(folder: Path, rank: int) -> Path:
+    """What rank `rank` leaves when it ends well."""
+    return folder / f"done-{rank}"
+
+
+def main(folder: Path) -> int:
+    """Compute this rank's part; returns the exit code."""
+    rank = int(os.environ["RANK"])
+    process_file(folder, rank).write_text(json.dumps(this_process()), encoding="utf-8")
+    within = json.loads((folder / AGENT).read_text(encoding="utf-8"))["within"]
+    try:
+        with _named(within)():
+            _compute(folder, rank)
+    except BaseException as error:
+        outcome.write_ended(folder, outcome.failed(rank, error))
+        print(outcome.failed(rank, error).trace, file=sys.stderr, flush=True)
+        return 1
+    done_file(folder, rank).touch()
+    return 0
+
+
+def _compute(folder: Path, rank: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from components.distributed import ranks
+
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(ranks.local_rank())
+    # What is on the CPU is reduced by gloo: metrics, and what ranks decide together, without a wait for the GPU.
+    limit = timedelta(seconds=float(os.environ[TIMEOUT]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
+    text = (folder / PROGRAM).read_text(encoding="utf-8") if rank == 0 else ""
+    program = json.loads(ranks.told_by_first(text))
+    job = _named(program["job"]).model_validate(program["values"])
+    _named(program["setup"])(job.runtime)
+    inputs = {name: Path(path) for name, path in program["inputs"].items()}
+    observe = _Observed(folder / OBSERVED) if rank == 0 else _unobserved
+    try:
+        metrics = _named(program["run"])(job, inputs, Path(program["out"]), observe)
+    except ranks.Finished:
+        return
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    if rank == 0:
+        with replacing(folder / METRICS) as temporary:
+            temporary.write_text(json.dumps({name: float(value) for name, value in metrics.items()}))
+
+
+def _named(what: str) -> Any:
+    module, _, name = what.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _unobserved(step: int, metrics: Mapping[str, float], total: int | None = None, **of_progress: object) -> None:
+    """Drop what a rank that isn't 0 observes: rank 0 observes the same."""
+
+
+class _Observed:
+    """Writes what the stage observes where the stage's own process reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def __call__(
+        self, step: int, metrics: Mapping[str, float], total: int | None = None, *,
+        tokens: float | None = None, resumed: bool = False,
+    ) -> None:  # fmt: skip
+        found = {name: float(value) for name, value in metrics.items()}
+        row = {"step": step, "metrics": found, "total": total, "tokens": tokens, "resumed": resumed}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1])))

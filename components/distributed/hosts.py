@@ -1,0 +1,60 @@
+"""The hosts that compute a stage together, as the job that starts them says in the environment. No torch in here.
+
+TETHER_RENDEZVOUS   host:port of the first host, where all meet
+TETHER_HOSTS        how many there are (default 1)
+TETHER_HOST         the number of this one, from 0
+"""
+
+import os
+from dataclasses import dataclass
+
+from components.base.errors import UserError
+
+RENDEZVOUS, HOSTS, HOST = "TETHER_RENDEZVOUS", "TETHER_HOSTS", "TETHER_HOST"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where this host stands among those of a stage."""
+
+    count: int = 1
+    number: int = 0
+    rendezvous: str = "127.0.0.1:0"
+
+    def ranks_here(self, ranks: int) -> int:
+        """Ranks to start on this host, of `ranks` in all.
+
+        Raises:
+            UserError: they don't spread evenly.
+        """
+        if ranks % self.count:
+            raise UserError(
+                f"runtime.ranks is {ranks}, and {HOSTS} is {self.count}: every host starts as many ranks as the "
+                f"others. Set runtime.ranks to a multiple of {self.count}."
+            )
+        return ranks // self.count
+
+
+def these_hosts() -> Hosts:
+    """What the environment says; one host where it says nothing.
+
+    Raises:
+        UserError: it says only a part of it, or what is no number or address.
+    """
+    count, number = _number(HOSTS, 1), _number(HOST, 0)
+    rendezvous = os.environ.get(RENDEZVOUS, "")
+    if count == 1:
+        return Hosts()
+    if not 0 <= number < count:
+        raise UserError(f"{HOST} is {number}: with {HOSTS}={count} it is a number from 0 to {count - 1}.")
+    name, _, port = rendezvous.rpartition(":")
+    if not name or not port.isdigit():
+        raise UserError(f"{RENDEZVOUS} is {rendezvous!r}: set it to host:port of the first of {count} hosts.")
+    return Hosts(count, number, rendezvous)
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable) or str(default)
+    if not text.isdigit():
+        raise UserError(f"{variable} is {text!r}: set it to a number.")
+    return int(text)

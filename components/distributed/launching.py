@@ -1,0 +1,199 @@
+"""A stage's ranks as its own process sees them: started, followed, told to stop, and ended. No torch in here."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from components.base.errors import TetherError
+from components.base.observe import Observe
+from components.base.process import is_alive
+from components.base.settings import Settings
+from components.distributed import agent, entry, outcome
+from components.distributed.hosts import these_hosts
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 15.0
+"""How long the other ranks have to notice, when one has failed, before they are killed."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What each rank runs, by name (`module:what`), so that nothing is pickled."""
+
+    run: str
+    """The stage's function, `(job, inputs, out, observe) -> metrics`."""
+    job: str
+    """The class of its config."""
+    setup: str
+    """Called first, with the config's runtime."""
+    within: str
+    """Gives the context that a rank computes in: there a signal to stop raises, or waits for a step's end."""
+
+
+class Stopped(Exception):
+    """The ranks were told to stop by signal `number`, and have left."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@dataclass
+class _Ranks:
+    """The ranks of this host, as their files in `folder` tell of them."""
+
+    folder: Path
+    agent: subprocess.Popen[bytes]
+    name: str
+    told: int | None = None
+    _read: int = 0
+    _failing: float | None = field(default=None, init=False)
+
+    def observed(self) -> Iterator[dict[str, object]]:
+        """What the stage observed since the last call."""
+        path = self.folder / entry.OBSERVED
+        if path.is_file():
+            with path.open("rb") as file:
+                file.seek(self._read)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._read += len(line)
+                    yield json.loads(line)
+
+    def processes(self) -> dict[int, dict[str, object]]:
+        """Each rank that has begun, by number."""
+        found = {}
+        for path in self.folder.glob("process-*.json"):
+            with contextlib.suppress(ValueError):  # being written
+                found[int(path.stem.partition("-")[2])] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def stop(self, number: int) -> None:
+        """Tell every rank to stop by a signal: each finishes its step, then all leave together."""
+        self.told = number
+        for process in self.processes().values():
+            if is_alive(process):  # type: ignore[arg-type]
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(str(process["pid"])), number)
+
+    def kill_if_stuck(self) -> None:
+        """Kill them all a while after one has failed: the others may wait for it where no signal reaches them."""
+        gone = [r for r, each in self.processes().items() if not is_alive(each)]  # type: ignore[arg-type]
+        died = any(not entry.done_file(self.folder, rank).exists() for rank in gone)
+        failed = any(not each.signal for each in outcome.read_ended(self.folder))
+        if self._failing is None and (died or failed):
+            self._failing = time.monotonic()
+        if self._failing is not None and time.monotonic() - self._failing > GRACE_SECONDS:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the agent, and with it, by the kernel, the ranks; return when they are gone."""
+        self.agent.kill()
+        self.agent.wait()
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline and any(is_alive(each) for each in self.processes().values()):  # type: ignore[arg-type]
+            time.sleep(0.01)
+
+    def metrics(self) -> dict[str, float]:
+        """The stage's metrics, once the agent has ended.
+
+        Raises:
+            Stopped: a rank was told to stop. And the error of the rank that failed first.
+        """
+        if self.agent.returncode == 0 and (self.folder / entry.METRICS).is_file():
+            return json.loads((self.folder / entry.METRICS).read_text(encoding="utf-8"))
+        ended = outcome.read_ended(self.folder)
+        path = self.folder / agent.DIED
+        died = {int(r): code for r, code in json.loads(path.read_text()).items()} if path.is_file() else {}
+        number = outcome.told_to_stop(ended) or self._told_while_starting(died)
+        if number:
+            raise Stopped(number)
+        raise (
+            outcome.error_of(self.name, ended, died)
+            if ended or died
+            else TetherError(f"{self.name}: its ranks could not be started: {self._said()}")
+        )
+
+    def _told_while_starting(self, died: Mapping[int, int]) -> int:
+        """The signal that a rank was told to stop by before it could listen; 0 for none."""
+        told = self.told or (signal.SIGTERM if set(died.values()) == {-signal.SIGTERM} else 0)
+        return told if any(code == -told for code in died.values()) else 0
+
+    def _said(self) -> str:
+        text = (self.folder / "agent.log").read_text(encoding="utf-8", errors="replace").strip()
+        return text.splitlines()[-1] if text else f"the agent ended with exit code {self.agent.returncode}"
+
+
+def launch(
+    program: Program, name: str, job: Settings, inputs: Mapping[str, Path], out: Path, observe: Observe,
+    ranks: int, timeout: float, check: Callable[[], int | None] = lambda: None,
+) -> dict[str, float]:  # fmt: skip
+    """Compute a stage in `ranks` processes, on this host and those that `Hosts` tells of; returns its metrics.
+
+    Args:
+        name: the stage's, for messages.
+        out: where the ranks compute; what they say is in `out`/ranks.
+        observe: called here with what rank 0 observes.
+        timeout: seconds that a rank waits for the others.
+        check: called ten times a second: gives the signal that this process was told to stop by, if there was one; what
+            it raises ends the ranks.
+
+    Raises:
+        Stopped: this process or a rank was told to stop; the ranks have finished their step and left a checkpoint.
+            WorkerDied: a rank was killed or did not answer. And whatever error a rank raised.
+    """
+    hosts, folder = these_hosts(), out / "ranks"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    values = {"values": job.model_dump(mode="json"), "inputs": {n: str(p.absolute()) for n, p in inputs.items()}}
+    told = {"run": program.run, "job": program.job, "setup": program.setup, **values, "out": str(out.absolute())}
+    (folder / entry.PROGRAM).write_text(json.dumps(told), encoding="utf-8")
+    agent.write_wanted(folder, name, hosts.ranks_here(ranks), hosts, program.within)
+    started = _Ranks(folder, start_agent(folder, timeout), name)
+    try:
+        while started.agent.poll() is None:
+            time.sleep(POLL_SECONDS)
+            number = check()
+            if number is not None and started.told is None:
+                started.stop(number)
+            for row in started.observed():
+                observe(**row)  # type: ignore[arg-type]
+            started.kill_if_stuck()
+        for row in started.observed():
+            observe(**row)  # type: ignore[arg-type]
+        return started.metrics()
+    finally:
+        if started.agent.poll() is None:
+            started.kill()
+        relay(folder)
+
+
+def start_agent(folder: Path, timeout: float) -> subprocess.Popen[bytes]:
+    """Start the agent of `folder` in a session of its own, which the terminal's Ctrl-C does not reach."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with (folder / "agent.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "components.distributed.agent", str(folder), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path, entry.TIMEOUT: str(timeout)},
+        )
+
+
+def relay(folder: Path) -> None:
+    """Write what rank 0 wrote on standard error to this process's."""
+    for path in folder.glob("logs/**/0/stderr.log"):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        sys.stderr.write("\n".join(line for line in text.splitlines() if line.strip()) + "\n" if text.strip() else "")

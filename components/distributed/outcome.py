@@ -1,0 +1,109 @@
+"""How a rank ended, as JSON on disk, and the error that the stage's own process makes of it. No torch in here."""
+
+import builtins
+import json
+import re
+import signal
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from components.base import errors
+from components.base.errors import TetherError, WorkerDied, disk_error
+from components.base.files import replacing
+
+_OF_RANKS = re.compile(r"gloo/|ProcessGroup|NCCL|c10d|TCPStore|Connection reset by peer", re.IGNORECASE)
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank that raised."""
+
+    rank: int
+    kind: str
+    """Name of the error's class."""
+    message: str
+    trace: str
+    at: float
+    """Seconds since the epoch."""
+    signal: int = 0
+    """The signal that it was told to stop by; 0 for an error."""
+    of_ranks: bool = False
+    """Whether another rank is to blame: it left, or did not answer."""
+
+
+def failed(rank: int, error: BaseException) -> Ended:
+    """Describe the error that a rank ends with."""
+    told = disk_error(error) if isinstance(error, Exception) else None
+    kind, message = type(told or error).__name__, str(told or error)
+    number = getattr(error, "number", signal.SIGINT) if isinstance(error, KeyboardInterrupt) else 0
+    trace = "".join(traceback.format_exception(error))
+    blames = not isinstance(error, TetherError) and bool(_OF_RANKS.search(message))
+    return Ended(rank, kind, message, trace, time.time(), int(number), blames)
+
+
+def write_ended(folder: Path, ended: Ended) -> None:
+    """Write it into `folder`."""
+    with replacing(folder / f"ended-{ended.rank}.json") as temporary:
+        temporary.write_text(json.dumps(asdict(ended)), encoding="utf-8")
+
+
+def read_ended(folder: Path) -> list[Ended]:
+    """What ranks wrote, the earliest first."""
+    found = [Ended(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("ended-*.json")]
+    return sorted(found, key=lambda each: each.at)
+
+
+def told_to_stop(ended: list[Ended]) -> int:
+    """The signal by which the ranks were told to stop; 0 where an error ended them."""
+    causes = [each for each in ended if not each.of_ranks]
+    return causes[0].signal if causes else 0
+
+
+def error_of(stage: str, ended: list[Ended], died: Mapping[int, int]) -> Exception:
+    """The error that ends the stage: of the rank that failed first, not of those that missed it then.
+
+    Args:
+        ended: what the ranks wrote, the earliest first.
+        died: the exit codes of ranks that were not 0 when the first was found to have ended.
+    """
+    own = [each for each in ended if not each.of_ranks and not each.signal]
+    killed = {rank: -code for rank, code in died.items() if code < 0}
+    if own:
+        return _raised(stage, own[0])
+    if killed:
+        rank, number = min(killed.items())
+        name = signal.Signals(number).name
+        why = " The kernel does that to a process that takes too much memory." if number == signal.SIGKILL else ""
+        return WorkerDied(f"{stage}: rank {rank} was ended by {name}.{why} {_RESUMES}")
+    if ended:
+        late = bool(_TIMED_OUT.search(ended[0].message))
+        what = "waited in vain for another rank (runtime.rank_timeout)" if late else "lost its connection to another"
+        error: Exception = WorkerDied(f"{stage}: rank {ended[0].rank} {what}: {_short(ended[0].message)}. {_RESUMES}")
+        error.add_note(ended[0].trace)
+        return error
+    codes = ", ".join(f"rank {rank} with exit code {code}" for rank, code in sorted(died.items())) or "without a word"
+    return WorkerDied(f"{stage}: its ranks ended, {codes}. {_RESUMES}")
+
+
+_RESUMES = "The same command goes on from the last checkpoint."
+
+
+def _short(message: str) -> str:
+    return message.strip().splitlines()[0].rstrip(".")[:300] if message.strip() else "no message"
+
+
+def _raised(stage: str, ended: Ended) -> Exception:
+    kind = getattr(errors, ended.kind, None)
+    if isinstance(kind, type) and issubclass(kind, TetherError):
+        return kind(ended.message)
+    where = f"{stage}, rank {ended.rank}"
+    error: Exception = TetherError(f"{where}: {ended.kind}: {ended.message}")
+    kind = MemoryError if ended.kind == "OutOfMemoryError" else getattr(builtins, ended.kind, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+        error = kind(f"{where}: {ended.message}")
+    error.add_note(f"In rank {ended.rank}:\n{ended.trace}")
+    return error

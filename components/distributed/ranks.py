@@ -1,0 +1,101 @@
+"""Which rank of a stage this process is, and what the ranks tell each other. In one process all of it does nothing."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Finished(BaseException):
+    """The work of this rank is done: rank 0 computes the rest of the stage alone."""
+
+
+def size() -> int:
+    """Processes that compute this stage."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process, from 0; rank 0 alone reports and writes."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_first() -> bool:
+    """Whether this is rank 0."""
+    return rank() == 0
+
+
+def share(rows: Sequence[T], of: int | None = None) -> list[T]:
+    """Every n-th of `rows`, n the number of ranks: this rank's share, or that of rank `of`.
+
+    Of rows sorted by length the shares are about equally long.
+    """
+    return list(rows[rank() if of is None else of :: size()])
+
+
+def joined(tensor: Tensor) -> Tensor:
+    """Sum `tensor` over the ranks, in place. Exact where each element is 0 on all ranks but one."""
+    if size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def largest(values: Sequence[float]) -> list[float]:
+    """The largest of each value over the ranks."""
+    return list(values) if size() == 1 else _reduced(values, dist.ReduceOp.MAX)
+
+
+def summed(values: Mapping[str, float], maxima: Iterable[str] = ()) -> dict[str, float]:
+    """Metrics summed over the ranks; of those named in `maxima`, the largest. All ranks give the same names."""
+    if size() == 1:
+        return dict(values)
+    highest = sorted(set(maxima) & set(values))
+    added = sorted(set(values) - set(highest))
+    out = dict(zip(added, _reduced([values[name] for name in added], dist.ReduceOp.SUM), strict=True))
+    if highest:
+        out |= dict(zip(highest, largest([values[name] for name in highest]), strict=True))
+    return {name: out[name] for name in values}
+
+
+def _reduced(values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
+    found = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(found, how)
+    return found.tolist()
+
+
+def told_by_first(text: str) -> str:
+    """The text that rank 0 gives, on every rank."""
+    if size() == 1:
+        return text
+    told = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if is_first() and text else torch.empty(0)
+    length = torch.tensor([len(told)])
+    dist.broadcast(length, 0)
+    buffer = told.to(torch.uint8) if is_first() else torch.zeros(int(length), dtype=torch.uint8)
+    if len(buffer):
+        dist.broadcast(buffer, 0)
+    return bytes(buffer.tolist()).decode()
+
+
+def go_on_alone() -> None:
+    """Leave the rest of the stage to rank 0. Every rank calls it, once, when nothing is left to do together.
+
+    Raises:
+        Finished: on every rank but 0.
+    """
+    if size() == 1:
+        return
+    dist.barrier()
+    first = is_first()
+    dist.destroy_process_group()
+    if not first:
+        raise Finished
+
+
+def local_rank() -> int:
+    """The number of this process on its host, from 0: the GPU that it computes on."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -1,0 +1,134 @@
+"""A model's parameters, gradients and moments over the ranks, by FSDP2. In one process all of it does nothing.
+
+Each loss of a step is weighted by its share of the step's rows over all ranks, so gradients are summed, not averaged.
+"""
+
+import copy
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from components.distributed.ranks import size
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SKELETON = "_tether_skeleton"
+
+
+def spread(model: Any, sharding: str) -> Any:
+    """The same model, spread over the ranks as `Runtime.sharding` says; `gathered` gives it back whole.
+
+    `zero2` shares out gradients and optimiser moments, and holds parameters whole from a step's first pass to its last;
+    `zero3` gathers each block's parameters for its own pass; `replicas` shares out nothing. What isn't a whole model (a
+    view of one with an adapter) is small, and held by every rank. (Rajbhandari et al. 2020, "ZeRO", section 5.)
+    """
+    if size() == 1 or sharding == "replicas" or not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
+        return model
+    if getattr(model, "backbone", None) is not None:
+        return model
+    skeleton = _skeleton(model)
+    mesh = init_device_mesh(model.device.type, (size(),))
+    model.through = types.MethodType(lambda self, function, *args: function(self, *args), model)
+    again = sharding == "zero3"
+    for block in [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]:
+        fully_shard(block, mesh=mesh, reshard_after_forward=again)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    for module in _sharded(model):
+        module.set_force_sum_reduction_for_comms(True)  # else PREMUL_SUM, which gloo lacks
+        module.set_gradient_divide_factor(1.0)
+    register_fsdp_forward_method(model, "through")
+    object.__setattr__(model, _SKELETON, (skeleton, again))
+    return model
+
+
+def _skeleton(model: nn.Module) -> nn.Module:
+    """A copy of `model` whose parameters hold no numbers, tied where the model's are."""
+    empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, dict(empty))
+
+
+def _sharded(model: nn.Module) -> Iterator[Any]:
+    yield from (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether `spread` shared out its parameters."""
+    return isinstance(model, FSDPModule)
+
+
+def passes_must_match(model: Any) -> bool:
+    """Whether each pass gathers parameters, so that all ranks must make as many passes, in the same order."""
+    return is_sharded(model) and getattr(model, _SKELETON)[1]
+
+
+def gathered(model: Any) -> Any:
+    """The whole model that `spread` was given, with the weights of now, on every rank; a model not sharded as it is."""
+    if not is_sharded(model):
+        return model
+    skeleton = getattr(model, _SKELETON)[0]
+    whole_by_id: dict[int, nn.Parameter] = {}
+    for (_, empty), (_, held) in zip(skeleton.named_parameters(), model.named_parameters(), strict=True):
+        whole_by_id[id(empty)] = nn.Parameter(whole(held).detach(), held.requires_grad)
+    for module in skeleton.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = whole_by_id.get(id(parameter), parameter)
+    return skeleton.train(model.training)
+
+
+def through(model: Any, function: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`function(model, *args)`, as FSDP's forward pass where the model is sharded: it may call any part of it."""
+    return model.through(function, *args, **kwargs) if is_sharded(model) else function(model, *args, **kwargs)
+
+
+def reduce_at(model: Any, last: bool) -> None:
+    """Say whether the backward pass that follows is the last of a step: only then are gradients reduced."""
+    if is_sharded(model):
+        model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on every rank. Collective: all ranks call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, held: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, as `held` is spread. Collective."""
+    if not isinstance(held, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(held.device), held.device_mesh, held.placements)
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Sum the gradients of parameters that every rank holds whole; FSDP has done so for those that it shards."""
+    if size() == 1:
+        return
+    waits = []
+    for parameter in parameters:
+        if not isinstance(parameter, DTensor):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            waits.append(dist.all_reduce(parameter.grad, async_op=True))
+    for wait in waits:
+        if wait is not None:
+            wait.wait()
+
+
+def clip_gradients(parameters: list[nn.Parameter], most: float) -> Tensor:
+    """Sum gradients over the ranks, clip them by their global norm, and return the norm before."""
+    if size() == 1:
+        return torch.nn.utils.clip_grad_norm_(parameters, most)
+    sum_gradients(parameters)
+    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
+    return norm
