@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review test-browser test-label-studio faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review test-browser test-ranks test-label-studio faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -34,6 +34,10 @@ test-containers: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	sh infra/containers.sh $(BIN)/python $(CONTAINERS)
 	$(BIN)/python -m pytest -m containers -s $(ARGS)
+
+# Stages in several processes on this machine's cores: what they compute, and how they end. Ten minutes.
+test-ranks: $(INSTALLED)
+	$(BIN)/python -m pytest -m ranks $(ARGS)
 
 # Pages in headless Chromium, which infra/chromium.sh finds or installs; TETHER_PICTURES=FOLDER keeps pictures of them.
 test-browser: $(INSTALLED)

@@ -68,28 +68,35 @@ def error_of(stage: str, ended: list[Ended], died: Mapping[int, int]) -> Excepti
 
     Args:
         ended: what the ranks wrote, the earliest first.
-        died: the exit codes of ranks that were not 0 when the first was found to have ended.
+        died: the exit codes that are not 0, in the order in which the ranks were found to have ended: the agent ends
+            the others when the first has.
     """
     own = [each for each in ended if not each.of_ranks and not each.signal]
-    killed = {rank: -code for rank, code in died.items() if code < 0}
     if own:
         return _raised(stage, own[0])
-    if killed:
-        rank, number = min(killed.items())
-        name = signal.Signals(number).name
+    missed = next((each for each in ended if each.of_ranks), None)
+    if missed is not None and _TIMED_OUT.search(missed.message):
+        return _with_trace(
+            missed, f"{stage}: rank {missed.rank} waited in vain for another rank (runtime.rank_timeout)"
+        )
+    killed = next(((rank, -code) for rank, code in died.items() if code < 0), None)
+    if killed is not None:
+        rank, number = killed
         why = " The kernel does that to a process that takes too much memory." if number == signal.SIGKILL else ""
-        return WorkerDied(f"{stage}: rank {rank} was ended by {name}.{why} {_RESUMES}")
-    if ended:
-        late = bool(_TIMED_OUT.search(ended[0].message))
-        what = "waited in vain for another rank (runtime.rank_timeout)" if late else "lost its connection to another"
-        error: Exception = WorkerDied(f"{stage}: rank {ended[0].rank} {what}: {_short(ended[0].message)}. {_RESUMES}")
-        error.add_note(ended[0].trace)
-        return error
+        return WorkerDied(f"{stage}: rank {rank} was ended by {signal.Signals(number).name}.{why} {_RESUMES}")
+    if missed is not None:
+        return _with_trace(missed, f"{stage}: rank {missed.rank} lost its connection to another rank")
     codes = ", ".join(f"rank {rank} with exit code {code}" for rank, code in sorted(died.items())) or "without a word"
     return WorkerDied(f"{stage}: its ranks ended, {codes}. {_RESUMES}")
 
 
 _RESUMES = "The same command goes on from the last checkpoint."
+
+
+def _with_trace(ended: Ended, what: str) -> WorkerDied:
+    error = WorkerDied(f"{what}: {_short(ended.message)}. {_RESUMES}")
+    error.add_note(f"In rank {ended.rank}:\n{ended.trace}")
+    return error
 
 
 def _short(message: str) -> str:

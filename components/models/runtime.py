@@ -90,8 +90,9 @@ class Runtime(Settings):
     @property
     def setting(self) -> str:
         """The same as YAML in one line, as a config names a worker's machine in `runners`."""
-        own = ("gpu", "cuda", "tf32", "ranks") if self.device == "cuda" else ("instruction_set",)
-        own += ("ranks", "sharding") if self.ranks not in ("auto", 1) and self.device != "cuda" else ()
+        own: tuple[str, ...] = ("instruction_set",)
+        own = ("gpu", "cuda", "tf32", "ranks", "sharding") if self.device == "cuda" else own
+        own += ("ranks", "sharding") if self.device == "cpu" and self.ranks != 1 else ()
         names = ("device", "dtype", "threads", *own)
         named = self.model_dump(mode="json", include=set(names))
         quoted = {"gpu", "cuda"}  # a version is no number
