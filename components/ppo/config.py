@@ -93,6 +93,20 @@ class CriticConfig(Settings):
     """Value clipping around the old values, in standard deviations of the returns; null for none."""
 
 
+class ImportanceConfig(Settings):
+    """Truncated importance weights: what corrects an update where the sampler is not quite the policy that trains.
+
+    In bfloat16 and behind a server the two give a token other probabilities. Each token of the policy loss, and of a KL
+    loss, is weighed with w = min(π_old / π_sampler, `cap`)."""
+
+    level: Literal["auto", "off", "token", "sequence"] = "auto"
+    """`token`: a weight a token (Yao et al. 2025). `sequence`: the product over a response, for all of its tokens; its
+    variance grows with the length. `auto`: `token` where a server samples, else `off`. In float32 in this process the
+    sampler's log-probabilities are the policy's, and there is nothing to weigh."""
+    cap: float = Field(2.0, ge=1)
+    """C that weights are cut to (Ionides 2008)."""
+
+
 class PpoConfig(OptimizerConfig):
     """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""
 
@@ -129,6 +143,8 @@ class PpoConfig(OptimizerConfig):
     """The reward of a response."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
+    importance: ImportanceConfig = ImportanceConfig()
+    """Weights for a sampler that is not quite the policy."""
     lora: AdapterConfig | None = None
     """Policy, reference, critic and reward model share one frozen backbone, the policy a LoRA adapter of this shape
     (critic and reward model: of `reward.lora`'s, which must be set too); null trains whole models."""
@@ -164,6 +180,12 @@ class PpoConfig(OptimizerConfig):
                 "kl.control=fixed"
             )
         return self
+
+    @property
+    def importance_level(self) -> Literal["token", "sequence"] | None:
+        """The level of the importance weights; None for none."""
+        level = self.importance.level
+        return None if level == "auto" or level == "off" else level
 
     @property
     def has_critic(self) -> bool:

