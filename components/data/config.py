@@ -39,11 +39,16 @@ class HubConfig(Settings):
     """Branch, tag or commit; null takes the newest at the first fetch and keeps that copy."""
 
 
+OWN_MINIMUM = 3
+"""Votes that a pair needs which Tether gave out (to label, or judged in a batch), where the config says nothing."""
+
+
 class DecisionConfig(Settings):
     """When several annotators' votes decide a pair. What they do not decide goes to `review.jsonl`, for experts."""
 
     minimum: int | None = Field(None, ge=1, le=1000)
-    """Fewest votes; null asks for 3 of the pairs that Tether gave out to label, and for 1 of any other source's."""
+    """Fewest votes; null asks for 3 of the pairs that Tether gave out (candidates, batches of `data.votes`), and
+    for 1 of any other source's."""
     margin: float = Field(0, ge=0, lt=1)
     """A lead of the most frequent answer over the next, as a share of the votes, that is still too narrow: 0.34 leaves
     2 against 1 to experts, 0 ties alone."""

@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from components.base.settings import Settings, unkeyed
+from components.data.config import OWN_MINIMUM
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 
@@ -68,6 +69,9 @@ class HumanEvalConfig(Settings):
     """Held-out prompts to judge; fewer if the test split holds fewer."""
     raters: int = Field(3, ge=1, le=26)
     """Ratings per item, a column each. Agreement (Fleiss' kappa) needs at least 2."""
+    minimum: int | None = Field(None, ge=1, le=26)
+    """Fewest ratings before a pair counts as decided where the reward model is compared with the judges; null asks
+    for 3, or for `raters` where that is fewer. (`data.decision.minimum` asks the same of votes that train.)"""
     judges: Literal["simulated", "people"] = "people"
     """`simulated`: the built-in task's careful judges fill the sheet; `people`: the run waits for a filled sheet."""
     scale: Literal["a/b/tie/both_bad", "a/b/tie", "a/b"] = "a/b/tie/both_bad"
@@ -121,6 +125,11 @@ class HumanEvalConfig(Settings):
     def ratings(self) -> tuple[str, ...]:
         """The values a rating may have."""
         return tuple(self.scale.split("/"))
+
+    @property
+    def decides(self) -> int:
+        """How many ratings a pair needs before it counts as decided."""
+        return self.minimum or min(OWN_MINIMUM, self.raters)
 
     @model_validator(mode="after")
     def _simulated_judges_tie(self) -> Self:

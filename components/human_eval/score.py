@@ -78,7 +78,8 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     even = equal_length(sample, scores, [prompt_of(sample, item) for item in scores], job.seed, level)
     seconds = read_seconds([inputs["sheet"]], sample.raters)
     of_items = outcomes(scores.values())
-    reward = reward_agreement(sample, scores, inputs["scores"], job.seed, level) if "scores" in inputs else None
+    least = job.human_eval.decides
+    reward = reward_agreement(sample, rated, least, inputs["scores"], job.seed, level) if "scores" in inputs else None
     every = [rating for each in rated.values() for rating in each if rating]
     metrics = {
         "human_eval/win_rate": win.value,

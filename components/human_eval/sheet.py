@@ -31,6 +31,14 @@ MEANINGS = {
 """Every rating there is, as raters are told."""
 OF_CRITERIA = ("a", "b", "tie")
 """The answers to a criterion."""
+FLAGS = {
+    "harmful": "harmful",
+    "false": "says something false",
+    "off_topic": "off topic",
+    "broken": "broken or cut off",
+    "personal": "personal data",
+}
+"""What may be marked beside an answer, on the review page and in Label Studio."""
 _SYNONYMS = {"equal": "tie"}
 """Read alike: what the sheets of candidates called it."""
 

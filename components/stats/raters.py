@@ -70,14 +70,73 @@ def _variance(u: FloatArray, cluster: NDArray[np.int64], rater: NDArray[np.int64
     by_cluster, by_rater, by_cell = (
         float(np.square(np.bincount(codes, weights=u)).sum()) for codes in (cluster, rater, cells)
     )
-    by_cluster *= clusters / (clusters - 1)
-    by_rater *= raters / (raters - 1)
+    return _crossed(by_cluster * clusters / (clusters - 1), by_rater * raters / (raters - 1), by_cell, clusters, raters)
+
+
+def _crossed(by_cluster: float, by_rater: float, by_cell: float, clusters: int, raters: int) -> tuple[float, float]:
+    """V of its parts, at least either of the first two, and its degrees of freedom."""
     both = by_cluster + by_rater - by_cell
     variance = max(both, by_cluster, by_rater)
     spread = by_cluster**2 / (clusters - 1) + by_rater**2 / (raters - 1)
     if variance == both:
         spread += by_cell**2 / ((clusters - 1) * (raters - 1))
     return variance, max(variance**2 / spread, 1.0) if spread > 0 else float(min(clusters, raters) - 1)
+
+
+def crossed_agreement(
+    votes: ArrayLike, predicted: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL
+) -> Interval:
+    """How often `predicted` (I,) has the sign of the votes' majority, with an interval over prompts and raters.
+
+    Items whose votes tie are left out. A majority is no mean of votes, so what a rater moves is found by leaving them
+    out: with theta_r the agreement with the other raters' majorities,
+
+        V = C / (C - 1) sum_c (sum_c u)^2 + (R - 1) / R sum_r (theta_r - mean theta)^2 - ((R - 1) / R)^2 sum_cr d_cr^2
+
+    where d_cr is what cluster c adds to theta_r - theta, so that the last term takes out the votes' own noise, as in
+    `crossed_proportion`, whose ends these are (V is at least either of the first two terms). It covers a little more
+    than its level: leaving one out also makes ties (docs/benchmarks.md). With one rater the interval is [0, 1].
+
+    Args:
+        votes: (I, R) 1 or -1 for a side, 0 for neither, NaN where that rater did not rate that item.
+        predicted: (I,) above 0 for the side of 1, below for that of -1; at 0 half right.
+        clusters: (I,) what may depend on each other, as items of one prompt.
+
+    Raises:
+        ValueError: no item is decided, other votes, or lists of different lengths.
+    """
+    table, sign = np.asarray(votes, dtype=np.float64), np.sign(np.asarray(predicted, dtype=np.float64))
+    cluster = _codes(clusters)
+    if table.ndim != 2 or not len(table) == sign.size == cluster.size:
+        raise ValueError(f"votes {table.shape}, {sign.size} predictions and {cluster.size} clusters")
+    if not (np.isnan(table) | np.isin(table, (-1.0, 0.0, 1.0))).all():
+        raise ValueError("a vote is 1, -1, 0 or NaN")
+    table = table[:, ~np.isnan(table).all(axis=0)]  # who rated nothing is no rater
+    raters, given = table.shape[1], np.nan_to_num(table)
+    lead = given.sum(axis=1)
+
+    def influence(lead: FloatArray, about: float | None = None) -> tuple[float, FloatArray]:
+        """The agreement with the sides of `lead` less `about` (default: itself), and each cluster's part of it."""
+        decided = lead != 0
+        if not decided.any():
+            return math.nan, np.full(int(cluster.max()) + 1, math.nan)
+        right = np.where(sign == 0, 0.5, (sign == np.sign(lead)).astype(np.float64))
+        mean = float(right[decided].mean())
+        parts = np.where(decided, right - (mean if about is None else about), 0.0) / decided.sum()
+        return mean, np.bincount(cluster, weights=parts).astype(np.float64)
+
+    mean, own = influence(lead)
+    if math.isnan(mean):
+        raise ValueError("no item is decided")
+    counting = np.unique(cluster[lead != 0]).size
+    without = [influence(lead - given[:, rater], mean) for rater in range(raters)]
+    thetas = np.array([theta for theta, _ in without])
+    if raters < 2 or counting < 2 or np.isnan(thetas).any():
+        return Interval(mean, 0.0, 1.0)
+    by_cluster = counting / (counting - 1) * float(np.square(own).sum())
+    by_rater = (raters - 1) / raters * float(np.square(thetas - thetas.mean()).sum())
+    cells = ((raters - 1) / raters) ** 2 * sum(float(np.square(part - own).sum()) for _, part in without)
+    return wilson(mean, *_crossed(by_cluster, by_rater, cells, counting, raters), counting, level)
 
 
 def power(

@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from components.data.config import DecisionConfig
+from components.data.config import OWN_MINIMUM, DecisionConfig
 from components.data.formats.pairs import parse_pair, parse_pairs
 from components.data.rows import Problem, RawRow, Row
 from components.data.spreadsheet import LABELLED
-
-OWN_MINIMUM = 3
-"""Votes that a pair needs which Tether gave out to label (ids start with `tether-`), where the config says nothing."""
+from components.human_eval.halves import JUDGED_IN
 
 
 def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: DecisionConfig) -> list[Row]:
@@ -44,7 +42,7 @@ def _of_experts(votes: object, experts: tuple[str, ...]) -> list[Mapping[str, An
 def _undecided(raw: RawRow, row: Row, config: DecisionConfig) -> str:
     """Why the votes of a row that has a majority do not decide it; empty where they do."""
     assert row.ballot is not None
-    ours = str(raw.data.get("id", "")).startswith(LABELLED)
+    ours = str(raw.data.get("id", "")).startswith(LABELLED) or JUDGED_IN in raw.data
     minimum = config.minimum or (OWN_MINIMUM if ours else 1)
     _, second, first = sorted(row.ballot)
     votes = sum(row.ballot)

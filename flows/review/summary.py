@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
+from components.human_eval.sheet import FLAGS
 from components.stats.intervals import Interval, clustered_proportion
 from components.stats.votes import fleiss_kappa_interval
 from flows.review.database.tables import item, rater, slot, vote
 from flows.review.progress import ReviewProgress, progress_of
-from flows.review.votes import FLAGS, SKIP, Voting, unexchanged
+from flows.review.votes import SKIP, Voting, unexchanged
 
 _COMMENTS = 20
 _SIDES = ("a", "b")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, and_, exists, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
+from components.human_eval.sheet import FLAGS
 from flows.review.database.connect import writing
 from flows.review.database.tables import batch, item, rater, slot, vote
 from flows.review.links import token_hash
@@ -24,14 +25,6 @@ CLAIM_S = 30 * 60
 """After so many seconds without an answer a slot may be given to somebody else."""
 SKIP = "skip"
 """The answer of who can't judge a pair."""
-FLAGS = {
-    "harmful": "harmful",
-    "false": "says something false",
-    "off_topic": "off topic",
-    "broken": "broken or cut off",
-    "personal": "personal data",
-}
-"""What a rater may mark beside their answer."""
 _RENEW_S = 5 * 60
 _OTHER = {"a": "b", "b": "a"}
 _ALREADY = "You have answered this pair already. To change your answer, use Undo."

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from components.base.jsonl import read_rows, write_rows
+from components.human_eval.sheet import FLAGS
 from flows.deployment.servers import free_port
-from flows.review.votes import FLAGS
 from tests.flows.review.postgresql import new_database, postgresql_server
 from tests.servers import clean_environment
 

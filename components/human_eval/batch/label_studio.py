@@ -10,13 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
-from components.human_eval.sheet import MEANINGS, OF_CRITERIA, PEOPLE, TEXTS, AskedCriterion, rating_of
+from components.human_eval.sheet import FLAGS, MEANINGS, OF_CRITERIA, PEOPLE, TEXTS, AskedCriterion, rating_of
 
-FLAGS = {
-    "harmful": "harmful", "false": "says something false", "off_topic": "off topic", "broken": "broken or cut off",
-    "personal": "personal data",
-}  # fmt: skip
-"""What an annotator may mark beside their answer, as on the review page."""
 _OF_MIN = ("annotator", "annotation_id")
 """Columns of its flat exports, an annotation a row."""
 _NOT_ASKED = {*TEXTS, *_OF_MIN, "id", "created_at", "updated_at", "lead_time", PEOPLE}

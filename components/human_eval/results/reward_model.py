@@ -12,10 +12,11 @@ from typing import Any, TypedDict
 import numpy as np
 
 from components.base.jsonl import read_rows
-from components.human_eval.labels import Sample
-from components.human_eval.results.summary import prompt_of
+from components.human_eval.labels import Labels, Sample
+from components.human_eval.results.summary import item_score, prompt_of, rating_scores
 from components.stats.calibration.measure import ConfidenceBin, calibration, correctness
 from components.stats.intervals import Interval, Numbers, clustered_auroc, clustered_proportion
+from components.stats.raters import crossed_agreement
 
 BINS = 5
 """Equal-mass bins of the calibration error: an evaluation has few pairs."""
@@ -56,7 +57,11 @@ class RewardAgreement(TypedDict):
     """`reward_model` of `result.json`; its numbers are `calibration`'s, with `accuracy` called `agreement`."""
 
     pairs: int
-    """Decided ones: more ratings for one reply than for the other."""
+    """Decided ones: ratings enough, and more for one reply than for the other."""
+    minimum: int
+    """Fewest ratings of a decided pair."""
+    undecided: int
+    """Rated pairs with fewer."""
     numbers: Numbers
     policy_preferred: dict[str, float]
     """Share of the pairs that go to the policy, by `judges` and by `reward_model`."""
@@ -67,21 +72,25 @@ class RewardAgreement(TypedDict):
 
 
 def reward_agreement(
-    sample: Sample, scores: Mapping[str, float], folder: Path, seed: int, level: float
+    sample: Sample, rated: Labels, minimum: int, folder: Path, seed: int, level: float
 ) -> RewardAgreement | None:
     """Compare the reward model with the judges on every decided pair; None where there is none.
 
-    Agreement is the share of decided pairs on which it scores the judges' winner higher, a tie a half. AUROC is the
-    chance that its score of the policy's reply over SFT's is higher on a pair that judges gave to the policy than on
-    one that they gave to SFT: a model that likes all the policy writes has 0.5, however often the policy wins.
+    Agreement is the share of decided pairs on which it scores the judges' winner higher, a tie a half; its interval is
+    over prompts and raters, those of the other numbers over prompts. AUROC is the chance that its score of the policy's
+    reply over SFT's is higher on a pair that judges gave to the policy than on one that they gave to SFT: a model that
+    likes all the policy writes has 0.5, however often the policy wins.
 
     Args:
-        scores: the judges' score of each rated item, 1 where all prefer the policy.
+        rated: the ratings of each rated item.
+        minimum: fewest ratings before a pair counts as decided.
         folder: of the stage that scored the pairs (`components.reward.judged`).
     """
     raw = {row["item"]: row for row in read_rows(folder / "scores.jsonl")}
     temperature = float(json.loads((folder / "scores.json").read_text(encoding="utf-8"))["temperature"])
-    decided = [item for item, score in scores.items() if score != 0.5]
+    scores = {item: item_score(each, sample.policy_side[item]) for item, each in rated.items()}
+    enough = [item for item, each in rated.items() if sum(map(bool, each)) >= minimum]
+    decided = [item for item in enough if scores[item] != 0.5]
     if not decided:
         return None
     gains = _gains(sample, scores, raw)
@@ -94,13 +103,17 @@ def reward_agreement(
     right = correctness(margins)
     for name in ("accuracy", "accuracy_low", "accuracy_high"):
         del numbers[name]
-    numbers |= clustered_proportion(right, prompts, level).named("agreement")
+    votes = [[2 * s - 1 for s in rating_scores(rated[item], sample.policy_side[item])] for item in enough]
+    agreement = crossed_agreement(votes, [gains[i] for i in enough], [prompt_of(sample, i) for i in enough], level)
+    numbers |= agreement.named("agreement")
     numbers |= _auroc(gain, won, prompts).named("auroc")
     if not np.isfinite(numbers["calibration_slope"] or 0.0):
         numbers["calibration_slope"] = None
     by_reward = float(correctness(gain).mean())
     return {
         "pairs": len(decided),
+        "minimum": minimum,
+        "undecided": len(rated) - len(enough),
         "numbers": numbers,
         "policy_preferred": {"judges": float(won.mean()), "reward_model": by_reward},
         "by_gap": list(_by_gap(right, [abs(2 * scores[item] - 1) for item in decided], prompts, level)),

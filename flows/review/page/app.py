@@ -16,12 +16,12 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
-from components.human_eval.sheet import MEANINGS
+from components.human_eval.sheet import FLAGS, MEANINGS
 from flows.review.page.guard import Guard
 from flows.review.page.texts import guideline_blocks, shown
 from flows.review.progress import progress_of
 from flows.review.summary import summary
-from flows.review.votes import FLAGS, SKIP, GivenAnswer, RequestRefused, ReviewRater, Voting
+from flows.review.votes import SKIP, GivenAnswer, RequestRefused, ReviewRater, Voting
 
 logger = logging.getLogger(__name__)
 

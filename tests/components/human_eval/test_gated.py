@@ -47,21 +47,43 @@ def side_bias(rows: dict[str, list[str]], prompts: dict[str, str], rater: int) -
     return max(0.5 - brentq(off, 1e-12, share), brentq(off, share, 1 - 1e-12) - 0.5)
 
 
-def wilson_low(values: list[float], clusters: list[str]) -> float:
-    """The lower end of a share's interval, clustered: the x whose distance is the t quantile of its own errors."""
-    share, moved = sum(values) / len(values), defaultdict(float)
-    for value, cluster in zip(values, clusters, strict=True):
-        moved[cluster] += (value - share) / len(values)
-    n = len(moved)
-    effective = share * (1 - share) / (n / (n - 1) * sum(d * d for d in moved.values()))
-    z = student.ppf((1 + LEVEL) / 2, n - 1)
+def agreement_low(votes: dict[str, list[float]], leads: dict[str, float], prompts: dict[str, str]) -> float:
+    """The lower end of the agreement with majorities, over prompts and raters, each rater left out in turn."""
+
+    def right(left_out: int) -> dict[str, float]:
+        sums = {i: sum(v for r, v in enumerate(own) if r != left_out and v == v) for i, own in votes.items()}
+        return {item: float((leads[item] > 0) == (lead > 0)) for item, lead in sums.items() if lead}
+
+    def parts(found: dict[str, float], about: float) -> dict[str, float]:
+        of: dict[str, float] = defaultdict(float)
+        for item, value in found.items():
+            of[prompts[item]] += (value - about) / len(found)
+        return of
+
+    own = right(-1)
+    share = sum(own.values()) / len(own)
+    by_prompt = parts(own, share)
+    without = [right(rater) for rater in range(4)]
+    thetas = [sum(each.values()) / len(each) for each in without]
+    n, centre = len(by_prompt), sum(thetas) / 4
+    prompts_part = n / (n - 1) * sum(d * d for d in by_prompt.values())
+    raters_part = 3 / 4 * sum((theta - centre) ** 2 for theta in thetas)
+    shifts = [(of, parts(each, share)) for each in without for of in [by_prompt]]
+    cells = (3 / 4) ** 2 * sum(
+        (now.get(p, 0.0) - was.get(p, 0.0)) ** 2 for was, now in shifts for p in was.keys() | now.keys()
+    )
+    variance = max(prompts_part + raters_part - cells, prompts_part, raters_part)
+    assert variance > prompts_part, "raters who differ widen it"
+    spread = prompts_part**2 / (n - 1) + raters_part**2 / 3
+    spread += cells**2 / (3 * (n - 1)) if variance > max(prompts_part, raters_part) else 0
+    effective, z = share * (1 - share) / variance, student.ppf((1 + LEVEL) / 2, max(variance**2 / spread, 1))
     return brentq(lambda x: share - x - z * math.sqrt(x * (1 - x) / effective), 1e-12, share)
 
 
 def calibration_error(margins: list[float], bins: int) -> float:
-    """Mean over bins of equally many pairs of |confidence - accuracy|, weighted by their pairs."""
+    """Mean over bins of equally many pairs (a pair is where its middle falls) of |confidence - accuracy|, weighted."""
     ranked = sorted(margins, key=abs)
-    edges = [round(len(ranked) * i / bins) for i in range(bins + 1)]
+    edges = [sum((rank + 0.5) / len(ranked) < i / bins for rank in range(len(ranked))) for i in range(bins + 1)]
     parts = [ranked[low:high] for low, high in itertools.pairwise(edges)]
     off = [abs(sum(1 / (1 + math.exp(-abs(d))) - (d > 0) for d in part)) for part in parts]
     return sum(off) / len(ranked)
@@ -127,14 +149,19 @@ def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[...
 
     without = [kappa([r for item, r in given.items() if prompts[item] != left]) for left in of_prompt]
     spread = math.sqrt((clusters - 1) * float(np.var(without)))
-    decided = [item for item in given if scores[item] != 0.5]
-    leads = {item: (raw[item][0] - raw[item][1]) * (1 if key[item] == "a" else -1) / 1.5 for item in decided}
+    enough = [item for item, ratings in given.items() if len(ratings) >= 3]
+    decided = [item for item in enough if scores[item] != 0.5]
+    leads = {item: (raw[item][0] - raw[item][1]) * (1 if key[item] == "a" else -1) / 1.5 for item in given}
+    votes = {
+        item: [math.nan if not r else 0.0 if r == "tie" else 1.0 if r == key[item] else -1.0 for r in rows[item]]
+        for item in enough
+    }
     margins = [leads[item] * (1 if scores[item] > 0.5 else -1) for item in decided]
     right = [float(margin > 0) for margin in margins]
-    assert 0 < sum(right) < len(right) == len(decided) < len(given) and len(decided) % 5 == 0, "bins of one size"
+    assert 0 < sum(right) < len(right) == len(decided) < len(enough) < len(given)
     expected = {
         "human_eval/win_rate_low": low,
-        "human_eval/reward_agreement_low": wilson_low(right, [prompts[item] for item in decided]),
+        "human_eval/reward_agreement_low": agreement_low(votes, leads, prompts),
         "human_eval/reward_ece": calibration_error(margins, 5),
         "human_eval/fleiss_kappa_low": kappa(list(given.values())) - z * spread,
         "human_eval/items": float(n),

@@ -156,6 +156,44 @@ def test_agreement_is_told_by_how_clearly_a_pair_was_decided(make_case: Callable
     assert result["reward_model"]["pairs"] == 30, "a pair with as many ratings for either side is not decided"
 
 
+def test_a_pair_counts_as_decided_from_three_ratings_on_or_as_many_as_the_config_says(
+    make_case: Callable[..., Any],
+) -> None:
+    def rate(row: SheetRow) -> tuple[str, ...]:
+        policy = "a" if row.response_a.startswith("Hey") else "b"
+        number = int(row.item[1:5])
+        return (policy, policy, "" if number % 2 else policy)
+
+    for name, options, pairs in (("three", {}, 20), ("two", {"minimum": 2}, 40)):
+        case = make_case(name, items=40, **options)
+        sheet = case.fill(rate)
+        case.believe(lambda row, text: float(text.startswith("Hey") == (int(row.item[1:5]) % 2 == 0)))
+        metrics, result = case.score(sheet)
+        assert metrics["human_eval/reward_pairs"] == pairs and result["reward_model"]["undecided"] == 40 - pairs
+        assert metrics["human_eval/reward_agreement"] == (1 if pairs == 20 else 0.5)
+    pair = make_case("pair", items=40, raters=2)
+    sheet = pair.fill(lambda row: rate(row)[:2])
+    pair.believe(lambda row, text: float(text.startswith("Hey")))
+    assert pair.score(sheet)[0]["human_eval/reward_pairs"] == 40, "two raters can give no third rating"
+
+
+def test_the_agreement_holds_for_other_people_so_that_raters_who_differ_widen_it(
+    make_case: Callable[..., Any],
+) -> None:
+    def rate(row: SheetRow) -> tuple[str, ...]:
+        policy = "a" if row.response_a.startswith("Hey") else "b"
+        other = "ab"[policy == "a"]
+        number = int(row.item[1:5])
+        return (policy, other if number % 2 else policy, other if number % 4 else policy)
+
+    case = make_case(items=40)
+    case.believe(lambda row, text: float(text.startswith("Hey")))
+    differ, _ = case.score(case.fill(rate))
+    alike, _ = case.score(case.fill(lambda row: (max(rate(row), key=rate(row).count),) * 3))
+    assert differ["human_eval/reward_agreement"] == alike["human_eval/reward_agreement"] == 0.5
+    assert differ["human_eval/reward_agreement_low"] < alike["human_eval/reward_agreement_low"] - 0.05
+
+
 def test_gains_that_only_the_reward_model_likes_show_as_a_low_win_rate_where_they_are_highest(
     make_case: Callable[..., Any],
 ) -> None:

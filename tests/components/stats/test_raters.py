@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from components.stats.intervals import clustered_proportion
-from components.stats.raters import FEWEST_RATERS, crossed_proportion, power, smallest_found, too_few_raters
+from components.stats.raters import (
+    FEWEST_RATERS,
+    crossed_agreement,
+    crossed_proportion,
+    power,
+    smallest_found,
+    too_few_raters,
+)
 
 
 def ratings(
@@ -108,3 +115,45 @@ def test_the_smallest_win_rate_found_is_where_power_reaches_the_chance() -> None
     assert smallest is not None
     assert power(96, 10, 3, smallest, draws=100) >= 0.8 > power(96, 10, 3, smallest - 0.01, draws=100)
     assert smallest_found(48, 1, 1, draws=20) is None, "one rater does not tell how people differ"
+
+
+def judged(random: np.random.Generator, items: int, raters: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """Votes (I, R), three an item, of raters who differ in their liking of a side; and a model that sees the items."""
+    item = random.standard_normal(items)
+    asked = np.argsort(random.random((items, raters)), axis=1) < 3
+    chance = special.expit(0.4 + item[:, None] + spread * random.standard_normal(raters))
+    votes = np.where(random.random((items, raters)) < chance, 1.0, -1.0)
+    votes[random.random((items, raters)) < 0.15] = 0
+    return np.where(asked, votes, np.nan), item + random.standard_normal(items) + 0.5
+
+
+def agreed(votes: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    lead = np.nansum(votes, axis=1)
+    return (np.sign(lead) == np.sign(predicted))[lead != 0].astype(float)
+
+
+@pytest.mark.parametrize("raters", [3, 8])
+def test_the_interval_of_the_agreement_with_majorities_covers_other_people(raters: int) -> None:
+    random = np.random.default_rng(raters)
+    drawn = [judged(random, 400, raters, 1.0) for _ in range(200)]
+    expected = np.mean(np.concatenate([agreed(*each) for each in drawn]))
+    found = [crossed_agreement(*each, range(400)) for each in drawn]
+    alone = [clustered_proportion(agreed(*each), range(agreed(*each).size)) for each in drawn]
+    covers = [np.mean([low <= expected <= high for _, low, high in each]) for each in (found, alone)]
+    assert covers[0] >= 0.93 and covers[1] < 0.9, "over prompts alone it holds for these raters only"
+
+
+def test_copies_of_one_rater_are_no_wider_than_prompts_alone_and_one_rater_tells_nothing_of_people() -> None:
+    random = np.random.default_rng(0)
+    votes, predicted = random.choice([1.0, -1.0], 60), random.standard_normal(60)
+    prompts = [i // 2 for i in range(60)]
+    found = crossed_agreement(np.stack([votes] * 8, axis=1), predicted, prompts)
+    alone = clustered_proportion(agreed(votes[:, None], predicted), prompts)
+    assert found.value == alone.value and found.low == pytest.approx(alone.low, abs=1e-9)
+    assert crossed_agreement(votes[:, None], predicted, prompts)[1:] == (0.0, 1.0)
+    with_idle = np.column_stack([votes, votes, np.full(60, np.nan)])
+    assert crossed_agreement(with_idle, predicted, prompts) == crossed_agreement(with_idle[:, :2], predicted, prompts)
+    with pytest.raises(ValueError, match="no item is decided"):
+        crossed_agreement(np.zeros((4, 3)), np.ones(4), range(4))
+    with pytest.raises(ValueError, match="a vote is"):
+        crossed_agreement(np.full((4, 3), 0.5), np.ones(4), range(4))

@@ -36,6 +36,9 @@ def test_pairs_that_tether_gave_out_need_three_votes_and_others_one() -> None:
         expected = f"{len(labels) + 1} of the 3 votes that decide a pair" if len(labels) < 2 else ""
         assert told(judged(ours)).startswith(expected) and bool(told(judged(ours))) == bool(expected)
         assert told(judged({**PAIR, "votes": votes(*labels, "a")})) == "", "as before, of any other source"
+    of_batch = {**PAIR, "judged_in": "0a1b2c3d", "votes": votes("a")}
+    assert told(judged(of_batch)).startswith("1 of the 3 votes"), "votes on a policy's samples are ours too"
+    assert told(judged({**of_batch, "votes": votes("a", "tie", "a")})) == ""
     assert told(judged({**PAIR, "id": "tether-1", "votes": votes("a")}, minimum=1)) == ""
     assert "1 of the 2 votes" in told(judged({**PAIR, "votes": votes("a")}, minimum=2))
     assert told(judged({**PAIR, "id": "tether-00001-abcdef01", "label": "a"})) == "", "a label is no vote"
