@@ -11,7 +11,7 @@ from components.human_eval.halves import JUDGED
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import check_config, check_kl_is_judged
-from flows.launch import Launch, new_run
+from flows.launch.begin import Launch, new_run
 from tasks.runs.config import run_values
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.status import RunStatus, load_readable, load_status

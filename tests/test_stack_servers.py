@@ -23,7 +23,8 @@ from s3fs import S3FileSystem
 from components.store.url import UrlPlace
 from flows.config.run_config import load_config
 from flows.deployment.supervision import Supervised, end_processes
-from flows.launch import everything_is_stored, new_run
+from flows.launch.begin import new_run
+from flows.launch.computing import everything_is_stored
 from flows.models.promotion import demoted, promoted
 from flows.stack.checks import Refused, ask_all, request, s3_files
 from flows.stack.config import Stack

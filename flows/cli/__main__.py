@@ -26,7 +26,7 @@ from flows.environment import tether_home
 
 if TYPE_CHECKING:
     from components.gates.judging import Waiver
-    from flows.launch import Launch
+    from flows.launch.begin import Launch
 
 app = typer.Typer(name="tether", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(human_eval, name="human-eval")
@@ -99,7 +99,7 @@ def run(
 ) -> None:
     """Run the pipeline, reusing every result that is stored."""
     from flows.config.profiles import profile_name
-    from flows.launch import new_run
+    from flows.launch.begin import new_run
     from tasks.runs.label import Label
 
     label = Label.of(name, tag or [])
@@ -125,7 +125,7 @@ def rerun(
 
     The stages after it are computed too where its result differs."""
     from flows.config.profiles import parse_override
-    from flows.launch import rerun as again
+    from flows.launch.begin import rerun as again
     from tasks.runs.label import Label
 
     label = Label.of(name, tag or [])
@@ -178,7 +178,7 @@ def score(
 ) -> None:
     """Finish a run that awaits labels."""
     from flows.cli.people import show_comparison
-    from flows.launch import scoring
+    from flows.launch.labels import scoring
 
     launch = scoring(tether_home(), run, sheets, _waivers(waive, because))
     _go(launch)
@@ -213,7 +213,7 @@ def compare(
     """Have people compare any models, blind."""
     from flows.cli.people import show_comparison
     from flows.config.profiles import parse_override
-    from flows.launch import compare as begin
+    from flows.launch.labels import compare as begin
     from tasks.runs.label import Label
 
     overrides, label = [parse_override(text) for text in set_ or []], Label.of(name, tag or [])
@@ -236,7 +236,7 @@ def status(
         return
     from rich.console import Console
 
-    from flows.launch import what_is_simulated
+    from flows.launch.reports import what_is_simulated
     from flows.reports.terminal import print_run
 
     print_run(Console(), document, what_is_simulated(tether_home(), document.run))
@@ -340,7 +340,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain why each stage of a run was computed or reused."""
-    from flows.launch import check_stages
+    from flows.launch.begin import check_stages
     from tasks.execution.explanation import lines
     from tasks.runs.status import load_status
 
@@ -428,7 +428,8 @@ def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
 
 def _go(launch: "Launch") -> None:
     """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
-    from flows.launch import compute, what_is_simulated
+    from flows.launch.computing import compute
+    from flows.launch.reports import what_is_simulated
     from flows.reports.terminal import print_run
     from tasks.execution.logs import as_json
     from tasks.execution.progress import Output

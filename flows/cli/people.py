@@ -56,11 +56,11 @@ def export(
     to: Annotated[Tool, typer.Option("--to", help="What reads it.")] = Tool.LABEL_STUDIO,
 ) -> None:  # fmt: skip
     """Write a batch for another tool. What it exports goes to `score`, or for candidates to `import`."""
-    from flows import people
-    from flows.launch import sample_of
+    from flows.launch.labels import sample_of
+    from flows.people.tools import export as write
 
     folder = Path(batch)
-    found = people.export(folder if folder.is_dir() else sample_of(tether_home(), batch), to.value, file)
+    found = write(folder if folder.is_dir() else sample_of(tether_home(), batch), to.value, file)
     echo(f"{found.items} items for {to.value}: {', '.join(map(str, found.files))}")
 
 
@@ -71,7 +71,7 @@ def import_(
     out: Annotated[Path, typer.Argument(help="The file of votes to write, for data.preferences (.jsonl).")],
 ) -> None:
     """Turn Label Studio's votes on candidates into preferences."""
-    from flows.people import import_votes
+    from flows.people.tools import import_votes
 
     echo(f"{import_votes(candidates, file, out)} pairs with votes: {out}")
 
@@ -95,15 +95,16 @@ def status(
     """Say how many labels are there, by rater.
 
     Prefect and MLflow show it too."""
-    from flows import people
+    from components.human_eval.sheet import RATERS
     from flows.environment import tether_home
+    from flows.people.progress import labels_progress, show_progress, when_complete
     from tasks.runs.status import load_status
 
     home = tether_home()
     name = load_status(home, run).run
     while True:
-        found = people.labels_progress(home, name, sheets)
-        people.show_progress(home, name, found, echo)
+        found = labels_progress(home, name, sheets)
+        show_progress(home, name, found, echo)
         if watch is None or found.complete:
             break
         time.sleep(watch)
@@ -113,16 +114,16 @@ def status(
         echo(f"Run {name}: {found.text}")
         for rater, (answered, asked) in found.raters.items():
             echo(f"  {rater}: {answered} of {asked}")
-    folder = sheets[0] if sheets and len(sheets) == 1 else home / "runs" / name / people.RATERS
+    folder = sheets[0] if sheets and len(sheets) == 1 else home / "runs" / name / RATERS
     if found.complete and watch is not None:
-        echo(people.when_complete(home, name, folder, echo))
+        echo(when_complete(home, name, folder, echo))
     elif found.complete:
         echo(f"All labels are there. Score them: tether human-eval score {folder} --run {name}")
 
 
 def show_comparison(folder: Path) -> None:
     """Print what came of a comparison of models, where the run (its folder) is one that has been scored."""
-    from flows.launch import COMPARISON
+    from flows.launch.computing import COMPARISON
 
     if (folder / COMPARISON).is_file():
         echo((folder / COMPARISON).read_text(encoding="utf-8"))

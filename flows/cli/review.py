@@ -57,7 +57,7 @@ def serve(
     """Serve the page until Ctrl-C. Answers are kept; the same command continues.
 
     After the last answer the run is scored (`human_eval.when_complete`)."""
-    from flows import people
+    from flows.people.progress import of_page, show_progress, when_complete
     from flows.review.links import add_raters, raters_of
     from flows.review.serve import after_completion, read_guidelines
     from flows.review.serve import serve as serve_page
@@ -80,10 +80,10 @@ def serve(
         home, of_run = tether_home(), source.kind == "sample"
 
         def follow(name: str, files: Path) -> str:
-            return people.when_complete(home, name, files, echo)
+            return when_complete(home, name, files, echo)
 
         def show(found: "ReviewProgress") -> None:
-            people.show_progress(home, source.name, people.of_page(found), echo)
+            show_progress(home, source.name, of_page(found), echo)
 
         done = after_completion(voting, source, follow if of_run else None, echo)
         serve_page(voting, host, port, address, done, ready, show if of_run else None)

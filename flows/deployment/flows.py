@@ -20,10 +20,12 @@ from rich.console import Console
 from components.base.errors import TetherError, UserError, disk_error
 from components.human_eval.sheet import RATERS
 from components.store.store import ArtifactStore
-from flows import launch
 from flows.config.run_config import RunConfig
 from flows.deployment import form
 from flows.environment import check_packages, prepare_environment, tether_home
+from flows.launch.begin import Launch, new_run, rerun
+from flows.launch.computing import compute_in_flow
+from flows.launch.labels import scoring
 from tasks.execution import logs
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
@@ -82,7 +84,7 @@ def rlhf(
         return Failed(name="UserError", message=f"from_run = {from_run}: name the stage too, with from_stage.")
     flow_run = str(runtime.flow_run.id)
 
-    def begin(home: Path) -> launch.Launch:
+    def begin(home: Path) -> Launch:
         asked = form.changed(config, changes)
         refuse_own_pool(asked, pool_of(flow_run))
         options: dict[str, Any] = {
@@ -93,9 +95,9 @@ def rlhf(
             "user": form.person("started_by", started_by, starter(flow_run)),
         }
         if from_stage is None:
-            begun = launch.new_run(home, profile, asked.resolved(), **options)
+            begun = new_run(home, profile, asked.resolved(), **options)
         else:
-            begun = launch.rerun(home, from_stage, from_run, config=asked, profile=profile, **options)
+            begun = rerun(home, from_stage, from_run, config=asked, profile=profile, **options)
         _call_flow_run(flow_run, f"{name} ({profile} {begun.ctx.run})" if name else f"{profile} {begun.ctx.run}")
         return begun
 
@@ -110,9 +112,9 @@ def human_eval(
 ) -> State[Any]:
     """People's labels, scored; they finish a run that awaits them."""
 
-    def begin(home: Path) -> launch.Launch:
+    def begin(home: Path) -> Launch:
         user = form.person("scored_by", scored_by, starter(str(runtime.flow_run.id)))
-        return launch.scoring(home, run, Path(sheet), user=user)
+        return scoring(home, run, Path(sheet), user=user)
 
     return _run(begin)
 
@@ -176,7 +178,7 @@ def pool_of(flow_run: str) -> str | None:
         return client.read_flow_run(UUID(flow_run)).work_pool_name
 
 
-def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
+def _run(begin: Callable[[Path], Launch]) -> State[Any]:
     """Begin a run and compute it; a state says how it ended."""
 
     def go(home: Path, console: Console) -> str:
@@ -184,7 +186,7 @@ def _run(begin: Callable[[Path], launch.Launch]) -> State[Any]:
         begun.ctx.console = console
         say(console, f"run {begun.ctx.run} in {home}")
         try:
-            result = launch.compute_in_flow(begun, str(runtime.flow_run.id))
+            result = compute_in_flow(begun, str(runtime.flow_run.id))
         finally:
             say(console, f"report: {begun.ctx.folder / REPORT}")
         if result is None:

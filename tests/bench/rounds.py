@@ -35,7 +35,7 @@ from data_contracts.rows.gather import RowSource, judged_rows
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config
 from flows.iterate import next_round
-from flows.launch import Launch, new_run
+from flows.launch.begin import Launch, new_run
 from flows.rlhf import pipeline
 from tasks.execution.runner import run_stage
 from tasks.runs.status import load_status

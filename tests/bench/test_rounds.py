@@ -8,7 +8,8 @@ from components.human_eval.halves import JUDGED, PREFERENCES
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from flows.iterate import next_round
-from flows.launch import everything_is_stored, new_run
+from flows.launch.begin import new_run
+from flows.launch.computing import everything_is_stored
 from tasks.runs.status import load_status
 from tests.bench.rounds import run, voted
 

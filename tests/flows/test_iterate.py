@@ -10,7 +10,7 @@ from components.store.store import ArtifactStore
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
 from flows.iterate import held, next_round
-from flows.launch import new_run, rerun
+from flows.launch.begin import new_run, rerun
 from flows.reports.rounds import Round, all_rounds, rounds_chart, rounds_up_to
 from tasks.execution.context import RunContext
 from tasks.runs.status import load_status

@@ -19,7 +19,7 @@ from components.human_eval.blinding import Item, blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
-from flows.people import export
+from flows.people.tools import export
 
 BATCHES, ITEMS = 40, 60
 

@@ -14,8 +14,8 @@ import pytest
 
 from components.base.jsonl import write_json, write_rows
 from components.store.store import ArtifactStore
-from flows import launch as launching
 from flows.config.run_config import load_config
+from flows.launch.begin import Launch, new_run
 from flows.reports import page as run_page
 from flows.reports.facts import run_facts
 from flows.reports.page import breakable, cut, duration, moment, page, shown, write_page
@@ -282,7 +282,7 @@ def test_a_row_that_utf8_cannot_hold_does_not_lose_the_page(tmp_path: Path) -> N
 def test_the_page_is_small_and_needs_no_framework(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from flows import launch; from flows.reports.page import write_page;"
+        "import sys; from pathlib import Path; import flows.launch.labels; from flows.reports.page import write_page;"
         f"write_page(Path({str(tmp_path)!r}), {run!r}); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -290,8 +290,8 @@ def test_the_page_is_small_and_needs_no_framework(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / run / "report.html").stat().st_size < 200_000
 
 
-def ended(home: Path) -> launching.Launch:
-    launch = launching.new_run(home, "tiny", load_config("tiny").resolved())
+def ended(home: Path) -> Launch:
+    launch = new_run(home, "tiny", load_config("tiny").resolved())
     with launch.ctx:
         pass
     return launch

@@ -17,7 +17,7 @@ from components.human_eval.labels import Sample, given, rated_columns
 from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
 from data_contracts.rows.ledger import quarantine_line
-from flows.people import LABELS, joined
+from flows.people.sheets import LABELS, joined
 from flows.review import batches
 from flows.review.bound import early_bound
 from flows.review.database.connect import database_file, database_url, open_database, writing

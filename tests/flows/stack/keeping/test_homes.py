@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from flows.launch import rerun
+from flows.launch.begin import rerun
 from flows.rlhf import pipeline
 from flows.stack.keeping.upgrade import due, upgrade
 from tasks.execution.runner import run_stage

@@ -12,30 +12,33 @@ from components.base.settings import Settings, keyed_values
 from components.gates.judging import Verdict
 from components.gates.table import GATES
 from components.human_eval.sheet import SIMULATED
-from flows import launch as launching
 from flows.config.profiles import parse_override
 from flows.config.run_config import check_config, load_config, to_values
-from flows.launch import everything_is_stored, new_run, rerun, scoring, what_is_simulated
+from flows.launch.begin import Launch, new_run, rerun
+from flows.launch.computing import compute, everything_is_stored
+from flows.launch.labels import scoring
+from flows.launch.reports import what_is_simulated
 from flows.rlhf import pipeline
 from flows.sources import Sources, find_sources
 from tasks.execution.runner import _key, _parts, peek
 from tasks.result import Given, StageResult
+from tasks.runs.config import run_values
 from tasks.runs.status import load_status, own_runs
 from tasks.stages import PIPELINE, Stage
 
 
-def begin(home: Path, *changes: str) -> launching.Launch:
+def begin(home: Path, *changes: str) -> Launch:
     return new_run(home, "tiny", load_config("tiny", [parse_override(text) for text in changes]).resolved())
 
 
-def end(launch: launching.Launch, **states: str) -> str:
+def end(launch: Launch, **states: str) -> str:
     with launch.ctx as ctx:
         for name, state in states.items():
             ctx.status.update(name, state=state)
     return launch.ctx.run
 
 
-def finish(launch: launching.Launch, upto: str = "human_eval") -> str:
+def finish(launch: Launch, upto: str = "human_eval") -> str:
     """End a run whose stages, up to one of them, have made a file each."""
     ctx = launch.ctx
 
@@ -60,7 +63,7 @@ def finish(launch: launching.Launch, upto: str = "human_eval") -> str:
     return ctx.run
 
 
-def stored_stages(launch: launching.Launch) -> list[str]:
+def stored_stages(launch: Launch) -> list[str]:
     """The stages, from the first, that a run would find in the store."""
     found = []
 
@@ -83,7 +86,7 @@ def settings(*texts: str) -> list:
 def test_a_run_keeps_its_resolved_config(tmp_path: Path) -> None:
     launch = begin(tmp_path, "seed=3")
     end(launch)
-    values = launching.run_values(tmp_path, launch.ctx.run)
+    values = run_values(tmp_path, launch.ctx.run)
     assert values == to_values(launch.config)
     assert values["seed"] == 3
     assert "auto" not in values["runtime"].values()
@@ -97,13 +100,13 @@ def test_a_gate_that_no_profile_names_is_off_and_the_run_says_so(tmp_path: Path)
     values = to_values(load_config("tiny", settings(*(f"gates.{name}=null" for name in GATES))))
     del values["gates"]["sft"]["loss"]
     config = check_config(values, "older.yaml").resolved()
-    launch = launching.new_run(tmp_path, "older", config)
+    launch = new_run(tmp_path, "older", config)
     assert launch.notes == ["1 gate is off because the profile does not name it: sft.loss"]
     finish(launch)
-    again = launching.rerun(tmp_path, "human_eval", run=launch.ctx.run)
+    again = rerun(tmp_path, "human_eval", run=launch.ctx.run)
     assert again.notes[-1] == launch.notes[0]
     del values["gates"]
-    (said,) = launching.new_run(tmp_path, "older", check_config(values, "older.yaml").resolved()).notes
+    (said,) = new_run(tmp_path, "older", check_config(values, "older.yaml").resolved()).notes
     assert said.startswith(f"{len(GATES)} gates are off because the profile does not name them: validate.contract, ")
     assert said.endswith(f" and {len(GATES) - 8} more")
 
@@ -152,11 +155,11 @@ def test_a_worker_is_asked_for_only_where_it_is_to_compute(tmp_path: Path, monke
         raise UserError("no server")
 
     monkeypatch.setattr("tasks.prefect_flow.server.check_server", no_server)
-    monkeypatch.setattr(launching, "everything_is_stored", lambda *_: False)
+    monkeypatch.setattr("flows.launch.computing.everything_is_stored", lambda *_: False)
     finish(begin(tmp_path, "runners.ppo=gpu"))
     for stage in ("ppo", "human_eval"):
         with pytest.raises(UserError, match="no server"):
-            launching.compute(rerun(tmp_path, stage))
+            compute(rerun(tmp_path, stage))
     assert asked == [{"ppo": "gpu"}, {}]
 
 
@@ -300,7 +303,7 @@ def test_a_learning_rate_that_is_null_is_chosen_once_kept_and_agreed_with(tmp_pa
     (said,) = launch.notes
     assert said.startswith("chosen for a model of ") and "sft.learning_rate 0.001, ppo.learning_rate 0.0003" in said
     first = finish(launch)
-    values = launching.run_values(tmp_path, first)
+    values = run_values(tmp_path, first)
     assert values["sft"]["learning_rate"] == 1e-3 and values["ppo"]["learning_rate"] == 3e-4
     assert rerun(tmp_path, "reward").config.ppo.learning_rate == 3e-4
     again = rerun(tmp_path, "ppo", config=load_config("tiny", settings(*null)))

@@ -22,7 +22,8 @@ from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
 from flows.config.profiles import Override
 from flows.config.run_config import load_config
-from flows.people import LABELS, export, give_out, import_votes, joined, with_guidelines
+from flows.people.sheets import LABELS, give_out, joined, with_guidelines
+from flows.people.tools import export, import_votes
 
 
 class Store:

@@ -13,7 +13,8 @@ from components.human_eval.config import HumanEvalConfig
 from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
 from components.store.store import ArtifactStore
-from flows import people
+from flows.people.progress import begin_waiting, progress_of_files, show_progress, subprocess, when_complete
+from flows.people.sheets import give_out
 from tasks.runs.labels import LabelProgress, read_progress
 from tests.stored_run import stored_run
 
@@ -40,7 +41,7 @@ def waits(home: Path, *changes: str) -> str:
     part = {"human_eval.sample": {"key": record.key, "digest": record.digest}}
     human.update(state="awaiting_labels", key=record.key, digest=record.digest, parts=part)
     path.write_text(json.dumps(document))
-    people.give_out(ArtifactStore(home).path(record), home / "runs" / run)
+    give_out(ArtifactStore(home).path(record), home / "runs" / run)
     return run
 
 
@@ -56,26 +57,24 @@ def fill(home: Path, run: str, rater: int, items: int) -> None:
 
 
 def test_progress_counts_each_raters_answers_in_the_files_that_were_given_out(tmp_path: Path, waiting: str) -> None:
-    assert people.progress_of_files(tmp_path, waiting) == LabelProgress(
-        0, 8, "", {"rater 1": (0, 4), "rater 2": (0, 4)}
-    )
+    assert progress_of_files(tmp_path, waiting) == LabelProgress(0, 8, "", {"rater 1": (0, 4), "rater 2": (0, 4)})
     fill(tmp_path, waiting, 2, 3)
-    assert people.progress_of_files(tmp_path, waiting).raters == {"rater 1": (0, 4), "rater 2": (3, 4)}
+    assert progress_of_files(tmp_path, waiting).raters == {"rater 1": (0, 4), "rater 2": (3, 4)}
     fill(tmp_path, waiting, 1, 4)
     fill(tmp_path, waiting, 2, 1)
-    assert people.progress_of_files(tmp_path, waiting).complete
+    assert progress_of_files(tmp_path, waiting).complete
 
 
 def test_what_is_wrong_in_a_file_is_told_while_its_rater_can_still_mend_it(tmp_path: Path, waiting: str) -> None:
     path = tmp_path / "runs" / waiting / "raters" / "rater_1.csv"
     path.write_bytes(path.read_bytes().replace(b"question 2", b"question two").replace(b"question 3", b"question 4"))
     with pytest.raises(Mistakes, match="2 mistakes"):
-        people.progress_of_files(tmp_path, waiting)
+        progress_of_files(tmp_path, waiting)
 
 
 def test_a_run_without_a_sample_has_no_labels_to_count(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no sample to label \(human_eval: not_run\)"):
-        people.progress_of_files(tmp_path, stored_run(tmp_path, upto="ppo"))
+        progress_of_files(tmp_path, stored_run(tmp_path, upto="ppo"))
 
 
 def test_servers_that_are_away_are_named_and_the_folder_has_the_progress_and_keeps_the_address(
@@ -87,10 +86,10 @@ def test_servers_that_are_away_are_named_and_the_folder_has_the_progress_and_kee
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
     told: list[str] = []
-    people.show_progress(tmp_path, waiting, LabelProgress(1, 8, "http://127.0.0.1:8800"), told.append)
+    show_progress(tmp_path, waiting, LabelProgress(1, 8, "http://127.0.0.1:8800"), told.append)
     assert len(told) == 1 and told[0].startswith(f"Prefect was not told how far the labels of run {waiting} are")
     monkeypatch.delenv("PREFECT_API_URL")
-    people.show_progress(tmp_path, waiting, LabelProgress(5, 8), told.append)
+    show_progress(tmp_path, waiting, LabelProgress(5, 8), told.append)
     assert len(told) == 1, "no server is named, so none is missed"
     kept = read_progress(tmp_path / "runs" / waiting)
     assert kept is not None and (kept.answered, kept.address) == (5, "http://127.0.0.1:8800")
@@ -99,7 +98,7 @@ def test_servers_that_are_away_are_named_and_the_folder_has_the_progress_and_kee
 def test_a_run_that_is_taken_up_again_waits_though_a_rater_has_spoilt_their_file(tmp_path: Path, waiting: str) -> None:
     (tmp_path / "runs" / waiting / "raters" / "rater_2.csv").write_text("item,rating\nq0001,left\n")
     told: list[str] = []
-    people.begin_waiting(tmp_path, waiting, told.append)
+    begin_waiting(tmp_path, waiting, told.append)
     assert len(told) == 1 and "rater_2.csv" in told[0] and read_progress(tmp_path / "runs" / waiting) is None
 
 
@@ -119,14 +118,14 @@ def test_the_last_label_starts_the_scoring_or_names_its_command_as_the_config_sa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = Started()
-    monkeypatch.setattr(people.subprocess, "Popen", started)
+    monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     by_itself, by_hand = waits(tmp_path / "a"), waits(tmp_path / "b", "human_eval.when_complete=wait")
     sheets = tmp_path / "sheets"
-    said = people.when_complete(tmp_path / "a", by_itself, sheets)
+    said = when_complete(tmp_path / "a", by_itself, sheets)
     words = ["-m", "flows.cli", "human-eval", "score", str(sheets), "--run", by_itself]
     assert (started.commands, started.homes) == ([words], [str(tmp_path / "a")]) and "scoring.log" in said
-    assert f"tether human-eval score {sheets} --run {by_hand}" in people.when_complete(tmp_path / "b", by_hand, sheets)
+    assert f"tether human-eval score {sheets} --run {by_hand}" in when_complete(tmp_path / "b", by_hand, sheets)
     assert len(started.commands) == 1
 
 
@@ -134,10 +133,10 @@ def test_a_run_that_is_being_scored_is_not_scored_at_the_same_time(
     tmp_path: Path, waiting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = Started()
-    monkeypatch.setattr(people.subprocess, "Popen", started)
+    monkeypatch.setattr(subprocess, "Popen", started)
     path = tmp_path / "runs" / waiting / "run.json"
     document = json.loads(path.read_text())
     document["stages"][-1]["state"] = "running"
     path.write_text(json.dumps(document))
-    assert "can't be scored now" in people.when_complete(tmp_path, waiting, tmp_path)
+    assert "can't be scored now" in when_complete(tmp_path, waiting, tmp_path)
     assert not started.commands

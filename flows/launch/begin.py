@@ -1,0 +1,176 @@
+"""Starting a run: new, or again from a stage."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from components.base.errors import UserError
+from components.gates.judging import Waiver
+from flows.base_run import changed_before, choose_base, earlier_stages
+from flows.config.profiles import Override, apply_overrides
+from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
+from flows.data.rates import with_rates
+from flows.launch.reports import write_reports
+from flows.people.sheets import with_guidelines
+from flows.sources import Sources, find_sources, kept_sft
+from tasks.execution.attempts import Attempts
+from tasks.execution.context import RunContext, refreshed
+from tasks.runs.label import UNNAMED, Label
+from tasks.runs.status import load_status, run_of_flow
+from tasks.stages import PIPELINE, STAGES
+from tasks.tracking.client import check_access
+
+MOST = 8
+"""Gates that a line names."""
+
+
+class Launch(NamedTuple):
+    """A run that is begun but not computed."""
+
+    ctx: RunContext
+    config: RunConfig
+    sources: Sources
+    notes: Sequence[str] = ()
+    """What to tell the user first."""
+
+
+def new_run(
+    home: Path,
+    profile: str,
+    config: RunConfig,
+    waivers: Sequence[Waiver] = (),
+    refresh: Sequence[str] = (),
+    flow_run: str | None = None,
+    label: Label = UNNAMED,
+    user: str | None = None,
+) -> Launch:
+    """A run of `config` (resolved). Nothing is written where an input is missing.
+
+    Args:
+        profile: what the run is called after.
+        refresh: stages to compute though the store has them.
+        flow_run: the Prefect flow run that begins it; tried again, it takes up the run that it began.
+        user: who asked for it, for the record; None is who runs this process.
+
+    Raises:
+        UserError: an input can't be read, a waiver or `refresh` names nothing that there is, or MLflow refuses us.
+    """
+    check_stages("--refresh", refresh)
+    check_kl_is_judged(config, profile)
+    config, notes = with_rates(with_guidelines(config), home)
+    kept = kept_sft(config, home)
+    sources = find_sources(config, home, taken=kept)
+    origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {})
+    options = {"refresh": refreshed(refresh), "pinned": kept, **by_user(user)}
+    ctx = begin_run(home, profile, config, origin, label, waivers, **options)
+    return Launch(ctx, config, sources, notes + unnamed_gates(config))
+
+
+def rerun(
+    home: Path,
+    stage: str,
+    run: str | None = None,
+    overrides: Sequence[Override] = (),
+    config: RunConfig | None = None,
+    profile: str | None = None,
+    waivers: Sequence[Waiver] = (),
+    refresh: Sequence[str] = (),
+    flow_run: str | None = None,
+    label: Label = UNNAMED,
+    user: str | None = None,
+) -> Launch:
+    """A new run that takes all that comes before `stage` as an earlier run's artifacts, and computes `stage` again.
+
+    Args:
+        run: the earlier run; None takes the newest whose artifacts before `stage` all stand in the store.
+        overrides: changes to that run's config.
+        config: the config in the place of that run's (not resolved); then only a run that agrees with it will do.
+        profile: what the run is called after, in the place of that run's.
+        waivers, refresh, flow_run, label, user: as `new_run`; later stages alone can be refreshed.
+
+    Raises:
+        UserError: no such run or stage, nothing that stands, or changes to what comes before the stage.
+    """
+    check_stages("rerun", [stage])
+    check_stages("--refresh", refresh)
+    before = earlier_stages(stage)
+    if early := [name for name in refresh if STAGES[name].shown in before]:
+        raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
+    config, chosen = (None, []) if config is None else with_rates(config, home)
+    tried = run_of_flow(home, flow_run) if flow_run else None
+    if tried is not None:  # the earlier attempt has chosen
+        run = load_status(home, tried).origin["from"]
+    base = choose_base(home, stage, run, config)
+    notes = [f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""), *chosen]
+    if misfits := base.config.runtime.misfits():
+        kept = f"; {', '.join(before)} are taken as they are" if before else ""
+        notes.append(
+            f"run {base.run} was resolved for another machine ({'; '.join(misfits)}): what is computed now is resolved "
+            f"for this one{kept}"
+        )
+    if config is None:
+        values = {**base.values, "runtime": {}} if misfits else base.values
+        config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
+        for field, first in changed_before(stage, base.config, config).items():
+            raise UserError(
+                f"--set {field}: {first} depends on it, and comes before {stage}: it would be taken from run "
+                f"{base.run} as it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
+            )
+    check_kl_is_judged(config, f"run {base.run}")
+    config, chosen = with_rates(with_guidelines(config).resolved(), home)
+    notes += chosen
+    if base.config.seed != config.seed and before:
+        notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
+    pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
+    sources = find_sources(config, home, taken=pinned)
+    origin = round_of(config) | {"stage": stage, "from": base.run, **({"flow_run": flow_run} if flow_run else {})}
+    options = {"refresh": refreshed([stage, *refresh]), "pinned": pinned, **by_user(user)}
+    ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, **options)
+    return Launch(ctx, config, sources, notes + unnamed_gates(config))
+
+
+def round_of(config: RunConfig) -> dict[str, str]:
+    """What a round of `tether iterate` has in its run's origin: its number, and whose policy people judged last."""
+    votes = config.data.votes
+    return {"round": str(len(votes)), "votes": votes[-1]} if votes else {}
+
+
+def begin_run(
+    home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], label: Label, waivers: Sequence[Waiver],
+    **options: Any,
+) -> RunContext:  # fmt: skip
+    """Begin a run, or take up the one that the same flow run began before it was tried again."""
+    check_access(home)
+    options |= {"project": config.project, "waivers": waivers, "at_end": write_reports, **execution_of(config)}
+    tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
+    if tried is not None:
+        return RunContext.resume(home, tried, config.gates, profile=profile, **options)
+    return RunContext.start(
+        home, profile, config.gates, config=to_values(config), origin=origin, label=label, **options
+    )
+
+
+def by_user(user: str | None) -> dict[str, str]:
+    return {} if user is None else {"user": user}
+
+
+def execution_of(config: RunConfig) -> dict[str, Any]:
+    """Who computes the stages, how long at most, and how often again: what a run's context takes from its config."""
+    attempts = Attempts(config.retries, config.retry_seconds)
+    return {"pools": config.pools, "timeouts": config.timeouts, "attempts": attempts,
+            "prices": config.hourly_prices, "currency": config.prices.currency}  # fmt: skip
+
+
+def unnamed_gates(config: RunConfig) -> list[str]:
+    """A line that says which gates are off because the config does not name them; none where it names all."""
+    off = config.gates.unnamed
+    named = f"{', '.join(off[:MOST])}{f' and {len(off) - MOST} more' if len(off) > MOST else ''}"
+    gates, them = ("1 gate is", "it") if len(off) == 1 else (f"{len(off)} gates are", "them")
+    return [f"{gates} off because the profile does not name {them}: {named}"] if off else []
+
+
+def check_stages(what: str, stages: Iterable[str]) -> None:
+    """Raises `UserError` if one of `stages` is none of the pipeline's."""
+    for stage in stages:
+        if stage not in PIPELINE:
+            raise UserError(f"{what} {stage}: no such stage; there are {', '.join(PIPELINE)}.")

@@ -1,0 +1,104 @@
+"""Going through the pipeline of a run that was begun, and what it leaves for people."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from components.base.errors import TetherError
+from components.base.files import write_whole
+from components.base.settings import Settings
+from flows.config.run_config import RunConfig
+from flows.launch.begin import Launch
+from flows.people.progress import begin_waiting
+from flows.people.sheets import give_out
+from flows.rlhf import pipeline, rlhf
+from flows.sources import Sources
+from tasks.execution.context import RunContext
+from tasks.execution.runner import peek, run_stage
+from tasks.result import Given, StageResult
+from tasks.runs.status import load_status
+from tasks.stages import Stage
+
+logger = logging.getLogger(__name__)
+
+
+COMPARISON = "comparison.md"
+"""What came of a comparison of models, in a run's folder."""
+
+
+def compute(launch: Launch) -> StageResult | None:
+    """Go through the pipeline, and write the run's end down whatever it is.
+
+    Returns:
+        human_eval's result; None where the run waits for labels.
+
+    Raises:
+        UserError: a stage's runner is a pool, and there is no server or deployment for it. And what a stage raises.
+    """
+    ctx, config, sources, _ = launch
+    if not everything_is_stored(config, sources, ctx):
+        from tasks.prefect_flow.server import check_server, end_orphans
+
+        end_orphans(ctx.home / "prefect" / "embedded")
+        try:
+            check_server(needed_for={stage: pool for stage, pool in config.pools.items() if stage not in ctx.pinned})
+        except TetherError:
+            ctx.discard()
+            raise
+        try:
+            return _go(launch, lambda: rlhf(config, sources, ctx))
+        finally:
+            if ctx.flow_run:
+                from tasks.prefect_flow.stages import show_report
+
+                show_report(ctx)
+    return _go(launch, lambda: pipeline(config, sources, partial(run_stage, ctx=ctx)))
+
+
+def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
+    """`compute`, each stage a task of the flow run that surrounds the call: a deployment's."""
+    from tasks.prefect_flow.stages import prefect_runner, show_in, show_report
+
+    ctx = launch.ctx
+    show_in(ctx, flow_run)
+    try:
+        return _go(launch, lambda: pipeline(launch.config, launch.sources, prefect_runner(ctx)))
+    finally:
+        show_report(ctx)
+
+
+def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult | None:
+    with launch.ctx as ctx:
+        for note in launch.notes:
+            ctx.say(note)
+        if (result := work()) is None:
+            ctx.end_stage("human_eval", "awaiting_labels")
+            give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
+        elif launch.sources.compared:
+            from flows.models.compared import compared_names, result_text
+
+            told = result_text(result.path, compared_names(load_status(ctx.home, ctx.run).origin))
+            write_whole(ctx.folder / COMPARISON, told)
+    if result is None:
+        begin_waiting(ctx.home, ctx.run, ctx.say)
+    return result
+
+
+class _Enough(Exception):
+    """The look into the store has seen what it needs; its argument says whether all of that is stored."""
+
+
+def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -> bool:
+    """Whether this run has nothing to compute, up to its end or to the gate that will stop it."""
+
+    def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
+        found = peek(stage, job, inputs, ctx)
+        if found is None or found.state == "gate_failed":
+            raise _Enough(found is not None)
+        return found
+
+    try:
+        pipeline(config, sources, look)
+    except _Enough as enough:
+        return bool(enough.args[0])
+    return True

@@ -1,0 +1,131 @@
+"""Runs that people's labels finish: a comparison of models, and a run taken up to score its labels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from components.base.errors import UserError
+from components.gates.judging import GatesConfig, Waiver
+from components.store.store import ArtifactStore
+from flows.base_run import changed_before, choose_base, standing
+from flows.config.profiles import Override, apply_overrides
+from flows.config.run_config import check_config
+from flows.launch.begin import Launch, begin_run, by_user, execution_of, unnamed_gates
+from flows.launch.reports import write_reports
+from flows.people.sheets import joined
+from flows.sources import compared_sources, find_sources
+from tasks.execution.context import RunContext
+from tasks.result import Input
+from tasks.runs.config import run_values
+from tasks.runs.label import UNNAMED, Label
+from tasks.runs.status import load_status
+from tasks.stages import PIPELINE
+from tasks.tracking.client import check_access
+
+OF_RATERS = ("labels_complete", "items", "fleiss_kappa", "position_bias", "self_agreement_low", "raters_alike")
+"""The gates of human_eval that judge a comparison: it says which model is better, and promotes none."""
+
+
+def compare(
+    home: Path,
+    models: Sequence[str],
+    run: str | None = None,
+    overrides: Sequence[Override] = (),
+    waivers: Sequence[Waiver] = (),
+    label: Label = UNNAMED,
+    user: str | None = None,
+) -> Launch:
+    """A run that compares two or more models, the first the baseline, on the held-out prompts of an earlier run.
+
+    Args:
+        models: as `find_compared` takes them.
+        run: the run whose prompts and config it takes; None the newest whose data stand in the store.
+        overrides: changes to that config.
+        waivers, label, user: as `new_run`.
+
+    Raises:
+        UserError: no such models or run, or changes to how that run's data were made.
+    """
+    from flows.models.compared import COMPARED, as_origin, find_compared
+
+    found = find_compared(home, models)
+    base = choose_base(home, "sft", run)
+    values = {**base.values, "runtime": {}} if base.config.runtime.misfits() else base.values
+    config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
+    for field in changed_before("sft", base.config, config):
+        raise UserError(f"--set {field}: the prompts are those of run {base.run}, made without it. Take it out.")
+    named = config.gates.model_dump().get("human_eval", {})
+    gates = GatesConfig.model_validate({"human_eval": {name: named[name] for name in OF_RATERS if name in named}})
+    config = config.model_copy(update={"gates": gates}).resolved()
+    data, store = base.records["validate"], ArtifactStore(home)
+    compared = {"data": Input(digest=data.digest, path=store.path(data), stage="validate", stored=True), **found}
+    sources = compared_sources(config, home, compared)
+    origin = {"stage": "human_eval", "from": base.run, COMPARED: as_origin(models, compared)}
+    ctx = begin_run(home, base.profile, config, origin, label, waivers, **by_user(user))
+    note = f"{' against '.join(models)} on held-out prompts of run {base.run}; the first is the baseline"
+    return Launch(ctx, config, sources, [note])
+
+
+def scoring(
+    home: Path,
+    run: str | None,
+    sheets: Path | Sequence[Path],
+    waivers: Sequence[Waiver] = (),
+    user: str | None = None,
+) -> Launch:
+    """The run `run` (None: the newest) taken up again, to score the labels that people wrote into `sheets`.
+
+    Args:
+        sheets: the joint sheet, several raters' own files, or a folder of them; joined, the run's `labels.csv`.
+        user: as in `new_run`.
+
+    Raises:
+        UserError: no such run or sheet, or a run that has no sample to label. Mistakes: all that is wrong in the files.
+    """
+    from flows.models.compared import of_origin
+
+    status = load_status(home, run)
+    state = status.stage("human_eval").state
+    config = check_config(run_values(home, status.run), source=f"run {status.run}")
+    if config.human_eval.judges != "people" or state in ("not_run", "running", "interrupted"):
+        raise UserError(
+            f"run {status.run} waits for no labels (human_eval: {state}, judges: {config.human_eval.judges}). "
+            f"Name the run that does with --run."
+        )
+    check_access(home)
+    records, _ = standing(ArtifactStore(home), status, PIPELINE)
+    compared = of_origin(home, status.origin)
+    sample = records.get("human_eval.compare" if compared else "human_eval.sample")
+    sheet = joined(home / "runs" / status.run, ArtifactStore(home), sample, sheets)
+    if compared:
+        sources = compared_sources(config, home, compared, sheet, records)
+    else:
+        sources = find_sources(config, home, sheet, taken=records)
+    ctx = RunContext.resume(
+        home,
+        status.run,
+        config.gates,
+        # What was waived in this run still is, if somebody here has done it.
+        waivers=[*([] if status.imported else status.waivers), *waivers],
+        profile=status.profile,
+        project=config.project,
+        pinned=records,
+        at_end=write_reports,
+        **execution_of(config),
+        **by_user(user),
+    )
+    return Launch(ctx, config, sources, unnamed_gates(config))
+
+
+def sample_of(home: Path, run: str | None) -> Path:
+    """The batch that people judge in a run (None: the newest): its sample artifact in the store.
+
+    Raises:
+        UserError: no such run, or it has no batch for people, or the store has lost it.
+    """
+    status = load_status(home, run)
+    config = check_config(run_values(home, status.run), source=f"run {status.run}")
+    record = standing(ArtifactStore(home), status, PIPELINE)[0].get("human_eval.sample")
+    folder = None if record is None else ArtifactStore(home).path(record)
+    if config.human_eval.judges != "people" or folder is None or not (folder / "sheet.json").is_file():
+        raise UserError(f"run {status.run} has no batch for people to judge. Name a run that awaits labels.")
+    return folder

@@ -1,0 +1,110 @@
+"""Sheets on their way to the raters and back: what a run's folder gets for them, and their answers in one file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from components.base.errors import UserError
+from components.base.files import make_folder, replacing, write_whole
+from components.base.paths import user_path
+from components.human_eval.config import HumanEvalConfig
+from components.human_eval.labels import Sample
+from components.human_eval.results.seconds import as_cells, read_seconds
+from components.human_eval.sheet import GUIDELINES_FILE, RATERS
+from components.store.store import ArtifactStore, Record
+from flows.config.run_config import RunConfig
+
+if TYPE_CHECKING:
+    pass
+
+
+LABELS = "labels.csv"
+"""What raters answered, in a run's folder."""
+
+
+_KINDS = (".csv", ".tsv", ".txt", ".json", ".jsonl")
+
+
+def with_guidelines(config: RunConfig) -> RunConfig:
+    """`config` with the text of `human_eval.guidelines`, a file, as its `instructions`: the run keeps what was read.
+
+    Raises:
+        UserError: the file can't be read, is no text in UTF-8, is empty or too long.
+    """
+    field, given = "human_eval.guidelines", config.human_eval.guidelines
+    if given is None:
+        return config
+    path = user_path(given, field)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(
+            f"{field} = {given}: this can't be read: {error.strerror}. Name a text or Markdown file."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{field} = {given}: this is no text in UTF-8. Save it as UTF-8 and start again.") from error
+    try:
+        values = config.human_eval.model_dump() | {"instructions": text, "guidelines": None}
+        return config.model_copy(update={"human_eval": HumanEvalConfig.model_validate(values)})
+    except ValidationError as error:
+        raise UserError(f"{field} = {given}: {error.errors()[0]['msg']}.") from error
+
+
+def give_out(sample: Path, folder: Path) -> None:
+    """Copy the sheet, the guidelines and the raters' own files of a sample artifact into a run's folder.
+
+    What is there stays: the files of a run that is taken up again may hold answers by now.
+    """
+    own = sorted((sample / RATERS).glob("*.csv"))
+    given = [(sample / name, folder / name) for name in ("sheet.csv", GUIDELINES_FILE)]
+    for source, copy in [*given, *((each, folder / RATERS / each.name) for each in own)]:
+        if not copy.exists():
+            make_folder(copy.parent)
+            write_whole(copy, source.read_bytes())
+
+
+def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Path | Sequence[Path]) -> Path:
+    """Check what raters returned, and write their answers as one sheet, `labels.csv`, into a run's folder.
+
+    The same answers give the same bytes, in whatever files they came, and so the same key.
+
+    Returns:
+        That file; the one given file itself where the store has lost the sample, which the stage then makes again.
+
+    Raises:
+        UserError: there is no such file. Mistakes: as `Sample.ratings`.
+    """
+    files = [file for path in ([sheets] if isinstance(sheets, Path) else sheets) for file in files_of(path)]
+    artifact = None if sample is None else store.path(sample)
+    if artifact is None or not (artifact / "sheet.json").is_file():
+        if len(files) == 1:
+            return files[0]
+        raise UserError(
+            "the sample that these sheets were made of is not whole in the store any more, so they can't be joined. "
+            "Rerun human_eval, which makes it again."
+        )
+    opened = Sample.open(artifact)
+    answers = opened.answers(*files)
+    seconds = read_seconds(files, opened.raters)
+    further = (
+        {item: as_cells(seconds, item, opened.raters) for item in answers.ratings | answers.attention}
+        if seconds
+        else None
+    )
+    with replacing(folder / LABELS) as temporary:
+        opened.write(temporary, answers, further)
+    return folder / LABELS
+
+
+def files_of(path: Path) -> list[Path]:
+    """A returned file, or those of a folder."""
+    if path.is_dir():
+        found = sorted(each for each in path.iterdir() if each.suffix.lower() in _KINDS and each.name[0] not in ".~")
+        if found:
+            return found
+        raise UserError(f"{path}: the folder holds no sheet ({', '.join(_KINDS)}). Give the raters' filled files.")
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file. Give the filled rating sheet (CSV or JSONL).")
+    return [path]
