@@ -48,7 +48,7 @@ def placed(job, tmp_path_factory):
 
 
 def judged(i, label="a", **more):
-    votes = [{"annotator": "rating_1", "label": label}]
+    votes = [{"annotator": f"rating_{rater}", "label": label} for rater in (1, 2, 3)]
     # people saw the prompt in capitals: a near-duplicate of what the data hold
     replies = {"a": f"good good {i}", "b": f"good {i} {i}"}
     return {"prompt": f"QUESTION {i}", "votes": votes, "judged_in": "0a1b2c3d"} | replies | more
