@@ -146,8 +146,8 @@ def serving(folder: Path, home: Path, people: int, database: str) -> Iterator[tu
         process.communicate(timeout=60)
 
 
-def measure(folder: Path, home: Path, people: int, think: float, database: str) -> Measured:
-    """Let `people` judge all pairs of `folder` at once; `database` is a URL or a file."""
+def measure(folder: Path, home: Path, people: int, pairs: int, think: float, database: str) -> Measured:
+    """Let `people` judge all `pairs` of `folder` at once; `database` is a URL or a file."""
 
     async def all_judge(crowd: Sequence[Person]) -> None:
         await asyncio.gather(*(person.judge() for person in crowd))
@@ -165,9 +165,10 @@ def measure(folder: Path, home: Path, people: int, think: float, database: str) 
     meant = {key: value for person in crowd for key, value in person.meant.items()}
     times = {kind: np.array([t for person in crowd for t in person.times[kind]]) for kind in crowd[0].times}
     requests = sum(person.requests for person in crowd)
-    return Measured(
-        times["answer"], times["page"], times["static"], 1000 * cpu / requests, seconds, differences(meant, counted)
-    )
+    wrong = differences(meant, counted)
+    if len(meant) != people * pairs:
+        wrong.append(f"{len(meant)} answers were asked for, not {people * pairs}")
+    return Measured(times["answer"], times["page"], times["static"], 1000 * cpu / requests, seconds, wrong)
 
 
 def main() -> None:
@@ -188,7 +189,7 @@ def main() -> None:
                     for n in range(1, asked.pairs + 1)]  # fmt: skip
             write_rows(folder / "pairs.jsonl", rows)
             database = new_database(server, "review") if name == "PostgreSQL" else str(folder.parent / "review.db")
-            found = measure(folder, folder.parent / "home", asked.people, asked.think, database)
+            found = measure(folder, folder.parent / "home", asked.people, asked.pairs, asked.think, database)
             p50, p95 = np.percentile(found.answers, [50, 95])
             pages, static = np.percentile(found.pages, 95), np.percentile(found.static, 95)
             print(f"| {name} | {found.answers.size} | {p50:.0f} | {p95:.0f} | {pages:.0f} | {static:.0f} | "
