@@ -4,11 +4,12 @@
     python -m tests.bench.review --people 10 --pairs 10 --think 0.5
 
 Each person opens their link, asks for a pair, thinks (an exponential time with the mean `--think`), answers by the form
-that the page gave, and sends every fifth answer twice, as after a connection that broke; before each answer the page's
-style sheet is fetched too, which is the static file that answers are compared with. Then what the database counts is
-compared with what was meant. Prints times, and the server's CPU seconds over all its requests. Exit code 1 where an
-answer is lost, doubled or another, or where the 95th percentile of answers is above 200 ms and above three times the
-static file's.
+that the page gave, sends every fifth answer twice, as after a connection that broke, and takes every seventh back and
+answers that pair again; before each answer the page's style sheet is fetched too, which is the static file that answers
+are compared with. Then what the database counts is compared with what was meant, and every row that it has stored with
+what was sent. Prints times, and the server's CPU seconds over all its requests. Exit code 1 where an answer is lost,
+doubled or another, where not everybody answered every pair, or where the 95th percentile of answers is above 200 ms and
+above three times the static file's.
 """
 
 import argparse
@@ -31,11 +32,14 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 import psutil
+from sqlalchemy import Engine, select
 
 from components.base.jsonl import write_rows
 from flows.review.database.connect import open_database
+from flows.review.database.tables import item, rater, vote
 from flows.review.links import raters_of
 from flows.review.summary import counted_answers
+from flows.review.votes import unexchanged
 from tests.flows.review.postgresql import new_database, postgresql_server
 from tests.servers import clean_environment
 
@@ -43,16 +47,21 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST_MS, MOST_TIMES = 200.0, 3.0
 TWICE = 5
 """Every so manieth answer is sent again."""
+BACK = 7
+"""Every so manieth answer is taken back, and the pair answered again."""
 ONLY = 1
 """The batch's number in a new database."""
 ANSWERS = ("a", "b", "tie", "both_bad")
 _OTHER = {"a": "b", "b": "a"}
 _TICKET = re.compile(r'name="ticket" value="([^"]+)"')
+_UNDO = re.compile(r'name="nonce" value="([^"]+)"')
 _FIRST = re.compile(r"(left|right) (\d+)<")
 _STYLE = re.compile(r'href="(/static/[^"]+\.css)[^"]*"')
 
 Counted = tuple[str, str]
 """A person and an item."""
+Stored = Counter[tuple[str, str, str | None]]
+"""How often a person gave an item an answer; None takes one back."""
 
 
 class Measured(NamedTuple):
@@ -81,6 +90,23 @@ def differences(meant: Mapping[Counted, str], counted: Sequence[tuple[Counted, s
     ]  # fmt: skip
 
 
+def unlike(sent: Stored, stored: Stored) -> list[str]:
+    """What is wrong with the rows of votes, beside what was sent; what was sent twice is one row."""
+    rows = ((*key, sent[key], stored[key]) for key in sorted(sent | stored, key=str) if sent[key] != stored[key])
+    return [
+        f"{who}, item {name}, {answer or 'taken back'}: stored {n} times, sent {m}" for who, name, answer, m, n in rows
+    ]
+
+
+def stored_votes(engine: Engine) -> Stored:
+    """Every row of votes, sides as the batch has them."""
+    query = select(rater.c.name.label("who"), item.c.name, vote.c.answer, vote.c.shown)
+    query = query.join_from(vote, rater, rater.c.id == vote.c.rater).join(item, item.c.id == vote.c.item)
+    with engine.connect() as connection:
+        rows = connection.execute(query).all()
+    return Counter((r.who, r.name, None if r.answer is None else unexchanged(r.answer, r.shown)) for r in rows)
+
+
 class Person:
     """Somebody with a link, and how long the page took to answer them."""
 
@@ -89,7 +115,8 @@ class Person:
         self.client = httpx.AsyncClient(base_url=link.partition("/r/")[0], timeout=60)
         self.path = "/r/" + link.partition("/r/")[2]
         self.meant: dict[Counted, str] = {}
-        self.times: dict[str, list[float]] = {"answer": [], "page": [], "static": []}
+        self.sent: Stored = Counter()
+        self.times: dict[str, list[float]] = {"answer": [], "page": [], "static": [], "undo": []}
         self.requests = 0
 
     async def timed(self, kind: str, method: str, path: str, **more: Any) -> httpx.Response:
@@ -102,6 +129,7 @@ class Person:
 
     async def judge(self) -> None:
         """Answer every pair that the page asks for."""
+        given, last = 0, None
         async with self.client:
             await asyncio.sleep(self.chance.random() * self.think)
             await self.timed("page", "GET", self.path)
@@ -112,13 +140,23 @@ class Person:
                 if ticket is None:
                     return
                 assert style is not None
+                if last is not None and given % BACK == 0:
+                    undo = _UNDO.search(page)
+                    assert undo is not None
+                    await self.timed("undo", "POST", "/undo", data={"nonce": undo[1]}, headers=origin)
+                    del self.meant[last]
+                    self.sent[(*last, None)] += 1
+                    given, last = given + 1, None
+                    continue
                 await asyncio.sleep(self.chance.expovariate(1 / self.think))
                 await self.timed("static", "GET", style[1])
                 side, number = _FIRST.search(page).groups()  # type: ignore[union-attr]
                 value = self.chance.choice(ANSWERS)
-                self.meant[self.name, number] = value if side == "left" else _OTHER.get(value, value)
+                given, last = given + 1, (self.name, number)
+                self.meant[last] = value if side == "left" else _OTHER.get(value, value)
+                self.sent[(*last, self.meant[last])] += 1
                 form = {"ticket": html.unescape(ticket[1]), "answer": value}
-                for _ in range(2 if len(self.meant) % TWICE == 0 else 1):
+                for _ in range(2 if given % TWICE == 0 else 1):
                     await self.timed("answer", "POST", "/vote", data=form, headers=origin)
 
 
@@ -161,13 +199,16 @@ def measure(folder: Path, home: Path, people: int, pairs: int, think: float, dat
     names = dict(raters_of(engine, ONLY))
     with engine.connect() as connection:
         counted = [((names[each.rater], each.item), each.answer) for each in counted_answers(connection, ONLY)]
+    stored = stored_votes(engine)
     engine.dispose()
     meant = {key: value for person in crowd for key, value in person.meant.items()}
     times = {kind: np.array([t for person in crowd for t in person.times[kind]]) for kind in crowd[0].times}
     requests = sum(person.requests for person in crowd)
-    wrong = differences(meant, counted)
+    wrong = [*differences(meant, counted), *unlike(sum((person.sent for person in crowd), Counter()), stored)]
     if len(meant) != people * pairs:
         wrong.append(f"{len(meant)} answers were asked for, not {people * pairs}")
+    if not times["undo"].size or times["answer"].size <= sum(stored.values()) - times["undo"].size:
+        wrong.append("no answer was taken back, or none was sent twice")
     return Measured(times["answer"], times["page"], times["static"], 1000 * cpu / requests, seconds, wrong)
 
 
