@@ -6,6 +6,7 @@ stops the pipeline, so nothing below a failed gate starts. The gates of each sta
 """
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from threading import Thread
@@ -29,27 +30,40 @@ class StageRunner(Protocol):
     def __call__(self, stage: Stage, job: Settings, inputs: Given) -> StageResult: ...
 
 
-def pipeline(config: RunConfig, sources: Sources, run: StageRunner) -> StageResult | None:
+class _Reached(Exception):
+    """The stage that the run ends after has its result, which is the argument."""
+
+
+def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str = "") -> StageResult | None:
     """Run the five stages.
 
     Args:
         config: resolved for the machine that computes.
         sources: the external inputs.
         run: runs a stage.
+        until: the pipeline's stage to end after; empty for all of them.
 
     Returns:
-        The result of human_eval; None where the run now waits for people's labels.
+        The result of the last stage; None where the run now waits for people's labels.
 
     Raises:
         GateFailed: a gate stops it. UserError: the user's mistake. And whatever else a stage raises.
     """
 
     def stage(name: str, **inputs: StageResult | Input) -> StageResult:
-        return run(STAGES[name], config.stage_job(STAGES[name]), inputs)
+        result = run(STAGES[name], config.stage_job(STAGES[name]), inputs)
+        if STAGES[name].final and STAGES[name].shown == until:
+            raise _Reached(result)
+        return result
 
-    if sources.compared:
-        return comparison(config, sources, run)
+    try:
+        return comparison(config, sources, run) if sources.compared else _stages(config, sources, stage)
+    except _Reached as reached:
+        return reached.args[0]
 
+
+def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResult]) -> StageResult | None:
+    """The story. `stage` runs one by its name, on the results of earlier ones."""
     # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt.
     data = stage("validate", **sources.data, **sources.base)
 
@@ -108,7 +122,7 @@ def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | 
         except NoServer as error:
             ctx.say(f"Prefect's server did not start ({error}); the run goes on without its pages")
             ahead.join()
-            return pipeline(config, sources, partial(run_stage, ctx=ctx))
+            return pipeline(config, sources, partial(run_stage, ctx=ctx), ctx.until)
         return _in_flow(config, sources, ctx, ahead)
 
 
@@ -147,7 +161,7 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
             ahead.join()
         with nullcontext() if own else saying_that_it_lives(flow_run.id):
             return outcome.capture(
-                lambda: pipeline(config, sources, prefect_runner(ctx)),
+                lambda: pipeline(config, sources, prefect_runner(ctx), ctx.until),
                 name=lambda result: "AwaitingLabels" if result is None else "Completed",
                 message=lambda result: awaiting(ctx.folder) if result is None else None,
             )

@@ -61,6 +61,10 @@ Refresh = Annotated[
         autocompletion=completion.stages,
     ),
 ]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="STAGE", help="End after this stage.", autocompletion=completion.stages),
+]
 Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="What to call the run, for people.")]
 Tag = Annotated[
     list[str] | None,
@@ -91,6 +95,7 @@ def options(
 def run(
     profile: Profile,
     set_: Set = None,
+    until: Until = None,
     waive: Waive = None,
     because: Because = "",
     refresh: Refresh = None,
@@ -105,7 +110,7 @@ def run(
     label = Label.of(name, tag or [])
     config = config_of(profile, set_).resolved()
     waivers = _waivers(waive, because)
-    _go(new_run(tether_home(), profile_name(profile), config, waivers, refresh or [], label=label))
+    _go(new_run(tether_home(), profile_name(profile), config, waivers, refresh or [], label=label, until=until))
 
 
 @command(app, "rerun")
@@ -115,6 +120,7 @@ def rerun(
     ],
     from_run: FromRun = None,
     set_: Set = None,
+    until: Until = None,
     waive: Waive = None,
     because: Because = "",
     refresh: Refresh = None,
@@ -131,7 +137,8 @@ def rerun(
     label = Label.of(name, tag or [])
     overrides = [parse_override(text) for text in set_ or []]
     waivers = _waivers(waive, because)
-    _go(again(tether_home(), stage, from_run, overrides, waivers=waivers, refresh=refresh or [], label=label))
+    options = {"waivers": waivers, "refresh": refresh or [], "label": label, "until": until}
+    _go(again(tether_home(), stage, from_run, overrides, **options))
 
 
 @command(app, "iterate")

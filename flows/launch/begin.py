@@ -43,6 +43,7 @@ def new_run(
     flow_run: str | None = None,
     label: Label = UNNAMED,
     user: str | None = None,
+    until: str | None = None,
 ) -> Launch:
     """A run of `config` (resolved). Nothing is written where an input is missing.
 
@@ -51,17 +52,20 @@ def new_run(
         refresh: stages to compute though the store has them.
         flow_run: the Prefect flow run that begins it; tried again, it takes up the run that it began.
         user: who asked for it, for the record; None is who runs this process.
+        until: the stage that the run ends after; None is the last one.
 
     Raises:
-        UserError: an input can't be read, a waiver or `refresh` names nothing that there is, or MLflow refuses us.
+        UserError: an input can't be read; `until`, `refresh` or a waiver names nothing that there is; `until` comes
+            before a stage of `refresh`; MLflow refuses us.
     """
     check_stages("--refresh", refresh)
+    ends = _ends_after(until, refresh)
     check_kl_is_judged(config, profile)
     config, notes = with_rates(with_guidelines(config), home)
     kept = kept_sft(config, home)
     sources = find_sources(config, home, taken=kept)
-    origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {})
-    options = {"refresh": refreshed(refresh), "pinned": kept, **by_user(user)}
+    origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
+    options = {"refresh": refreshed(refresh), "pinned": kept, **ends, **by_user(user)}
     ctx = begin_run(home, profile, config, origin, label, waivers, **options)
     return Launch(ctx, config, sources, notes + unnamed_gates(config))
 
@@ -78,6 +82,7 @@ def rerun(
     flow_run: str | None = None,
     label: Label = UNNAMED,
     user: str | None = None,
+    until: str | None = None,
 ) -> Launch:
     """A new run that takes all that comes before `stage` as an earlier run's artifacts, and computes `stage` again.
 
@@ -86,7 +91,7 @@ def rerun(
         overrides: changes to that run's config.
         config: the config in the place of that run's (not resolved); then only a run that agrees with it will do.
         profile: what the run is called after, in the place of that run's.
-        waivers, refresh, flow_run, label, user: as `new_run`; later stages alone can be refreshed.
+        waivers, refresh, flow_run, label, user, until: as `new_run`; later stages alone can be refreshed.
 
     Raises:
         UserError: no such run or stage, nothing that stands, or changes to what comes before the stage.
@@ -94,6 +99,7 @@ def rerun(
     check_stages("rerun", [stage])
     check_stages("--refresh", refresh)
     before = earlier_stages(stage)
+    ends = _ends_after(until, [stage, *refresh])
     if early := [name for name in refresh if STAGES[name].shown in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
     config, chosen = (None, []) if config is None else with_rates(config, home)
@@ -123,8 +129,8 @@ def rerun(
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
     pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
     sources = find_sources(config, home, taken=pinned)
-    origin = round_of(config) | {"stage": stage, "from": base.run, **({"flow_run": flow_run} if flow_run else {})}
-    options = {"refresh": refreshed([stage, *refresh]), "pinned": pinned, **by_user(user)}
+    origin = round_of(config) | {"stage": stage, "from": base.run} | ({"flow_run": flow_run} if flow_run else {}) | ends
+    options = {"refresh": refreshed([stage, *refresh]), "pinned": pinned, **ends, **by_user(user)}
     ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, **options)
     return Launch(ctx, config, sources, notes + unnamed_gates(config))
 
@@ -148,6 +154,24 @@ def begin_run(
     return RunContext.start(
         home, profile, config.gates, config=to_values(config), origin=origin, label=label, **options
     )
+
+
+def _ends_after(until: str | None, computed: Sequence[str]) -> dict[str, str]:
+    """`until` as a run's origin and context have it; empty where the run goes on to the last stage.
+
+    Raises:
+        UserError: it is no stage, or comes before one that is to be computed.
+    """
+    if until is None:
+        return {}
+    check_stages("--until", [until])
+    for stage in computed:
+        if PIPELINE.index(until) < PIPELINE.index(stage):
+            raise UserError(
+                f"--until {until}: the run would end before {stage}, which it is asked to compute. "
+                f"Name {stage} or a later stage."
+            )
+    return {"until": until} if until != PIPELINE[-1] else {}
 
 
 def by_user(user: str | None) -> dict[str, str]:

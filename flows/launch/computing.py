@@ -17,7 +17,7 @@ from tasks.execution.context import RunContext
 from tasks.execution.runner import peek, run_stage
 from tasks.result import Given, StageResult
 from tasks.runs.status import load_status
-from tasks.stages import Stage
+from tasks.stages import PIPELINE, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,9 @@ def compute(launch: Launch) -> StageResult | None:
 
         end_orphans(ctx.home / "prefect" / "embedded")
         try:
-            check_server(needed_for={stage: pool for stage, pool in config.pools.items() if stage not in ctx.pinned})
+            ends = PIPELINE.index(ctx.until or PIPELINE[-1])
+            pools = {stage: pool for stage, pool in config.pools.items() if PIPELINE.index(stage) <= ends}
+            check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.pinned})
         except TetherError:
             ctx.discard()
             raise
@@ -52,7 +54,7 @@ def compute(launch: Launch) -> StageResult | None:
                 from tasks.prefect_flow.stages import show_report
 
                 show_report(ctx)
-    return _go(launch, lambda: pipeline(config, sources, partial(run_stage, ctx=ctx)))
+    return _go(launch, lambda: pipeline(config, sources, partial(run_stage, ctx=ctx), ctx.until))
 
 
 def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
@@ -62,7 +64,7 @@ def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
     ctx = launch.ctx
     show_in(ctx, flow_run)
     try:
-        return _go(launch, lambda: pipeline(launch.config, launch.sources, prefect_runner(ctx)))
+        return _go(launch, lambda: pipeline(launch.config, launch.sources, prefect_runner(ctx), ctx.until))
     finally:
         show_report(ctx)
 
@@ -98,7 +100,7 @@ def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -
         return found
 
     try:
-        pipeline(config, sources, look)
+        pipeline(config, sources, look, ctx.until)
     except _Enough as enough:
         return bool(enough.args[0])
     return True

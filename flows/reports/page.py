@@ -24,7 +24,7 @@ from components.gates.text import number
 from components.keys.code_version import code_version
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
 from flows.reports.rounds import COLUMNS, rounds_chart
-from flows.reports.terminal import IMPORTED, by_another, cost, simulated_note
+from flows.reports.terminal import IMPORTED, by_another, cost, ends_after, simulated_note
 from tasks.execution.drawing import thin
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -114,7 +114,7 @@ def ending(facts: RunFacts) -> list[str]:
             told.append(f"The stage {stage.name}: {stage.state}.")
         if stage.state == "awaiting_labels":
             told.append("The run waits for people's labels: each rater fills in a file of their own.")
-    return told
+    return [*told, ends_after(facts.status)] if facts.status.until else told
 
 
 SHOWN: dict[str, tuple[str, dict[str, str]]] = {

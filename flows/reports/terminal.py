@@ -43,6 +43,8 @@ def print_run(console: Console, status: RunStatus, simulated: str = "") -> None:
         console.print(IMPORTED, style="yellow", highlight=False)
     if status.user:
         console.print(cell(f"Started by {status.user}.", "dim"), highlight=False)
+    if until := ends_after(status):
+        console.print(cell(until, "dim"), highlight=False)
     console.print(cell(f"run {status.run}:"), cell(status.state, STYLES[status.state]), highlight=False)
 
 
@@ -56,7 +58,8 @@ def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequenc
         ", ".join([*map(words, _called(status)), f"profile {words(status.profile)}", f"{status.seconds:.1f} s"])
         + f"{', ' + cost(status, status.currency) if priced else ''}"
         f"{', started by ' + words(status.user) if status.user else ''}.{' ' + simulated if simulated else ''}"
-        + f"{' ' + IMPORTED if status.imported else ''}",
+        + f"{' ' + IMPORTED if status.imported else ''}"
+        + f"{' ' + words(ends_after(status)) if status.until else ''}",
         "",
         *([f"This run: {_pages(links[''])}", ""] if links.get("") else []),
         f"| stage | state |{' pages |' if linked else ''} seconds |{' cost |' if priced else ''} cached | artifact |",
@@ -77,6 +80,15 @@ def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequenc
     for stage in status.stages:
         lines += [f"| {words(name)} | {number(value)} |" for name, value in sorted(stage.metrics.items())]
     return "\n".join(lines) + "\n"
+
+
+def ends_after(status: RunStatus) -> str:
+    """The sentence that says which stages did not run because of `--until`; empty where it was not given."""
+    if not status.until:
+        return ""
+    names = [stage.name for stage in status.stages]
+    later = names[names.index(status.until) + 1 :] if status.until in names else []
+    return f"The run was asked to end after {status.until}: {', '.join(later)} did not run."
 
 
 def _pages(links: Sequence[Link]) -> str:

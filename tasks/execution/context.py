@@ -48,6 +48,8 @@ class RunContext:
     """Stages (or sub-stages) to compute even where the store has them."""
     pinned: Mapping[str, Record] = field(default_factory=dict)
     """Records to take for (sub-)stages whose inputs are still the same, though code or machine may have changed."""
+    until: str = ""
+    """The pipeline's stage that the run ends after; empty where it goes on to the last."""
     pools: Mapping[str, str] = field(default_factory=dict)
     """Shown stage to the work pool that computes it; what isn't named is computed by this process."""
     attempts: Attempts = field(default_factory=Attempts)

@@ -43,7 +43,8 @@ def lines(status: RunStatus) -> list[str]:
     out = [f"run {status.run}{again}"]
     for stage in status.stages:
         if not stage.explained:
-            why = "not run" if stage.state == "not_run" else f"nothing was kept ({stage.state})"
+            ends = f" (the run ends after {status.until})" if status.until else ""
+            why = f"not run{ends}" if stage.state == "not_run" else f"nothing was kept ({stage.state})"
             out.append(f"{stage.name:<{width}}{why}")
         for name, told in stage.explained.items():
             first, *rest = _story(told)

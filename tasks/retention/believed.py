@@ -108,6 +108,10 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
         if not given.origin.get("round", "").isdecimal() or not RUN.fullmatch(given.origin["votes"]):
             raise ValueError("origin: it names no round, or no run")
         origin |= {name: given.origin[name] for name in ("round", "votes")}
+    if until := given.origin.get("until"):
+        if until not in PIPELINE:
+            raise ValueError("origin: it ends after no stage of this version")
+        origin["until"] = until
     names = [stage.name for stage in given.stages]
     if names != [name for name in PIPELINE if name in names] or not names:
         raise ValueError(f"stages: {', '.join(names)} are not stages of this version, each once and in their order")

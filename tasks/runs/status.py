@@ -155,7 +155,7 @@ class _Run(BaseModel):
     """Of the stages' costs."""
     origin: dict[str, str] = Field(default_factory=dict)
     """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run; of a round of `tether iterate` the
-    number, `round`, and `votes`, the run whose policy people judged last."""
+    number, `round`, and `votes`, the run whose policy people judged last; `until`, the stage that it ends after."""
     prefect: str = ""
     """The address of its flow run's page on a Prefect server; empty where it has none."""
     stages: list[StageStatus]
@@ -213,6 +213,11 @@ class RunStatus(_Run):
     seconds: float
 
     @property
+    def until(self) -> str:
+        """The stage that the run was asked to end after; empty where it was to go on to the last."""
+        return self.origin.get("until", "")
+
+    @property
     def needs(self) -> list[str]:
         """Keys and digests of what the run has."""
         return [name for stage in self.stages for name in stage.needs]
@@ -223,7 +228,7 @@ class RunStatus(_Run):
         return [waiver for stage in self.stages for waiver in stage.waivers]
 
     def as_json(self) -> dict[str, object]:
-        """Return exactly what `tether status --json` prints; costs only where the config has a price."""
+        """Return exactly what `tether status --json` prints; `until` and costs only where the run has them."""
         stages = self.model_dump(mode="json", include={"stages": {"__all__": _STAGE_FIELDS}})["stages"]
         for stage, shown in zip(self.stages, stages, strict=True):
             shown["gates"] = gates_json(stage.gates)
@@ -231,7 +236,8 @@ class RunStatus(_Run):
                 shown |= {"cost": stage.cost, "saved": stage.saved}
         told = self.model_dump(mode="json", include={"run", "profile", "state", "seconds"})
         priced = {"cost": self.cost, "saved": self.saved, "currency": self.currency} if self.cost is not None else {}
-        return {**told, **priced, "stages": stages}
+        ends = {"until": self.until} if self.until else {}
+        return {**told, **ends, **priced, "stages": stages}
 
     def explanations(self) -> dict[str, object]:
         """Return what `tether explain --json` prints: `{run, origin, stages: [{name, state, explained}]}`."""
@@ -442,7 +448,8 @@ def finished_file(folder: Path) -> RunFile:
     document = read_file(folder)
     if document.died:
         _count_killed(folder, document.stages, document.updated)
-    _interrupt(document.stages)
+    if document.finished is None:
+        _interrupt(document.stages)
     origin = {name: value for name, value in document.origin.items() if name != "flow_run"}
     finished = document.finished or document.updated
     stages = [stage.model_copy(update={"prefect": ""}) for stage in document.stages]

@@ -82,6 +82,7 @@ def run_note(status: RunStatus, done: Sequence[Done], links: Mapping[str, str], 
     metrics = {name: value for each in done for name, value in each.record.metrics.items()}
     about = {"Report with its charts": report, "Flow run in Prefect": status.prefect}
     lines = [" · ".join(f"[{text}]({url})" for text, url in about.items() if url), ""]
+    lines += [f"The run was asked to end after {words(status.until)}.", ""] if status.until else []
     lines += ["| stage | state | artifact | numbers |", "|---|---|---|---|"]
     for stage in status.stages:
         name = f"[{words(stage.name)}]({links[stage.name]})" if stage.name in links else words(stage.name)

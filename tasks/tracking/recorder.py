@@ -36,8 +36,8 @@ BATCH_POINTS = 200
 _ENDED = {"failed": "FAILED", "gate_failed": "FAILED", "interrupted": "KILLED"}
 
 
-_ROUND = {"round": "round", "votes": "votes_from"}
-"""What a run's origin says of a round of `tether iterate`, and the tag that has it."""
+_ORIGIN = {"round": "round", "votes": "votes_from", "until": "until"}
+"""What a run's origin says of a round of `tether iterate` and of `--until`, and the tag that has it."""
 
 
 class Recorder:
@@ -89,8 +89,8 @@ class Recorder:
 
     def _open(self, folder: Path, file: RunFile, sent: Sent) -> None:
         started = _milliseconds(file.started)
-        rounds = {f"tether.{tag}": file.origin[name] for name, tag in _ROUND.items() if name in file.origin}
-        tags = {**file.tags, "tether.profile": file.profile, **rounds, **pages.prefect_tag(file.prefect)}
+        origin = {f"tether.{tag}": file.origin[name] for name, tag in _ORIGIN.items() if name in file.origin}
+        tags = {**file.tags, "tether.profile": file.profile, **origin, **pages.prefect_tag(file.prefect)}
         parent = self._run(file.name or file.run, tags, started, file, sent)
         config = run_values(self._home, file.run)
         log_params(self._client, parent, config)

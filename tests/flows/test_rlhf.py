@@ -61,6 +61,13 @@ def test_nothing_downstream_of_a_failed_gate_starts(tmp_path: Path, stage: str) 
     assert runner.calls[-1][0] == stage
 
 
+@pytest.mark.parametrize("stage", ["validate", "sft", "reward", "ppo", "human_eval"])
+def test_the_pipeline_ends_after_the_stage_that_it_is_told_to_and_gives_its_result(tmp_path: Path, stage: str) -> None:
+    runner = Recorder(tmp_path)
+    result = rlhf.pipeline(config(), Sources(), runner, stage)
+    assert result is not None and result.name == stage == runner.calls[-1][0]
+
+
 def test_with_people_as_judges_the_pipeline_ends_at_the_sample(tmp_path: Path) -> None:
     runner = Recorder(tmp_path)
     people = config().model_copy(update={"human_eval": config().human_eval.model_copy(update={"judges": "people"})})

@@ -219,6 +219,19 @@ def test_a_killed_run_is_exported_as_interrupted_and_a_running_one_not_at_all(ho
     assert shown.state == "interrupted" == load_status(home, "r1").state
 
 
+def test_a_run_that_was_to_end_after_a_stage_is_exported_as_one_that_ended_there(home, tmp_path):
+    make_run(home, "r1", "one")
+    path = home / "runs" / "r1" / "run.json"
+    document = json.loads(path.read_text())
+    document["stages"][-1] = {"name": document["stages"][-1]["name"], "state": "not_run"}
+    path.write_text(json.dumps(document | {"origin": {"until": "ppo"}}))
+    export_run(ArtifactStore(home), "r1", tmp_path / "run.tar")
+    import_run(ArtifactStore(tmp_path / "other"), tmp_path / "run.tar")
+    shown = load_status(tmp_path / "other", "r1")
+    assert shown.until == "ppo" and [stage.state for stage in shown.stages][-1] == "not_run"
+    assert shown.state == load_status(home, "r1").state == "passed"
+
+
 def test_an_export_names_the_stage_that_the_store_has_lost(home, tmp_path):
     records = make_run(home, "r1", "one")
     shutil.rmtree(home / "store" / "records" / records["ppo"].key)

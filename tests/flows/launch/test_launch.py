@@ -111,6 +111,53 @@ def test_a_gate_that_no_profile_names_is_off_and_the_run_says_so(tmp_path: Path)
     assert said.endswith(f" and {len(GATES) - 8} more")
 
 
+def test_a_run_until_a_stage_looks_no_further_and_says_where_it_ends(tmp_path: Path) -> None:
+    def begun(until: str | None, *refresh: str) -> launching.Launch:
+        return new_run(tmp_path, "tiny", load_config("tiny").resolved(), refresh=refresh, until=until)
+
+    launch = begun("reward")
+    assert not everything_is_stored(launch.config, launch.sources, launch.ctx)
+    half = finish(launch, upto="reward")
+    again = begun("reward")
+    assert everything_is_stored(again.config, again.sources, again.ctx)
+    whole = begun("human_eval")
+    assert not everything_is_stored(whole.config, whole.sources, whole.ctx) and "until" not in whole.ctx.status.origin
+    status = load_status(tmp_path, again.ctx.run)
+    assert (status.until, status.as_json()["until"]) == ("reward", "reward")
+    assert "until" not in load_status(tmp_path, whole.ctx.run).as_json()
+    assert load_status(tmp_path, half).stage("ppo").state == "not_run"
+    with pytest.raises(UserError, match="--until rewards: no such stage; there are validate, sft"):
+        begun("rewards")
+    with pytest.raises(UserError, match="--until sft: the run would end before ppo, which it is asked to compute"):
+        begun("sft", "ppo")
+
+
+def test_a_rerun_until_a_stage_ends_there_and_not_before_what_it_computes(tmp_path: Path) -> None:
+    finish(begin(tmp_path))
+    again = rerun(tmp_path, "sft", until="reward")
+    assert (again.ctx.until, load_status(tmp_path, again.ctx.run).until) == ("reward", "reward")
+    assert finish(again, upto="reward") and load_status(tmp_path, again.ctx.run).state == "passed"
+    with pytest.raises(UserError, match="--until sft: the run would end before ppo"):
+        rerun(tmp_path, "ppo", until="sft")
+
+
+def test_a_run_has_its_pools_asked_for_up_to_its_end_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.prefect_flow import server
+
+    asked = []
+
+    def check_server(needed_for: Mapping[str, str]) -> None:
+        asked.append(dict(needed_for))
+        raise UserError("no server")
+
+    monkeypatch.setattr(server, "check_server", check_server)
+    config = load_config("tiny", settings("runners.sft=a", "runners.ppo=b")).resolved()
+    for until in ("reward", "ppo"):
+        with pytest.raises(UserError, match="no server"):
+            launching.compute(new_run(tmp_path, "tiny", config, until=until))
+    assert asked == [{"sft": "a"}, {"sft": "a", "ppo": "b"}]
+
+
 def test_a_rerun_has_the_newest_runs_config_with_changes_on_top(tmp_path: Path) -> None:
     finish(begin(tmp_path, "seed=1"))
     newest = finish(begin(tmp_path, "seed=2", "sft.epochs=1"))

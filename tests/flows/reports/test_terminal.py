@@ -10,7 +10,9 @@ from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
 from components.gates.text import number, outcome, rule
 from flows.reports.terminal import markdown, price, print_run, simulated_note
+from tasks.execution.explanation import lines
 from tasks.runs.status import RunStatus, StageStatus
+from tasks.tracking.pages import run_note
 
 GATE = Verdict(name="ppo.kl", metric="ppo/kl_high", value=9.5, op="<=", threshold=8.0, passed=False)
 PPO = StageStatus(
@@ -36,6 +38,17 @@ def test_the_terminal_shows_stages_numbers_and_gates() -> None:
     assert "kl 9.1" in text and "gold 0.25" in text
     assert "human_eval" in text and "not_run" in text
     assert "run r1: gate_failed" in text
+
+
+def test_a_run_that_was_to_end_after_a_stage_says_which_did_not_run_everywhere() -> None:
+    whole = [StageStatus(name=name, state="passed") for name in ("sft", "reward")]
+    later = [StageStatus(name="ppo"), StageStatus(name="human_eval")]
+    status = STATUS.model_copy(update={"state": "passed", "origin": {"until": "reward"}, "stages": whole + later})
+    said = "The run was asked to end after reward: ppo, human_eval did not run."
+    assert said in printed("", status) and said in markdown(status)
+    assert "ppo         not run (the run ends after reward)" in lines(status)
+    assert run_note(status, [], {}, "").startswith("The run was asked to end after reward.")
+    assert "asked to end" not in printed("") + markdown(STATUS) + run_note(STATUS, [], {}, "") + str(lines(STATUS))
 
 
 def test_the_page_holds_every_metric_and_gate() -> None:

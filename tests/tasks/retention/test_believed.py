@@ -118,7 +118,7 @@ def test_an_imported_run_is_marked_and_shows_what_it_showed(archive: Path, tmp_p
         {"name": "\x1b]0;title\x07"}, {"name": "a\nb"}, {"name": "x" * 1000}, {"user": "\x1b[31m"}, {"profile": "a\nb"},
         {"tags": {"a\nb": "c"}}, {"tags": {"tether.run": "x"}}, {"tags": 5},
         {"origin": {"from": "../x", "stage": "ppo"}}, {"origin": {"from": "r0"}},
-        {"origin": {"stage": "x", "from": "r0"}},
+        {"origin": {"stage": "x", "from": "r0"}}, {"origin": {"until": "x"}},
         {"stages": []}, {"stages": [{"name": "nonsense"}]}, {"stages": [{"name": "ppo"}, {"name": "sft"}]},
         {"stages": [{"name": "sft"}, {"name": "sft"}]}, {"stages": "sft"},
     ],
