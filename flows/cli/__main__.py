@@ -137,8 +137,10 @@ def rerun(
     label = Label.of(name, tag or [])
     overrides = [parse_override(text) for text in set_ or []]
     waivers = _waivers(waive, because)
-    options = {"waivers": waivers, "refresh": refresh or [], "label": label, "until": until}
-    _go(again(tether_home(), stage, from_run, overrides, **options))
+    launch = again(
+        tether_home(), stage, from_run, overrides, waivers=waivers, refresh=refresh or [], label=label, until=until
+    )
+    _go(launch)
 
 
 @command(app, "iterate")
