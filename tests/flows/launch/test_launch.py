@@ -112,7 +112,7 @@ def test_a_gate_that_no_profile_names_is_off_and_the_run_says_so(tmp_path: Path)
 
 
 def test_a_run_until_a_stage_looks_no_further_and_says_where_it_ends(tmp_path: Path) -> None:
-    def begun(until: str | None, *refresh: str) -> launching.Launch:
+    def begun(until: str | None, *refresh: str) -> Launch:
         return new_run(tmp_path, "tiny", config, refresh=refresh, until=until)
 
     config = load_config("tiny", settings(*(f"gates.{name}=null" for name in GATES))).resolved()
@@ -156,7 +156,7 @@ def test_a_run_has_its_pools_asked_for_up_to_its_end_alone(tmp_path: Path, monke
     config = load_config("tiny", settings("runners.sft=a", "runners.ppo=b")).resolved()
     for until in ("reward", "ppo"):
         with pytest.raises(UserError, match="no server"):
-            launching.compute(new_run(tmp_path, "tiny", config, until=until))
+            compute(new_run(tmp_path, "tiny", config, until=until))
     assert asked == [{"sft": "a"}, {"sft": "a", "ppo": "b"}]
 
 
