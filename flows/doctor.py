@@ -53,6 +53,7 @@ def diagnose(home: Path) -> list[Finding]:
         _python(),
         *_torch(),
         _runtime(),
+        _ranks(),
         *_disk(home),
         _store(home),
         *_form(home),
@@ -103,6 +104,13 @@ def _torch() -> list[Finding]:
 def _runtime() -> Finding:
     here = Runtime().resolve()
     return Finding("ok", "a run here", f"runtime: {{{here.setting}}} (part of every key)")
+
+
+def _ranks() -> Finding:
+    here = Runtime().resolve()
+    what = "one for each GPU" if here.device == "cuda" else "on a CPU runtime.ranks may ask for more"
+    threads = f"{here.threads} thread{'' if here.threads == 1 else 's'} each"
+    return Finding("ok", "ranks", f"{here.ranks} process(es) for sft, reward and ppo, {what}; {threads}")
 
 
 def _disk(home: Path) -> list[Finding]:

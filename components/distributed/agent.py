@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
         min_nodes=hosts.count,
         max_nodes=hosts.count,
         nproc_per_node=wanted["ranks_here"],
-        run_id=wanted["name"],
+        run_id="tether",
         rdzv_backend="c10d" if alone else "static",
         rdzv_endpoint=hosts.rendezvous,
         rdzv_configs={"timeout": STARTED_TOGETHER_SECONDS} | ({} if alone else {"rank": hosts.number}),
@@ -49,9 +49,9 @@ def main(folder: Path) -> None:
         sys.exit(1)
 
 
-def write_wanted(folder: Path, name: str, ranks_here: int, hosts: Hosts, within: str) -> None:
+def write_wanted(folder: Path, ranks_here: int, hosts: Hosts, within: str) -> None:
     """Write what `main` reads."""
-    wanted = {"name": name, "ranks_here": ranks_here, "hosts": asdict(hosts), "within": within}
+    wanted = {"ranks_here": ranks_here, "hosts": asdict(hosts), "within": within}
     (folder / AGENT).write_text(json.dumps(wanted), encoding="utf-8")
 
 

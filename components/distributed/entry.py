@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from components.distributed.orphans import die_with_parent
 
 AGENT, PROGRAM, OBSERVED, METRICS = "agent.json", "program.json", "observed.jsonl", "metrics.json"
 TIMEOUT = "TETHER_RANK_TIMEOUT"
+ENDED = "tether/ended"
+"""Where, in what all ranks share, the first that fails says so."""
 
 
 def process_file(folder: Path, rank: int) -> Path:
@@ -39,18 +42,35 @@ def main(folder: Path) -> int:
     rank = int(os.environ["RANK"])
     process_file(folder, rank).write_text(json.dumps(this_process()), encoding="utf-8")
     within = json.loads((folder / AGENT).read_text(encoding="utf-8"))["within"]
+    shared: list[Any] = []
     try:
         with _named(within)():
-            _compute(folder, rank)
+            _compute(folder, rank, shared)
     except BaseException as error:
-        outcome.write_ended(folder, outcome.failed(rank, error))
-        print(outcome.failed(rank, error).trace, file=sys.stderr, flush=True)
+        ended = outcome.failed(rank, error)
+        print(ended.trace, file=sys.stderr, flush=True)
+        outcome.write_ended(folder, _cause(ended, *shared))
         return 1
     done_file(folder, rank).touch()
     return 0
 
 
-def _compute(folder: Path, rank: int) -> None:
+def _cause(ended: outcome.Ended, store: Any = None) -> outcome.Ended:
+    """What ended this rank: where it missed another one, that one's error, which may be on another host.
+
+    `store` is what all ranks share.
+    """
+    try:
+        if store is not None and not ended.of_ranks:
+            store.set(ENDED, json.dumps(asdict(ended)))
+        elif store is not None and store.check([ENDED]):
+            return outcome.Ended(**json.loads(store.get(ENDED)))
+    except (RuntimeError, ValueError):  # the host that holds it is gone
+        pass
+    return ended
+
+
+def _compute(folder: Path, rank: int, shared: list[Any]) -> None:
     import torch
     import torch.distributed as dist
 
@@ -62,6 +82,7 @@ def _compute(folder: Path, rank: int) -> None:
     # What is on the CPU is reduced by gloo: metrics, and what ranks decide together, without a wait for the GPU.
     limit = timedelta(seconds=float(os.environ[TIMEOUT]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
+    shared.append(dist.distributed_c10d._get_default_store())
     text = (folder / PROGRAM).read_text(encoding="utf-8") if rank == 0 else ""
     program = json.loads(ranks.told_by_first(text))
     job = _named(program["job"]).model_validate(program["values"])

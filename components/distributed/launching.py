@@ -118,11 +118,9 @@ class _Ranks:
         number = outcome.told_to_stop(ended) or self._told_while_starting(died)
         if number:
             raise Stopped(number)
-        raise (
-            outcome.error_of(self.name, ended, died)
-            if ended or died
-            else TetherError(f"{self.name}: its ranks could not be started: {self._said()}")
-        )
+        if ended or died or self.processes():
+            raise outcome.error_of(self.name, ended, died)
+        raise TetherError(f"{self.name}: its ranks could not be started: {self._said()}")
 
     def _told_while_starting(self, died: Mapping[int, int]) -> int:
         """The signal that a rank was told to stop by before it could listen; 0 for none."""
@@ -158,24 +156,51 @@ def launch(
     values = {"values": job.model_dump(mode="json"), "inputs": {n: str(p.absolute()) for n, p in inputs.items()}}
     told = {"run": program.run, "job": program.job, "setup": program.setup, **values, "out": str(out.absolute())}
     (folder / entry.PROGRAM).write_text(json.dumps(told), encoding="utf-8")
-    agent.write_wanted(folder, name, hosts.ranks_here(ranks), hosts, program.within)
+    agent.write_wanted(folder, hosts.ranks_here(ranks), hosts, program.within)
     started = _Ranks(folder, start_agent(folder, timeout), name)
     try:
-        while started.agent.poll() is None:
-            time.sleep(POLL_SECONDS)
-            number = check()
-            if number is not None and started.told is None:
-                started.stop(number)
-            for row in started.observed():
-                observe(**row)  # type: ignore[arg-type]
-            started.kill_if_stuck()
-        for row in started.observed():
-            observe(**row)  # type: ignore[arg-type]
+        _follow(started, observe, check)
         return started.metrics()
     finally:
-        if started.agent.poll() is None:
-            started.kill()
-        relay(folder)
+        _leave(started)
+
+
+def join(within: str, ranks: int, folder: Path, timeout: float, check: Callable[[], int | None]) -> int:
+    """Compute this host's share of the stage that the first host computes; returns the exit code.
+
+    Args:
+        ranks: of all hosts together.
+        folder: for what the ranks here say.
+    """
+    hosts = these_hosts()
+    agent.write_wanted(folder, hosts.ranks_here(ranks), hosts, within)
+    started = _Ranks(folder, start_agent(folder, timeout), f"host {hosts.number}")
+    try:
+        _follow(started, lambda *_, **__: None, check)
+        return started.agent.returncode
+    finally:
+        _leave(started)
+
+
+def _follow(started: _Ranks, observe: Observe, check: Callable[[], int | None]) -> None:
+    """Wait for the end of the ranks, and pass on what they observe."""
+    over = False
+    while not over:
+        over = started.agent.poll() is not None
+        number = check()
+        if number is not None and started.told is None:
+            started.stop(number)
+        for row in started.observed():
+            observe(**row)  # type: ignore[arg-type]
+        if not over:
+            started.kill_if_stuck()
+            time.sleep(POLL_SECONDS)
+
+
+def _leave(started: _Ranks) -> None:
+    if started.agent.poll() is None:
+        started.kill()
+    relay(started.folder)
 
 
 def start_agent(folder: Path, timeout: float) -> subprocess.Popen[bytes]:
