@@ -66,7 +66,7 @@ STAGES: dict[str, Stage] = {
         _stage(
             "reward", "components.reward.stage", "components.reward.config:RewardJob", (*TORCH, "peft"), spreads=True
         ),
-        _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", (*TORCH, "peft")),
+        _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", (*TORCH, "peft"), spreads=True),
         _stage(
             "human_eval.sample",
             "components.human_eval.sample",

@@ -78,11 +78,26 @@ def gathered(model: Any) -> Any:
     whole_by_id: dict[int, nn.Parameter] = {}
     for (_, empty), (_, held) in zip(skeleton.named_parameters(), model.named_parameters(), strict=True):
         whole_by_id[id(empty)] = nn.Parameter(whole(held).detach(), held.requires_grad)
-    for module in skeleton.modules():
+    _replace(skeleton, whole_by_id)
+    return skeleton.train(model.training)
+
+
+def release(model: Any) -> None:
+    """Drop the weights that `gathered` gave, but for those that the model holds itself."""
+    if is_sharded(model):
+        skeleton = getattr(model, _SKELETON)[0]
+        empty = {
+            id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in skeleton.parameters()
+        }
+        _replace(skeleton, empty)
+
+
+def _replace(model: nn.Module, by_id: dict[int, nn.Parameter]) -> None:
+    """Put other parameters in the place of those whose ids are given; tied ones stay tied."""
+    for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = whole_by_id.get(id(parameter), parameter)
-    return skeleton.train(model.training)
+                module._parameters[name] = by_id.get(id(parameter), parameter)
 
 
 def through(model: Any, function: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

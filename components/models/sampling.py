@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from components.base.errors import CheckFailed
+from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
 from components.models.batching import Messages, encode_prompt, pad
 from components.models.cache import open_context
@@ -105,13 +106,15 @@ class Response:
 @contextmanager
 def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
     """The model to sample from: itself in float32, else a copy with weights in bfloat16 (cast once, not per token)."""
+    held = sharding.gathered(model)
     if runtime.dtype == "float32":
-        whole, read = model, model.backbone.model if isinstance(model, AdapterView) else model
+        whole, read = held, held.backbone.model if isinstance(held, AdapterView) else held
     else:
-        whole = model.merged() if isinstance(model, AdapterView) else copy.deepcopy(model)
+        whole = held.merged() if isinstance(held, AdapterView) else copy.deepcopy(held)
         read = whole.requires_grad_(False).to(torch.bfloat16)
     with packed_weights(read, FEW_ROWS):
         yield whole
+    sharding.release(model)
 
 
 @torch.no_grad()
@@ -285,11 +288,47 @@ class LocalEngine:
         seed: int,
         numbers: Sequence[int] | None = None,
     ) -> Samples:
-        """One response to each prompt, as `sample`. In bfloat16 rounding makes the sampler another policy: what it saw
-        isn't kept."""
+        """One response to each prompt, as `sample`; ranks sample each its share, and all have all. In bfloat16 rounding
+        makes the sampler another policy: what it saw isn't kept."""
         device, exact = self.runtime.device, self.runtime.dtype == "float32"
-        found = sample(self.model, self.tokenizer, prompts, generation, seed, numbers, device, self.value_head)
+        numbered = list(range(len(prompts)) if numbers is None else numbers)
+        rows = ranks.share(range(len(prompts)))
+        asked = rows or [0]  # a rank without a share samples one for nothing
+        found = sample(
+            self.model, self.tokenizer, [prompts[row] for row in asked], generation, seed,
+            [numbered[row] for row in asked], device, self.value_head,
+        )  # fmt: skip
+        if ranks.size() > 1:
+            found = _together(found, rows, prompts, self.tokenizer.pad_token_id, generation.max_new_tokens)
         return found if exact else replace(found, seen=None)
+
+
+def _together(own: Samples, rows: list[int], prompts: Sequence[Sequence[int]], pad_id: int, cap: int) -> Samples:
+    """The samples of all ranks, on every rank; `own` are those of the prompts `rows`, or count for nothing."""
+    device = own.response_ids.device
+
+    def joined(part: Tensor) -> Tensor:
+        """(B, T) or (B,) from this rank's (b, t) or (b,): sums of zeros and one number, so exact."""
+        out = torch.zeros(len(prompts), *([cap] if part.dim() > 1 else []), dtype=torch.float64, device=device)
+        if rows:
+            at = torch.tensor(rows, device=device)
+            out[(at,) if part.dim() == 1 else (at, slice(part.shape[1]))] = part.double()
+        return ranks.joined(out).to(part.dtype)
+
+    mask = joined(own.response_mask)
+    width = int(mask.sum(1).max())
+    mask = mask[:, :width]
+
+    def cut(part: Tensor) -> Tensor:
+        return joined(part)[:, :width]
+
+    seen = own.seen
+    if seen is not None:
+        values = None if seen.values is None else cut(seen.values)
+        seen = Seen(cut(seen.logprobs_at_1), cut(seen.entropy), values)
+    ids, prompt_mask = (each.to(device) for each in pad(prompts, pad_id, side="left"))
+    response = cut(own.response_ids).masked_fill(~mask, pad_id)
+    return Samples(ids, prompt_mask, response, mask, cut(own.logprobs), joined(own.ended), seen)
 
 
 @contextmanager

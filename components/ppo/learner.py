@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from components.base.errors import CheckFailed
+from components.distributed import ranks
+from components.distributed.sharding import reduce_at
 from components.ppo.config import PpoJob
 from components.ppo.experience import Experience, check_sampler
 from components.ppo.maths import explained_variance, kl_estimates, kl_loss, masked_mean, policy_loss, value_loss
@@ -85,20 +87,24 @@ class Learner:
         """
         config, mask, trained = self.job.ppo, experience.samples.response_mask, self.models.trained()
         totals: dict[str, float] = defaultdict(float)
-        passes = self.passes()
+        passes, norms = self.passes(), dict[str, float]()
         for part, losses in passes.items():
-            for micro in micro_batches(experience.samples, rows, config.micro_batch_size):
-                share = mask[micro].sum() / mask[rows].sum()
+            stepped = trained if len(passes) == 1 else {part: trained[part]}
+            micros = list(micro_batches(experience.samples, rows, config.micro_batch_size))
+            for i, (micro, counts) in enumerate(micros, 1):
+                share = counts * mask[micro].sum() / mask[rows].sum()
+                for model in stepped.values():
+                    reduce_at(model.model if isinstance(model, SeparateCritic) else model, last=i == len(micros))
                 loss, metrics = losses(experience, micro, first)
                 if not torch.isfinite(loss):
                     raise CheckFailed(f"ppo: the loss is {loss.item()}. Lower ppo.learning_rate or look at the batch.")
                 (loss * share).backward()
                 for name, value in metrics.items():
                     totals[name] = max(totals[name], value) if name in LARGEST else totals[name] + value * share.item()
-            for name in trained if len(passes) == 1 else [part]:
-                norm = clip_and_step(trained[name], self.optimizers[name], config.max_grad_norm, f"ppo ({name})")
-                totals["ppo/grad_norm" if name == "policy" else "ppo/critic_grad_norm"] = norm
-        return totals
+            for name, model in stepped.items():
+                norm = clip_and_step(model, self.optimizers[name], config.max_grad_norm, f"ppo ({name})")
+                norms["ppo/grad_norm" if name == "policy" else "ppo/critic_grad_norm"] = norm
+        return ranks.summed(totals, LARGEST) | norms
 
     def passes(self) -> Mapping[str, Pass]:
         """What is backpropagated and stepped one after the other.

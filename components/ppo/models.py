@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from components.base.errors import UserError
+from components.distributed import ranks
+from components.distributed.sharding import gathered, spread, through, whole
 from components.models.adapters import AdapterView, Backbone, load_adapter, tensors_digest
 from components.models.batching import even_runs
 from components.models.config import AdapterConfig
@@ -39,9 +41,13 @@ class SeparateCritic(nn.Module):
 
     def values(self, batch: "Packed", hidden: Tensor | None, runtime: Runtime) -> Tensor:
         """Values (K,) of the states in which the tokens that count were chosen; `hidden` is the policy's, not used."""
-        with autocast(runtime):
-            own = last_hidden(self.model, batch.ids, batch.mask)[predicts(batch.counts)]
-        return self.scale(self.model.score(own.float()).squeeze(-1))
+        return self.scale(through(self.model, _head_values, batch, runtime).squeeze(-1))
+
+
+def _head_values(model: Any, batch: "Packed", runtime: Runtime) -> Tensor:
+    with autocast(runtime):
+        own = last_hidden(model, batch.ids, batch.mask)[predicts(batch.counts)]
+    return model.score(own.float())
 
 
 class SharedCritic(nn.Linear):
@@ -120,11 +126,23 @@ class Models:
         """What takes gradients: the policy, and the critic where there is one."""
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 
+    def spread(self, sharding: str) -> None:
+        """Spread what trains over the ranks; `gather` makes it whole again."""
+        spread(self.policy.requires_grad_(True), sharding)
+        if isinstance(self.critic, SeparateCritic):
+            spread(self.critic.model.requires_grad_(True), sharding)
+
+    def gather(self) -> None:
+        """Make what trained whole on this rank."""
+        self.policy = gathered(self.policy)
+        if isinstance(self.critic, SeparateCritic):
+            self.critic.model = gathered(self.critic.model)
+
     def refresh_reference(self) -> None:
         """Make the reference what the policy is now."""
         with torch.no_grad():
             for held, trained in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
-                held.copy_(trained)
+                held.copy_(whole(trained))
 
 
 Critic = SeparateCritic | SharedCritic | None
@@ -190,10 +208,21 @@ class Packed:
         return token_stats(model, self.ids, self.mask, self.counts, job.runtime, temperature, with_entropy)
 
 
-def micro_batches(samples: Samples, rows: Tensor, size: int) -> Iterator[Tensor]:
-    """`rows` (on the CPU) of `samples` in `even_runs` of at most `size`."""
+def micro_batches(samples: Samples, rows: Tensor, size: int) -> Iterator[tuple[Tensor, bool]]:
+    """This rank's share of `rows` (on the CPU) of `samples` in `even_runs` of at most `size`, and whether each counts.
+
+    Shares are about equally long. Ranks make as many passes as each other: one with fewer computes a row for nothing.
+    """
     lengths = samples.mask[rows].sum(1).tolist()
-    yield from (rows[torch.tensor(run)] for run in even_runs(lengths, size))
+    ordered = sorted(range(len(rows)), key=lengths.__getitem__)
+
+    def runs(rank: int) -> list[list[int]]:
+        own = ranks.share(ordered, of=rank)
+        return [[own[i] for i in run] for run in even_runs([lengths[i] for i in own], size)] if own else []
+
+    own, most = runs(ranks.rank()), max(len(runs(rank)) for rank in range(ranks.size()))
+    yield from ((rows[torch.tensor(run)], True) for run in own)
+    yield from ((rows[torch.tensor(ordered[:1])], False) for _ in range(most - len(own)))
 
 
 @torch.no_grad()
@@ -209,23 +238,30 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
     asked = {id(m): m for m in (models.policy, models.reference, models.sft)}  # one that plays two parts is asked once
     found = {key: {n: torch.zeros_like(samples.logprobs) for n in ("logprobs", "at_1", "entropy")} for key in asked}
     values, raw = torch.zeros_like(samples.logprobs), torch.zeros(len(mask), device=mask.device)
-    seen = samples.seen
+    seen, values_seen = samples.seen, False
     if seen is not None and not (isinstance(critic, SharedCritic) and seen.values is None):
         del asked[id(models.policy)]
         found[id(models.policy)] = {"logprobs": samples.logprobs, "at_1": seen.logprobs_at_1, "entropy": seen.entropy}
+        values_seen = seen.values is not None
         values = values if seen.values is None else seen.values
-    for rows in micro_batches(samples, torch.arange(len(mask)), job.ppo.micro_batch_size):
+    for rows, counts in micro_batches(samples, torch.arange(len(mask)), job.ppo.micro_batch_size):
         batch, counted, hidden = Packed.of(samples, rows), mask[rows], None
         for key, model in asked.items():
             stats = batch.stats(model, job, with_entropy=model is models.policy)
             hidden = stats.hidden if model is models.policy else hidden
             flat = {"logprobs": stats.logprobs, "at_1": stats.logprobs_at_1, "entropy": stats.entropy}
             for name, tensor in flat.items():
-                if tensor is not None:
+                if tensor is not None and counts:
                     found[key][name][rows] = scatter(tensor, counted)
-        raw[rows] = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime)
+        scores = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime)
+        if counts:
+            raw[rows] = scores
         if isinstance(critic, SeparateCritic) or (critic is not None and hidden is not None):
-            values[rows] = scatter(critic.values(batch, hidden, job.runtime), counted)
+            of_rows = scatter(critic.values(batch, hidden, job.runtime), counted)
+            if counts:
+                values[rows] = of_rows
+    for tensor in [raw, *([] if values_seen else [values]), *(each for key in asked for each in found[key].values())]:
+        ranks.joined(tensor)
     policy, reference, sft = (found[id(m)] for m in (models.policy, models.reference, models.sft))
     out = {
         "policy": policy["logprobs"], "policy_at_1": policy["at_1"], "reference": reference["logprobs"],

@@ -18,6 +18,7 @@ from components.base.files import make_folder, replacing
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_scores
+from components.distributed.ranks import go_on_alone
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
 from components.models.folders import save_model
@@ -61,7 +62,10 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
     models = Models.load(job, inputs)
     held = {name: weights_digest(m) for name, m in _held(models).items()}
+    models.spread(job.runtime.sharding)
     trained = train(models, job, prompts, data, out, observe)
+    models.gather()
+    go_on_alone()
     for name, model in _held(models).items():
         if weights_digest(model) != held[name]:
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
