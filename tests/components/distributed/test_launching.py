@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,12 @@ def ranks_alive(folder: Path) -> list[int]:
     return found
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether the launch in `folder` has observed a step."""
+    path = folder / "out/ranks/observed.jsonl"
+    return path.is_file() and path.stat().st_size > 0
+
+
 def weight(out: Path) -> float:
     """What the toy stage learnt."""
     return float.fromhex((out / "artifact" / "weight").read_text())
@@ -44,10 +49,9 @@ def test_two_ranks_learn_as_one_and_only_rank_0_reports_and_writes(toy: Any, tmp
 
 
 def test_the_error_of_the_rank_that_failed_keeps_its_class_and_text(toy: Any, tmp_path: Path) -> None:
-    began = time.monotonic()
     with pytest.raises(CheckFailed, match=r"^toy: the loss is nan\. Lower toy\.learning_rate\.$"):
         toy(goes_wrong="check")
-    assert time.monotonic() - began < 60
+    assert time.time() - (tmp_path / "went-wrong").stat().st_mtime < 30
     assert ranks_alive(tmp_path) == []
 
 
@@ -65,10 +69,9 @@ def test_the_error_of_the_rank_that_failed_keeps_its_class_and_text(toy: Any, tm
 def test_whatever_ends_a_rank_ends_the_stage_with_it_and_the_next_attempt_resumes(
     how: str, kind: type[Exception], says: str, toy: Any, tmp_path: Path
 ) -> None:
-    began = time.monotonic()
     with pytest.raises(kind, match=says):
         toy(goes_wrong=how, at_step=9)
-    assert time.monotonic() - began < 60
+    assert time.time() - (tmp_path / "went-wrong").stat().st_mtime < 30
     assert ranks_alive(tmp_path) == []
     again = toy(goes_wrong=how, at_step=9)
     assert again.points[0][2]["resumed"] and again.points[0][0] >= 6
@@ -76,10 +79,9 @@ def test_whatever_ends_a_rank_ends_the_stage_with_it_and_the_next_attempt_resume
 
 @pytest.mark.ranks
 def test_a_rank_that_stands_still_is_noticed_after_the_timeout(toy: Any, tmp_path: Path) -> None:
-    began = time.monotonic()
     with pytest.raises(WorkerDied, match="waited in vain for another rank"):
         toy(goes_wrong="stand still", timeout=10.0)
-    assert time.monotonic() - began < 10 + 30 + 20, "20 s are for two imports of torch on a busy machine"
+    assert time.time() - (tmp_path / "went-wrong").stat().st_mtime < 10 + 30
     assert ranks_alive(tmp_path) == []
 
 
@@ -97,11 +99,10 @@ def test_a_signal_to_one_rank_stops_all_after_their_step_with_a_checkpoint(rank:
 @pytest.mark.ranks
 def test_the_stages_process_told_to_stop_lets_the_ranks_finish_their_step(toy: Any, tmp_path: Path) -> None:
     beginning = time.monotonic()
-    points: Callable[[], bool] = lambda: (tmp_path / "out/ranks/observed.jsonl").is_file()  # noqa: E731
 
     def told() -> int | None:
         assert time.monotonic() - beginning < 120
-        return signal.SIGTERM if points() else None
+        return signal.SIGTERM if has_begun(tmp_path) else None
 
     with pytest.raises(Stopped):
         toy(seconds=0.3, check=told)
@@ -115,7 +116,7 @@ def test_a_lost_lease_ends_the_ranks_at_once(toy: Any, tmp_path: Path) -> None:
 
     def check() -> None:
         nonlocal lost_at
-        if (tmp_path / "out/ranks/observed.jsonl").is_file():
+        if has_begun(tmp_path):
             lost_at = time.monotonic()
             raise LeaseLost("another process computes this")
 
@@ -134,7 +135,7 @@ def test_when_the_stages_process_is_killed_no_rank_is_left(toy: Any, tmp_path: P
         finally:
             os._exit(0)
     deadline = time.monotonic() + 120
-    while not (tmp_path / "out/ranks/observed.jsonl").is_file():
+    while not has_begun(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)

@@ -101,3 +101,49 @@ def test_reward_on_two_ranks_gives_one_process_models(
     assert difference(one, two) < 1e-5  # 9.8e-6 measured of a second member, 5.7e-7 of the first
     assert found.metrics["reward/accuracy"] == alone["reward/accuracy"]
     assert found.metrics["reward/scale"] == pytest.approx(alone["reward/scale"], rel=1e-4)
+
+
+PPO_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"critic": {"kind": "shared"}},
+    {"advantage": "rloo", "group_size": 2},
+    {"batch_size": 6, "minibatch_size": 3, "kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 2}},
+    {"advantage": "grpo", "group_size": 4, "kl": {"control": "fixed", "coefficient": 0.1, "form": "k2"}},
+]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("sharding", ["zero2", "zero3", "replicas"])
+@pytest.mark.parametrize("options", PPO_OPTIONS, ids=str)
+def test_ppo_on_two_ranks_gives_one_process_policy_and_texts(
+    options: dict[str, Any], sharding: str, stages: Any, tmp_path: Path
+) -> None:
+    compare_ppo(stages, tmp_path, 2, sharding, **options)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_ppo_with_ragged_and_empty_shares(sharding: str, stages: Any, tmp_path: Path) -> None:
+    """Minibatches of two responses on three ranks: one has none, and of the batch of four another has two."""
+    compare_ppo(stages, tmp_path, 3, sharding, batch_size=4, minibatch_size=2, micro_batch_size=1)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["separate", "shared"])
+def test_ppo_with_adapters_on_two_ranks(kind: str, stages: Any, tmp_path: Path) -> None:
+    reward = tmp_path / "reward"
+    stages.run("reward", reward, lora={"rank": 2})
+    with_adapter = type(stages)(stages.inputs | {"reward": reward / "artifact"})
+    compare_ppo(with_adapter, tmp_path, 2, "zero2", lora={"rank": 2}, critic={"kind": kind})
+
+
+def compare_ppo(stages: Any, folder: Path, ranks: int, sharding: str, **options: Any) -> None:
+    """See that PPO on ranks ends with one process's policy, texts and final metrics."""
+    one, two = folder / "one", folder / "two"
+    alone = stages.run("ppo", one, **options)
+    found = on_ranks(stages, "ppo", two, ranks, sharding, **options)
+    assert difference(one, two) < 1e-6  # 4e-8 measured
+    compare_samples(one, two)
+    for name in ("ppo/kl", "ppo/proxy_reward", "ppo/approx_kl"):
+        assert found.metrics[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
+    assert found.metrics["ppo/ended"] == alone["ppo/ended"]
