@@ -9,6 +9,7 @@ from components.base.settings import Settings, unkeyed
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
 from components.reward.config import EnsembleConfig
+from components.rollouts.config import RolloutConfig
 from components.training.optim import OptimizerConfig
 
 MINIMUM_REACH = 10.0
@@ -143,6 +144,8 @@ class PpoConfig(OptimizerConfig):
     """The reward of a response."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Where rollouts are sampled."""
     importance: ImportanceConfig = ImportanceConfig()
     """Weights for a sampler that is not quite the policy."""
     lora: AdapterConfig | None = None
@@ -185,7 +188,9 @@ class PpoConfig(OptimizerConfig):
     def importance_level(self) -> Literal["token", "sequence"] | None:
         """The level of the importance weights; None for none."""
         level = self.importance.level
-        return None if level == "auto" or level == "off" else level
+        if level == "auto":
+            return "token" if self.rollout.by_server else None
+        return None if level == "off" else level
 
     @property
     def has_critic(self) -> bool:

@@ -162,6 +162,10 @@ def check_sampler(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob
         CheckFailed: it exceeds the `sampler_tolerance` of the job's dtype and temperature.
     """
     dtype, temperature = job.runtime.dtype, job.generation.temperature
+    where, hint = f"in {dtype}", "Is dropout on, or the prompt truncated differently?"
+    if job.ppo.rollout.by_server:
+        dtype, where = "bfloat16", "with a server"  # other kernels sample, in whatever format: the mean KL is judged
+        hint = "Does the server quantise, or hold its weights in another format?"
     if dtype == "float32":
         drift = (sampled - recomputed).abs()[mask].max().item()
     else:
@@ -170,8 +174,8 @@ def check_sampler(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob
     if not drift <= allowed:
         raise CheckFailed(
             f"the sampler and the training path disagree on log-probabilities by {drift:.2g} nats "
-            f"({'largest' if dtype == 'float32' else 'mean KL'}; {allowed:g} is allowed in {dtype} at temperature "
-            f"{temperature:g}): the ratios of PPO would be wrong. Is dropout on, or the prompt truncated differently?"
+            f"({'largest' if dtype == 'float32' else 'mean KL'}; {allowed:g} is allowed {where} at temperature "
+            f"{temperature:g}): the ratios of PPO would be wrong. {hint}"
         )
     return drift
 

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from components.base.errors import CheckFailed, UserError
+from components.base.errors import CheckFailed, Unreachable, UserError
 from components.base.files import make_folder, replacing
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
@@ -22,7 +22,7 @@ from components.distributed.ranks import go_on_alone
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
 from components.models.folders import save_model
-from components.models.sampling import Samples, rollout_engine
+from components.models.sampling import Samples
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
 from components.ppo.curves import curve_metrics
@@ -30,6 +30,7 @@ from components.ppo.evaluate import evaluate
 from components.ppo.experience import check_start, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
+from components.rollouts.engine import Rollouts, open_rollouts
 from components.training.checkpoint import Pace
 from components.training.loop import restore_state, save_state, seeded, torch_seed
 
@@ -84,6 +85,8 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         "ppo/stopped": float(trained.stopped),
         "ppo/updates": float(len(trained.history)),
     }
+    if job.ppo.rollout.by_server:
+        metrics["ppo/rollouts_bit_exact"] = float(job.ppo.rollout.bit_exact)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
 
@@ -106,13 +109,24 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
         observe(resumed[0], {}, total=config.updates, resumed=True)
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
-    with Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
+
+    def save(step: int) -> None:
+        kept = {"state": asdict(seen), "tether": controller.state()}
+        save_state(folder, step, modules, learner.optimizers, kept)
+
+    sampled = open_rollouts(config.rollout, models.tokenizer, job.runtime, job.generation, out / "sent")
+    with sampled as rollouts, Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
         while len(seen.history) < config.updates and not seen.stopped:
             update, began = len(seen.history), time.perf_counter()
             # 1. sample responses to the prompts of the batch, those to one prompt beside each other
             asked = prompt_batch(len(prompts), config.batch_size // config.group_size, update, job.seed)
             chosen = [i for i in asked for _ in range(config.group_size)]
-            samples = _sample(models, [encoded[i] for i in chosen], job, update)
+            try:
+                samples = _sample(models, [encoded[i] for i in chosen], job, update, rollouts)
+            except Unreachable:  # a server died: the updates so far are kept, for when it is back
+                if update:
+                    save(update)
+                raise
             with _kept_if_stopped(out, update, samples) as batch:
                 # 2. score them, and weigh the score against KL to the reference
                 experience = gather_experience(models, samples, job, controller.beta)
@@ -140,8 +154,7 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
                 rows = ({"prompt": p, "response": r, "score": s, "reward": w} | t for p, r, s, w, t in shown)
                 seen.samples += [{"update": update} | row for row in rows]
             if pace.due(update + 1, last):
-                kept = {"state": asdict(seen), "tether": controller.state()}
-                save_state(folder, update + 1, modules, learner.optimizers, kept)
+                save(update + 1)
             seconds, tokens = time.perf_counter() - began, float(samples.response_mask.sum())
             speed = {"ppo/samples_per_second": len(texts) / seconds, "ppo/tokens_per_second": tokens / seconds}
             observe(update + 1, metrics | speed, total=config.updates, tokens=tokens)
@@ -149,10 +162,10 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
     return seen
 
 
-def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int) -> Samples:
+def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int, rollouts: Rollouts) -> Samples:
     """A response of the policy to each prompt; the randomness is the update's own, so resuming needs no state."""
     seed = torch_seed(job.seed, "ppo", "sampling", update)
-    with rollout_engine(models.policy, models.tokenizer, job.runtime, models.value_head()) as engine:
+    with rollouts.engine(models.policy, models.value_head()) as engine:
         return engine.sample(prompts, job.generation, seed)
 
 

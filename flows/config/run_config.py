@@ -18,6 +18,7 @@ from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.ppo.config import PpoConfig
 from components.reward.config import RewardConfig
+from components.rollouts.client import resolve_rollout
 from components.sft.config import SftConfig
 from flows.config.errors import explain, unknown
 from flows.config.profiles import Override, apply_overrides, profile_names, read_profile
@@ -152,12 +153,18 @@ class Options(Settings):
         return found
 
     def resolved(self) -> Self:
-        """The same for this machine: no `auto` is left in a runtime (a pool's has what it doesn't say from here)."""
+        """The same for this machine, with no `auto` left in a runtime (a pool's has what it doesn't say from here), nor
+        of a server that samples, which is asked.
+
+        Raises:
+            UserError: that server doesn't answer.
+        """
         runners = {
             stage: runner if runner.runtime is None else runner.model_copy(update={"runtime": runner.runtime.resolve()})
             for stage, runner in self.runners.items()
         }
-        return self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners})
+        ppo = self.ppo.model_copy(update={"rollout": resolve_rollout(self.ppo.rollout)})
+        return self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners, "ppo": ppo})
 
 
 def _groups_of_further_stages() -> dict[str, tuple[object, FieldInfo]]:

@@ -1,0 +1,269 @@
+"""A vLLM server's HTTP routes as PPO uses them, with retries, and with errors that say what to do.
+
+Routes and fields are those of vLLM 0.29.0: `vllm/entrypoints/serve/dev/` (rlhf, sleep, cache, rpc, server_info) and
+`vllm/entrypoints/openai/completion/`. Those of `dev/` are there only with VLLM_SERVER_DEV_MODE=1. Importable without
+torch.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from packaging.version import InvalidVersion, Version
+
+from components.base.errors import Unreachable, UserError
+from components.rollouts.config import RolloutConfig
+
+FIRST_WAIT = 1.0
+"""Seconds before a request goes again; twice as long before each further time."""
+CONNECT_SECONDS = 10.0
+OLDEST = (0, 29)
+"""The first vLLM whose server knows a version of its weights (`/weight_info`)."""
+DEV_ROUTES = "start it with VLLM_SERVER_DEV_MODE=1 (docs/guide/rollouts.md has the command)"
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server says of itself."""
+
+    version: str
+    dtype: str
+    batch_invariant: bool
+    model: str
+    """Name that requests give."""
+    longest: int | None
+    """Most tokens of prompt and response together; None where it doesn't say."""
+    logprobs_mode: str
+    transfer: str | None
+    """Backend of weight transfer that it was started with."""
+    sleeps: bool
+    speculates: bool
+
+
+class VllmClient:
+    """One server, and the connections to it."""
+
+    def __init__(self, config: RolloutConfig) -> None:
+        import httpx
+
+        assert config.url is not None
+        self.config, self.url = config, config.url.rstrip("/")
+        key = os.environ.get("VLLM_API_KEY")
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(config.timeout, connect=min(CONNECT_SECONDS, config.timeout)),
+            limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
+            trust_env=False,  # a proxy has no business between a trainer and its sampler
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def get(self, route: str, **query: str) -> dict[str, Any]:
+        """The JSON object that `GET route` answers; raises as `post`."""
+        return self._ask("GET", route, None, query)
+
+    def post(self, route: str, body: object = None, **query: str) -> dict[str, Any]:
+        """The JSON object that `POST route` answers, {} where it answers nothing.
+
+        Raises:
+            Unreachable: no answer after all retries, or none in time. UserError: it refuses, or answers something else.
+        """
+        return self._ask("POST", route, body, query)
+
+    def _ask(self, method: str, route: str, body: object, query: Mapping[str, str]) -> dict[str, Any]:
+        import httpx
+
+        problem = ""
+        for attempt in range(self.config.retries + 1):
+            if attempt:
+                time.sleep(FIRST_WAIT * 2 ** (attempt - 1))
+            try:
+                found = self._http.request(method, f"{self.url}{route}", json=body, params=dict(query))
+            except httpx.ReadTimeout:
+                raise Unreachable(
+                    f"{self.url}{route}: no answer within ppo.rollout.timeout = {self.config.timeout:g} s. If the "
+                    "server is at work, raise it; the same command goes on from the checkpoint."
+                ) from None
+            except httpx.TransportError as error:
+                problem = str(error) or type(error).__name__
+                continue
+            except httpx.InvalidURL as error:
+                raise UserError(f"ppo.rollout.url: {self.url} is no address of a server: {error}.") from None
+            if found.status_code >= 500 or found.status_code == 429:
+                problem = f"it answers {found.status_code}: {_said(found.text)}"
+                continue
+            return self._object(route, found)
+        raise Unreachable(
+            f"{self.url}{route}: the vLLM server can't be reached ({problem}). Is it running there, and is "
+            "ppo.rollout.url its address? Once it is up, the same command goes on from the checkpoint."
+        )
+
+    def _object(self, route: str, found: Any) -> dict[str, Any]:
+        if found.status_code == 404 and not route.startswith("/v1/"):
+            raise UserError(f"{self.url}{route}: no such route. If this is a vLLM server, {DEV_ROUTES}.")
+        if found.status_code >= 300:
+            raise UserError(f"{self.url}{route}: the server refuses ({found.status_code}): {_said(found.text)}")
+        try:
+            answer = found.json() if found.content else {}
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self.something_else(route, found.text)
+        return answer
+
+    def something_else(self, route: str, answer: object) -> UserError:
+        """The error of an answer that no vLLM server gives."""
+        return UserError(
+            f"{self.url}{route} answers {_said(str(answer))!r}, which a vLLM server of a version that we know does "
+            "not. Check ppo.rollout.url, and the server's version."
+        )
+
+    def version(self) -> str:
+        """vLLM's version, as the server names it.
+
+        Raises:
+            UserError: it names none, or one that is too old; and as `post`.
+        """
+        answer = self.get("/version")
+        found = answer.get("version")
+        try:
+            old = not isinstance(found, str) or Version(found).release < OLDEST
+        except InvalidVersion:
+            found = None
+        if not isinstance(found, str):
+            raise self.something_else("/version", answer)
+        if old:
+            raise UserError(f"{self.url} is vLLM {found}: 0.29 is the first whose server knows its weights' version.")
+        return found
+
+    def facts(self) -> ServerFacts:
+        """What the server says of itself; raises as `version`."""
+        version, info = self.version(), self.get("/server_info", config_format="json")
+        models = self.get("/v1/models").get("data")
+        config, model = info.get("vllm_config"), None
+        if isinstance(models, list) and models and isinstance(models[0], dict):
+            model = models[0].get("id")
+        if not isinstance(config, dict) or not isinstance(config.get("model_config"), dict):
+            raise self.something_else("/server_info", info)
+        if not isinstance(model, str):
+            raise self.something_else("/v1/models", models)
+        shape, environment = config["model_config"], info.get("vllm_env")
+        invariant = environment.get("VLLM_BATCH_INVARIANT") if isinstance(environment, dict) else None
+        transfer = config.get("weight_transfer_config")
+        longest = shape.get("max_model_len")
+        return ServerFacts(
+            version=version,
+            dtype=str(shape.get("dtype")).removeprefix("torch."),
+            batch_invariant=invariant in (True, 1, "1"),
+            model=model,
+            longest=longest if isinstance(longest, int) else None,
+            logprobs_mode=str(shape.get("logprobs_mode")),
+            transfer=transfer.get("backend") if isinstance(transfer, dict) else None,
+            sleeps=shape.get("enable_sleep_mode") is True,
+            speculates=config.get("speculative_config") is not None,
+        )
+
+    def check(self, tokens: int) -> ServerFacts:
+        """The server's facts, if responses can be sampled from it as the run was resolved.
+
+        Args:
+            tokens: of the longest prompt and response together.
+
+        Raises:
+            UserError: naming each thing that is otherwise, and the flag or option that mends it; and as `version`.
+        """
+        config, facts = self.config, self.facts()
+        wrong = [
+            f"{name} is {here}, and the run was resolved for {wanted}: rerun, or start the server that it was"
+            for name, here, wanted in (
+                ("vLLM's version", facts.version, config.version),
+                ("the weights' dtype", facts.dtype, config.dtype),
+                ("VLLM_BATCH_INVARIANT", facts.batch_invariant, config.batch_invariant),
+            )
+            if here != wanted
+        ]
+        if facts.logprobs_mode != "processed_logprobs":
+            wrong.append(
+                f"log-probabilities are {facts.logprobs_mode}: start it with --logprobs-mode processed_logprobs"
+            )
+        if facts.speculates:
+            wrong.append("it decodes speculatively: start it without --speculative-config")
+        if facts.longest is not None and facts.longest < tokens:
+            wrong.append(
+                f"it takes {facts.longest} tokens, and prompt and response are {tokens}: --max-model-len {tokens}"
+            )
+        if config.transfer != "folder" and facts.transfer != config.transfer:
+            backend = f'--weight-transfer-config \'{{"backend": "{config.transfer}"}}\''
+            wrong.append(
+                f"ppo.rollout.transfer is {config.transfer}, its backend is {facts.transfer}: start it with {backend}"
+            )
+        if config.sleep and not facts.sleeps:
+            wrong.append("ppo.rollout.sleep is set, and it can't sleep: start it with --enable-sleep-mode")
+        if wrong:
+            raise UserError(f"{self.url}: " + "; ".join(wrong) + ".")
+        return facts
+
+    def weights_version(self) -> str:
+        """The version of the weights that it samples from."""
+        answer = self.get("/weight_info")
+        found = answer.get("weight_version")
+        if not isinstance(found, str):
+            raise self.something_else("/weight_info", answer)
+        return found
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, which holds keys and values of the weights before.
+
+        Raises:
+            UserError: it can't, as requests of somebody else hold its blocks; and as `post`.
+        """
+        for attempt in range(self.config.retries + 1):
+            if attempt:
+                time.sleep(FIRST_WAIT * 2 ** (attempt - 1))
+            if self.post("/reset_prefix_cache").get("success") is True:
+                return
+        raise UserError(
+            f"{self.url}/reset_prefix_cache: the server kept its prefix cache, so it would sample from old keys and "
+            "values. Is somebody else asking it? Or start it with --no-enable-prefix-caching."
+        )
+
+    def sleep(self) -> None:
+        """Have it let go of its weights and cache."""
+        self.post("/sleep", level="2")
+
+    def wake(self, part: str) -> None:
+        """Have it take memory for its `weights` or its `kv_cache`, where it sleeps."""
+        self.post("/wake_up", tags=part)
+
+    def is_asleep(self) -> bool:
+        """Whether it sleeps."""
+        return self.get("/is_sleeping").get("is_sleeping") is True
+
+
+def _said(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def resolve_rollout(config: RolloutConfig) -> RolloutConfig:
+    """The same with what the server says of itself in place of `auto`; asks nothing that is named already.
+
+    Raises:
+        UserError: it can't be reached, or isn't a vLLM server of a version that we know.
+    """
+    if config.is_resolved:
+        return config
+    with VllmClient(config.model_copy(update={"retries": min(config.retries, 1)})) as client:  # somebody waits
+        facts = client.facts()
+    given = {
+        "version": facts.version if config.version == "auto" else config.version,
+        "dtype": facts.dtype if config.dtype == "auto" else config.dtype,
+        "batch_invariant": facts.batch_invariant if config.batch_invariant is None else config.batch_invariant,
+    }
+    return config.model_copy(update=given)

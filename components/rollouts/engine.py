@@ -1,0 +1,254 @@
+"""The engines that PPO's rollouts come from, and what a vLLM server is asked and held to.
+
+Legend: B responses, T response tokens (padded on the right).
+"""
+
+import contextlib
+import math
+import random
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeGuard
+
+import torch
+from torch import Tensor
+
+from components.base.errors import Unreachable, UserError
+from components.models.adapters import AdapterView
+from components.models.batching import pad
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
+from components.models.sampling import RolloutEngine, Samples, rollout_engine
+from components.rollouts.client import VllmClient
+from components.rollouts.config import COLDEST, HOTTEST, RolloutConfig
+from components.rollouts.transfer import WeightTransfer, open_transfer
+
+BANNED = -100.0
+"""What vLLM takes off a logit at most (it clamps the bias): the pad token keeps e^-100 of its odds, and is refused."""
+NEVER = -9999.0
+"""What the server writes for a log-probability of minus infinity."""
+
+
+class Rollouts(Protocol):
+    """Where the responses of a policy that trains come from."""
+
+    def engine(
+        self, policy: Any, value_head: Callable[[Tensor], Tensor] | None
+    ) -> contextlib.AbstractContextManager[RolloutEngine]:
+        """An engine that samples from the weights that `policy` has now; don't train it while this is open."""
+        ...
+
+
+@contextlib.contextmanager
+def open_rollouts(
+    config: RolloutConfig, tokenizer: Any, runtime: Runtime, generation: GenerationConfig, folder: Path
+) -> Iterator[Rollouts]:
+    """The rollouts that `config` (resolved) names, open as long as a policy trains.
+
+    Args:
+        folder: of the stage's own, where weights may stand on their way to a server.
+
+    Raises:
+        UserError: the server isn't the one that the run was resolved for, or can't sample as PPO must; Unreachable
+            where it doesn't answer.
+    """
+    if not config.by_server:
+        yield LocalRollouts(tokenizer, runtime)
+        return
+    if runtime.ranks != 1:
+        raise UserError("ppo.rollout.engine=vllm trains in one process: set runtime.ranks=1, or sample locally.")
+    if not COLDEST <= generation.temperature <= HOTTEST:
+        raise UserError(
+            f"generation.temperature is {generation.temperature:g}, and vLLM samples between {COLDEST} and {HOTTEST:g} "
+            "only: change it, or sample with ppo.rollout.engine=local."
+        )
+    with VllmClient(config) as client:
+        facts = client.check(generation.max_prompt_tokens + generation.max_new_tokens)
+        transfer = open_transfer(client, folder)
+        try:
+            yield VllmRollouts(client, facts.model, tokenizer, runtime, transfer)
+        finally:
+            transfer.close()
+
+
+@dataclass(frozen=True)
+class LocalRollouts:
+    """Rollouts in this process."""
+
+    tokenizer: Any
+    runtime: Runtime
+
+    def engine(
+        self, policy: Any, value_head: Callable[[Tensor], Tensor] | None
+    ) -> contextlib.AbstractContextManager[RolloutEngine]:
+        """As `Rollouts`."""
+        return rollout_engine(policy, self.tokenizer, self.runtime, value_head)
+
+
+class VllmRollouts:
+    """Rollouts by a vLLM server."""
+
+    def __init__(
+        self, client: VllmClient, model: str, tokenizer: Any, runtime: Runtime, transfer: WeightTransfer
+    ) -> None:
+        self.client, self.model, self.tokenizer, self.runtime = client, model, tokenizer, runtime
+        self.transfer, self.name, self.sent = transfer, f"tether-{secrets.token_hex(8)}", 0
+
+    @contextlib.contextmanager
+    def engine(self, policy: Any, value_head: Callable[[Tensor], Tensor] | None) -> Iterator[RolloutEngine]:
+        """As `Rollouts`: send the weights, empty the prefix cache, sample. The critic's values are not sampled along.
+
+        Raises:
+            UserError: the server has other weights than were sent. Unreachable: it doesn't answer.
+        """
+        client, version = self.client, f"{self.name}-{self.sent}"
+        whole = policy.merged() if isinstance(policy, AdapterView) else policy
+        if client.config.sleep:
+            if self.runtime.device == "cuda":
+                torch.cuda.empty_cache()
+            if client.is_asleep():
+                client.wake("weights")
+        self.transfer.send(whole, version)
+        if client.config.sleep:
+            client.wake("kv_cache")
+        self.sent += 1
+        client.forget_prefixes()
+        found = client.weights_version()
+        if found != version:
+            raise UserError(
+                f"{client.url} says that it samples from the weights {found!r}, and {version!r} were sent: its routes "
+                "are not those of vLLM 0.29, or another run sends it weights."
+            )
+        yield VllmEngine(client, self.model, self.tokenizer, self.runtime, int(whole.config.vocab_size), version)
+        if client.config.sleep:
+            client.sleep()
+
+
+class ServedResponse(NamedTuple):
+    """One response of a server."""
+
+    ids: list[int]
+    logprobs: list[float]
+    """As the server sampled them: after temperature and bans, nats."""
+    ended: bool
+
+
+@dataclass(frozen=True)
+class VllmEngine:
+    """The `RolloutEngine` that asks a vLLM server for each response."""
+
+    client: VllmClient
+    model: str
+    tokenizer: Any
+    runtime: Runtime
+    vocabulary: int
+    version: str
+    """Of the weights that it samples from."""
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        generation: GenerationConfig,
+        seed: int,
+        numbers: Sequence[int] | None = None,
+    ) -> Samples:
+        """One response to each prompt, as `RolloutEngine`; what the server saw of itself is kept as `logprobs` alone.
+
+        Raises:
+            UserError: an answer is not of the distribution that was asked for. Unreachable: there is none, or other
+                weights took these ones' place meanwhile.
+        """
+        asked = [
+            self.request(prompt, generation, response_seed(seed, number))
+            for prompt, number in zip(prompts, range(len(prompts)) if numbers is None else numbers, strict=True)
+        ]
+        answers = self._ask(asked)
+        found = self.client.weights_version()
+        if found != self.version:
+            raise Unreachable(
+                f"{self.client.url}: the weights {found!r} took the place of {self.version!r} while it sampled: the "
+                "server was started anew, or another run sends it weights. Give each run a server of its own."
+            )
+        return self._samples(prompts, answers)
+
+    def request(self, prompt: Sequence[int], generation: GenerationConfig, seed: int) -> dict[str, Any]:
+        """What the server is asked for a response to `prompt`: the whole softmax at the temperature, without pad.
+
+        All that has a default on the server is said, since a model's generation config changes the defaults.
+        """
+        return {
+            "model": self.model, "prompt": list(prompt), "n": 1, "seed": seed, "max_tokens": generation.max_new_tokens,
+            "temperature": generation.temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "presence_penalty": 0.0,
+            "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False, "stop": [],
+            "stop_token_ids": [self.tokenizer.eos_token_id], "logit_bias": {str(self.tokenizer.pad_token_id): BANNED},
+            "logprobs": 0, "return_token_ids": True, "skip_special_tokens": False, "stream": False,
+        }  # fmt: skip
+
+    def _ask(self, asked: Sequence[Mapping[str, Any]]) -> list[ServedResponse]:
+        """The answers in the requests' order; the first error ends those that wait."""
+        with ThreadPoolExecutor(min(self.client.config.concurrency, max(1, len(asked)))) as pool:
+            futures = [pool.submit(self.client.post, "/v1/completions", body) for body in asked]
+            try:
+                return [self.read(body, future.result()) for body, future in zip(asked, futures, strict=True)]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def read(self, asked: Mapping[str, Any], answer: Mapping[str, Any]) -> ServedResponse:
+        """One answer, checked against what was asked.
+
+        Raises:
+            UserError: it is not what a server gives that samples as asked.
+        """
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+        said = choice.get("logprobs") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(said, dict):
+            raise self.client.something_else("/v1/completions", answer)
+        ids, logprobs, reason = choice.get("token_ids"), said.get("token_logprobs"), choice.get("finish_reason")
+        eos, banned, cap = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, asked["max_tokens"]
+        if not _whole(ids) or not _numbers(logprobs) or len(ids) != len(logprobs) or not ids:
+            raise self.client.something_else("/v1/completions", choice)
+        if choice.get("prompt_token_ids") != asked["prompt"]:
+            problem = "it read another prompt than was sent: start it with the policy's own tokenizer"
+        elif any(not 0 <= each < self.vocabulary for each in ids):
+            problem = f"a token is none of the policy's {self.vocabulary}"
+        elif banned in ids:
+            problem = "it sampled the pad token, which was banned by logit_bias"
+        elif eos in ids[:-1]:
+            problem = "it went on after the end of the response: start it without --ignore-eos or a stop of its own"
+        elif reason == "length" and (len(ids) != cap or ids[-1] == eos):
+            problem = f"it cut a response after {len(ids)} tokens, and {cap} were asked for: raise --max-model-len"
+        elif reason == "stop" and (ids[-1] != eos or len(ids) > cap):
+            problem = f"token {ids[-1]} ended a response, and only {eos} may: start it with --generation-config vllm"
+        elif reason not in ("length", "stop"):
+            problem = f"a response ended by {reason!r}"
+        elif not all(NEVER < each <= 1e-3 for each in logprobs):
+            problem = "a log-probability is none"
+        else:
+            return ServedResponse(ids, [float(each) for each in logprobs], reason == "stop")
+        raise UserError(f"{self.client.url}/v1/completions does not sample as it was asked to: {problem}.")
+
+    def _samples(self, prompts: Sequence[Sequence[int]], answers: Sequence[ServedResponse]) -> Samples:
+        device, width = self.runtime.device, max(len(each.ids) for each in answers)
+        prompt_ids, prompt_mask = (x.to(device) for x in pad(prompts, self.tokenizer.pad_token_id, side="left"))
+        ids, mask = pad([each.ids for each in answers], self.tokenizer.pad_token_id, side="right")
+        logprobs = torch.tensor([each.logprobs + [0.0] * (width - len(each.logprobs)) for each in answers])
+        ended = torch.tensor([each.ended for each in answers])
+        return Samples(prompt_ids, prompt_mask, ids.to(device), mask.to(device), logprobs.to(device), ended.to(device))
+
+
+def response_seed(seed: int, number: int) -> int:
+    """The seed of response `number` among those that `seed` samples for: from 0 to 2^62 - 1."""
+    return random.Random(f"{seed} response {number}").getrandbits(62)
+
+
+def _whole(values: object) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(each) is int for each in values)
+
+
+def _numbers(values: object) -> TypeGuard[list[float]]:
+    return isinstance(values, list) and all(type(each) in (int, float) and math.isfinite(each) for each in values)

@@ -1,0 +1,118 @@
+"""How a policy's weights reach the server that samples from it: one small interface, three ways.
+
+`folder` needs nothing but a folder and has been run against a stand-in of the server's routes. `ipc` and `nccl` are
+vLLM's own trainer side (0.29: `vllm.distributed.weight_transfer`); neither has been run.
+"""
+
+import shutil
+import socket
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from components.base.errors import UserError
+from components.base.files import make_folder
+from components.rollouts.client import VllmClient
+
+
+class WeightTransfer(Protocol):
+    """A way for weights to reach a server."""
+
+    def send(self, model: Any, version: str) -> None:
+        """Have the server load the weights that `model` (a whole causal LM) has now, and call them `version`."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        ...
+
+
+class FolderTransfer:
+    """Weights as safetensors in a folder that the server reads (`reload_weights` of its workers)."""
+
+    def __init__(self, client: VllmClient, folder: Path) -> None:
+        self.client, self.folder = client, folder
+        self.dtype = getattr(torch, client.config.dtype)
+        self.last: Path | None = None
+
+    def send(self, model: Any, version: str) -> None:
+        """As `WeightTransfer`. The folder of the version before goes once the server has loaded this one."""
+        place, partial = self.folder / version, self.folder / f".{version}.partial"
+        make_folder(partial)
+        tensors = {
+            name: each.detach().to("cpu", self.dtype).contiguous().clone() for name, each in model.named_parameters()
+        }
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        model.config.save_pretrained(partial)
+        partial.rename(place)
+        self.client.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(place)}})
+        self.client.post("/update_weight_version", {"new_version": version})
+        self.close()
+        self.last = place
+
+    def close(self) -> None:
+        """Remove the weights that were sent last."""
+        if self.last is not None:
+            shutil.rmtree(self.last, ignore_errors=True)
+            self.last = None
+
+
+class VllmTransfer:
+    """Weights by vLLM's own trainer engine: CUDA IPC on one GPU, NCCL between GPUs."""
+
+    def __init__(self, client: VllmClient) -> None:
+        try:
+            from vllm.distributed.weight_transfer import base, clients, factory, ipc_engine, nccl_engine
+        except ImportError as error:
+            raise UserError(
+                f"ppo.rollout.transfer={client.config.transfer} needs vLLM beside Tether, for its trainer side, and it "
+                f"can't be imported here ({error}). vLLM 0.29 to 0.33 and Prefect 3.8.8 want different fastapi: use "
+                "ppo.rollout.transfer=folder, with ppo.rollout.folder=/dev/shm/tether where both are on one host."
+            ) from None
+        self.client, self.source = client, base.ModuleSource
+        self.engine: Any = None
+        self._init, self._factory, self._clients = (ipc_engine, nccl_engine), factory, clients
+
+    def send(self, model: Any, version: str) -> None:
+        """As `WeightTransfer`; the first call makes the connection."""
+        if self.engine is None:
+            self.engine = self._connect(model)
+        self.engine.source = self.source(model)
+        self.engine.send_weights()
+        self.client.post("/update_weight_version", {"new_version": version})
+
+    def close(self) -> None:
+        """Nothing is left behind: the connection ends with this process."""
+
+    def _connect(self, model: Any) -> Any:
+        ipc, nccl = self._init
+        config = self.client.config
+        if config.transfer == "ipc":
+            init = ipc.IPCTrainerInitInfo(rank=0, packed=False)
+        else:
+            workers = self.client.get("/get_world_size").get("world_size")
+            if type(workers) is not int:
+                raise self.client.something_else("/get_world_size", workers)
+            init = nccl.NCCLTrainerInitInfo(
+                master_address=config.address, master_port=_free_port(), world_size=workers + 1, rank=0
+            )
+        control = self._clients.HTTPVLLMWeightSyncClient(self.client.url, timeout=config.timeout)
+        return self._factory.WeightTransferTrainerFactory.trainer_init(init, client=control, source=self.source(model))
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
+def open_transfer(client: VllmClient, folder: Path) -> WeightTransfer:
+    """The way that the config names; `folder` is the stage's own, for where it names none."""
+    if client.config.transfer != "folder":
+        return VllmTransfer(client)
+    if client.config.folder is not None:
+        return FolderTransfer(client, Path(client.config.folder))
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed attempt left
+    return FolderTransfer(client, folder)

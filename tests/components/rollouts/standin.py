@@ -1,0 +1,238 @@
+"""A stand-in for a vLLM server: its routes over real HTTP, and behind them a real model that samples.
+
+Routes, fields, defaults and refusals are those of vLLM 0.29.0's sources. It does as vLLM does where a request could
+rely on something else: a model's generation config (`defaults`) fills in what a request leaves out, log-probabilities
+are raw unless `logprobs_mode` says processed, and a prefix cache goes on answering from old weights until it is reset.
+"""
+
+import copy
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch
+from safetensors.torch import load_file
+
+PROCESSED = "processed_logprobs"
+
+
+class Refused(Exception):
+    """An answer with this status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class StandIn:
+    """`with StandIn(model, eos) as server`: listening on `server.url`, in a thread, until it is left or dies."""
+
+    def __init__(self, model: Any, eos: int, port: int = 0, **facts: Any) -> None:
+        self.model, self.eos, self.port = copy.deepcopy(model).eval(), eos, port
+        self.facts = {
+            "version": "0.29.0", "dtype": "torch.float32", "logprobs_mode": PROCESSED, "max_model_len": 512,
+            "batch_invariant": True, "backend": None, "sleeps": False, "speculative": None,
+        } | facts  # fmt: skip
+        self.defaults: dict[str, Any] = {"temperature": 0.5, "top_k": 2, "repetition_penalty": 1.3}
+        """As a model's generation_config.json has them; with `also_stops`, more tokens that end a response."""
+        self.also_stops: set[int] = set()
+        self.weights, self.asleep, self.updating = "default", set[str](), False
+        self.cached: Any = None
+        """The model that filled the prefix cache, where that isn't empty."""
+        self.requests: list[dict[str, Any]] = []
+        self.called: list[str] = []
+        """Routes, in order; completions once in a row."""
+        self.delay, self.failing, self.dying_after = 0.0, 0, -1
+        self.spoil = lambda choice: choice
+        """Changes an answer on its way out."""
+        self.ignores_weights = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "StandIn":
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_GET(self) -> None:
+                outer.answer(self, None)
+
+            def do_POST(self) -> None:
+                raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                outer.answer(self, json.loads(raw) if raw else {})
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.server.daemon_threads = True
+        self.port = self.server.server_port
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.die()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def die(self) -> None:
+        """Answer nobody any more."""
+        self.dying_after = 0
+        self.server.shutdown()
+        self.server.server_close()
+
+    def answer(self, handler: BaseHTTPRequestHandler, body: Any) -> None:
+        split = urlsplit(handler.path)
+        query = {name: values[-1] for name, values in parse_qs(split.query).items()}
+        if self.called[-1:] != [split.path] or not split.path.startswith("/v1/"):
+            self.called.append(split.path)
+        try:
+            if self.dying_after == 0:
+                handler.close_connection = True
+                return
+            self.dying_after -= 1
+            if self.failing > 0:
+                self.failing -= 1
+                raise Refused(503, "overloaded")
+            found, status = self.route(handler.command, split.path, query, body), 200
+        except Refused as refused:
+            found, status = {"error": {"message": refused.message, "code": refused.status}}, refused.status
+        text = found if isinstance(found, bytes) else json.dumps(found).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text)
+
+    def route(self, method: str, path: str, query: dict[str, str], body: Any) -> Any:
+        name = f"{method} {path}"
+        if name == "GET /version":
+            return {"version": self.facts["version"]}
+        if name == "GET /server_info":
+            return self.info()
+        if name == "GET /v1/models":
+            return {"data": [{"id": "policy", "max_model_len": self.facts["max_model_len"]}]}
+        if name == "GET /weight_info":
+            return {"weight_version": self.weights}
+        if name == "GET /is_sleeping":
+            return {"is_sleeping": bool(self.asleep)}
+        if name == "GET /get_world_size":
+            return {"world_size": 1}
+        if name == "POST /v1/completions":
+            return self.complete(body)
+        if name == "POST /collective_rpc":
+            return self.reload(body)
+        if name == "POST /update_weight_version":
+            self.weights = self.weights if self.ignores_weights else body["new_version"]
+            return {"success": True, "new_version": body["new_version"]}
+        if name == "POST /reset_prefix_cache":
+            self.cached = None
+            return {"success": True}
+        if name == "POST /sleep":
+            self.asleep = {"weights", "kv_cache"}
+            for each in self.model.parameters():
+                each.data.fill_(float("nan"))  # level 2 keeps nothing
+            return b""
+        if name == "POST /wake_up":
+            self.asleep -= {query["tags"]} if "tags" in query else self.asleep
+            return b""
+        raise Refused(404, "Not Found")
+
+    def info(self) -> dict[str, Any]:
+        model = {
+            "dtype": self.facts["dtype"], "logprobs_mode": self.facts["logprobs_mode"],
+            "max_model_len": self.facts["max_model_len"], "enable_sleep_mode": self.facts["sleeps"],
+        }  # fmt: skip
+        backend = self.facts["backend"]
+        return {
+            "vllm_config": {
+                "model_config": model,
+                "weight_transfer_config": None if backend is None else {"backend": backend},
+                "speculative_config": self.facts["speculative"],
+            },
+            "vllm_env": {"VLLM_BATCH_INVARIANT": self.facts["batch_invariant"]},
+        }
+
+    def reload(self, body: dict[str, Any]) -> dict[str, Any]:
+        if body["method"] != "reload_weights":
+            raise Refused(500, f"no method {body['method']}")
+        if "weights" in self.asleep:
+            raise Refused(500, "the weights' memory is not there: wake it first")
+        self.load(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
+        return {"results": [None]}
+
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take over these weights; the prefix cache is left alone, as vLLM's workers leave it."""
+        if self.ignores_weights:
+            return
+        with self._lock, torch.no_grad():
+            self.model = copy.deepcopy(self.model)
+            own = dict(self.model.named_parameters())
+            assert own.keys() == tensors.keys()
+            for name, each in tensors.items():
+                own[name].copy_(each)
+
+    @torch.no_grad()
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One completion; of what vLLM offers, refuse what nobody here asks for."""
+        time.sleep(self.delay)
+        self.requests.append(body)
+        if self.asleep:
+            raise Refused(500, "the engine sleeps")
+        cap, prompt, asked = body.get("max_tokens", 16), body["prompt"], self.defaults | body
+        if len(prompt) + cap > self.facts["max_model_len"]:
+            raise Refused(400, "This model's maximum context length is exceeded.")
+        assert not body.get("stop") and body.get("n", 1) == 1 and not body.get("stream")
+        with self._lock:
+            if self.cached is None:
+                self.cached = self.model
+            model = self.cached
+        generator = torch.Generator()
+        generator.manual_seed(body["seed"]) if body.get("seed") is not None else generator.seed()
+        bias = torch.zeros(model.config.vocab_size)
+        for token, value in (body.get("logit_bias") or {}).items():
+            bias[int(token)] += min(100.0, max(-100.0, value))
+        stops = self.also_stops | set(body.get("stop_token_ids") or []) | {self.eos}
+        ids, logprobs, reason = list(prompt), [], "length"
+        for _ in range(cap):
+            raw = model(torch.tensor([ids])).logits[0, -1].float()
+            logits = self.processed(raw + bias, asked, ids)
+            token = int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
+            shown = logits if self.facts["logprobs_mode"] == PROCESSED else raw
+            logprobs.append(max(shown.log_softmax(-1)[token].item(), -9999.0))
+            ids.append(token)
+            if token in stops and not body.get("ignore_eos"):
+                reason = "stop"
+                break
+        choice = {
+            "index": 0, "text": "", "finish_reason": reason, "stop_reason": None, "token_ids": ids[len(prompt) :],
+            "prompt_token_ids": list(prompt), "logprobs": {"token_logprobs": logprobs, "tokens": [""] * len(logprobs)},
+        }  # fmt: skip
+        if body.get("logprobs") is None:
+            choice["logprobs"] = None
+        if not body.get("return_token_ids"):
+            choice |= {"token_ids": None, "prompt_token_ids": None}
+        return {"id": "cmpl-1", "object": "text_completion", "model": "policy", "choices": [self.spoil(choice)]}
+
+    @staticmethod
+    def processed(logits: torch.Tensor, asked: dict[str, Any], ids: list[int]) -> torch.Tensor:
+        """Penalty, temperature, min_p, top_k and top_p, in vLLM's order."""
+        seen = torch.tensor(sorted(set(ids)))
+        penalty = asked.get("repetition_penalty") or 1.0
+        logits = logits.clone()
+        logits[seen] = torch.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+        assert not asked.get("presence_penalty") and not asked.get("frequency_penalty")
+        logits = logits / asked.get("temperature", 1.0)
+        probabilities = logits.softmax(-1)
+        logits[probabilities < (asked.get("min_p") or 0.0) * probabilities.max()] = -torch.inf
+        if (k := asked.get("top_k", 0)) > 0:
+            logits[logits < logits.topk(k).values[-1]] = -torch.inf
+        assert asked.get("top_p", 1.0) == 1.0
+        return logits

@@ -1,0 +1,173 @@
+"""Errors of a server's routes, each with what to do: a wrong address, another version, silence, death."""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from components.base.errors import Unreachable, UserError
+from components.base.settings import keyed_values
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
+from components.ppo.config import ImportanceConfig, PpoConfig
+from components.rollouts.client import VllmClient, resolve_rollout
+from components.rollouts.config import RolloutConfig
+from components.rollouts.engine import open_rollouts
+from tests.components.rollouts.standin import StandIn
+
+Asking = Callable[..., RolloutConfig]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def opened(config: RolloutConfig, runtime: Runtime, tmp_path: Path, **generation: Any) -> None:
+    with open_rollouts(config, None, runtime, GenerationConfig(**generation), tmp_path):
+        pass
+
+
+def test_what_the_server_is_stands_in_the_key_and_where_it_is_does_not(server: StandIn, asking: Asking) -> None:
+    found = asking(server)
+    assert keyed_values(found) == {"engine": "vllm", "version": "0.29.0", "dtype": "float32", "batch_invariant": True}
+    assert found.is_resolved and found.bit_exact
+    server.facts |= {"version": "0.30.1", "dtype": "torch.bfloat16", "batch_invariant": False}
+    other = asking(server)
+    assert keyed_values(other) == {"engine": "vllm", "version": "0.30.1", "dtype": "bfloat16", "batch_invariant": False}
+    assert not other.bit_exact and RolloutConfig().bit_exact
+
+
+def test_what_is_named_is_not_asked_for(asking: Asking) -> None:
+    named = RolloutConfig(
+        engine="vllm", url=f"http://127.0.0.1:{free_port()}", version="0.29.0", dtype="bfloat16", batch_invariant=False
+    )
+    assert resolve_rollout(named) == named and resolve_rollout(RolloutConfig()) == RolloutConfig()
+
+
+def test_weights_are_on_by_default_for_a_server_and_off_where_they_are_told_to_be() -> None:
+    server = {"engine": "vllm", "url": "http://127.0.0.1:8000"}
+    assert PpoConfig().importance_level is None
+    assert PpoConfig(rollout=server).importance_level == "token"
+    for level in ("off", "sequence"):
+        found = PpoConfig(rollout=server, importance=ImportanceConfig(level=level)).importance_level
+        assert found == (None if level == "off" else level)
+
+
+@pytest.mark.parametrize("url", [None, "127.0.0.1:8000", "ftp://host", "http://", "http://host/?key=1"])
+def test_an_address_that_is_none_is_refused_before_anything_runs(url: str | None) -> None:
+    with pytest.raises(ValidationError, match="url"):
+        RolloutConfig(engine="vllm", url=url)
+
+
+def test_nobody_at_the_address_is_the_users_to_mend_and_may_be_tried_again(asking: Asking) -> None:
+    wrong = RolloutConfig(engine="vllm", url=f"http://127.0.0.1:{free_port()}", retries=2)
+    with pytest.raises(
+        Unreachable, match=r"can't be reached .*Is it running there.*goes on from the checkpoint"
+    ) as error:
+        resolve_rollout(wrong)
+    assert error.value.exit_code == 2
+
+
+def test_a_server_that_is_no_vllm_or_an_old_one_is_refused(server: StandIn, asking: Asking) -> None:
+    for version, message in ((None, "of a version that we know"), ("trunk", "of a version that we know"),
+                             ("0.22.1", "vLLM 0.22.1: 0.29 is the first")):  # fmt: skip
+        server.facts["version"] = version
+        with pytest.raises(UserError, match=message):
+            asking(server)
+
+
+def test_a_web_page_in_the_place_of_an_answer_is_refused(server: StandIn, asking: Asking) -> None:
+    config = asking(server)
+    server.route = lambda *_: b"<html>It works!</html>"  # type: ignore[method-assign]
+    with VllmClient(config) as client, pytest.raises(UserError, match="It works"):
+        client.version()
+
+
+def test_without_the_routes_of_development_the_error_says_how_to_start_it(server: StandIn, asking: Asking) -> None:
+    config = asking(server)
+    with VllmClient(config) as client, pytest.raises(UserError, match="VLLM_SERVER_DEV_MODE=1"):
+        client.post("/no_such_route")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": "0.29.1"}, "version is 0.29.1, and the run was resolved for 0.29.0"),
+        ({"dtype": "torch.float16"}, "dtype is float16"),
+        ({"batch_invariant": False}, "VLLM_BATCH_INVARIANT is False"),
+        ({"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
+        ({"speculative": {"method": "ngram"}}, "speculative"),
+        ({"max_model_len": 70}, "--max-model-len 320"),
+    ],
+)
+def test_another_server_than_the_run_was_resolved_for_is_refused_with_the_flag_that_mends_it(
+    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    config = asking(server)
+    server.facts |= change
+    with pytest.raises(UserError, match=message):
+        opened(config, runtime, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"sleep": True}, "--enable-sleep-mode"), ({"transfer": "ipc"}, r'--weight-transfer-config .*"backend": "ipc"')],
+)
+def test_what_the_options_need_of_the_server_is_asked_for(
+    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        opened(asking(server, **options), runtime, tmp_path)
+
+
+def test_vllms_own_transfer_without_vllm_says_what_to_use(
+    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path
+) -> None:
+    server.facts["backend"] = "nccl"
+    with pytest.raises(UserError, match=r"needs vLLM beside Tether.*ppo.rollout.transfer=folder"):
+        opened(asking(server, transfer="nccl"), runtime, tmp_path)
+
+
+@pytest.mark.parametrize("temperature", [0.005, 2.5])
+def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(
+    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, temperature: float
+) -> None:
+    with pytest.raises(UserError, match=r"vLLM samples between 0.01 and 2"):
+        opened(asking(server), runtime, tmp_path, temperature=temperature)
+
+
+def test_a_server_that_is_busy_for_a_moment_is_asked_again_and_no_longer_than_the_retries(
+    server: StandIn, asking: Asking
+) -> None:
+    with VllmClient(asking(server, retries=2)) as client:
+        server.failing = 2
+        assert client.version() == "0.29.0"
+        server.failing, before = 99, len(server.called)
+        with pytest.raises(Unreachable, match=r"503: .*overloaded"):
+            client.version()
+        assert len(server.called) - before == 3
+
+
+def test_an_answer_that_does_not_come_in_time_is_not_asked_for_again(server: StandIn, asking: Asking) -> None:
+    with VllmClient(asking(server, timeout=0.2, retries=5)) as client:
+        server.delay, began = 1.0, time.monotonic()
+        with pytest.raises(Unreachable, match=r"no answer within ppo.rollout.timeout = 0.2 s"):
+            client.post("/v1/completions", {"prompt": [3]})
+        assert time.monotonic() - began < 0.9
+
+
+def test_a_key_of_the_environment_is_sent_and_stands_in_no_message(
+    server: StandIn, asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "hunter2-secret")
+    with VllmClient(asking(server)) as client:
+        assert client._http.headers["Authorization"] == "Bearer hunter2-secret"
+        with pytest.raises(UserError) as error:
+            client.post("/no_such_route")
+    assert "hunter2" not in str(error.value)
