@@ -107,7 +107,12 @@ PPO_OPTIONS: list[dict[str, Any]] = [
     {},
     {"critic": {"kind": "shared"}},
     {"advantage": "rloo", "group_size": 2},
-    {"batch_size": 6, "minibatch_size": 3, "kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 2}},
+    {
+        "batch_size": 6,
+        "minibatch_size": 3,
+        "micro_batch_size": 3,
+        "kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 2},
+    },
     {"advantage": "grpo", "group_size": 4, "kl": {"control": "fixed", "coefficient": 0.1, "form": "k2"}},
 ]
 
