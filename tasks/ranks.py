@@ -1,13 +1,25 @@
-"""A stage computed in several processes, its ranks, which this one starts, follows and ends."""
+"""A stage computed in several processes, its ranks, which this one starts, follows and ends.
 
+    python -m tasks.ranks --ranks 16
+
+is what a host that is not the first one of a stage runs: it starts that host's share of the ranks (docs/guide/gpus.md).
+"""
+
+import argparse
+import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from components.base.errors import UserError
 from components.base.observe import Observe
-from components.distributed.launching import Program, Stopped, launch
-from components.training.stopping import Held, Interrupted
+from components.distributed.hosts import these_hosts
+from components.distributed.launching import Program, Stopped, join, launch
+from components.training.stopping import Held, Interrupted, graceful
 from tasks.stages import Stage
+
+WITHIN = "components.training.stopping:graceful"
 
 
 def run(
@@ -21,12 +33,7 @@ def run(
     Raises:
         Interrupted: this process or a rank was told to stop; a checkpoint stays. And what `launch` raises.
     """
-    program = Program(
-        run=f"{stage.module}:run",
-        job=stage.job,
-        setup="components.models.runtime:activate",
-        within="components.training.stopping:graceful",
-    )
+    program = Program(f"{stage.module}:run", stage.job, setup="components.models.runtime:activate", within=WITHIN)
     with Held() as held:
 
         def told() -> int | None:
@@ -40,3 +47,25 @@ def run(
         except Stopped as stopped:
             held.deliver()
             raise Interrupted(stopped.number) from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compute this host's share of the stage that the first host computes; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.ranks", description="Join the ranks of a stage.")
+    parser.add_argument("--ranks", type=int, required=True, help="runtime.ranks of the run: of all hosts together")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="runtime.rank_timeout, in seconds")
+    given = parser.parse_args(arguments)
+    try:
+        if these_hosts().number == 0:
+            raise UserError("TETHER_HOST is 0: the first host computes the stage itself (tether run, or a worker).")
+        with tempfile.TemporaryDirectory(prefix="tether-ranks-") as folder, graceful(), Held() as held:
+            return join(WITHIN, given.ranks, Path(folder), given.timeout, lambda: held.told)
+    except UserError as error:
+        print(f"tether: {error}", file=sys.stderr)
+        return error.exit_code
+    except Interrupted as stopped:
+        return 128 + stopped.number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

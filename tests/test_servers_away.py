@@ -14,9 +14,11 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlo
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from components.models.runtime import Runtime
+from components.store.store import ArtifactStore
 from tasks.runs.journal import Sent
 from tasks.runs.points import points_file, read_points
-from tasks.runs.status import load_status
+from tasks.runs.status import RunStatus, load_status
 from tests.servers import PrefectServer, Proxy, clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +134,42 @@ def test_a_run_goes_on_while_its_server_is_away_and_ends_completed(
     assert recorded[: len(steps)] == steps and len(recorded) <= len(steps) + 1, "each once, and the final value"
     time.sleep(5)
     assert completed(client, run, ppo), "no late word of the server's changes that"
+
+
+@pytest.mark.long
+def test_a_pool_computes_ppo_on_two_ranks_and_gives_it_back_once(site: Site, client: SyncPrefectClient) -> None:
+    deployment = client.read_deployment_by_name("rlhf/tiny")
+    config = deployment.parameters["config"]
+    runtime = Runtime(device="cpu", dtype="float32", threads=1, ranks=2).resolve()
+    config["runners"] = config.get("runners", {}) | {"ppo": {"pool": "gpu", "runtime": runtime.model_dump(mode="json")}}
+    config["ppo"] |= {"updates": 4}
+
+    def finished() -> RunStatus:
+        parameters = {"profile": "tiny", "config": config}
+        run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+        until("the run has ended", lambda: final(client, run), 800)
+        assert client.read_flow_run(run.id).state_name == "Completed"
+        return load_status(site.home)
+
+    first = finished()
+    ppo, store = first.stage("ppo"), ArtifactStore(site.home)
+    (record,) = store.published(ppo.key)
+    assert record.job["runtime"]["ranks"] == 2 and record.job["runtime"]["sharding"] == "zero2"
+    assert ppo.state in ("passed", "waived") and ppo.gates, "judged as ever"
+    local = read_points(points_file(site.home / "runs" / first.run, "ppo"))
+    steps = [point["step"] for point in local if "ppo/kl" in point["metrics"]]
+    assert steps[:4] == [1, 2, 3, 4] and steps == sorted(set(steps)), "each once"
+    again = finished().stage("ppo")
+    assert (again.state, again.key, again.digest) == ("cached", ppo.key, ppo.digest)
+    config["runners"]["ppo"]["runtime"] |= {"ranks": 1, "sharding": "none"}
+    alone = finished().stage("ppo")
+    assert alone.key != ppo.key, "another number of ranks rounds differently"
+
+
+def final(client: SyncPrefectClient, run: FlowRun) -> bool:
+    """Whether the run has ended, however."""
+    state = client.read_flow_run(run.id).state
+    return state is not None and state.is_final()
 
 
 def in_mlflow(site: Site, run: str) -> list[int]:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -115,17 +114,13 @@ class _Ranks:
         ended = outcome.read_ended(self.folder)
         path = self.folder / agent.DIED
         died = {int(r): code for r, code in json.loads(path.read_text()).items()} if path.is_file() else {}
-        number = outcome.told_to_stop(ended) or self._told_while_starting(died)
+        failed = any(not each.of_ranks and not each.signal for each in ended)
+        number = outcome.told_to_stop(ended, died) or (0 if failed else self.told)
         if number:
             raise Stopped(number)
         if ended or died or self.processes():
             raise outcome.error_of(self.name, ended, died)
         raise TetherError(f"{self.name}: its ranks could not be started: {self._said()}")
-
-    def _told_while_starting(self, died: Mapping[int, int]) -> int:
-        """The signal that a rank was told to stop by before it could listen; 0 for none."""
-        told = self.told or (signal.SIGTERM if set(died.values()) == {-signal.SIGTERM} else 0)
-        return told if any(code == -told for code in died.values()) else 0
 
     def _said(self) -> str:
         text = (self.folder / "agent.log").read_text(encoding="utf-8", errors="replace").strip()

@@ -57,10 +57,17 @@ def read_ended(folder: Path) -> list[Ended]:
     return sorted(found, key=lambda each: each.at)
 
 
-def told_to_stop(ended: list[Ended]) -> int:
-    """The signal by which the ranks were told to stop; 0 where an error ended them."""
+def told_to_stop(ended: list[Ended], died: Mapping[int, int]) -> int:
+    """The signal by which the ranks were told to stop; 0 where something else ended them. Arguments as `error_of`.
+
+    The agent, too, sends signals, when a rank has died or lost another.
+    """
     causes = [each for each in ended if not each.of_ranks]
-    return causes[0].signal if causes else 0
+    if not causes:
+        return signal.SIGTERM if set(died.values()) == {-signal.SIGTERM} else 0  # before they could listen
+    number, first = causes[0].signal, ended[0]
+    killed = any(code < 0 and -code != number for code in died.values())
+    return 0 if killed or first.of_ranks else number
 
 
 def error_of(stage: str, ended: list[Ended], died: Mapping[int, int]) -> Exception:

@@ -127,8 +127,10 @@ class Options(Settings):
         """The job of a stage, for the machine of whoever runs it."""
         runner = self.runners.get(stage.shown)
         there = runner.runtime if runner is not None else None
-        config = self if there is None else self.model_copy(update={"runtime": there})
-        return config.job(stage.load_job())
+        runtime = self.runtime if there is None else there
+        if not stage.spreads:  # one process computes it, however many ranks train
+            runtime = runtime.model_copy(update={"ranks": 1, "sharding": "none"})
+        return self.model_copy(update={"runtime": runtime}).job(stage.load_job())
 
     @property
     def pools(self) -> dict[str, str]:

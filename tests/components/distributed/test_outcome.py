@@ -49,10 +49,20 @@ def test_an_error_of_no_class_of_ours_keeps_a_builtin_class_and_its_trace(tmp_pa
 def test_a_stop_is_no_error_unless_an_error_came_first(tmp_path: Path) -> None:
     write_ended(tmp_path, failed(1, Interrupted(signal.SIGHUP)))
     write_ended(tmp_path, failed(0, LOST))
-    assert told_to_stop(read_ended(tmp_path)) == signal.SIGHUP
+    assert told_to_stop(read_ended(tmp_path), {1: 1, 0: 1}) == signal.SIGHUP
     write_ended(tmp_path, failed(1, CheckFailed("no")))
     write_ended(tmp_path, failed(0, Interrupted(signal.SIGTERM)))
-    assert told_to_stop(read_ended(tmp_path)) == 0
+    assert told_to_stop(read_ended(tmp_path), {1: 1, 0: 1}) == 0
+
+
+def test_a_signal_that_the_agent_sent_the_others_is_no_stop(tmp_path: Path) -> None:
+    write_ended(tmp_path, failed(0, Interrupted(signal.SIGTERM)))
+    assert told_to_stop(read_ended(tmp_path), {1: -signal.SIGKILL, 0: 1}) == 0
+    assert told_to_stop([], {1: -signal.SIGKILL, 0: -signal.SIGTERM}) == 0
+    assert told_to_stop([], {1: -signal.SIGTERM, 0: -signal.SIGTERM}) == signal.SIGTERM
+    write_ended(tmp_path, failed(1, LATE))
+    write_ended(tmp_path, failed(0, Interrupted(signal.SIGTERM)))
+    assert told_to_stop(read_ended(tmp_path), {1: 1, 0: 1}) == 0
 
 
 @pytest.mark.parametrize("error", [CheckFailed("gloo/ is in this text"), ValueError("a plain error")])
