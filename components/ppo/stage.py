@@ -18,7 +18,7 @@ from components.base.files import make_folder, replacing
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_scores
-from components.distributed.ranks import go_on_alone
+from components.distributed import ranks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
 from components.models.folders import save_model
@@ -53,8 +53,13 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     """Train the policy of `inputs["sft"]` against `inputs["reward"]` on prompts of `inputs["data"]`.
 
     Raises:
-        UserError: too few prompts. CheckFailed: a running check didn't hold.
+        UserError: too few prompts, or rollouts by a server for several ranks. CheckFailed: a running check didn't hold.
     """
+    if job.ppo.rollout.by_server and ranks.size() > 1:
+        raise UserError(
+            f"ppo.rollout: a server samples for one process, and runtime.ranks is {ranks.size()}. Set runtime.ranks=1, "
+            "or let the ranks sample (ppo.rollout.engine=local)."
+        )
     if job.ppo.epochs > 4:
         warnings.warn(f"ppo.epochs is {job.ppo.epochs}: more than 4 passes drift far off-policy.", stacklevel=1)
     data = inputs["data"]
@@ -66,7 +71,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     models.spread(job.runtime.sharding)
     trained = train(models, job, prompts, data, out, observe)
     models.gather()
-    go_on_alone()
+    ranks.go_on_alone()
     for name, model in _held(models).items():
         if weights_digest(model) != held[name]:
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
