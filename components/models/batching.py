@@ -92,6 +92,14 @@ def pad(
     return ids, mask
 
 
+def onto(device: str | torch.device, tensor: Tensor) -> Tensor:
+    """`tensor`, which is on the CPU, on `device`. The host waits for no GPU: the copy is made from pinned memory,
+    in the order of the GPU's other work."""
+    if torch.device(device).type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def position_ids(mask: Tensor) -> Tensor:
     """Positions (N, L) that count real tokens from 0, whichever side the padding stands on."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)

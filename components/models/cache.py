@@ -3,7 +3,7 @@
 Legend: B responses, P prompt tokens (padded on the left), n rows of the batch that still go on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from components.models.batching import position_ids
+from components.models.batching import onto, position_ids
 
 PREFILL_PARTS = 8
 """Prompts are read sorted by length in this many parts, each padded to its own longest."""
@@ -68,7 +68,7 @@ class PreallocatedLayer(CacheLayerMixin):
         return self.slots
 
     def keep(self, holes: Tensor, movers: Tensor) -> None:
-        """Copy rows `movers` to rows `holes`."""
+        """Copy rows `movers` (m,) to rows `holes` (m,)."""
         filled = slice(self.window.start, self.window.end)
         for states in (self.keys, self.values):
             states[holes, :, filled] = states[movers, :, filled]
@@ -81,38 +81,55 @@ class PreallocatedContext:
     A row that leaves is overwritten by one from the end, so that each costs the copy of one row and not of the batch.
     """
 
-    def __init__(self, model: Any, prompt_ids: Tensor, prompt_mask: Tensor, new_tokens: int, layers: int) -> None:
+    def __init__(self, model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int, layers: int) -> None:
         batch, width = prompt_ids.shape
-        self.model, self.prompt_ids, self.prompt_mask = model, prompt_ids, prompt_mask
+        self.model, self.prompt_ids = model, prompt_ids
         self.window = Window(slice(0, batch), 0, 0)
         self.cache = Cache(layers=[PreallocatedLayer(self.window, batch, width + new_tokens) for _ in range(layers)])
-        self.padding = (~prompt_mask).sum(1)
+        self.padding = [width - length for length in lengths]
+        """Slots before each row's first token: known on the host, so that it waits for no GPU."""
         self.new_tokens = new_tokens
 
     def read_prompts(self) -> Tensor:
         """Read the prompts; returns the last hidden state of each (B, D)."""
-        width = self.prompt_ids.shape[1]
+        width, device = self.prompt_ids.shape[1], self.prompt_ids.device
+        padding = onto(device, torch.tensor(self.padding)).unsqueeze(1)
+        slots = torch.arange(width + self.new_tokens, device=device)
         found = []
         for rows, start in self._parts():
             self.window.rows, self.window.start, self.window.end = rows, start, start
-            mask = self.prompt_mask[rows, start:]
-            found.append(_last_hidden(self.model, self.prompt_ids[rows, start:], mask, position_ids(mask), self.cache))
+            at = (slots[start:width] - padding[rows]).clamp(min=0)
+            mask = self._prompt_mask(rows, padding, slots[start:width])
+            ids = self.prompt_ids[rows, start:]
+            found.append(_last_hidden(self.model, ids, mask, at, self.cache))
         hidden = torch.cat(found)
         self.window.rows, self.window.end = slice(0, len(hidden)), width
-        self.window.start = int(self.padding.min())
-        slots = torch.arange(width + self.new_tokens, device=hidden.device)
-        bias = torch.zeros(len(hidden), len(slots), dtype=hidden.dtype, device=hidden.device)
+        self.window.start = min(self.padding)
+        bias = torch.zeros(len(hidden), len(slots), dtype=hidden.dtype, device=device)
         # Of four dimensions, so that transformers takes it as it is instead of building one at every token.
-        self.bias = bias.masked_fill_(slots < self.padding.unsqueeze(1), -torch.inf)[:, None, None]
-        self.positions = (width - self.padding).unsqueeze(1)
+        self.bias = bias.masked_fill_(slots < padding, -torch.inf)[:, None, None]
+        self.positions = width - padding
         return hidden
+
+    def _prompt_mask(self, rows: slice, padding: Tensor, slots: Tensor) -> Tensor | None:
+        """The mask of a part's prompts as transformers builds it, None where no row is padded.
+
+        Of four dimensions (n, 1, k, k) for SDPA: one of two is asked, with a wait for a GPU, whether it masks anything.
+        """
+        lengths = self.padding[rows]
+        if min(lengths) == max(lengths):
+            return None
+        real = slots >= padding[rows]
+        if self.model.config._attn_implementation == "eager":
+            return real
+        return ((slots <= slots.unsqueeze(1)) & real.unsqueeze(1)).unsqueeze(1)
 
     def _parts(self) -> Iterator[tuple[slice, int]]:
         """Runs of rows (sorted by length, see `open_context`), with the first slot that holds a token of each."""
         size = -(-len(self.padding) // PREFILL_PARTS)
         for first in range(0, len(self.padding), size):
             rows = slice(first, min(first + size, len(self.padding)))
-            yield rows, int(self.padding[rows].min())
+            yield rows, min(self.padding[rows])
 
     def append(self, tokens: Tensor) -> Tensor:
         """Append `tokens` (n,), one to each row; returns the last hidden states (n, D)."""
@@ -122,21 +139,28 @@ class PreallocatedContext:
         self.positions += 1
         return hidden
 
-    def keep(self, order: Tensor) -> None:
+    def keep(self, order: Sequence[int]) -> None:
         """Row i becomes what row `order[i]` was, for `order` (n,) with order[i] ≥ i; other rows leave."""
-        holes = (order != torch.arange(len(order), device=order.device)).nonzero().squeeze(1)
+        device = self.prompt_ids.device
+        moved = [i for i, row in enumerate(order) if row != i]
+        index, holes = (onto(device, torch.tensor(each, dtype=torch.long)) for each in (order, moved))
+        movers = index[holes]
         for layer in self.cache.layers:
-            layer.keep(holes, order[holes])
-        self.padding, self.bias, self.positions = self.padding[order], self.bias[order], self.positions[order]
-        self.window.rows, self.window.start = slice(0, len(order)), int(self.padding.min())
+            layer.keep(holes, movers)
+        self.padding = [self.padding[row] for row in order]
+        self.bias, self.positions = self.bias[index], self.positions[index]
+        self.window.rows, self.window.start = slice(0, len(order)), min(self.padding)
 
 
 class DynamicContext:
     """The same for any other model (sliding windows, recurrent states): transformers' own cache and masks."""
 
-    def __init__(self, model: Any, prompt_ids: Tensor, prompt_mask: Tensor, cache: Cache) -> None:
-        self.model, self.prompt_ids, self.mask, self.cache = model, prompt_ids, prompt_mask, cache
-        self.positions = position_ids(prompt_mask)
+    def __init__(self, model: Any, prompt_ids: Tensor, lengths: Sequence[int], cache: Cache) -> None:
+        self.model, self.prompt_ids, self.cache = model, prompt_ids, cache
+        width, device = prompt_ids.shape[1], prompt_ids.device
+        padding = onto(device, torch.tensor([width - length for length in lengths])).unsqueeze(1)
+        self.mask = torch.arange(width, device=device) >= padding
+        self.positions = position_ids(self.mask)
 
     def read_prompts(self) -> Tensor:
         hidden = _last_hidden(self.model, self.prompt_ids, self.mask, self.positions, self.cache)
@@ -148,23 +172,27 @@ class DynamicContext:
         self.positions = self.positions + 1
         return _last_hidden(self.model, tokens.unsqueeze(1), self.mask, self.positions, self.cache)
 
-    def keep(self, order: Tensor) -> None:
-        self.cache.reorder_cache(order)
-        self.mask, self.positions = self.mask[order], self.positions[order]
+    def keep(self, order: Sequence[int]) -> None:
+        index = onto(self.mask.device, torch.tensor(order, dtype=torch.long))
+        self.cache.reorder_cache(index)
+        self.mask, self.positions = self.mask[index], self.positions[index]
 
 
 def open_context(
-    model: Any, prompt_ids: Tensor, prompt_mask: Tensor, new_tokens: int
+    model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int
 ) -> PreallocatedContext | DynamicContext:
-    """The context of a batch of prompts (B, P), best sorted by length, with room for `new_tokens` more each."""
+    """The context of a batch of prompts (B, P), padded on the left, with room for `new_tokens` more each.
+
+    `lengths` (B,) are the prompts', best sorted.
+    """
     dynamic = DynamicCache(config=model.config)
     full = bool(dynamic.layers) and all(type(layer) is DynamicLayer for layer in dynamic.layers)
     if full and model.config._attn_implementation in ("sdpa", "eager"):
-        return PreallocatedContext(model, prompt_ids, prompt_mask, new_tokens, len(dynamic.layers))
-    return DynamicContext(model, prompt_ids, prompt_mask, dynamic)
+        return PreallocatedContext(model, prompt_ids, lengths, new_tokens, len(dynamic.layers))
+    return DynamicContext(model, prompt_ids, lengths, dynamic)
 
 
-def _last_hidden(model: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+def _last_hidden(model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> Tensor:
     """Hidden states (n, D) of the last of the tokens `ids` (n, tokens)."""
     return model.base_model(
         input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True

@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens, on the path that training differentiates. Natural logarithms, float32."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,48 +37,62 @@ class TokenStats(NamedTuple):
 def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
     """Float32 logits (..., V) from last hidden states (..., D); the pad token has none: it can't be sampled."""
     logits = model.get_output_embeddings()(hidden).float()
-    return logits.index_fill_(-1, torch.tensor([model.config.pad_token_id], device=logits.device), NEVER)
+    logits.select(-1, model.config.pad_token_id).fill_(NEVER)
+    return logits
 
 
-def last_hidden(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+Side = Literal["left", "right"]
+
+
+def last_hidden(model: Any, ids: Tensor, mask: Tensor, side: Side | None = None) -> Tensor:
     """Last hidden states (N, L, D) of a causal or scalar-head model; positions count real tokens only.
 
     Args:
         ids: (N, L) token ids, padded on either side.
         mask: (N, L), True where a token counts.
+        side: where the padding stands, if the caller knows; None looks, and the host waits for a GPU.
     """
     masked = {"attention_mask": mask.long(), "position_ids": position_ids(mask)}
-    if bool((mask[:, :-1] >= mask[:, 1:]).all()):
+    if side == "right" or (side is None and bool((mask[:, :-1] >= mask[:, 1:]).all())):
         masked = {}  # attention never looks right: padding there needs no mask, and costs none
     return model.base_model(input_ids=ids, use_cache=False, **masked).last_hidden_state
 
 
-def predicts(counts: Tensor) -> Tensor:
-    """(N, L) True at the position before each token that counts (N, L): where the model says what comes."""
-    out = torch.zeros_like(counts)
-    out[:, :-1] = counts[:, 1:]
-    return out
+def positions(mask: Tensor) -> Tensor:
+    """Where a mask (N, L) is True, as positions (K,) in its N * L entries, row by row. The host waits for a GPU."""
+    return mask.flatten().nonzero().squeeze(1)
+
+
+def predicting(hidden: Tensor, at: Tensor) -> Tensor:
+    """Hidden states (K, D) of (N, L, D) at the positions before `at` (K,): where the model says what comes."""
+    return hidden.flatten(0, 1)[at - 1]
 
 
 def token_stats(
     model: Any, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime, temperature: float = 1.0,
-    with_entropy: bool = False,
+    with_entropy: bool = False, side: Side | None = None, at: Tensor | None = None,
 ) -> TokenStats:  # fmt: skip
     """Log-probability, hidden state and, where asked for, entropy for the tokens where `counts` (N, L) is True.
 
     A token at the first position has no prediction: `counts` must be False there. The output layer runs only at the
     positions asked for, and no more than `LOGITS_AT_ONCE` of its logits are held; where they go in turns, a backward
     pass computes those of each turn again.
+
+    Args:
+        side: where the padding stands, as for `last_hidden`.
+        at: `positions(counts)`, if the caller knows them; None looks, and the host waits for a GPU.
     """
-    return through(model, _token_stats, ids, mask, counts, runtime, temperature, with_entropy)
+    at = positions(counts) if at is None else at
+    return through(model, _token_stats, ids, mask, at, runtime, temperature, with_entropy, side)
 
 
 def _token_stats(
-    model: Any, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime, temperature: float, with_entropy: bool
-) -> TokenStats:
+    model: Any, ids: Tensor, mask: Tensor, at: Tensor, runtime: Runtime, temperature: float, with_entropy: bool,
+    side: Side | None,
+) -> TokenStats:  # fmt: skip
     with autocast(runtime):
-        hidden = last_hidden(model, ids, mask)[predicts(counts)]
-    tokens = ids[counts]
+        hidden = predicting(last_hidden(model, ids, mask, side), at)
+    tokens = ids.flatten()[at]
     rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
 
     def turn(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:

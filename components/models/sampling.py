@@ -7,6 +7,8 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import compress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,7 +18,7 @@ from torch.nn import functional
 from components.base.errors import CheckFailed
 from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
-from components.models.batching import Messages, encode_prompt, pad
+from components.models.batching import Messages, encode_prompt, onto, pad
 from components.models.cache import open_context
 from components.models.config import GenerationConfig
 from components.models.kernels import packed_weights
@@ -30,6 +32,8 @@ FEW_ROWS = 8
 """Rows that packed weights are laid out for."""
 LONGEST_BLOCK, BLOCK = 1024, 128
 """Distributions over more tokens than the first are inverted in blocks of the second."""
+WEIGHT_BITS = 40
+"""Bits of a probability that the choice of a token sees; a uniform number has 24."""
 
 
 class Seen(NamedTuple):
@@ -62,6 +66,22 @@ class Samples:
     seen: Seen | None = None
     """Where the sampler's numbers are as exact as the training path's; None where they must be recomputed."""
 
+    @cached_property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of each prompt."""
+        return self.prompt_mask.sum(1).tolist()
+
+    @cached_property
+    def response_lengths(self) -> list[int]:
+        """Tokens of each response, EOS included."""
+        return self.response_mask.sum(1).tolist()
+
+    @cached_property
+    def said(self) -> list[list[int]]:
+        """Each response's token ids without the EOS that ends it."""
+        rows = zip(self.response_ids.tolist(), self.response_lengths, self.ended.tolist(), strict=True)
+        return [ids[: length - ended] for ids, length, ended in rows]
+
     @property
     def ids(self) -> Tensor:
         """(B, P+T) prompt and response."""
@@ -79,17 +99,12 @@ class Samples:
 
     def texts(self, tokenizer: Any) -> list[str]:
         """The responses as text, without the final EOS and padding; `visible_text` shows any other special token."""
-        return [visible_text(tokenizer, ids) for ids in self._said()]
+        return [visible_text(tokenizer, ids) for ids in self.said]
 
     def special_tokens(self, tokenizer: Any) -> list[int]:
         """How many special tokens each response holds, the final EOS and padding not counted."""
         special = special_tokens(tokenizer)
-        return [sum(token in special for token in ids) for ids in self._said()]
-
-    def _said(self) -> list[list[int]]:
-        """Each response's token ids without the EOS that ends it."""
-        rows = zip(self.response_ids, self.response_mask, self.ended.tolist(), strict=True)
-        return [ids[mask].tolist()[: -1 if ended else None] for ids, mask, ended in rows]
+        return [sum(token in special for token in ids) for ids in self.said]
 
 
 @dataclass(frozen=True)
@@ -143,15 +158,16 @@ def sample(
         CheckFailed: a logit is NaN or infinite, so there is no distribution to draw from.
     """
     pad_id, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-    prompt_ids, prompt_mask = (x.to(device) for x in pad(prompts, pad_id, side="left"))
+    prompt_ids, prompt_mask = (onto(device, x) for x in pad(prompts, pad_id, side="left"))
     batch, cap = len(prompts), generation.max_new_tokens
     response = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
     found: dict[str, Tensor] = {}
-    uniforms = response_uniforms(seed, range(batch) if numbers is None else numbers, cap).to(device)
-    rows = prompt_mask.sum(1).argsort(stable=True)
+    uniforms = onto(device, response_uniforms(seed, range(batch) if numbers is None else numbers, cap))
+    by_length = sorted(range(batch), key=lambda row: len(prompts[row]))
+    rows = onto(device, torch.tensor(by_length))
     going = torch.ones_like(rows, dtype=torch.bool)
-    sound = torch.ones((), dtype=torch.bool, device=device)
-    context = open_context(model, prompt_ids[rows], prompt_mask[rows], cap)
+    sound = torch.ones(1, dtype=torch.bool, device=device)
+    context = open_context(model, prompt_ids[rows], [len(prompts[row]) for row in by_length], cap)
     hidden = context.read_prompts()
     for t in range(cap):
         logits = vocabulary_logits(model, hidden)
@@ -165,18 +181,17 @@ def sample(
             found.setdefault(name, torch.zeros(batch, cap, device=device))[rows, t] = value
         going &= tokens != eos
         sound &= (facts["logprobs"] + facts["entropy"]).isfinite().all()
-        look = t % LEAVE_EVERY[torch.device(device).type] == 0
-        if (look or t + 1 == cap) and not sound:
-            raise _no_distribution(model, t + 1)
-        if t + 1 == cap:
-            break
-        if look:
-            kept = _closed_up(going)
-            if len(kept) == 0:
+        if t % LEAVE_EVERY[torch.device(device).type] == 0 or t + 1 == cap:
+            *still, fine = torch.cat([going, sound]).tolist()  # the only wait for a GPU
+            if not fine:
+                raise _no_distribution(model, t + 1)
+            kept = _closed_up(still)
+            if t + 1 == cap or not kept:
                 break
-            if len(kept) < len(rows):
+            if len(kept) < len(still):
                 context.keep(kept)
-                rows, tokens, going = rows[kept], tokens[kept], going[kept]
+                index = onto(device, torch.tensor(kept))
+                rows, tokens, going = rows[index], tokens[index], going[index]
         hidden = context.append(tokens)
     ends = response == eos
     ended = ends.any(1)
@@ -218,40 +233,48 @@ def _no_distribution(model: Any, token: int) -> CheckFailed:
     )
 
 
-def _closed_up(going: Tensor) -> Tensor:
+def _closed_up(going: Sequence[bool]) -> list[int]:
     """Which of the rows (B,) to keep, in an order that moves none but the last ones, into the gaps."""
-    count = int(going.sum())
-    order = torch.arange(count, device=going.device)
-    order[~going[:count]] = going[count:].nonzero().squeeze(1) + count
-    return order
+    count = sum(going)
+    movers = compress(range(count, len(going)), going[count:])
+    return [row if going[row] else next(movers) for row in range(count)]
 
 
 def _choose(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """A token per row (n, V), by inverting the cumulative distribution at `uniform` (n,)."""
-    found = _inverse_cdf(probabilities, uniform.double())
+    found = _inverse_cdf(probabilities, uniform)
     return found.clamp(max=probabilities.shape[1] - 1)  # NaN exceeds nothing, and has no place: `sample` says so
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The first index of each row (n, V) at which the sum of weights exceeds `uniform` (n,) of the whole.
+    """The first index of each row (n, V) at which the sum of weights in [0, 1] exceeds `uniform` (n,) of the whole.
 
-    Never one of weight 0. Long rows are searched by the sums of blocks and then within a block: cumulative sums of a
-    vocabulary of 49,152 in float64 cost more than all else between two tokens.
+    Weights count in whole units of 2^-`WEIGHT_BITS`: sums of integers have no rounding and no order, so that every
+    device finds the same index, and never one of weight 0. (CUDA's cumulative sums of floats are not deterministic.)
+    Long rows are searched by the sums of blocks and then within a block, which is cheaper and finds the same.
     """
-    blocked = weights.shape[1] > LONGEST_BLOCK
+    units = (weights * 2**WEIGHT_BITS).round_()
+    blocked = units.shape[1] > LONGEST_BLOCK
     if blocked:
-        blocks = functional.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-        weights = blocks.sum(2)
-    cumulative = weights.cumsum(1, dtype=torch.float64)
-    threshold = uniform * cumulative[:, -1]
-    index = torch.searchsorted(cumulative, threshold.unsqueeze(1), right=True)
-    index = index.clamp(max=cumulative.shape[1] - 1)  # as NaN has none
+        if lacking := -units.shape[1] % BLOCK:
+            units = functional.pad(units, (0, lacking))
+        blocks = units.unflatten(1, (-1, BLOCK))
+        units = blocks.sum(2, dtype=torch.float64)  # exact too: below 2^53 a float64 holds every integer
+    units = units.long()
+    cumulative = units.cumsum(1)
+    threshold = (uniform.double() * cumulative[:, -1]).long()
+    index = _first_above(cumulative, threshold)
     if not blocked:
-        return index.squeeze(1)
-    above = cumulative.gather(1, index).squeeze(1) - threshold
-    block = blocks.take_along_dim(index.unsqueeze(2), 1).squeeze(1)
-    within = (1 - above / weights.gather(1, index).squeeze(1)).clamp(0, 1 - 2**-52)
-    return index.squeeze(1) * BLOCK + _inverse_cdf(block, within)
+        return index
+    before = (cumulative - units).gather(1, index.unsqueeze(1)).squeeze(1)
+    block = blocks.take_along_dim(index[:, None, None], 1).squeeze(1)
+    return index * BLOCK + _first_above(block.long().cumsum(1), threshold - before)
+
+
+def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
+    """The first index (n,) at which rows (n, K) that rise exceed `threshold` (n,); the last where none does."""
+    index = torch.searchsorted(cumulative, threshold.unsqueeze(1), right=True).squeeze(1)
+    return index.clamp(max=cumulative.shape[1] - 1)  # sums of NaN have none
 
 
 class RolloutEngine(Protocol):
@@ -359,8 +382,7 @@ def generate_responses(
             batch = order[start : start + batch_size]
             numbers = range(start, start + len(batch))
             samples = engine.sample([encoded[i] for i in batch], generation, seed, numbers)
-            for i, text, ids, mask, ended in zip(
-                batch, samples.texts(tokenizer), samples.response_ids, samples.response_mask, samples.ended, strict=True
-            ):
-                out[i] = Response(text, ids[mask].tolist(), bool(ended))
+            ids, lengths, ended = samples.response_ids.tolist(), samples.response_lengths, samples.ended.tolist()
+            for i, text, own, length, end in zip(batch, samples.texts(tokenizer), ids, lengths, ended, strict=True):
+                out[i] = Response(text, own[:length], end)
     return [out[i] for i in range(len(encoded))]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from components.base.jsonl import read_rows, write_rows
 from components.data.support_desk.task import task_scores
@@ -190,11 +191,13 @@ def respond(
             kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
             scores = models.scale(found["raw_scores"])
             rewards = rewarded_scores(found["raw_scores"], samples, models.scale, job.ppo.score)
-            lengths, special = mask.sum(1), samples.special_tokens(models.tokenizer)
+            lengths, special = samples.response_lengths, samples.special_tokens(models.tokenizer)
+            entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # a batch at a time, for a GPU's sake
+            score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()
             for i, (prompt, text) in enumerate(zip(prompts[batch], samples.texts(models.tokenizer), strict=True)):
                 rows.append(Answered(
-                    text, scores[i].item(), rewards[i].item(), kl[i].item(), int(lengths[i]),
-                    entropy=found["entropy"][i].sum().item() / int(lengths[i]), ended=bool(samples.ended[i]),
+                    text, score[i], reward[i], divergence[i], lengths[i],
+                    entropy=entropy[i].sum().item() / lengths[i], ended=ended[i],
                     special_tokens=special[i], repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
                     truth=task_scores(data, prompt, text),
                 ))  # fmt: skip

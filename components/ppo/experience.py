@@ -21,6 +21,7 @@ from components.ppo.maths import (
 from components.ppo.models import Models, frozen_pass
 from components.reward.scoring import ScoreScale
 from components.stats.intervals import clustered_mean, clustered_ratio
+from components.training.loop import read
 
 SAMPLER_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01}
 """Agreement of the sampler's log-probs with the training path's at temperature 1: in float32 the largest difference; in
@@ -77,8 +78,6 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     """
     mask, config = samples.response_mask, job.ppo
     found = frozen_pass(models, samples, job)
-    if not torch.isfinite(found["raw_scores"]).all():
-        raise CheckFailed("the reward model gave a score that isn't finite.")
     old, reference, sft, values = found["policy"], found["reference"], found["sft"], found.get("values")
     scores = rewarded_scores(found["raw_scores"], samples, models.scale, config.score)
     judged = models.scale(found["raw_scores"])
@@ -89,39 +88,45 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     if returns is not None and config.critic.clip_range is not None:
         value_clip = config.critic.clip_range * masked_variance(returns, mask).sqrt().item()
     kl = kl_estimates(old, sft, mask)
-    if not torch.isfinite(kl.k1).all():
-        raise CheckFailed("a log-probability isn't finite, so KL to the reference is unknown. Lower ppo.learning_rate.")
     # No KL where T is not 1: the tokens were drawn at T. The evaluation draws others at 1 (`ppo/kl_at_temperature_1`).
     at_1 = (found["policy_at_1"] - found["sft_at_1"]).masked_fill(~mask, 0)
-    metrics = {
-        "ppo/proxy_reward": judged.mean().item(),
-        "ppo/rewarded_score": scores.mean().item(),
-        "ppo/kl": kl.k1.sum(1).mean().item(),
-        "ppo/kl_k2": kl.k2.sum(1).mean().item(),
-        "ppo/kl_k3": kl.k3.sum(1).mean().item(),
-        "ppo/log_ratio_at_temperature_1": at_1.sum(1).mean().item(),
-        "ppo/kl_per_token": masked_mean(kl.k1, mask).item(),
-        "ppo/beta": beta,
-        "ppo/entropy": masked_mean(found["entropy"], mask).item(),
-        "ppo/response_tokens": mask.sum(1).float().mean().item(),
-        "ppo/ended": samples.ended.float().mean().item(),
+    unread = {
+        "scores are finite": torch.isfinite(found["raw_scores"]).all(),
+        "log-probabilities are finite": torch.isfinite(kl.k1).all(),
+        "ppo/proxy_reward": judged.mean(),
+        "ppo/rewarded_score": scores.mean(),
+        "ppo/kl": kl.k1.sum(1).mean(),
+        "ppo/kl_k2": kl.k2.sum(1).mean(),
+        "ppo/kl_k3": kl.k3.sum(1).mean(),
+        "ppo/log_ratio_at_temperature_1": at_1.sum(1).mean(),
+        "ppo/kl_per_token": masked_mean(kl.k1, mask),
+        "ppo/entropy": masked_mean(found["entropy"], mask),
+        "ppo/response_tokens": mask.sum(1).float().mean(),
+        "ppo/ended": samples.ended.float().mean(),
     }
     if not config.has_critic:
-        metrics["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean().item()
+        unread["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean()
     importance = None
     if samples.seen is None:
-        metrics["ppo/sampler_drift"] = check_sampler(samples.logprobs, old, mask, job)
+        unread["ppo/sampler_drift"] = sampler_drift(samples.logprobs, old, mask, job)
         weighed = importance_weights(
             old, samples.logprobs, mask, config.importance.cap, config.importance_level or "token"
         )
         importance = None if config.importance_level is None else weighed.weights
-        metrics |= {
-            "ppo/sampler_kl": masked_mean(kl_estimates(samples.logprobs, old, mask).k3, mask).item(),
-            "ppo/importance_truncated": weighed.truncated.item(),
-            "ppo/importance_max": weighed.largest.item(),
+        unread |= {
+            "ppo/sampler_kl": masked_mean(kl_estimates(samples.logprobs, old, mask).k3, mask),
+            "ppo/importance_truncated": weighed.truncated,
+            "ppo/importance_max": weighed.largest,
         }
     if models.sft is not models.reference:
-        metrics["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean().item()
+        unread["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean()
+    metrics = dict(zip(unread, read(list(unread.values())), strict=True)) | {"ppo/beta": beta}
+    if not metrics.pop("scores are finite"):
+        raise CheckFailed("the reward model gave a score that isn't finite.")
+    if not metrics.pop("log-probabilities are finite"):
+        raise CheckFailed("a log-probability isn't finite, so KL to the reference is unknown. Lower ppo.learning_rate.")
+    if samples.seen is None:
+        check_drift(metrics["ppo/sampler_drift"], job)
     metrics |= lower_ends(kl.k1.sum(1), samples)
     # Whitening divided the rewards, and in them the score, by the unit: a KL beside them is divided likewise.
     kl_weight = 0.0 if in_reward else beta / unit
@@ -136,13 +141,10 @@ def lower_ends(kl: Tensor, samples: Samples) -> dict[str, float]:
     Clustered by prompt; empty where all are to one prompt, whose spread says nothing of others.
     """
     prompts = [tuple(ids) for ids in samples.prompt_ids.tolist()]
-    whole, a_token = clustered_mean(kl.tolist(), prompts), clustered_ratio(kl.tolist(), _lengths(samples), prompts)
+    sums = kl.tolist()
+    whole, a_token = clustered_mean(sums, prompts), clustered_ratio(sums, samples.response_lengths, prompts)
     found = {"ppo/kl_low": whole.low, "ppo/kl_per_token_low": a_token.low}
     return {name: low for name, low in found.items() if math.isfinite(low)}
-
-
-def _lengths(samples: Samples) -> list[int]:
-    return samples.response_mask.sum(1).tolist()
 
 
 def sampler_tolerance(dtype: str, temperature: float) -> float:
@@ -155,8 +157,18 @@ def sampler_tolerance(dtype: str, temperature: float) -> float:
     return SAMPLER_TOLERANCE[dtype] * (growth if dtype == "float32" else growth**2)
 
 
-def check_sampler(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob) -> float:
-    """Compare the sampler's log-probabilities with `recomputed` (B, T); returns the difference that is judged.
+def sampler_drift(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob) -> Tensor:
+    """How far the sampler's log-probabilities are from `recomputed` (B, T), as `SAMPLER_TOLERANCE` measures it.
+
+    A server's kernels are others, in whatever format: of it the mean KL is judged, as in bfloat16.
+    """
+    if job.runtime.dtype == "float32" and not job.ppo.rollout.by_server:
+        return (sampled - recomputed).abs().masked_fill(~mask, 0).max()
+    return masked_mean(kl_estimates(sampled, recomputed, mask).k3, mask)
+
+
+def check_drift(drift: float, job: PpoJob) -> float:
+    """`drift`, if sampler and training path agree.
 
     Raises:
         CheckFailed: it exceeds the `sampler_tolerance` of the job's dtype and temperature.
@@ -164,12 +176,8 @@ def check_sampler(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob
     dtype, temperature = job.runtime.dtype, job.generation.temperature
     where, hint = f"in {dtype}", "Is dropout on, or the prompt truncated differently?"
     if job.ppo.rollout.by_server:
-        dtype, where = "bfloat16", "with a server"  # other kernels sample, in whatever format: the mean KL is judged
+        dtype, where = "bfloat16", "with a server"
         hint = "Does the server quantise, or hold its weights in another format?"
-    if dtype == "float32":
-        drift = (sampled - recomputed).abs()[mask].max().item()
-    else:
-        drift = masked_mean(kl_estimates(sampled, recomputed, mask).k3, mask).item()
     allowed = sampler_tolerance(dtype, temperature)
     if not drift <= allowed:
         raise CheckFailed(
@@ -191,9 +199,9 @@ def check_start(experience: Experience, job: PpoJob) -> None:
     Raises:
         CheckFailed: they don't, so KL would be measured against something that isn't the start.
     """
-    kl, mask = abs(experience.metrics["ppo/kl"]), experience.samples.response_mask
+    kl, lengths = abs(experience.metrics["ppo/kl"]), experience.samples.response_lengths
     growth = max(1.0, 1 / job.generation.temperature)
-    allowed = SAMPLER_TOLERANCE[job.runtime.dtype] * growth * math.sqrt(mask.sum().item()) / len(mask)
+    allowed = SAMPLER_TOLERANCE[job.runtime.dtype] * growth * math.sqrt(sum(lengths)) / len(lengths)
     if not kl <= allowed:
         raise CheckFailed(
             f"KL to the reference is {kl:.2g} nats before the first update, where it must be 0 (rounding is allowed "

@@ -50,6 +50,12 @@ def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda
     Returns:
         advantages and returns = advantages + values, both 0 where the mask is False.
     """
+    device = rewards.device
+    if device.type != "cpu":  # a dozen kernels a token, each of them tiny: on the CPU, with one copy there and back
+        given = torch.stack([rewards, values, mask.to(rewards.dtype)]).cpu()
+        found = torch.stack(gae(given[0], given[1], given[2].bool(), discount, gae_lambda))
+        advantages, returns = found.pin_memory().to(device, non_blocking=True)
+        return advantages, returns
     values = values.masked_fill(~mask, 0)
     advantages = torch.zeros_like(rewards)
     carried = torch.zeros_like(rewards[:, 0])

@@ -1,7 +1,7 @@
 """The four models of PPO: policy, reference, reward model and critic, and how each is asked."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from components.base.errors import UserError
 from components.distributed import ranks
 from components.distributed.sharding import gathered, spread, through, whole
 from components.models.adapters import AdapterView, Backbone, load_adapter, tensors_digest
-from components.models.batching import even_runs
+from components.models.batching import even_runs, onto
 from components.models.config import AdapterConfig
 from components.models.folders import autocast, frozen, load_causal_lm, load_reward_model
-from components.models.logprobs import TokenStats, last_hidden, predicts, token_stats
+from components.models.logprobs import TokenStats, last_hidden, positions, predicting, token_stats
 from components.models.runtime import Runtime
 from components.models.sampling import Samples
 from components.ppo.config import PpoJob
@@ -46,7 +46,7 @@ class SeparateCritic(nn.Module):
 
 def _head_values(model: Any, batch: "Packed", runtime: Runtime) -> Tensor:
     with autocast(runtime):
-        own = last_hidden(model, batch.ids, batch.mask)[predicts(batch.counts)]
+        own = predicting(last_hidden(model, batch.ids, batch.mask, side="right"), batch.at)
     return model.score(own.float())
 
 
@@ -193,36 +193,53 @@ class Packed:
     ids: Tensor
     mask: Tensor
     counts: Tensor
+    at: Tensor
+    """(K,) `positions` of the tokens that count, in (N, L)."""
+    responses: Tensor
+    """(K,) `positions` of the same tokens in the response mask (N, T)."""
 
     @classmethod
-    def of(cls, samples: Samples, rows: Tensor) -> "Packed":
-        """Rows `rows` of `samples`."""
-        ids, mask, counts = samples.ids[rows], samples.mask[rows], samples.counts[rows]
-        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
-        width = int(mask.sum(1).max())
-        return cls(*(x.gather(1, order)[:, :width] for x in (ids, mask, counts)))
+    def of(cls, samples: Samples, rows: Sequence[int]) -> "Packed":
+        """Rows `rows` of `samples`. Lengths are known on the host, so that it waits for no GPU."""
+        device, index = samples.ids.device, on_device(samples, rows)
+        prompts = torch.tensor([samples.prompt_lengths[row] for row in rows]).unsqueeze(1)
+        ends = prompts + torch.tensor([samples.response_lengths[row] for row in rows]).unsqueeze(1)
+        columns = torch.arange(int(ends.max()))
+        mask = columns < ends
+        counts = mask & (columns >= prompts)
+        responses = torch.arange(samples.response_ids.shape[1]) < ends - prompts
+        given = (onto(device, each) for each in (mask, counts, positions(counts), positions(responses)))
+        order = (~samples.mask[index]).to(torch.uint8).argsort(dim=1, stable=True)[:, : len(columns)]
+        return cls(samples.ids[index].gather(1, order), *given)
 
     def stats(self, model: Any, job: PpoJob, with_entropy: bool) -> TokenStats:
         """Token statistics of `model` on the training path, at the temperature of sampling."""
         temperature = job.generation.temperature
-        return token_stats(model, self.ids, self.mask, self.counts, job.runtime, temperature, with_entropy)
+        return token_stats(
+            model, self.ids, self.mask, self.counts, job.runtime, temperature, with_entropy, side="right", at=self.at
+        )
 
 
-def micro_batches(samples: Samples, rows: Tensor, size: int) -> Iterator[tuple[Tensor, bool]]:
-    """This rank's share of `rows` (on the CPU) of `samples` in `even_runs` of at most `size`, and whether each counts.
+def on_device(samples: Samples, rows: Sequence[int]) -> Tensor:
+    """The numbers of `rows` as an index (n,) of the tensors of `samples`, on their device."""
+    return onto(samples.ids.device, torch.tensor(rows, dtype=torch.long))
+
+
+def micro_batches(samples: Samples, rows: Sequence[int], size: int) -> Iterator[tuple[list[int], bool]]:
+    """This rank's share of `rows` of `samples` in `even_runs` of at most `size`, and whether each counts.
 
     Shares are about equally long. Ranks make as many passes as each other: one with fewer computes a row for nothing.
     """
-    lengths = samples.mask[rows].sum(1).tolist()
-    ordered = sorted(range(len(rows)), key=lengths.__getitem__)
+    lengths = {row: samples.prompt_lengths[row] + samples.response_lengths[row] for row in rows}
+    ordered = sorted(rows, key=lengths.__getitem__)
 
     def runs(rank: int) -> list[list[int]]:
         own = ranks.share(ordered, of=rank)
-        return [[own[i] for i in run] for run in even_runs([lengths[i] for i in own], size)] if own else []
+        return [[own[i] for i in run] for run in even_runs([lengths[row] for row in own], size)] if own else []
 
     own, most = runs(ranks.rank()), max(len(runs(rank)) for rank in range(ranks.size()))
-    yield from ((rows[torch.tensor(run)], True) for run in own)
-    yield from ((rows[torch.tensor(ordered[:1])], False) for _ in range(most - len(own)))
+    yield from ((run, True) for run in own)
+    yield from ((ordered[:1], False) for _ in range(most - len(own)))
 
 
 @torch.no_grad()
@@ -244,20 +261,21 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
         found[id(models.policy)] = {"logprobs": samples.logprobs, "at_1": seen.logprobs_at_1, "entropy": seen.entropy}
         values_seen = seen.values is not None
         values = values if seen.values is None else seen.values
-    for rows, counts in micro_batches(samples, torch.arange(len(mask)), job.ppo.micro_batch_size):
-        batch, counted, hidden = Packed.of(samples, rows), mask[rows], None
+    for numbers, counts in micro_batches(samples, range(len(mask)), job.ppo.micro_batch_size):
+        batch, rows, hidden = Packed.of(samples, numbers), on_device(samples, numbers), None
+        counted = mask[rows]
         for key, model in asked.items():
             stats = batch.stats(model, job, with_entropy=model is models.policy)
             hidden = stats.hidden if model is models.policy else hidden
             flat = {"logprobs": stats.logprobs, "at_1": stats.logprobs_at_1, "entropy": stats.entropy}
             for name, tensor in flat.items():
                 if tensor is not None and counts:
-                    found[key][name][rows] = scatter(tensor, counted)
-        scores = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime)
+                    found[key][name][rows] = scatter(tensor, counted, batch.responses)
+        scores = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime, side="right")
         if counts:
             raw[rows] = scores
         if isinstance(critic, SeparateCritic) or (critic is not None and hidden is not None):
-            of_rows = scatter(critic.values(batch, hidden, job.runtime), counted)
+            of_rows = scatter(critic.values(batch, hidden, job.runtime), counted, batch.responses)
             if counts:
                 values[rows] = of_rows
     for tensor in [raw, *([] if values_seen else [values]), *(each for key in asked for each in found[key].values())]:
@@ -270,9 +288,13 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
     return out | ({} if critic is None else {"values": values})
 
 
-def scatter(flat: Tensor, mask: Tensor) -> Tensor:
-    """Flat values (K,) back to (B, T), 0 where the mask is False."""
-    return torch.zeros(mask.shape, device=flat.device, dtype=flat.dtype).masked_scatter(mask, flat)
+def scatter(flat: Tensor, mask: Tensor, at: Tensor | None = None) -> Tensor:
+    """Flat values (K,) back to (B, T), 0 where the mask is False.
+
+    `at` are the mask's `positions`, if the caller knows them; None looks, and the host waits for a GPU.
+    """
+    at = positions(mask) if at is None else at
+    return flat.new_zeros(mask.numel()).scatter(0, at, flat).view(mask.shape)
 
 
 def weights_digest(model: Any) -> str:

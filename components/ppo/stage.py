@@ -160,7 +160,7 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
                 seen.samples += [{"update": update} | row for row in rows]
             if pace.due(update + 1, last):
                 save(update + 1)
-            seconds, tokens = time.perf_counter() - began, float(samples.response_mask.sum())
+            seconds, tokens = time.perf_counter() - began, float(sum(samples.response_lengths))
             speed = {"ppo/samples_per_second": len(texts) / seconds, "ppo/tokens_per_second": tokens / seconds}
             observe(update + 1, metrics | speed, total=config.updates, tokens=tokens)
             pace.stop_if_told()

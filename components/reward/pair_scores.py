@@ -16,7 +16,7 @@ from torch import Tensor
 
 from components.base.errors import CheckFailed
 from components.distributed.sharding import passes_must_match, through
-from components.models.batching import even_runs, pad
+from components.models.batching import even_runs, onto, pad
 from components.models.folders import autocast
 from components.models.runtime import Runtime
 from components.reward.pairs import Pair
@@ -73,7 +73,7 @@ def packed_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runti
     """Raw scores (N, K) float32 of the chosen and of the rejected, differentiable; computed in runs of like length."""
     found, order = [], list[int]()
     for run in _runs(model, [packed_length(pair) for pair in pairs]):
-        rows = PackedPairs(*(each.to(runtime.device) for each in pack([pairs[i] for i in run], pad_id)))
+        rows = PackedPairs(*(onto(runtime.device, each) for each in pack([pairs[i] for i in run], pad_id)))
         found.append(through(model, _scores_at_ends, rows, runtime))
         order += run
     chosen, rejected = _in_order(found, order).unbind(1)
@@ -106,7 +106,8 @@ def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Run
     found, order = [], list[int]()
     for run in _runs(model, [len(s) for s in sequences]):
         ids, mask = pad([sequences[i] for i in run], pad_id)
-        found.append(head_scores(model, ids.to(runtime.device), mask.to(runtime.device), runtime))
+        ids, mask = onto(runtime.device, ids), onto(runtime.device, mask)
+        found.append(head_scores(model, ids, mask, runtime, side="right"))
         order += run
     chosen, rejected = _in_order(found, order).chunk(2)
     return chosen, rejected
@@ -130,4 +131,4 @@ def check_packed(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtim
 
 
 def _in_order(found: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    return torch.cat(list(found))[torch.tensor(order, device=found[0].device).argsort()]
+    return torch.cat(list(found))[onto(found[0].device, torch.tensor(order).argsort())]

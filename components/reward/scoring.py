@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from components.base.errors import CheckFailed
 from components.base.settings import Settings
 from components.distributed.sharding import through
-from components.models.batching import length_buckets, pad
+from components.models.batching import length_buckets, onto, pad
 from components.models.folders import autocast
-from components.models.logprobs import last_hidden
+from components.models.logprobs import Side, last_hidden
 from components.models.runtime import Runtime
 from components.reward.config import EnsembleConfig
 from components.training.loop import seeded
@@ -104,7 +104,8 @@ class RewardEnsemble(nn.Module):
 
     def __init__(self, members: Sequence[Any], shifts: Tensor, config: EnsembleConfig) -> None:
         super().__init__()
-        self.members, self.shifts, self.how = nn.ModuleList(members), shifts, config
+        self.members, self.how = nn.ModuleList(members), config
+        self.shifts = onto(members[0].score.weight.device, shifts)
 
 
 def as_one(members: Sequence[Any], sft_scores: Tensor, config: EnsembleConfig) -> tuple[Any, Tensor]:
@@ -119,26 +120,27 @@ def last_counted(mask: Tensor) -> Tensor:
     return mask.shape[1] - 1 - mask.long().flip(1).argmax(1)
 
 
-def score_tokens(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
+def score_tokens(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime, side: Side | None = None) -> Tensor:
     """Raw scores (N,) float32: the scalar head at the last counted token, or what an ensemble makes of its members'.
 
     Args:
         ids, mask: (N, L) prompt and response, padded on either side.
+        side: where the padding stands, as for `last_hidden`.
     """
     if isinstance(model, RewardEnsemble):
-        raw = torch.stack([score_tokens(member, ids, mask, runtime) for member in model.members])
+        raw = torch.stack([score_tokens(member, ids, mask, runtime, side) for member in model.members])
         return combine(raw, model.shifts, model.how)
-    return head_scores(model, ids, mask, runtime).squeeze(-1)
+    return head_scores(model, ids, mask, runtime, side).squeeze(-1)
 
 
-def head_scores(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
+def head_scores(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime, side: Side | None = None) -> Tensor:
     """Raw scores (N, K) float32 of the K heads of one model at the last counted token; arguments as `score_tokens`."""
-    return through(model, _head_scores, ids, mask, runtime)
+    return through(model, _head_scores, ids, mask, runtime, side)
 
 
-def _head_scores(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
+def _head_scores(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime, side: Side | None) -> Tensor:
     with autocast(runtime):
-        hidden = last_hidden(model, ids, mask)
+        hidden = last_hidden(model, ids, mask, side)
         hidden = hidden[torch.arange(len(ids), device=ids.device), last_counted(mask)]
     return model.score(hidden.float()).float()
 
@@ -146,13 +148,14 @@ def _head_scores(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Ten
 @torch.no_grad()
 def score_sequences(
     model: Any, pad_id: int, sequences: Sequence[Sequence[int]], runtime: Runtime, batch_size: int = 64,
-    side: Literal["left", "right"] = "right",
+    side: Side = "right",
 ) -> Tensor:  # fmt: skip
     """Raw scores (N,) of token lists (prompt and response), in their order, on the CPU."""
     out = torch.zeros(len(sequences))
     for batch in length_buckets([len(s) for s in sequences], batch_size, seeded(0), shuffle=False):
         ids, mask = pad([sequences[i] for i in batch], pad_id, side)
-        out[torch.tensor(batch)] = score_tokens(model, ids.to(runtime.device), mask.to(runtime.device), runtime).cpu()
+        ids, mask = onto(runtime.device, ids), onto(runtime.device, mask)
+        out[torch.tensor(batch)] = score_tokens(model, ids, mask, runtime, side).cpu()
     return out
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from components.base.observe import Observe
 from components.distributed.sharding import gathered, spread
 from components.models.adapters import AdapterView, Backbone, mean_adapter
+from components.models.batching import onto
 from components.models.folders import draw_head, frozen, load_reward_model
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
@@ -100,16 +101,15 @@ def fit_model(
     if config.shared_prompts:
         check_packed(model, sorted(pairs, key=longer)[-CHECKED:], pad_id, job.runtime)
 
-    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
+    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         rows = [pairs[i] for i in batch]
         chosen, rejected = scores(model, rows, pad_id, job.runtime)
-        shares, weights = chosen.new_tensor([p.shares for p in rows]), chosen.new_tensor([p.weight for p in rows])
-        margins = chosen.new_tensor([[p.margin] for p in rows]) if config.use_margin else 0.0
+        given = onto(job.runtime.device, torch.tensor([[p.weight, p.margin, *p.shares] for p in rows]))
+        weights, shares, margins = given[:, 0], given[:, 2:], given[:, 1:2] if config.use_margin else 0.0
         loss = weighted_mean(pair_losses(chosen, rejected, shares, margins, config.centring), weights)
         with torch.no_grad():
             right = ((chosen - rejected) @ combination > 0).float()
-        accuracy = weighted_mean(right, weights).item()
-        return loss, {"reward/train_loss": loss.item(), "reward/train_accuracy": accuracy}
+        return loss, {"reward/train_loss": loss, "reward/train_accuracy": weighted_mean(right, weights)}
 
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=[p.weight for p in pairs])

@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from components.models.batching import encode_prompt, encode_response, length_buckets, pad
+from components.models.batching import encode_prompt, encode_response, length_buckets, onto, pad
 from components.models.config import GenerationConfig
-from components.models.logprobs import token_stats
+from components.models.logprobs import positions, token_stats
 from components.models.runtime import Runtime
 from components.models.tokenizers import Demonstration
 from components.stats.intervals import Interval, clustered_ratio
@@ -58,8 +58,8 @@ def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Run
     counts = torch.zeros_like(mask)
     for row, (prompt, response) in enumerate(batch):
         counts[row, len(prompt) : len(prompt) + len(response)] = True
-    device = runtime.device
-    return -token_stats(model, ids.to(device), mask.to(device), counts.to(device), runtime).logprobs
+    ids, mask, counts, at = (onto(runtime.device, each) for each in (ids, mask, counts, positions(counts)))
+    return -token_stats(model, ids, mask, counts, runtime, side="right", at=at).logprobs
 
 
 @torch.no_grad()

@@ -90,9 +90,9 @@ def _need_enough(job: SftJob, train: TokenizedDemonstrations, heldout: Tokenized
 def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example], out: Path, observe: Observe) -> Any:
     """Train all of `model` on the examples' responses, and return it; resumes from `out/checkpoint`."""
 
-    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
+    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         loss = token_losses(model, pad_id, [examples[i] for i in batch], job.runtime).mean()
-        return loss, {"sft/train_loss": loss.item()}
+        return loss, {"sft/train_loss": loss}
 
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, [len(p) + len(r) for p, r in examples], weights=[len(r) for _, r in examples])

@@ -4,8 +4,10 @@ import contextlib
 import functools
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,28 +75,39 @@ def restore_state(
     return found.step, found.state["state"]
 
 
-def clip_and_step(model: Any, optimizer: Any, max_norm: float, what: str) -> float:
-    """Sum the gradient over the ranks, clip it by global norm, step and clear it; returns the norm before clipping.
+def clip_gradient(model: Any, max_norm: float) -> Tensor:
+    """Sum the gradient over the ranks and clip it by global norm; returns the norm before, not read yet."""
+    return sharding.clip_gradients([p for p in model.parameters() if p.requires_grad], max_norm)
+
+
+def check_norm(norm: float, what: str) -> float:
+    """The norm of a gradient that may be stepped by.
 
     Raises:
-        CheckFailed: the gradient isn't finite (nothing is stepped).
+        CheckFailed: it isn't finite.
     """
-    norm = sharding.clip_gradients([p for p in model.parameters() if p.requires_grad], max_norm)
-    if not torch.isfinite(norm):
-        raise CheckFailed(
-            f"{what}: the gradient's norm is {norm.item()}. Lower the learning rate or look at the batch."
-        )
+    if not math.isfinite(norm):
+        raise CheckFailed(f"{what}: the gradient's norm is {norm}. Lower the learning rate or look at the batch.")
+    return norm
+
+
+def step_and_clear(optimizer: Any) -> None:
+    """Step by the gradient, and clear it."""
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(norm)
+
+
+def read(values: Sequence[Tensor]) -> list[float]:
+    """The numbers in tensors of one element each. The host waits for a GPU once, however many there are."""
+    return torch.stack([value.detach().float().reshape(()) for value in values]).tolist() if values else []
 
 
 @dataclass(frozen=True)
 class TrainingExamples:
     """N examples to train on, by their index from 0 to N-1."""
 
-    loss: Callable[[list[int]], tuple[Tensor, dict[str, float]]]
-    """Takes indices, returns their mean loss (scalar) and metrics to report, each a mean over `weights`."""
+    loss: Callable[[list[int]], tuple[Tensor, dict[str, Tensor]]]
+    """Takes indices, returns their mean loss (scalar) and metrics to report (scalars), each a mean over `weights`."""
     lengths: Sequence[int]
     """Of each, in tokens."""
     weights: Sequence[float]
@@ -144,24 +157,28 @@ def fit(
             set_learning_rate(optimizer, rate)
             own = [ranks.rank()] if ranks.rank() else []
             torch.manual_seed(torch_seed(seed, name, "dropout", step, *own))  # dropout takes no generator
-            metrics: dict[str, float] = {}
-            batch = batches[step]
+            batch, shares = batches[step], list[float]()
+            unread: dict[str, list[Tensor]] = defaultdict(list)
             micros = micro_batches(batch, config.micro_batch_size)
             for micro, counts in micros:
-                share = counted(micro) / counted(batch) if counts else 0.0
+                shares.append(counted(micro) / counted(batch) if counts else 0.0)
                 sharding.reduce_at(model, last=micro is micros[-1][0])
                 with recomputed(model, config):
                     loss, values = examples.loss(micro)
-                if not torch.isfinite(loss):
-                    raise CheckFailed(
-                        f"{group}: the loss is {loss.item()} at step {step + 1}. Lower {group}.learning_rate."
-                    )
-                (loss * share).backward()
-                for metric, value in values.items():
-                    metrics[metric] = metrics.get(metric, 0.0) + value * share
+                (loss * shares[-1]).backward()
+                for metric, value in ({"loss": loss} | values).items():
+                    unread[metric].append(value.detach())
+            norm = clip_gradient(model, config.max_grad_norm)
+            *numbers, norm_read = read([*chain.from_iterable(unread.values()), norm])  # once a step, for a GPU's sake
+            found = {name: [numbers.pop(0) for _ in values] for name, values in unread.items()}
+            broken = next((number for number in found.pop("loss") if not math.isfinite(number)), None)
+            if broken is not None:
+                raise CheckFailed(f"{group}: the loss is {broken} at step {step + 1}. Lower {group}.learning_rate.")
+            metrics = {name: sum(v * s for v, s in zip(values, shares, strict=True)) for name, values in found.items()}
             metrics = ranks.summed(metrics)
-            metrics[f"{group}/grad_norm"] = clip_and_step(model, optimizer, config.max_grad_norm, group)
+            metrics[f"{group}/grad_norm"] = check_norm(norm_read, group)
             metrics[f"{group}/learning_rate"] = rate
+            step_and_clear(optimizer)
             if pace.due(step + 1, last=step + 1 == len(batches)):
                 save_state(folder, step + 1, {"model": model}, {"model": optimizer}, {})
             observe(step + 1, metrics, total=len(batches), tokens=sum(examples.lengths[i] for i in batch))

@@ -90,8 +90,8 @@ def _tensorflow_adamw() -> type["AdamW"]:
         def step(self, closure: Any = None) -> Any:
             for group in self.param_groups:
                 group.setdefault("epsilon_hat", group["eps"])
-                taken = next((int(self.state[p]["step"]) for p in group["params"] if p in self.state), 0)
-                group["eps"] = group["epsilon_hat"] / math.sqrt(1 - group["betas"][1] ** (taken + 1))
+                group["taken"] = group.get("taken", 0) + 1  # torch's own count is on the GPU
+                group["eps"] = group["epsilon_hat"] / math.sqrt(1 - group["betas"][1] ** group["taken"])
             return super().step(closure)
 
     return TensorFlowAdamW

@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,11 +48,12 @@ def samples(policy: Any, runtime: Any, options: argparse.Namespace) -> Any:
     )  # fmt: skip
     logprobs = torch.zeros(sizes[1])
     with torch.no_grad():
-        for rows in torch.arange(options.batch).split(options.micro_batch):
+        for start in range(0, options.batch, options.micro_batch):
+            rows = range(start, min(start + options.micro_batch, options.batch))
             batch = Packed.of(unscored, rows)
             stats = token_stats(policy, batch.ids, batch.mask, batch.counts, runtime)
-            logprobs[rows] = scatter(stats.logprobs, unscored.response_mask[rows])
-    return Samples(*(logprobs if name == "logprobs" else value for name, value in vars(unscored).items()))
+            logprobs[rows.start : rows.stop] = scatter(stats.logprobs, unscored.response_mask[rows.start : rows.stop])
+    return replace(unscored, logprobs=logprobs)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
@@ -68,7 +70,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     from components.ppo.experience import gather_experience
     from components.ppo.learner import Learner
     from components.ppo.models import Models, Packed
-    from components.training.loop import clip_and_step
+    from components.training.loop import clip_gradient, step_and_clear
     from components.training.optim import build_optimizer
 
     runtime = Runtime(device="cpu", dtype="float32", threads=2).resolve()
@@ -94,12 +96,14 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     else:
         optimizer = build_optimizer(policy, config)
         for _ in range(2):
-            for rows in torch.arange(options.batch).split(options.micro_batch):
+            for start in range(0, options.batch, options.micro_batch):
+                rows = range(start, min(start + options.micro_batch, options.batch))
                 packed = Packed.of(batch, rows)
                 # Nothing else is kept of the statistics: one that trains has no use for the entropy's graph.
                 logprobs = token_stats(policy, packed.ids, packed.mask, packed.counts, runtime).logprobs
                 (-logprobs.mean() * len(rows) / options.batch).backward()
-            clip_and_step(policy, optimizer, 1.0, "one")
+            clip_gradient(policy, 1.0)
+            step_and_clear(optimizer)
     print(memory("VmHWM") - after_imports)
 
 

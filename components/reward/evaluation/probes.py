@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from components.data.support_desk.grammar import FILLERS, FLATTERY, HEDGES
-from components.models.batching import encode_prompt, encode_response, pad
+from components.models.batching import encode_prompt, encode_response, onto, pad
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.reward.config import RewardJob
@@ -180,7 +180,7 @@ def position_invariance(scorer: Scorer, rows: Sequence[PreferencePair]) -> float
 
     def scores(sequences: Sequence[Sequence[int]]) -> Tensor:
         ids, mask = pad(sequences, tokenizer.pad_token_id)
-        return score_tokens(model, ids.to(runtime.device), mask.to(runtime.device), exact).cpu()
+        return score_tokens(model, onto(runtime.device, ids), onto(runtime.device, mask), exact, "right").cpu()
 
     chosen, rejected = side(row["chosen"] for row in rows), side(row["rejected"] for row in rows)
     stored = scores([*chosen, *rejected])

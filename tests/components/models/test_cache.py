@@ -1,5 +1,7 @@
 """The preallocated cache holds what transformers' own does without growing; other models keep transformers'."""
 
+from bisect import bisect_right
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,8 +28,9 @@ def contexts(language: Any) -> list[Any]:
     from transformers import DynamicCache
 
     ids, mask = pad(sorted(language.prompts, key=len), language.tokenizer.pad_token_id, side="left")
-    preallocated = open_context(language.model, ids, mask, NEW)
-    return [preallocated, DynamicContext(language.model, ids, mask, DynamicCache(config=language.model.config))]
+    lengths = mask.sum(1).tolist()
+    preallocated = open_context(language.model, ids, lengths, NEW)
+    return [preallocated, DynamicContext(language.model, ids, lengths, DynamicCache(config=language.model.config))]
 
 
 @torch.no_grad()
@@ -41,10 +44,8 @@ def test_hidden_states_are_those_of_the_growing_cache_also_after_rows_left(langu
         tokens = 2 + (rows * 7 + t) % 50
         torch.testing.assert_close(ours.append(tokens), theirs.append(tokens), atol=1e-5, rtol=0)
         if gone:
-            going = torch.ones(len(rows), dtype=torch.bool)
-            going[list(gone)] = False
-            order = _closed_up(going)
-            assert set(order.tolist()) == set(going.nonzero().squeeze(1).tolist())
+            order = _closed_up([row not in gone for row in range(len(rows))])
+            assert set(order) == set(range(len(rows))) - set(gone)
             rows = rows[order]
             ours.keep(order)
             theirs.keep(order)
@@ -69,7 +70,7 @@ def test_nothing_is_allocated_after_the_prompts_and_padding_of_rows_that_left_is
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(context.cache.layers[0]), "update", spied)
         for kept in (12, 7, 1):  # sorted by length: the shortest prompts stay
-            context.keep(torch.arange(kept))
+            context.keep(range(kept))
             context.append(torch.full((kept,), 5))
     assert places == [x.data_ptr() for layer in context.cache.layers for x in (layer.keys, layer.values)]
     assert all(x.untyped_storage().data_ptr() in places for x in seen), "attention reads views, not copies"
@@ -117,9 +118,9 @@ def test_sliding_windows_are_left_to_transformers_and_agree_with_the_training_pa
 ) -> None:
     model = special(kind, language)
     ids, mask = pad(language.prompts, language.tokenizer.pad_token_id, side="left")
-    assert isinstance(open_context(model, ids, mask, NEW), DynamicContext)
+    assert isinstance(open_context(model, ids, mask.sum(1).tolist(), NEW), DynamicContext)
     samples = draw(model, language, language.prompts, GenerationConfig(max_new_tokens=24))
-    batch = Packed.of(samples, torch.arange(len(language.prompts)))
+    batch = Packed.of(samples, range(len(language.prompts)))
     with torch.no_grad():
         stats = token_stats(model, batch.ids, batch.mask, batch.counts, runtime)
     recomputed = scatter(stats.logprobs, samples.response_mask)
@@ -159,7 +160,8 @@ def test_inversion_in_blocks_is_inversion(vocabulary: int) -> None:
     weights = (torch.randn(300, vocabulary, generator=generator) * 4).exp()
     weights[:, ::3] = 0
     weights[:, -1] = 0
-    uniform = torch.rand(300, generator=generator).double()
+    weights /= weights.sum(1, keepdim=True)
+    uniform = torch.rand(300, generator=generator)
     uniform[:2], uniform[2:4] = 0.0, 1 - 2**-24
     found = _inverse_cdf(weights, uniform)
     cumulative = weights.double().cumsum(1)
@@ -169,3 +171,19 @@ def test_inversion_in_blocks_is_inversion(vocabulary: int) -> None:
     assert (upto >= uniform - 1e-6).all() and (upto - its_own <= uniform + 1e-6).all()
     exact = torch.searchsorted(share, uniform.unsqueeze(1), right=True).squeeze(1)
     assert (found == exact)[4:].float().mean() > 0.99
+
+
+@pytest.mark.parametrize("vocabulary", [7, 1025, 5000])
+def test_the_token_drawn_is_that_of_whole_numbers_and_so_the_same_on_every_device(vocabulary: int) -> None:
+    """Weights as integers of 2^-40, their sums as Python's, which have no rounding: in blocks or not."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    weights = torch.softmax(torch.randn(60, vocabulary, generator=generator) * 6, 1)
+    uniform = torch.rand(60, generator=generator)
+    expected = []
+    for row, u in zip(weights.tolist(), uniform.tolist(), strict=True):
+        sums = list(accumulate(round(weight * 2**40) for weight in row))
+        expected.append(bisect_right(sums, int(u * sums[-1])))
+    assert _inverse_cdf(weights, uniform).tolist() == expected
+    order = torch.randperm(vocabulary, generator=generator)
+    total = (weights * 2**40).round().long()
+    assert torch.equal(total.sum(1), total[:, order].sum(1)), "no order changes a sum"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_sampler_and_training_path_agree_and_kl_starts_at_nothing(language_model
     from components.models.config import GenerationConfig
     from components.models.logprobs import token_stats
     from components.models.sampling import sample, sampling_copy
-    from components.ppo.experience import check_sampler
+    from components.ppo.experience import check_drift, sampler_drift
     from components.ppo.models import scatter
 
     model, tokenizer = language_model
@@ -111,7 +112,15 @@ def test_sampler_and_training_path_agree_and_kl_starts_at_nothing(language_model
                 sampler, tokenizer, [prompt, prompt[-20:]], GenerationConfig(max_new_tokens=12), 0
             )  # fmt: skip
             found = token_stats(model, drawn.ids, drawn.mask, drawn.counts, runtime)
-        check_sampler(drawn.logprobs, scatter(found.logprobs, drawn.response_mask), drawn.response_mask, dtype)
+        mask, job = (
+            drawn.response_mask,
+            SimpleNamespace(
+                runtime=runtime,
+                generation=GenerationConfig(),
+                ppo=SimpleNamespace(rollout=SimpleNamespace(by_server=False)),
+            ),
+        )
+        check_drift(sampler_drift(drawn.logprobs, scatter(found.logprobs, mask), mask, job).item(), job)
 
 
 def test_a_folder_without_a_model_is_the_users_mistake(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_grpo_divides_the_score_by_the_groups_deviation_and_leaves_kl_as_it_is()
 def test_in_a_tied_group_of_grpo_advantages_are_as_large_as_beta_and_a_kl_loss_weighs_beta(
     load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, beta: float
 ) -> None:
-    monkeypatch.setattr(models, "score_tokens", lambda model, ids, mask, runtime: torch.ones(len(ids)))
+    monkeypatch.setattr(models, "score_tokens", lambda model, ids, mask, *_, **__: torch.ones(len(ids)))
     for form in ("reward", "k2", "k3"):
         kl = {"control": "fixed", "coefficient": beta, "form": form}
         job, loaded, samples = load(advantage="grpo", group_size=4, kl=kl, score={"missing_eos": "keep"})

@@ -16,17 +16,22 @@ from components.ppo.config import PpoJob, ScoreConfig
 from components.ppo.evaluate import respond
 from components.ppo.experience import (
     Experience,
-    check_sampler,
+    check_drift,
     check_start,
     gather_experience,
     lower_ends,
     rewarded_scores,
+    sampler_drift,
 )
 from components.reward.scoring import ScoreScale
 
 Load = Callable[..., Any]
 
 SCALE = ScoreScale(shift=1.0, scale=2.0, missing_eos_score=-2.3, temperature=1.0, responses=16)
+
+
+def check_sampler(sampled: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor, job: PpoJob) -> float:
+    return check_drift(sampler_drift(sampled, recomputed, mask, job).item(), job)
 
 
 def ended(*lengths: int, eos: tuple[bool, ...]) -> Samples:

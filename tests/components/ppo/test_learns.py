@@ -49,7 +49,7 @@ class Small:
         model.score = torch.nn.Linear(16, 1, bias=False)
         return model
 
-    def score(self, model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
+    def score(self, model: Any, ids: Tensor, mask: Tensor, runtime: Runtime, side: Any = None) -> Tensor:
         """The last token's entry, and half the one of the response's first token."""
         last = self.table[ids[torch.arange(len(ids)), last_counted(mask)]]
         return last if self.tokens == 1 else last + 0.5 * self.table[ids[:, len(self.prompt)]]
@@ -166,7 +166,7 @@ def test_an_advantage_of_the_whole_response_leads_to_the_same_optimum(
 class Verified(Small):
     """The same with a verifier's score: 1 where the last token is one of half the vocabulary, 0 elsewhere."""
 
-    def score(self, model: Any, ids: Tensor, mask: Tensor, runtime: Runtime) -> Tensor:
+    def score(self, model: Any, ids: Tensor, mask: Tensor, runtime: Runtime, side: Any = None) -> Tensor:
         return (self.table[ids[torch.arange(len(ids)), last_counted(mask)]] > 0).float()
 
 

@@ -87,7 +87,7 @@ def test_what_trains_is_the_policys_adapter_and_the_critics_with_its_head(loaded
     learner = Learner.start(models, job)
     assert {n.split(".")[0] for n, p in models.policy.named_parameters() if p.requires_grad} == {"adapter"}
     assert {n.split(".")[1] for n, p in models.critic.named_parameters() if p.requires_grad} == {"adapter", "score"}
-    batch = Packed.of(samples, torch.arange(8))
+    batch = Packed.of(samples, range(8))
     stats = batch.stats(models.policy, job, with_entropy=False)
     values = models.critic.values(batch, stats.hidden, job.runtime)
     (stats.logprobs.sum() + values.sum()).backward()

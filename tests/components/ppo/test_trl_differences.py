@@ -104,7 +104,7 @@ def test_statistics_are_of_the_tokens_that_count_not_diluted_by_padding(load: Lo
     learner, experience = ready(load, epochs=1, minibatch_size=8, micro_batch_size=8)
     mask = experience.samples.response_mask
     moved = dataclasses.replace(experience, logprobs=(experience.logprobs - 0.3).masked_fill(~mask, 5.0))
-    _, metrics = learner.passes()["policy"](moved, torch.arange(8), False)
+    _, metrics = learner.passes()["policy"](moved, range(8), False)
     new = torch.zeros(1, 1)
     expected = kl_estimates(new - 0.3, new, torch.ones(1, 1, dtype=torch.bool)).k3.item()
     assert metrics["ppo/approx_kl"] == pytest.approx(expected, rel=1e-3)
@@ -136,7 +136,7 @@ def test_nothing_is_trained_past_eos(load: Load) -> None:
     samples, eos = experience.samples, learner.models.tokenizer.eos_token_id
 
     def losses(batch: Experience) -> list[float]:
-        return [loss(batch, torch.arange(8), False)[0].item() for loss in learner.passes().values()]
+        return [loss(batch, range(8), False)[0].item() for loss in learner.passes().values()]
 
     other = samples.response_ids.masked_fill(~samples.response_mask, eos)
     changed = dataclasses.replace(experience, samples=dataclasses.replace(samples, response_ids=other))

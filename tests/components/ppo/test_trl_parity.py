@@ -107,7 +107,7 @@ def test_losses_and_gradients_of_each_step_are_trls(ready: Any, full: Golden, st
     for name, model in trained.items():
         prefix = f"{step}.{name}|"
         model.load_state_dict({k.removeprefix(prefix): v for k, v in full.items() if k.startswith(prefix)})
-    parts = [losses(experience, torch.arange(8), False) for losses in learner.passes().values()]
+    parts = [losses(experience, range(8), False) for losses in learner.passes().values()]
     loss, metrics = sum(part for part, _ in parts), {k: v for _, found in parts for k, v in found.items()}
     assert metrics["ppo/policy_loss"] == pytest.approx(full[f"{step}.pg_loss"].item(), rel=1e-5, abs=1e-6)
     assert metrics["ppo/value_loss"] == pytest.approx(full[f"{step}.vf_loss"].item(), rel=1e-5)

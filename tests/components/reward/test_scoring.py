@@ -71,8 +71,8 @@ def test_a_score_that_depends_on_padding_is_seen(
 def test_a_score_that_is_no_number_on_one_side_alone_fails_the_gate(
     model: Any, sequences: list[list[int]], runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost_on_the_left(model: Any, ids: torch.Tensor, mask: torch.Tensor, runtime: Runtime) -> torch.Tensor:
-        return score_tokens(model, ids, mask, runtime).where(mask[:, 0], torch.nan)
+    def lost_on_the_left(model: Any, ids: torch.Tensor, mask: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return score_tokens(model, ids, mask, *rest).where(mask[:, 0], torch.nan)
 
     monkeypatch.setattr("components.reward.scoring.score_tokens", lost_on_the_left)
     found = invariance(model, 0, sequences, runtime)

@@ -33,11 +33,11 @@ def train(out: Path, observe: Any = lambda step, metrics, total=None, **_: None,
     spoil = options.pop("spoil", lambda loss: loss)
     weights = torch.tensor(given)
 
-    def loss(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
+    def loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         x, counted = torch.tensor([float(LENGTHS[i]) for i in batch]), weights[batch]
         errors = (x * model.weight.squeeze() + model.bias - 2 * x - 1).square()
         value = (errors * counted).sum() / counted.sum() * 0.01
-        return spoil(value), {"sft/train_loss": value.item()}
+        return spoil(value), {"sft/train_loss": value}
 
     settings: dict[str, Any] = {
         "epochs": 3, "batch_size": 4, "micro_batch_size": 4, "checkpoint_every": 2, "checkpoint_minutes": None,
