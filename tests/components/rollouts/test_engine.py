@@ -69,7 +69,7 @@ def test_its_log_probabilities_are_the_training_paths_of_the_weights_that_were_s
     with opened.engine(policy, None) as engine:
         samples = engine.sample(prompts, generation, seed=5)
     assert samples.seen is None, "what was recomputed is believed, not what a server says"
-    batch = Packed.of(samples, torch.arange(len(prompts)))
+    batch = Packed.of(samples, range(len(prompts)))
     found = token_stats(policy, batch.ids, batch.mask, batch.counts, runtime, temperature)
     mask = samples.response_mask
     assert (scatter(found.logprobs, mask) - samples.logprobs)[mask].abs().max() < 1e-4
@@ -161,7 +161,7 @@ def test_adapters_are_sent_merged(
         each.data.add_(0.05)
     with opened.engine(view, None) as engine:
         samples = engine.sample(prompts, CAP, seed=3)
-    batch = Packed.of(samples, torch.arange(len(prompts)))
+    batch = Packed.of(samples, range(len(prompts)))
     found = scatter(token_stats(view, batch.ids, batch.mask, batch.counts, runtime).logprobs, samples.response_mask)
     assert (found - samples.logprobs)[samples.response_mask].abs().max() < 1e-4
 
