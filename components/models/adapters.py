@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from components.base.errors import UserError, naming
 from components.base.jsonl import write_json
 from components.models.config import AdapterConfig
+from components.models.quantized import hold, in_float32
 from components.models.weights import check_finite, check_names, refusing
 
 if TYPE_CHECKING:
@@ -29,12 +30,25 @@ class Backbone:
     """A frozen language or scalar-head model whose linear layers hold adapters, at most one of them active.
 
     Its config, heads and device are the model's. It stays in eval mode.
+
+    Args:
+        model: in float32, where it was loaded.
+        dtype: what the linear layers below the head are held in: `autocast` would round them to the same numbers at
+            each use, and hold both.
+        quantize: `4bit` for 4 bits instead (`AdapterConfig.quantize`).
+        device: where it is to be held; layer after layer is moved there. None for where it is.
+
+    Raises:
+        UserError: as `components.models.quantized.four_bit`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(
+        self, model: Any, dtype: str = "float32", quantize: str | None = None, device: str | None = None
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.digest = tensors_digest(model.base_model.named_parameters())
-        """sha256 of the weights below the head: an adapter fits these and no others."""
+        """sha256 of the weights below the head, in float32: an adapter fits these and no others."""
+        hold(self.model, getattr(torch, dtype), quantize, device)
         self.configs: dict[str, AdapterConfig] = {}
         """The adapters by name, with the layers that each was found to have."""
         self.layers: dict[str, LoraLayer] = {}
@@ -62,6 +76,8 @@ class Backbone:
         del self.model.base_model.peft_config  # a note that peft leaves, of the newest adapter alone
         self.configs[name] = config.model_copy(update={"targets": tuple(sorted(lora.target_modules))})
         self.layers = {n: m for n, m in self.model.base_model.named_modules() if isinstance(m, LoraLayer)}
+        for weight in self.adapter_weights(name).values():
+            weight.data = weight.data.float()  # peft gives it the backbone's format
         self._active = name
         for target in config.targets or ():  # peft minds only if all of them are unknown
             if not any(f"{target}.lora_A.weight" in key for key in self.adapter_weights(name)):
@@ -133,19 +149,27 @@ class AdapterView(nn.Module):
         yield from self.named_parameters()
 
     @torch.no_grad()
-    def merged(self) -> Any:
+    def merged(self, dtype: torch.dtype = torch.float32) -> Any:
         """A whole model of the backbone's class with the adapter added into its weights; the backbone keeps its bytes.
 
-        A class without a scalar head leaves this model's out.
+        Weights that it holds in fewer bits are those that it computes with. A class without a scalar head leaves this
+        model's out.
+
+        Args:
+            dtype: of the linear layers below the head; each is merged in float32, and then cast.
         """
         whole = copy.deepcopy(self.backbone.model)
         if "score" in self._modules and hasattr(whole, "score"):
             whole.score = copy.deepcopy(self.score)
         for path, layer in self.backbone.layers.items():
             adapted = whole.base_model.get_submodule(path)
+            adapted.base_layer = in_float32(adapted.base_layer)
             if self.name is not None and self.name in layer.lora_A:
                 adapted.merge(adapter_names=[self.name])
-            whole.base_model.set_submodule(path, adapted.get_base_layer())
+            whole.base_model.set_submodule(path, adapted.get_base_layer().to(dtype))
+        for path, layer in list(whole.base_model.named_modules()):
+            if isinstance(layer, nn.Linear) and path not in self.backbone.layers:
+                whole.base_model.set_submodule(path, in_float32(layer).to(dtype))
         return whole.requires_grad_(False)
 
     def save_pretrained(self, folder: Path, **options: Any) -> None:

@@ -1,6 +1,6 @@
 """Options of language models: shape, sampling, adapters. Importable without torch."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -55,3 +55,6 @@ class AdapterConfig(Settings):
     """The update is scaled by alpha / rank."""
     targets: tuple[str, ...] | None = Field(None, min_length=1)
     """Names of the linear layers to adapt (`q_proj`, ...); null for all those of the transformer blocks."""
+    quantize: Literal["4bit"] | None = None
+    """Format of the frozen matrices beside the adapters. `4bit`: NF4 with quantised scales (Dettmers et al. 2023,
+    "QLoRA"), by bitsandbytes; null keeps float32, or bfloat16 where `runtime.dtype` is that."""

@@ -103,8 +103,10 @@ class Models:
     @classmethod
     def _on_one_backbone(cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path]) -> "Models":
         """The same as views of the SFT model, which is held once: SFT is it without an adapter."""
-        model, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
-        backbone, seed = Backbone(model), functools.partial(torch_seed, job.seed, "ppo")
+        on_host = job.runtime.model_copy(update={"device": "cpu"})
+        model, tokenizer = load_causal_lm(inputs["sft"], on_host)
+        backbone = Backbone(model, job.runtime.dtype, config.quantize, job.runtime.device)
+        seed = functools.partial(torch_seed, job.seed, "ppo")
         head = functools.partial(nn.Linear, model.config.hidden_size, 1, bias=False, device=job.runtime.device)
         reward_model, scale, critic = load_judges(
             job, inputs["reward"], model.config,

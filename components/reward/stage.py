@@ -46,7 +46,7 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     splits: dict[str, list[PreferencePair]] = {s: read_rows(inputs["data"] / f"pairs.{s}.jsonl") for s in SPLITS}
     splits["train"] = splits["train"][: job.reward.max_pairs]
-    _, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
+    tokenizer = load_causal_lm(inputs["sft"], job.runtime)[1]  # a name for the model would hold it to the end
     check_votes(splits["train"], job.reward, "pairs.train.jsonl")
     refresh = None
     if job.reward.refresh is not None:
@@ -143,7 +143,7 @@ def _calibrate(
 def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> ProbeTexts:
     """SFT responses to prompts of the calibration split."""
     rows = read_rows(inputs["data"] / "prompts.calibration.jsonl")[: job.reward.scale_responses]
-    policy, _ = load_causal_lm(inputs["sft"], job.runtime)
+    policy = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
     prompts = [row["prompt"] for row in rows]
     seed = torch_seed(job.seed, "reward", "scale")
     responses = generate_responses(policy, tokenizer, prompts, job.generation, seed, job.runtime)

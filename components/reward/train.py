@@ -84,10 +84,14 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
         if config.head_start == "zeros":
             nn.init.zeros_(head.weight)
         return first.backbone.add(adapter_name(member), config.lora, adapter_seed, head)
-    model, _ = load_reward_model(sft, job.runtime, head_seed, config.heads)
+    loaded = job.runtime if config.lora is None else job.runtime.model_copy(update={"device": "cpu"})
+    model, _ = load_reward_model(sft, loaded, head_seed, config.heads)
     if config.head_start == "zeros":
         nn.init.zeros_(model.score.weight)
-    return model if config.lora is None else Backbone(model).add("reward", config.lora, adapter_seed, model.score)
+    if config.lora is None:
+        return model
+    backbone = Backbone(model, job.runtime.dtype, config.lora.quantize, job.runtime.device)
+    return backbone.add("reward", config.lora, adapter_seed, model.score)
 
 
 def fit_model(

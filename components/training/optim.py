@@ -1,9 +1,9 @@
 """AdamW and its schedule, as config: the same in every training stage. Importable without torch."""
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.base.settings import Settings, unkeyed
 
@@ -22,6 +22,9 @@ def named_rate(rate: float | None) -> float:
 class OptimizerConfig(Settings):
     """AdamW with linear warm-up, then constant or linear decay, and gradient clipping by global norm."""
 
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw` keeps two float32 moments a parameter, 8 bytes; `adamw_8bit` keeps those of matrices in 8 bits with a
+    scale for each block of 256, 2 bytes (Dettmers et al. 2022, arXiv 2110.02861), by bitsandbytes."""
     learning_rate: float | None = Field(None, gt=0, le=1)
     """Peak learning rate; null chooses one by the model's size and by whether an adapter or all of it trains
     (`components/training/rates.py`), when a run begins."""
@@ -42,6 +45,12 @@ class OptimizerConfig(Settings):
     gradient_checkpointing: bool = unkeyed(False)
     """Keep only what enters each transformer block and compute the rest again for the gradient: less memory, more time,
     the same result."""
+
+    @model_validator(mode="after")
+    def _epsilon_of_eight_bits(self) -> Self:
+        if self.optimizer == "adamw_8bit" and self.epsilon_style == "tensorflow":
+            raise ValueError("optimizer=adamw_8bit adds epsilon as torch does: leave epsilon_style out")
+        return self
 
     @property
     def peak(self) -> float:
@@ -65,7 +74,11 @@ class FitConfig(OptimizerConfig):
 
 
 def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
-    """AdamW over the parameters of `model` that take gradients, in their order."""
+    """AdamW over the parameters of `model` that take gradients, in their order.
+
+    Raises:
+        UserError: `config.optimizer` needs a library that is not installed.
+    """
     from torch.optim import AdamW
 
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -73,8 +86,12 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    kind = AdamW if config.epsilon_style == "torch" else _tensorflow_adamw()
     groups = [group for group in groups if group["params"]]
+    if config.optimizer == "adamw_8bit":
+        from components.training.eight_bit import adamw_8bit
+
+        return adamw_8bit(groups, config.peak, (0.9, config.beta2), config.epsilon)
+    kind = AdamW if config.epsilon_style == "torch" else _tensorflow_adamw()
     return kind(groups, lr=config.peak, betas=(0.9, config.beta2), eps=config.epsilon, fused=True)
 
 

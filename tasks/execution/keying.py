@@ -18,7 +18,13 @@ def key_of(stage: Stage, job: Settings, inputs: Inputs, root: Path = ROOT) -> tu
     """The key of a stage, and what it is made of (`components.keys.fingerprint.stage_key`)."""
     digests = {name: given.digest for name, given in inputs.items()}
     task = built_in_task(stage, inputs)
-    return stage_key(stage.name, job, digests, stage.module, stage.libraries, root, task)
+    return stage_key(stage.name, job, digests, stage.module, (*stage.libraries, *_optional(job)), root, task)
+
+
+def _optional(job: Settings) -> list[str]:
+    """Libraries that only some options of a stage use, and which change its result."""
+    asked = job.model_dump_json()
+    return ["bitsandbytes"] if '"adamw_8bit"' in asked or '"4bit"' in asked else []
 
 
 def built_in_task(stage: Stage, inputs: Inputs) -> str | None:

@@ -79,10 +79,15 @@ def start_from(job: RewardJob, sft: Path, previous: Path, member: int, first: An
         UserError: its adapter was trained on another SFT model.
     """
     folder = member_folder(previous, member if job.reward.combine == "ensemble" else 0)
-    if job.reward.lora is None:
+    lora = job.reward.lora
+    if lora is None:
         return load_reward_model(folder, job.runtime)[0]
-    shared = None if first is None else first.backbone
-    backbone = shared or Backbone(load_reward_model(sft, job.runtime, seed=0, heads=job.reward.heads)[0])
+    if first is not None:
+        backbone = first.backbone
+    else:
+        on_host = job.runtime.model_copy(update={"device": "cpu"})
+        model, _ = load_reward_model(sft, on_host, seed=0, heads=job.reward.heads)
+        backbone = Backbone(model, job.runtime.dtype, lora.quantize, job.runtime.device)
     if json.loads((folder / "adapter" / "backbone.json").read_text())["sha256"] != backbone.digest:
         raise UserError(
             "reward.refresh: the earlier reward model is an adapter of another SFT model than this run's, and fits no "
