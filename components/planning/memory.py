@@ -1,0 +1,275 @@
+"""Peak memory of each phase of the training stages on one device, part by part. Importable without torch.
+
+A phase's bytes are what is held while it runs, at its worst moment. Sequences are taken to be as long as the config
+lets them be. What is held whatever the model (libraries, the CUDA context) is a part of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from components.models.config import AdapterConfig, GenerationConfig
+from components.planning.models import Ranks, Trained, adapter, backbone, frozen, packed, whole
+from components.planning.shape import ModelShape
+from components.planning.tensors import (
+    FLOAT,
+    SAMPLED_AT_ONCE,
+    Format,
+    Pass,
+    activations,
+    block_activations,
+    cached_keys,
+    logits,
+    passing,
+    width,
+)
+from components.ppo.config import PpoConfig
+from components.reward.config import RewardConfig
+from components.sft.config import SftConfig
+from components.training.optim import OptimizerConfig
+
+PREFILL_PARTS = 8
+"""As `components.models.cache`, which imports torch: parts that prompts are read in."""
+CUDA_CONTEXT = 0.8e9
+"""Assumed, not measured: driver, kernels and cuBLAS workspaces of a process on a GPU."""
+CUDA_SPARE = 0.05
+"""Assumed, not measured: what PyTorch's allocator holds beyond its tensors, as a share of them."""
+PROCESS = 0.48e9
+"""Measured: resident memory of a process on a CPU with all its libraries, a tenth of which it loads on its way."""
+HEAP = 0.8
+"""Measured: what the C library's heap holds beyond the tensors of a pass, as a share of them. It gives nothing back
+(`components.models.runtime`), and an aligned block fits no gap that one of its own size left."""
+PASSING = ("gradients", "activations", "logits", "working")
+"""Parts that are made and freed at every step."""
+
+
+class PlannedRun(NamedTuple):
+    """What of a run's config decides its memory, and the shape of its model."""
+
+    shape: ModelShape
+    dtype: Format
+    generation: GenerationConfig
+    sft: SftConfig
+    reward: RewardConfig
+    ppo: PpoConfig
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.generation.max_prompt_tokens
+
+    @property
+    def response(self) -> int:
+        """Tokens of the longest response."""
+        return self.generation.max_new_tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens of both."""
+        return self.prompt + self.response
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one phase of a stage holds at its peak, bytes on one device."""
+
+    stage: str
+    name: str
+    parts: dict[str, int]
+    host: int = 0
+    """Bytes of the host's memory that a GPU's phase needs besides: what is written is copied there."""
+
+    @property
+    def bytes(self) -> int:
+        """All parts together."""
+        return sum(self.parts.values())
+
+
+def phases(run: PlannedRun, ranks: Ranks, device: str) -> list[Phase]:
+    """The phases of sft, reward and ppo in their order, each rank's."""
+    planner = _Planner(run, ranks, device)
+    return [*planner.sft(), *planner.reward(), *planner.ppo()]
+
+
+Parts = dict[str, float]
+
+
+class _Planner:
+    """The arithmetic of one run on one kind of machine."""
+
+    def __init__(self, run: PlannedRun, ranks: Ranks, device: str) -> None:
+        self.run, self.ranks, self.device = run, ranks, device
+        self.shape, self.dtype = run.shape, run.dtype
+
+    def sft(self) -> Iterator[Phase]:
+        """The loop, then sampling with the model that it leaves; checkpoints come between its steps."""
+        config, run = self.run.sft, self.run
+        trained = self._whole(config, scalar=False)
+        micro = self._micro(config.micro_batch_size, config.batch_size)
+        work = Pass(micro, run.length)
+        several = self.ranks.rows(config.batch_size) > micro
+        yield self._training("sft", "training", {}, trained, config, work, micro * run.response, several)
+        yield self._saving("sft", {"weights": trained.weights, "optimizer": trained.moments})
+        yield self._sampling("sft", {"weights": FLOAT * self.shape.parameters}, SAMPLED_AT_ONCE)  # rank 0, alone
+
+    def reward(self) -> Iterator[Phase]:
+        """Training member by member, then the SFT policy's samples, which make the scale, beside all members."""
+        config, run = self.run.reward, self.run
+        lora, ensemble = config.lora, config.published
+        held: Parts = {}
+        if lora is not None:
+            held["backbone"] = backbone(self.shape, self.dtype, lora.quantize)
+            trained = adapter(self.shape, lora, True, config.optimizer)
+            before = (ensemble - 1) * FLOAT * self.shape.adapter_parameters(lora)
+        else:
+            trained = self._whole(config, scalar=True)
+            before = (config.members - 1) * FLOAT * self.shape.scalar_parameters
+        held |= {"frozen": before} if before else {}
+        micro = self._micro(config.micro_batch_size, config.batch_size)
+        several = self.ranks.rows(config.batch_size) > micro
+        if config.shared_prompts:
+            work = Pass(micro, run.prompt + 2 * run.response, masked=True)
+        else:
+            work = Pass(2 * micro, run.length)
+        yield self._training("reward", "training", held, trained, config, work, 0, several, lora)
+        yield self._saving("reward", held | {"weights": trained.weights, "optimizer": trained.moments})
+        scored: Parts = {"policy": frozen(self.shape, False, self.dtype)}
+        if lora is not None:
+            scored |= held | {"weights": trained.weights}
+        else:
+            scored |= {"frozen": ensemble * FLOAT * self.shape.scalar_parameters}
+        yield self._sampling("reward", scored, SAMPLED_AT_ONCE)
+
+    def ppo(self) -> Iterator[Phase]:
+        """Sampling, the frozen models' pass, the policy's update, the critic's; the evaluation, what is written."""
+        config, run, ranks = self.run.ppo, self.run, self.ranks
+        held = self._held_by_ppo()
+        policy = self._trained_by_ppo(scalar=False)
+        critic = self._trained_by_ppo(scalar=True) if config.has_critic and config.critic.kind == "separate" else None
+        still: Parts = dict(held)
+        still["weights"] = policy.weights + (critic.weights if critic else 0)
+        still["optimizer"] = policy.moments + (critic.moments if critic else 0)
+        batch = ranks.rows(config.batch_size)
+        gathered = ranks.sharded and config.lora is None
+        yield self._sampling("ppo", still, batch, config.lora, gathered=gathered)
+        micro = self._micro(config.micro_batch_size, config.minibatch_size)
+        work, predicted = Pass(micro, run.length), micro * run.response
+        asks = self.dtype == "bfloat16"  # in float32 the sampler's numbers are the training path's
+        scoring = still | {
+            "activations": passing(self.shape, work, self.dtype),
+            "logits": logits(self.shape, predicted, 5 if asks else 2),
+        }
+        yield self._phase("ppo", "frozen pass", scoring)
+        several = ranks.rows(config.minibatch_size) > micro
+        beside = held | ({"critic": critic.weights + critic.moments} if critic else {})
+        yield self._training("ppo", "policy update", beside, policy, config, work, predicted, several, config.lora)
+        if critic is not None:
+            beside = held | {"policy": policy.weights + policy.moments}
+            yield self._training("ppo", "critic update", beside, critic, config, work, 0, several, config.lora)
+        whole_again = dict(held)
+        if config.lora is None:
+            models = self.shape.parameters + (self.shape.scalar_parameters if critic else 0)
+            whole_again["weights"] = FLOAT * models
+        else:
+            whole_again["weights"] = still["weights"]
+        yield self._sampling("ppo", whole_again, config.batch_size, config.lora, "evaluation")  # rank 0, alone
+        merged = {"merged": FLOAT * self.shape.parameters} if config.lora is not None else {}
+        yield self._saving("ppo", still | merged)
+
+    def _held_by_ppo(self) -> Parts:
+        """Frozen models, or the backbone and the reward model's adapter on it."""
+        config, members = self.run.ppo, self.run.reward.published
+        if config.lora is not None:
+            reward = self.run.reward.lora or config.lora
+            adapters = members * self.shape.adapter_parameters(reward) + (
+                self.shape.adapter_parameters(config.lora) if config.kl.refresh_every else 0
+            )
+            return {
+                "backbone": backbone(self.shape, self.dtype, config.lora.quantize),
+                "frozen": FLOAT * adapters,
+            }
+        references = 2 if config.kl.refresh_every else 1
+        policies = references * frozen(self.shape, False, self.dtype)
+        return {"frozen": policies + members * frozen(self.shape, True, self.dtype)}
+
+    def _trained_by_ppo(self, scalar: bool) -> Trained:
+        config, reward = self.run.ppo, self.run.reward
+        if config.lora is None:
+            return self._whole(config, scalar)
+        shape = (reward.lora or config.lora) if scalar and config.critic.start == "reward" else config.lora
+        return adapter(self.shape, shape, scalar, config.optimizer)
+
+    def _whole(self, config: OptimizerConfig, scalar: bool) -> Trained:
+        again = config.gradient_checkpointing
+        return whole(self.shape, scalar, self.dtype, config.optimizer, self.ranks, again)
+
+    def _micro(self, micro: int, batch: int) -> int:
+        return min(micro, self.ranks.rows(batch))
+
+    def _training(
+        self, stage: str, name: str, held: Parts, trained: Trained, config: OptimizerConfig, work: Pass,
+        predicted: int, several: bool, lora: AdapterConfig | None = None,
+    ) -> Phase:  # fmt: skip
+        """The worst of four moments: the graph with the head's logits, after them, the end of the backward pass, the
+        step.
+
+        Args:
+            predicted: tokens whose logits are computed; 0 for a scalar head.
+            several: micro-batches a step, so that the gradients of the first are held through the next.
+        """
+        shape, dtype, again = self.shape, self.dtype, config.gradient_checkpointing
+        graph = activations(shape, work, dtype, again, lora)
+        head = logits(shape, predicted, 3.5 if dtype == "bfloat16" else 3)
+        block = block_activations(shape, work, dtype, lora) if again else 0
+        block += work.all * width(dtype) * (3 * shape.intermediate_size + 2 * shape.hidden_size)
+        output = trained.largest if predicted else 0
+        before = trained.unreduced if several else 0
+        moments: list[Parts] = [
+            {"gradients": before, "activations": graph, "logits": head, "working": trained.working},
+            {"gradients": before + output, "activations": graph + block, "working": trained.working},
+            {"gradients": (before or trained.gradients) + (trained.largest if predicted or several else 0),
+             "activations": block, "working": trained.working},
+            {"gradients": trained.gradients},
+        ]  # fmt: skip
+        base = held | {"weights": trained.weights, "optimizer": trained.moments}
+        return max((self._phase(stage, name, base | moment) for moment in moments), key=lambda phase: phase.bytes)
+
+    def _sampling(
+        self, stage: str, held: Parts, rows: int, trained: AdapterConfig | None = None, name: str = "sampling",
+        gathered: bool = False,
+    ) -> Phase:  # fmt: skip
+        """The prompts' pass or the last token, whichever holds more, beside the copy that is sampled from.
+
+        Args:
+            gathered: whether it is made of shares, which are gathered before.
+        """
+        shape, run, dtype = self.shape, self.run, self.dtype
+        part = Pass(-(-rows // PREFILL_PARTS), run.prompt)
+        quantized = trained is not None and trained.quantize is not None
+        copied = 2.0 * shape.parameters if dtype == "bfloat16" and not quantized else 0.0
+        copied += FLOAT * shape.parameters if gathered else 0
+        copied += 0 if quantized else packed(shape, dtype, self.device)
+        expanded = 2 * width(dtype) * rows * run.length * shape.queries if shape.kv_heads < shape.heads else 0
+        last = FLOAT * 4 * rows * shape.vocabulary
+        cache = cached_keys(shape, rows, run.length, dtype)
+        moments: list[Parts] = [
+            {"activations": passing(shape, part, dtype)},
+            {"activations": expanded, "logits": last},
+        ]
+        base = held | {"sampling copy": copied, "key-value cache": cache}
+        return max((self._phase(stage, name, base | m) for m in moments), key=lambda phase: phase.bytes)
+
+    def _saving(self, stage: str, held: Parts) -> Phase:
+        """What is held while it is written; on a GPU the host gets a copy of all that a checkpoint holds, gathered."""
+        written = held.get("weights", 0) + held.get("optimizer", 0)
+        host = written * (self.ranks.number if self.ranks.sharded else 1) if self.device == "cuda" else 0
+        return self._phase(stage, "saving", held, host)
+
+    def _phase(self, stage: str, name: str, parts: Parts, host: float = 0) -> Phase:
+        tensors = {part: round(held) for part, held in parts.items() if round(held)}
+        if self.device == "cuda":
+            tensors["CUDA"] = round(CUDA_CONTEXT + CUDA_SPARE * sum(tensors.values()))
+        else:
+            tensors["heap"] = round(HEAP * sum(tensors.get(part, 0) for part in PASSING))
+            tensors["process"] = round(PROCESS)
+        return Phase(stage, name, tensors, round(host))

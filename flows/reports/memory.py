@@ -1,0 +1,132 @@
+"""What a run takes on a machine, on paper: memory of each phase, whether it fits, and what to change."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from components.base.errors import UserError
+from components.planning.advice import Machine, StagePlan, plan_stages
+from components.planning.memory import PlannedRun
+from components.planning.models import Sharding
+from components.planning.shape import ModelShape
+from flows.config.run_config import RunConfig
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+NAMED = 3
+"""Parts of a phase that the table names."""
+
+
+def planned_run(config: RunConfig, base: Path | None, shape: ModelShape | None = None, gpu: bool = False) -> PlannedRun:
+    """What of `config` decides its memory.
+
+    Args:
+        base: folder of the pretrained model that `sft.base` names; None where it names none.
+        shape: of another model than the one that the config names.
+        gpu: whether `runtime.dtype: auto` is a GPU's to choose; else it is this machine's.
+
+    Raises:
+        UserError: the pretrained model is of a kind that memory is not computed for.
+    """
+    if shape is None:
+        shape = ModelShape.of_scratch(config.sft.scratch) if base is None else ModelShape.of_folder(base, "sft.base")
+    dtype = config.runtime.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if gpu else config.runtime.resolve().dtype
+    assert dtype != "auto"
+    return PlannedRun(shape, dtype, config.generation, config.sft, config.reward, config.ppo)
+
+
+def sharding_of(config: RunConfig) -> Sharding:
+    """`runtime.sharding`, its `auto` and `none` resolved as for several ranks."""
+    found = config.runtime.sharding
+    return next((each for each in get_args(Sharding) if each == found), "zero2")
+
+
+def parse_size(text: str) -> int:
+    """Bytes that `80GB`, `24GiB` or `512MB` says.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", text.strip())
+    if not found or not float(found[1]):
+        raise UserError(f"--memory {text}: give a size as 80GB (10^9 bytes each) or 24GiB (2^30).")
+    return int(float(found[1]) * UNITS[found[2] or ""])
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A run's training stages on a machine."""
+
+    profile: str
+    run: PlannedRun
+    machine: Machine
+    stages: list[StagePlan]
+
+    @classmethod
+    def of(cls, profile: str, run: PlannedRun, machine: Machine) -> "MemoryPlan":
+        """Compute it."""
+        return cls(profile, run, machine, plan_stages(run, machine))
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every stage does; None where the machine's memory isn't given."""
+        return None if self.machine.memory is None else all(stage.fits for stage in self.stages)
+
+    def as_json(self) -> str:
+        """One JSON object; docs/scaling.md describes its fields."""
+        memory, machine = self.machine.memory, self.machine
+        stages = [
+            {
+                "stage": stage.stage,
+                "bytes": stage.worst.bytes,
+                "fits": stage.fits,
+                "phases": [
+                    {"phase": phase.name, "bytes": phase.bytes, "host_bytes": phase.host,
+                     "fits": None if memory is None else phase.bytes <= memory, "parts": phase.parts}
+                    for phase in stage.phases
+                ],
+                "advice": [
+                    {"set": list(each.options), "bytes": each.bytes, "fits": each.fits} for each in stage.advice
+                ],
+            }
+            for stage in self.stages
+        ]  # fmt: skip
+        told = {
+            "profile": self.profile, "parameters": self.run.shape.parameters, "dtype": self.run.dtype,
+            "gpus": machine.gpus, "sharding": machine.sharding if machine.gpus > 1 else "none", "memory": memory,
+            "fits": self.fits, "stages": stages,
+        }  # fmt: skip
+        return json.dumps(told)
+
+    def text(self) -> str:
+        """For a terminal."""
+        memory = self.machine.memory
+        lines = [self._machine(), "", f"{'stage':8}{'phase':15}{'GB':>8}  {'fits' if memory else '':5}  most of it"]
+        for stage in self.stages:
+            for phase in stage.phases:
+                most = sorted(phase.parts.items(), key=lambda part: -part[1])[:NAMED]
+                told = ", ".join(f"{part} {held / 1e9:.2f}" for part, held in most)
+                fits = "" if memory is None else "yes" if phase.bytes <= memory else "NO"
+                host = f"; and {phase.host / 1e9:.2f} GB of the host's" if phase.host else ""
+                lines.append(f"{stage.stage:8}{phase.name:15}{phase.bytes / 1e9:8.2f}  {fits:5}  {told}{host}")
+        for stage in self.stages:
+            if stage.advice:
+                lines += ["", f"{stage.stage} takes {stage.worst.bytes / 1e9:.2f} GB in its {stage.worst.name}. With"]
+                lines += [
+                    f"  {' '.join(f'--set {option}' for option in each.options)}: {each.bytes / 1e9:.2f} GB, "
+                    f"{'fits' if each.fits else 'does not fit'}"
+                    for each in stage.advice
+                ]
+            elif stage.fits is False:
+                lines += ["", f"{stage.stage} takes {stage.worst.bytes / 1e9:.2f} GB, and no option makes it less."]
+        return "\n".join(lines)
+
+    def _machine(self) -> str:
+        machine, run = self.machine, self.run
+        of = f" of {machine.memory / 1e9:g} GB" if machine.memory else ""
+        where = f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}{of}" if machine.gpus else f"a CPU{of}"
+        shared = f", {machine.sharding}" if machine.gpus > 1 else ""
+        return f"{self.profile}: {run.shape.parameters:,} parameters, {run.dtype}, on {where}{shared}; bytes a device"
