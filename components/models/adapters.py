@@ -237,12 +237,12 @@ def load_adapter(backbone: Backbone, name: str, folder: Path) -> AdapterView:
     file = folder / "adapter_model.safetensors"
     config = json.loads((folder / "adapter_config.json").read_text())
     with refusing(file, "the artifact", "can't be read as safetensors"):
-        tensors = load_file(file, device=str(backbone.model.device))
+        tensors = load_file(file)
     check_finite(file, "the artifact", tensors)
     score = None
     if (head := tensors.get(f"{_WHOLE}score.weight")) is not None:
         score = nn.Linear(head.shape[1], head.shape[0], bias=False)
-        score.weight = nn.Parameter(head)
+        score.weight = nn.Parameter(head.to(backbone.model.device))
     shape = AdapterConfig(rank=config["r"], alpha=config["lora_alpha"], targets=config["target_modules"])
     view = backbone.add(name, shape, seed=0, score=score)
     weights = {f"{_below(backbone)}{key}": weight for key, weight in backbone.adapter_weights(name).items()}

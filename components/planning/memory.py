@@ -246,8 +246,8 @@ class _Planner:
         shape, run, dtype = self.shape, self.run, self.dtype
         part = Pass(-(-rows // PREFILL_PARTS), run.prompt)
         quantized = trained is not None and trained.quantize is not None
-        copied = 2.0 * shape.parameters if dtype == "bfloat16" and not quantized else 0.0
-        copied += FLOAT * shape.parameters if gathered else 0
+        whole = FLOAT * shape.parameters if gathered else 0  # in bfloat16 it goes once the copy is made
+        copied = whole if dtype == "float32" or quantized else 2.0 * shape.parameters
         copied += 0 if quantized else packed(shape, dtype, self.device)
         expanded = 2 * width(dtype) * rows * run.length * shape.queries if shape.kv_heads < shape.heads else 0
         last = FLOAT * 4 * rows * shape.vocabulary
@@ -257,7 +257,10 @@ class _Planner:
             {"activations": expanded, "logits": last},
         ]
         base = held | {"sampling copy": copied, "key-value cache": cache}
-        return max((self._phase(stage, name, base | m) for m in moments), key=lambda phase: phase.bytes)
+        found = [self._phase(stage, name, base | moment) for moment in moments]
+        if whole > 0 and dtype == "bfloat16":
+            found.append(self._phase(stage, name, held | {"sampling copy": whole + copied}))
+        return max(found, key=lambda phase: phase.bytes)
 
     def _saving(self, stage: str, held: Parts) -> Phase:
         """What is held while it is written; on a GPU the host gets a copy of all that a checkpoint holds, gathered."""

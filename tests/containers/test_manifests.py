@@ -1,6 +1,8 @@
 """Containerfile, manifests, compose file and units, judged by the programs that read them; each finds a mistake too."""
 
 import copy
+import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -67,13 +69,13 @@ def mistakes(objects: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["base", "overlays/gpu", "job"])
+@pytest.mark.parametrize("name", ["base", "overlays/gpu", "job", "hosts", "pool"])
 def test_the_manifests_render_and_are_what_kubernetes_takes(name: str) -> None:
     objects = render(INFRA / "kubernetes" / name)
     assert mistakes(objects) == []
     kinds = [each["kind"] for each in objects]
     print(f"\n{name}: {len(objects)} objects, {', '.join(sorted(set(kinds)))}")
-    assert kinds.count("Deployment") == {"base": 3, "overlays/gpu": 4, "job": 0}[name]
+    assert kinds.count("Deployment") == {"base": 3, "overlays/gpu": 4, "job": 0, "hosts": 0, "pool": 1}[name]
     assert all(each["metadata"].get("namespace") == "tether" for each in objects if each["kind"] != "Namespace")
     # Every ConfigMap and claim that a pod names is there, or is the base's.
     made = {(each["kind"], each["metadata"]["name"]) for each in objects} | {("PersistentVolumeClaim", "home")}
@@ -89,7 +91,22 @@ def test_the_manifests_render_and_are_what_kubernetes_takes(name: str) -> None:
         if "template" in each.get("spec", {})
         for container in each["spec"]["template"]["spec"]["containers"]
     }
-    assert images <= {"tether:cpu", "tether:cuda", "docker.io/library/postgres:15-bookworm"}
+    assert images <= {
+        "tether:cpu", "tether:cuda", "docker.io/library/postgres:15-bookworm",
+        f"docker.io/prefecthq/prefect:{importlib.metadata.version('prefect')}-python3.11-kubernetes",
+    }  # fmt: skip
+
+
+def test_the_job_that_a_pool_makes_is_one_that_kubernetes_takes() -> None:
+    from prefect.utilities.templating import apply_values
+
+    template = json.loads((INFRA / "kubernetes" / "pool" / "gpu.json").read_text())
+    defaults = {n: each["default"] for n, each in template["variables"]["properties"].items() if "default" in each}
+    # As prefect-kubernetes fills them in: a list of words, and of names and values.
+    given = defaults | {"name": "run", "command": ["prefect", "flow-run", "execute"], "labels": {"a": "b"}, "gpus": 2}
+    given["env"] = [{"name": "TETHER_HOME", "value": "/var/lib/tether"}]
+    job = apply_values(template["job_configuration"], given)["job_manifest"]
+    assert mistakes([job | {"metadata": job["metadata"] | {"name": "run"}}]) == []
 
 
 def test_a_manifest_with_a_wrong_type_or_an_unknown_field_is_found() -> None:
