@@ -135,8 +135,8 @@ def rank_table() -> str:
     for gpus in (1, 2, 4, 8, 16, 32):
         cells = []
         for sharding in ("zero2", "zero3"):
-            stage = plan_stages(run, Machine(gpus, CARD, sharding))[-1]  # type: ignore[arg-type]
-            sent = step_traffic(run.shape, Ranks(gpus, sharding), max(1, micros // gpus))  # type: ignore[arg-type]
+            stage = plan_stages(run, Machine(gpus, CARD, sharding))[-1]
+            sent = step_traffic(run.shape, Ranks(gpus, sharding), max(1, micros // gpus))
             cells += [_cell(stage), f"{sent / 1e9:.0f}"]
         lines.append(f"| {gpus} | {' | '.join(cells)} | {operations / gpus / 1e15:.1f} |")
     return "\n".join(lines)
