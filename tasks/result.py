@@ -9,14 +9,16 @@ from pydantic import Field
 
 from components.base.errors import UserError
 from components.base.hashing import digest_file
+from components.base.nested import group
 from components.base.settings import Settings
 from components.gates.judging import Verdict
 from components.store.store import Record, digest_folder
 from tasks.stages import Stage
 
 State = Literal[
-    "failed", "gate_failed", "interrupted", "running", "awaiting_labels", "waived", "passed", "cached", "not_run"
-]
+    "failed", "gate_failed", "interrupted", "running", "awaiting_labels", "waived", "passed", "cached", "skipped",
+    "not_run",
+]  # fmt: skip
 """A stage's states by how bad they are; a run's state is the worst of its stages'."""
 
 
@@ -68,7 +70,8 @@ class StageResult:
     path: Path
     """The artifact as a folder (links into the store; don't write there)."""
     state: State
-    """`passed`, `cached`, `waived` or `gate_failed`; `running` for a sub-stage that isn't the last of its stage."""
+    """`passed`, `cached`, `waived`, `gate_failed` or `skipped`; `running` for a sub-stage that isn't the last of
+    its stage."""
     verdicts: Sequence[Verdict]
     cached: bool
     seconds: float
@@ -91,6 +94,11 @@ class StageResult:
             name=name, digest=self.digest, path=self.path, stage=self.name, stored=True,
             lineage=lineage_of(self.inputs.values()), imported=self.imported,
         )  # fmt: skip
+
+
+def is_skipped(record: Record) -> bool:
+    """Whether the config left the stage of a record out, so that its artifact is what went in: `sft.train` is false."""
+    return group(record.job, record.stage).get("train") is False
 
 
 def lineage_of(inputs: Collection[Input]) -> dict[str, str]:

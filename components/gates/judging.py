@@ -39,6 +39,8 @@ class Verdict(Settings):
     threshold: Threshold
     """None: the gate is off."""
     passed: bool
+    skipped: bool = False
+    """The config left the stage out, so there is nothing that could pass."""
     waived: bool = False
     user: str | None = None
     reason: str | None = None
@@ -50,7 +52,12 @@ class Verdict(Settings):
     @property
     def stops(self) -> bool:
         """Whether nothing downstream may start."""
-        return not (self.passed or self.waived or self.warn_only)
+        return not (self.passed or self.waived or self.warn_only or self.skipped)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether no policy that rests on the stage may be promoted: the stage was skipped, and nobody waived this."""
+        return self.skipped and not (self.passed or self.waived or self.warn_only)
 
 
 class ExtraGate(Settings):
@@ -115,14 +122,20 @@ class GatesConfig(BaseModel):
 
 
 def judge(
-    stage: str, metrics: Mapping[str, float], gates: GatesConfig, waivers: Sequence[Waiver] = ()
+    stage: str,
+    metrics: Mapping[str, float],
+    gates: GatesConfig,
+    waivers: Sequence[Waiver] = (),
+    skipped: bool = False,
 ) -> list[Verdict]:
     """Judge a stage's final metrics by every gate of the stage; `waivers` may be of any stage.
 
-    A missing metric, NaN or an infinity fails. A waiver only counts for a gate that failed.
+    A missing metric, NaN or an infinity fails. A waiver only counts for a gate that failed. Gates of a stage that was
+    `skipped` fail whatever its metrics are, and stop nothing.
     """
     by_gate = {waiver.gate: waiver for waiver in waivers}
-    return [_judge(gate, metrics, threshold, by_gate.get(gate.name)) for gate, threshold in gates.rules(stage)]
+    rules = gates.rules(stage)
+    return [_judge(gate, metrics, threshold, by_gate.get(gate.name), skipped) for gate, threshold in rules]
 
 
 def check_waivers(waivers: Sequence[Waiver], gates: GatesConfig, given: str = "--waive") -> None:
@@ -142,7 +155,9 @@ def failure(stage: str, verdicts: Sequence[Verdict]) -> GateFailed | None:
     return GateFailed(f"{stage}: {len(stopping)} gate(s) failed. {lines}")
 
 
-def _judge(gate: Gate, metrics: Mapping[str, float], threshold: Threshold, waiver: Waiver | None) -> Verdict:
+def _judge(
+    gate: Gate, metrics: Mapping[str, float], threshold: Threshold, waiver: Waiver | None, skipped: bool
+) -> Verdict:
     value = metrics.get(gate.metric)
     if value is None and gate.if_measured:
         threshold = None
@@ -175,9 +190,12 @@ def _judge(gate: Gate, metrics: Mapping[str, float], threshold: Threshold, waive
         if (second := stand_in(gate, metrics)) is not None:
             passed = passed or _holds(gate.op, value, second[1])
             text += f" or within {second[0]} {_shown(second[1])}"
+    if skipped:
+        passed, text = False, f"the stage {gate.stage} was skipped, so its gates do not pass ({text})"
     if not passed and waiver is not None:
-        return verdict(passed=passed, text=text, waived=True, user=waiver.user, reason=waiver.reason)
-    return verdict(passed=passed, text=text)
+        by = {"user": waiver.user, "reason": waiver.reason}
+        return verdict(passed=passed, text=text, skipped=skipped, waived=True, **by)
+    return verdict(passed=passed, text=text, skipped=skipped)
 
 
 def stand_in(

@@ -7,14 +7,14 @@ from components.gates.judging import Verdict
 
 
 def outcome(verdict: Verdict) -> str:
-    """One word: PASS, FAIL, WARN, WAIVED or OFF."""
+    """One word: PASS, FAIL, WARN, WAIVED, SKIPPED or OFF."""
     if verdict.threshold is None:
         return "OFF"
     if verdict.passed:
         return "PASS"
     if verdict.waived:
         return "WAIVED"
-    return "WARN" if verdict.warn_only else "FAIL"
+    return "WARN" if verdict.warn_only else "SKIPPED" if verdict.skipped else "FAIL"
 
 
 def markdown(verdicts: Sequence[Verdict]) -> str:

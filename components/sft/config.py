@@ -1,8 +1,8 @@
 """Options of supervised fine-tuning. Importable without torch."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.base.settings import Settings, unkeyed
 from components.models.config import GenerationConfig, ScratchModel
@@ -18,6 +18,9 @@ class SftConfig(FitConfig):
     keep: str | None = unkeyed(None)
     """A run of this home whose SFT model this run takes as it is, with the data it learned from: so the rounds of
     `tether iterate` are all tethered to one model. Null trains one on this run's data."""
+    train: bool = True
+    """False takes `base` as the SFT policy as it is. The stage is then `skipped`: it measures the base, but its gates
+    do not pass, and the run's policy is no candidate for promotion unless they are waived."""
     scratch: ScratchModel = ScratchModel()
     """The model to build where `base` is null."""
     max_demonstrations: int | None = Field(None, ge=1)
@@ -28,6 +31,15 @@ class SftConfig(FitConfig):
     out, in training and on the held-out side, or cut and without EOS, which teaches the model not to end."""
     evaluate: int = Field(512, ge=1)
     """Held-out demonstrations for loss and perplexity, and held-out prompts to sample responses to."""
+
+    @model_validator(mode="after")
+    def _something_is_the_policy(self) -> Self:
+        if not self.train and self.base is None and self.keep is None:
+            raise ValueError(
+                "sft.train is false, so sft.base is the SFT policy: set sft.base to its folder or its name on the hub, "
+                "or leave sft.train true"
+            )
+        return self
 
 
 class SftJob(Settings):

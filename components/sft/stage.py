@@ -35,6 +35,8 @@ from components.training.loop import TrainingExamples, fit, torch_seed
 def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Train on `inputs["data"]` from `inputs["base"]` or from nothing; publish the model, samples and metrics.
 
+    Where `sft.train` is false, the base itself is published, and measured in the same way.
+
     Raises:
         UserError: overlong demonstrations are left out, and less than a batch, or nothing to evaluate on, is left.
     """
@@ -52,9 +54,12 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         choose_demonstrations(tokenizer, rows, job.generation, job.sft.overlong, most)
         for rows, most in ((train, job.sft.max_demonstrations), (heldout, job.sft.evaluate))
     )
-    _need_enough(job, chosen, evaluated)
+    _need_enough(job.sft.batch_size if job.sft.train else 0, job, chosen, evaluated)
     examples, heldout_examples = chosen.examples, evaluated.examples
-    metrics = {"sft/demonstrations": float(len(examples)), "sft/overlong": chosen.overlong / chosen.seen}
+    metrics = {
+        "sft/demonstrations": float(len(examples)) if job.sft.train else 0.0,
+        "sft/overlong": chosen.overlong / chosen.seen,
+    }
     tokens = [len(response) for _, response in heldout_examples]
     baseline = unigram_losses(examples, heldout_examples, len(tokenizer))
     metrics["sft/unigram_perplexity"] = math.exp(sum(baseline) / sum(tokens))
@@ -62,10 +67,13 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
         metrics["sft/base_perplexity"] = math.exp(sum(baseline) / sum(tokens))
 
-    model = fine_tune(job, model, tokenizer.pad_token_id, examples, out, observe).eval()
+    losses = baseline
+    if job.sft.train:
+        model = fine_tune(job, model, tokenizer.pad_token_id, examples, out, observe).eval()
     go_on_alone()
     save_model(model, tokenizer, out / "artifact" / "model")
-    losses = response_losses(model, tokenizer, heldout_examples, job.runtime)
+    if job.sft.train:
+        losses = response_losses(model, tokenizer, heldout_examples, job.runtime)
     loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
     metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
@@ -74,9 +82,11 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     return metrics
 
 
-def _need_enough(job: SftJob, train: TokenizedDemonstrations, heldout: TokenizedDemonstrations) -> None:
+def _need_enough(
+    least_trained: int, job: SftJob, train: TokenizedDemonstrations, heldout: TokenizedDemonstrations
+) -> None:
     for chosen, use, least, name in (
-        (train, "to train on", job.sft.batch_size, "sft.batch_size"), (heldout, "to evaluate on", 1, "the least"),
+        (train, "to train on", least_trained, "sft.batch_size"), (heldout, "to evaluate on", 1, "the least"),
     ):  # fmt: skip
         if len(chosen.examples) < min(least, chosen.seen):
             raise UserError(

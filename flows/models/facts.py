@@ -248,7 +248,8 @@ def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping
 def _promoted(stages: Mapping[str, StageStatus], done: Iterable[Done]) -> dict[str, str] | None:
     """Who promoted the policy of a run, by that run's own folder: MLflow may hear of it later."""
     judged = stages.get("human_eval")
-    if judged is None or judged.state not in PASSED:
+    withheld = any(gate.withheld for stage in stages.values() for gate in stage.gates)
+    if judged is None or judged.state not in PASSED or withheld:
         return None
     for each in done:
         if each.record.digest == judged.digest and not each.imported:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from components.base.errors import UserError, refuse_credentials
 from tasks.tracking.client import connect, permitted
-from tasks.tracking.promotion import CHAMPION, Versions, human_eval
+from tasks.tracking.promotion import CHAMPION, Versions, human_eval, withheld_gates
 from tasks.tracking.registry import Version, versions
 
 
@@ -28,6 +28,13 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
         raise UserError(
             f"promote {asked}: the human evaluation of {shown} {why}, and only a policy that passed its gates is "
             f"promoted. Finish it with `tether human-eval score SHEET`, or rerun human_eval."
+        )
+    if held := withheld_gates(found.tags):
+        gates = " ".join(f"--waive {gate}" for gate in held["gates"])
+        raise UserError(
+            f"promote {asked}: run {held['run']} skipped a stage (sft.train is false), so {', '.join(held['gates'])} "
+            f"did not pass for {shown}. Waive them first: `tether rerun human_eval --from {held['run']} {gates} "
+            f"--because TEXT`."
         )
     if CHAMPION in found.aliases:
         return f"{shown} is {CHAMPION} already."

@@ -89,7 +89,7 @@ class StageFacts:
     def judged(self) -> dict[str, int]:
         """How many of its gates ended how."""
         words = [outcome(verdict) for verdict in self.status.gates]
-        return {word: words.count(word) for word in ("PASS", "WAIVED", "WARN", "FAIL") if word in words}
+        return {word: words.count(word) for word in ("PASS", "WAIVED", "WARN", "SKIPPED", "FAIL") if word in words}
 
     @property
     def charts(self) -> dict[str, Chart]:

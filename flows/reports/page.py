@@ -26,6 +26,7 @@ from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on
 from flows.reports.rounds import COLUMNS, rounds_chart
 from flows.reports.terminal import IMPORTED, by_another, cost, ends_after, simulated_note
 from tasks.execution.drawing import thin
+from tasks.runs.status import StageStatus
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 1500
@@ -110,11 +111,20 @@ def ending(facts: RunFacts) -> list[str]:
         if gate.outcome == "WAIVED":
             told.append(f"The gate {name} failed and was waived.")
     for stage in facts.status.stages:
+        if stage.state == "skipped":
+            told.append(_skipped(stage))
         if stage.state in ("failed", "interrupted", "running"):
             told.append(f"The stage {stage.name}: {stage.state}.")
         if stage.state == "awaiting_labels":
             told.append("The run waits for people's labels: each rater fills in a file of their own.")
     return [*told, ends_after(facts.status)] if facts.status.until else told
+
+
+def _skipped(stage: StageStatus) -> str:
+    """What it means that a stage was skipped."""
+    withheld = ", ".join(gate.name for gate in stage.gates if gate.withheld)
+    no_candidate = f" The policy is no candidate for promotion unless these gates are waived: {withheld}."
+    return f"The stage {stage.name} was skipped: its base model is taken as it is.{no_candidate if withheld else ''}"
 
 
 SHOWN: dict[str, tuple[str, dict[str, str]]] = {

@@ -19,11 +19,11 @@ from tasks.runs.status import RunStatus, StageStatus
 
 STYLES = {
     "failed": "red", "gate_failed": "red", "interrupted": "yellow", "waived": "yellow", "awaiting_labels": "yellow",
-    "running": "cyan", "passed": "green", "cached": "green", "not_run": "dim",
+    "running": "cyan", "passed": "green", "cached": "green", "skipped": "yellow", "not_run": "dim",
 }  # fmt: skip
 SIMULATED_DATA = "Votes, gold scores and violations are the built-in task's: they are simulated. People judge."
 IMPORTED = "This run was imported: another home computed it and wrote its numbers. No digest tells who that was."
-_OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "PASS": "green", "OFF": "dim"}
+_OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "SKIPPED": "yellow", "PASS": "green", "OFF": "dim"}
 
 
 def simulated_note(generated: bool, people_judge: bool) -> str:

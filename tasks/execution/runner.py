@@ -20,7 +20,7 @@ from tasks.execution.computing import Show, Work, compute_once, look_up
 from tasks.execution.context import RunContext
 from tasks.execution.keying import Inputs, key_of
 from tasks.execution.progress import StageProgress
-from tasks.result import Given, StageResult, State, as_inputs
+from tasks.result import Given, StageResult, State, as_inputs, is_skipped
 from tasks.runs.explained import Explanation, Hit
 from tasks.runs.journal import Done, write_done
 from tasks.runs.points import Point, Spool, points_file
@@ -32,7 +32,8 @@ def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> Sta
     """Run a stage's whole life in this process, or take its result from the store. The runtime of `job` is resolved.
 
     Returns:
-        The result; its state is `passed`, `cached` or `waived` (`running` for a sub-stage that isn't the last).
+        The result; its state is `passed`, `cached`, `waived` or `skipped` (`running` for a sub-stage that isn't the
+        last).
 
     Raises:
         GateFailed: a gate stops the run; the artifact is kept.
@@ -157,12 +158,15 @@ def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
 
 def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cached: bool, started: float) -> StageResult:
     """Judge a record by this run's thresholds: the verdict is never cached."""
-    verdicts = judging.judge(stage.shown, record.metrics, ctx.gates, ctx.waivers) if stage.final else []
+    skipped = is_skipped(record)
+    verdicts = judging.judge(stage.shown, record.metrics, ctx.gates, ctx.waivers, skipped) if stage.final else []
     state: State
     if not stage.final:
         state = "running"
     elif any(verdict.stops for verdict in verdicts):
         state = "gate_failed"
+    elif skipped:
+        state = "skipped"
     elif any(verdict.waived for verdict in verdicts):
         state = "waived"
     else:

@@ -40,7 +40,7 @@ from tasks.tracking.address import mlflow_file, mlflow_page
 
 T = TypeVar("T")
 
-_NAMES = {"cached": "Cached", "waived": "GateWaived"}
+_NAMES = {"cached": "Cached", "waived": "GateWaived", "skipped": "Skipped"}
 
 
 class Outcome(Generic[T]):

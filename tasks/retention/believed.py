@@ -15,7 +15,7 @@ from components.base.errors import UserError
 from components.gates.judging import GatesConfig, Threshold, Verdict, Waiver, judge
 from components.store.archive import RUN, Archive
 from components.store.records import SHA, Record
-from tasks.result import State
+from tasks.result import State, is_skipped
 from tasks.runs.config import CONFIG, parse_values
 from tasks.runs.label import LONGEST_VALUE, Label
 from tasks.runs.schema import RUN_SCHEMA
@@ -213,13 +213,14 @@ def _record(stage: str, key: str | None, digest: str | None, records: list[Recor
 
 def _verdicts(given: StageStatus, record: Record | None, gates: GatesConfig, where: str) -> list[Verdict]:
     """Return the stage's gates as they are judged here, which the run has to agree with."""
-    claims: tuple[State, ...] = ("passed", "cached", "waived", "gate_failed")
+    claims: tuple[State, ...] = ("passed", "cached", "waived", "gate_failed", "skipped")
     if record is None or not KNOWN[record.stage].final:
         if given.gates or given.state in claims:
             raise ValueError(f"{where}: it is {given.state}, and nothing is there that its gates could judge")
         return []
     waivers = [Waiver(gate=v.name, user=_short(v.user), reason=_short(v.reason)) for v in given.gates if v.waived]
-    judged = judge(given.name, record.metrics, gates, waivers)
+    skipped = is_skipped(record)
+    judged = judge(given.name, record.metrics, gates, waivers, skipped)
     by_name: Mapping[str, Verdict] = {verdict.name: verdict for verdict in judged}
     for verdict in given.gates:
         here = by_name.get(verdict.name)
@@ -230,7 +231,8 @@ def _verdicts(given: StageStatus, record: Record | None, gates: GatesConfig, whe
             if said != found:
                 raise ValueError(f"{where}: {verdict.name} has {field} {said}; its record and config give {found}")
     stops, waived = any(verdict.stops for verdict in judged), any(verdict.waived for verdict in judged)
-    expected = ("gate_failed",) if stops else ("waived",) if waived else ("passed", "cached")
+    fine = ("skipped",) if skipped else ("waived",) if waived else ("passed", "cached")
+    expected = ("gate_failed",) if stops else fine
     if given.state in claims and given.state not in expected:
         raise ValueError(f"{where}: it is {given.state}; its gates, judged by its record, give {expected[0]}")
     return judged if given.gates or any(verdict.threshold is not None for verdict in judged) else []

@@ -497,7 +497,7 @@ def _interrupt(stages: Sequence[StageStatus], stopped: State = "interrupted") ->
             stage.state = stopped
 
 
-_FINE = {"passed", "cached", "waived", "not_run"}
+_FINE = {"passed", "cached", "waived", "skipped", "not_run"}
 """States that do not say why a run is over before its last stage."""
 
 

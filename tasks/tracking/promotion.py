@@ -8,11 +8,12 @@ tether.human_eval   its human evaluation: {run, state, judges, win_rate, win_rat
 tether.champion     when it was champion: [{from, by, because, until, ended_by, ended_because}], the last one open
 tether.demoted      {at, by, because}: no run points an alias at it again, only a person does
 tether.imported     the run that took it, where an imported record is among what it was made from: likewise
+tether.withheld     {run, gates}: gates of a skipped stage that nobody waived; it gets no alias until a run waives them
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,12 +42,15 @@ class Versions:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def register(self, done: Done, name: str, model: str, run: str, waivers: Mapping[str, Any]) -> None:
+    def register(
+        self, done: Done, name: str, model: str, run: str, waivers: Mapping[str, Any], withheld: Sequence[str] = ()
+    ) -> None:
         """Make the version of `name` that holds `done` (if new), and point `candidate` at it unless that was set later.
 
         Args:
             model, run: the ids of the LoggedModel and of the run that computed it.
             waivers: of the run that takes it, this stage's and earlier ones'.
+            withheld: gates of skipped stages that the run did not waive; with any, `candidate` is not set.
         """
         record = done.record
         found = self._find(name, record.digest)
@@ -60,14 +64,15 @@ class Versions:
         versions = json.dumps([{"name": name, "version": int(version)}])
         self._client.set_logged_model_tags(model, {"mlflow.modelVersions": versions})
         self._waive(name, version, found.tags, done.run, waivers)
-        if self._may_point(name, version, found.tags, done):
+        if self._may_point(name, version, found.tags, done, withheld):
             self._point(name, CANDIDATE, version, done.time)
         self.describe(name, version)
 
-    def judge(self, done: Done, name: str, waivers: Mapping[str, Any]) -> None:
+    def judge(self, done: Done, name: str, waivers: Mapping[str, Any], withheld: Sequence[str] = ()) -> None:
         """Write a human evaluation onto the policy that it judged, and promote that if every gate passed unwaived.
 
-        What rests on an imported record is promoted by a person only.
+        What rests on an imported record is promoted by a person only, and what rests on a skipped stage, with gates
+        `withheld`, by nobody.
         """
         digest = done.lineage.get("ppo")
         found = self._find(name, digest) if digest else None
@@ -80,7 +85,7 @@ class Versions:
         judged = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
         self._set(name, version, "tether.human_eval", judged)
         self._waive(name, version, found.tags, done.run, waivers)
-        if self._may_point(name, version, found.tags, done) and state == "passed":
+        if self._may_point(name, version, found.tags, done, withheld) and state == "passed":
             self.promote(name, version, done.user, f"human_eval passed in run {done.run}", done.time, run=done.run)
         self.describe(name, version)
 
@@ -132,10 +137,15 @@ class Versions:
         lines = [*state_lines(found.tags), ""] if found.tags else []
         self._client.update_model_version(name, version, "\n".join([*lines, note]).strip())
 
-    def _may_point(self, name: str, version: str, tags: Mapping[str, str], done: Done) -> bool:
-        """Whether a run may point an alias at a version by itself; writes down where an import stands against it."""
+    def _may_point(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: Sequence[str]) -> bool:
+        """Whether a run may point an alias at a version by itself; writes down an import or gates that forbid it."""
         if done.imported:
             self._client.set_model_version_tag(name, version, "tether.imported", done.run)
+        if withheld:
+            self._set(name, version, "tether.withheld", {"run": done.run, "gates": list(withheld)})
+            return False
+        if "tether.withheld" in tags:
+            self._client.delete_model_version_tag(name, version, "tether.withheld")
         return "tether.demoted" not in tags and not done.imported
 
     def _find(self, name: str, digest: str) -> Any:
@@ -183,6 +193,11 @@ def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
     return _loaded(tags, "tether.human_eval", {})
 
 
+def withheld_gates(tags: Mapping[str, str]) -> dict[str, Any]:
+    """Which gates of a skipped stage forbid a version's promotion, and the run; empty where none do."""
+    return _loaded(tags, "tether.withheld", {})
+
+
 def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
     """What a version's tags say of its life, as Markdown for its page."""
     for term in champion_terms(tags):
@@ -198,6 +213,11 @@ def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
         yield (
             f"- **Imported**: run {words(tags['tether.imported'])} has it, or what it was made from, from another "
             f"home, so no run gives it an alias; `tether promote` does"
+        )
+    if held := withheld_gates(tags):
+        yield (
+            f"- **No candidate**: in run {words(held['run'])} a stage was skipped, so these gates do not pass: "
+            f"{words(', '.join(held['gates']))}. A run that waives them lifts this"
         )
     if judged := human_eval(tags):
         yield f"- {words(evaluation(judged))}"

@@ -110,9 +110,10 @@ class Recorder:
         ended = _milliseconds(file.finished or file.updated)
         for each in (each for each in done if each.shown == stage.name):
             if sent.done.get(each.record.stage) != each.time:
-                earlier = (one.waived for one in done if one.time <= each.time)
-                waivers = {gate: by for waived in earlier for gate, by in waived.items()}
-                _Stage(self._client, sent, each, waivers, stage.prefect).record()
+                earlier = [one for one in done if one.time <= each.time]
+                waivers = {gate: by for one in earlier for gate, by in one.waived.items()}
+                withheld = [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]
+                _Stage(self._client, sent, each, waivers, withheld, stage.prefect).record()
                 sent.done[each.record.stage] = each.time
                 sent.save(folder)
             if stage.state not in ("failed", "interrupted"):
@@ -172,10 +173,12 @@ class Recorder:
 class _Stage:
     """A stage that is done, into its run: params, final metrics, lineage, gates, tables, plots."""
 
-    def __init__(self, client: Any, sent: Sent, done: Done, waivers: Mapping[str, Any], prefect: str) -> None:
+    def __init__(
+        self, client: Any, sent: Sent, done: Done, waivers: Mapping[str, Any], withheld: Sequence[str], prefect: str
+    ) -> None:
         assert sent.experiment is not None and sent.parent is not None
         self._prefect = prefect
-        self._client, self._done, self._waivers = client, done, waivers
+        self._client, self._done, self._waivers, self._withheld = client, done, waivers, withheld
         self._experiment, self._parent, self._run = sent.experiment, sent.parent, sent.stages[done.shown]
         self._lineage = Lineage(client, sent)
 
@@ -276,9 +279,10 @@ class _Stage:
         """Versions only of what its gates let through; the policy is promoted by human_eval's alone."""
         done, lineage, versions = self._done, self._lineage, Versions(self._client)
         if done.shown == "human_eval":
-            versions.judge(done, lineage.model_name("ppo"), self._waivers)
-        elif model is not None and not any(verdict.stops for verdict in done.verdicts):
-            versions.register(done, lineage.model_name(done.shown), model, run, self._waivers)
+            versions.judge(done, lineage.model_name("ppo"), self._waivers, self._withheld)
+        elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
+            withheld = self._withheld if done.shown == "ppo" else []
+            versions.register(done, lineage.model_name(done.shown), model, run, self._waivers, withheld)
 
 
 def log_params(client: Any, run: str, config: Mapping[str, JsonValue]) -> None:

@@ -70,6 +70,7 @@ class ToyJob(Settings):
     value: int = 1
     steps: int = 3
     metrics: dict[str, str] = {"toy/loss": "0.5"}  # noqa: RUF012 (pydantic copies it)
+    sft: dict[str, bool] = {}  # noqa: RUF012
     stop: str = ""
     stop_at: int = unkeyed(0)
     checkpoint: bool = unkeyed(False)
@@ -155,13 +156,14 @@ def pipeline(start, kit, tmp_path):
     data = tmp_path / "pairs.jsonl"
     data.write_text("{}\n")
 
-    def run(gates=None, metrics="6", steps=5, pause=0.0, value=1, **options):
+    def run(gates=None, metrics="6", steps=5, pause=0.0, value=1, train=True, **options):
         ctx = start(
             gates or kit.thresholds(ppo={"kl": 8.0}), track=True, config={"seed": 1, "ppo": {"x": 2}}, **options
         )
         with ctx:
             validated = run_stage(kit.toy("validate"), kit.ToyJob(steps=0), {"preferences": Input.of(data)}, ctx)
-            sft = run_stage(kit.toy("sft"), kit.ToyJob(), {"data": validated}, ctx)
+            sft_job = kit.ToyJob() if train else kit.ToyJob(sft={"train": False})
+            sft = run_stage(kit.toy("sft"), sft_job, {"data": validated}, ctx)
             measured = {"ppo/kl_high": metrics, "ppo/kl": "5.5"}
             job = kit.ToyJob(metrics=measured, steps=steps, pause=pause, value=value)
             ppo = run_stage(kit.toy("ppo"), job, {"data": validated, "sft": sft}, ctx)

@@ -126,6 +126,31 @@ def test_a_pretrained_base_keeps_its_tokenizer_and_is_its_own_baseline(
     assert digests(tmp_path / "artifact" / "model")["tokenizer.json"] == digests(base)["tokenizer.json"]
 
 
+def test_an_untrained_base_is_published_as_it_is_and_measured(stages: Any, tmp_path: Path, digests: Any) -> None:
+    from components.sft import stage
+
+    def untrained(base: Path, out: Path) -> dict[str, float]:
+        job = stages.job("sft", train=False, base=str(base), batch_size=10_000)  # too few to train on are no matter
+        return stage.run(job, {"data": stages.inputs["data"], "base": base}, out, lambda *a, **k: None)
+
+    metrics = untrained(stages.inputs["sft"] / "model", tmp_path / "one")
+    published = tmp_path / "one" / "artifact" / "model"
+    assert digests(published) == digests(stages.inputs["sft"] / "model")
+    assert untrained(published, tmp_path / "two") == metrics and not (tmp_path / "one" / "checkpoint").exists()
+    before = json.loads((stages.inputs["sft"] / "metrics.json").read_text())
+    assert metrics["sft/perplexity_ratio"] == metrics["sft/perplexity_ratio_high"] == 1
+    assert metrics["sft/demonstrations"] == 0
+    assert {name: metrics[name] for name in ("sft/loss", "sft/loss_high", "sft/ended", "sft/gold")} == pytest.approx(
+        {name: before[name] for name in ("sft/loss", "sft/loss_high", "sft/ended", "sft/gold")}, rel=1e-5
+    )
+
+
+def test_without_training_a_base_has_to_be_named() -> None:
+    with pytest.raises(ValidationError, match=r"sft\.train is false, so .*: set sft\.base"):
+        SftConfig(train=False)
+    assert SftConfig(train=False, keep="20260101-000000-0000").train is False
+
+
 def test_micro_batches_have_the_whole_batch_s_loss_and_gradient_though_their_responses_differ_in_length(
     stages: Any, examples: Any, tmp_path: Path, runtime: Runtime
 ) -> None:

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from components.base.errors import GateFailed, UserError
+from components.gates.judging import Waiver
 from flows.models.promotion import demoted, promoted
+from tasks.runs.status import load_status
 from tasks.tracking.promotion import Versions, champion_terms, evaluation
 
 POLICY = "tether-policy"
@@ -67,6 +69,31 @@ def test_what_people_did_not_let_through_is_not_promoted_by_hand_either(pipeline
     with pytest.raises(UserError, match="there are tether-policy/1, tether-sft/1"):
         promoted(home, "tether-policy/7", "ada", "I like it")
     assert aliases(client()) == {"candidate": 1}
+
+
+def test_a_policy_on_a_skipped_sft_is_promoted_only_where_its_gates_are_waived(pipeline, kit, client, home, said):
+    gates = kit.thresholds(ppo={"kl": 8.0}, sft={"loss": 9.0, "ended": 0.1})
+    ctx, results = pipeline(gates, train=False)
+    assert results["sft"].state == "skipped" and load_status(home, ctx.run).state == "passed"
+    assert "SKIPPED sft.loss: the stage sft was skipped, so its gates do not pass (sft/loss_high is missing" in said(
+        ctx
+    )
+    mlflow = client()
+    tracked = mlflow.get_run(load_status(home, ctx.run).stage("sft").mlflow_run)
+    assert (tracked.data.tags["tether.state"], tracked.info.status) == ("skipped", "FINISHED")
+    assert [each.name for each in mlflow.search_registered_models()] == [POLICY], "the base is no SFT model of ours"
+    assert aliases(mlflow) == {} and terms(mlflow, "1") == []
+    assert "**No candidate**" in mlflow.get_model_version(POLICY, "1").description
+    with pytest.raises(UserError, match=r"sft\.loss, sft\.ended did not pass .* --waive sft\.loss --waive sft\.ended"):
+        promoted(home, f"{POLICY}/1", "ada", "I like it")
+
+    one = [Waiver(gate="sft.loss", user="ada", reason="the base is good")]
+    pipeline(gates, train=False, waivers=one)
+    assert aliases(client()) == {} and "sft.ended" in mlflow.get_model_version(POLICY, "1").tags["tether.withheld"]
+    _, results = pipeline(gates, train=False, waivers=[*one, Waiver(gate="sft.ended", user="ada", reason="too")])
+    assert results["sft"].state == "skipped" and aliases(client()) == {"candidate": 1, "champion": 1}
+    tags = client().get_model_version(POLICY, "1").tags
+    assert "tether.withheld" not in tags and set(json.loads(tags["tether.waivers"])) == {"sft.loss", "sft.ended"}
 
 
 def test_an_evaluation_without_numbers_is_a_sentence_all_the_same():
