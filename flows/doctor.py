@@ -229,6 +229,27 @@ def _packages() -> Finding:
 
 def _models(home: Path) -> list[Finding]:
     return [
+        _hub(),
+        *_fetched(home),
+    ]
+
+
+def _hub() -> Finding:
+    """Where models that `sft.base` names on the hub come from."""
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        how = "HF_HUB_OFFLINE is set, so only what is in the cache is found"
+    else:
+        how = (
+            f"from {constants.ENDPOINT}, {'logged in' if get_token() else 'not logged in (`hf auth login`, HF_TOKEN)'}"
+        )
+    told = f"sft.base takes a folder, a .gguf file or a model of the hub (org/name@revision): {how}; cache "
+    return Finding("ok", "models", f"{told}{constants.HF_HUB_CACHE}")
+
+
+def _fetched(home: Path) -> list[Finding]:
+    return [
         Finding("ok", name, str(model_folder(name, home)))
         if (model_folder(name, home) / model.file).is_file()
         else Finding("note", name, f"not fetched (`tether fetch {name}`); only the hh-smollm2 profile needs it")

@@ -29,7 +29,7 @@ from components.models.config import ScratchModel
 from components.models.kernels import by_onednn
 from components.models.runtime import Runtime
 from components.models.tokenizers import gguf_file, load_tokenizer
-from components.models.weights import check_weights, load_from, load_whole, refusing
+from components.models.weights import as_folder, check_weights, load_from, load_whole, refusing
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
@@ -64,15 +64,20 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
 
 
 def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
-    """A pretrained model and its tokenizer from a Hugging Face folder or one that holds a GGUF file.
+    """A pretrained model and its tokenizer from a Hugging Face folder, a GGUF file or a folder with one.
 
     Args:
-        folder: where it is.
+        folder: where it is, or the GGUF file.
         named_by: the option that names it, for the error.
 
     Raises:
         UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
     """
+    with as_folder(folder) as found:
+        return _load_base(found, named_by)
+
+
+def _load_base(folder: Path, named_by: str) -> tuple[Any, Any]:
     check_weights(folder, named_by)
     tokenizer = load_tokenizer(folder, named_by)
     gguf = gguf_file(folder)

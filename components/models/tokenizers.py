@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from components.base.errors import UserError
-from components.models.weights import load_from, refusing
+from components.models.weights import as_folder, load_from, refusing
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 CHAT_TEMPLATE = (
@@ -69,11 +69,17 @@ def load_tokenizer(folder: Path, field: str = "sft.base") -> Any:
     score before EOS.
 
     Args:
+        folder: the folder, or a GGUF file.
         field: the config key or option that named the folder, for the error.
 
     Raises:
         UserError: there is none that transformers can load, or it has no EOS or no chat template that works.
     """
+    with as_folder(folder) as found:
+        return _load_tokenizer(found, field)
+
+
+def _load_tokenizer(folder: Path, field: str) -> Any:
     from transformers import AutoTokenizer
 
     gguf = gguf_file(folder)

@@ -9,6 +9,7 @@ names (transformers 5.23, peft 0.21).
 import contextlib
 import json
 import math
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,23 @@ _ATTENTION = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "
 """Attention that ships with transformers, torch or an installed package; any other name is a repository of the hub."""
 _NAMED = 5
 """How many weights an error names."""
+
+
+@contextlib.contextmanager
+def as_folder(path: Path) -> Iterator[Path]:
+    """The folder of a model; for a lone GGUF file a temporary one with nothing but a link to it.
+
+    What lies beside the file can't be read so: it is in no digest. An error names the file.
+    """
+    if not path.is_file():
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / path.name).symlink_to(path.absolute())
+        try:
+            yield Path(folder)
+        except UserError as error:
+            raise UserError(str(error).replace(folder, str(path.parent))) from error
 
 
 def check_weights(folder: Path, named_by: str) -> None:
@@ -62,6 +80,11 @@ def count_parameters(folder: Path, named_by: str) -> int:
     Raises:
         UserError: as `check_weights`, or a file's header can't be read.
     """
+    with as_folder(folder) as found:
+        return _count_parameters(found, named_by)
+
+
+def _count_parameters(folder: Path, named_by: str) -> int:
     check_weights(folder, named_by)
     count = 0
     for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf")):

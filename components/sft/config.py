@@ -14,7 +14,8 @@ class SftConfig(FitConfig):
     """Supervised fine-tuning: cross-entropy on the response's tokens, EOS among them; the prompt is masked."""
 
     base: str | None = unkeyed(None)
-    """Folder of a pretrained model (Hugging Face, or one GGUF file); null builds `scratch` from nothing."""
+    """A pretrained model: its folder (Hugging Face), a GGUF file or a folder with one, or `org/name@revision` on the
+    hub, whose commit is looked up once, when the run begins. Null builds `scratch` from nothing."""
     keep: str | None = unkeyed(None)
     """A run of this home whose SFT model this run takes as it is, with the data it learned from: so the rounds of
     `tether iterate` are all tethered to one model. Null trains one on this run's data."""

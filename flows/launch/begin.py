@@ -9,6 +9,7 @@ from components.gates.judging import Waiver
 from flows.base_run import changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
+from flows.data.pretrained import pinned_base
 from flows.data.rates import with_rates
 from flows.launch.reports import write_reports
 from flows.people.sheets import with_guidelines
@@ -61,7 +62,7 @@ def new_run(
     check_stages("--refresh", refresh)
     ends = _ends_after(until, refresh)
     check_kl_is_judged(config, profile)
-    config, notes = with_rates(with_guidelines(config), home)
+    config, notes = _settled(with_guidelines(config), home)
     kept = kept_sft(config, home)
     sources = find_sources(config, home, taken=kept)
     origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
@@ -102,7 +103,7 @@ def rerun(
     ends = _ends_after(until, [stage, *refresh])
     if early := [name for name in refresh if STAGES[name].shown in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
-    config, chosen = (None, []) if config is None else with_rates(config, home)
+    config, chosen = (None, []) if config is None else _settled(config, home)
     tried = run_of_flow(home, flow_run) if flow_run else None
     if tried is not None:  # the earlier attempt has chosen
         run = load_status(home, tried).origin["from"]
@@ -123,7 +124,7 @@ def rerun(
                 f"{base.run} as it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
             )
     check_kl_is_judged(config, f"run {base.run}")
-    config, chosen = with_rates(with_guidelines(config).resolved(), home)
+    config, chosen = _settled(with_guidelines(config).resolved(), home)
     notes += chosen
     if base.config.seed != config.seed and before:
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
@@ -133,6 +134,17 @@ def rerun(
     options = {"refresh": refreshed([stage, *refresh]), "pinned": pinned, **ends, **by_user(user)}
     ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, **options)
     return Launch(ctx, config, sources, notes + unnamed_gates(config))
+
+
+def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
+    """`config` with the commit of its base model and a number for each learning rate, and lines that say which.
+
+    Raises:
+        UserError: as `pinned_base` and `with_rates`.
+    """
+    config, pinned = pinned_base(config, home)
+    config, chosen = with_rates(config, home)
+    return config, [*pinned, *chosen]
 
 
 def round_of(config: RunConfig) -> dict[str, str]:

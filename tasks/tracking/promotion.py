@@ -142,7 +142,8 @@ class Versions:
         if done.imported:
             self._client.set_model_version_tag(name, version, "tether.imported", done.run)
         if withheld:
-            self._set(name, version, "tether.withheld", {"run": done.run, "gates": list(withheld)})
+            if version not in self._aliases(name).values():  # else a run that skipped nothing gave the same bytes
+                self._set(name, version, "tether.withheld", {"run": done.run, "gates": list(withheld)})
             return False
         if "tether.withheld" in tags:
             self._client.delete_model_version_tag(name, version, "tether.withheld")

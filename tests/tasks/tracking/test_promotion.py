@@ -94,6 +94,9 @@ def test_a_policy_on_a_skipped_sft_is_promoted_only_where_its_gates_are_waived(p
     assert results["sft"].state == "skipped" and aliases(client()) == {"candidate": 1, "champion": 1}
     tags = client().get_model_version(POLICY, "1").tags
     assert "tether.withheld" not in tags and set(json.loads(tags["tether.waivers"])) == {"sft.loss", "sft.ended"}
+    pipeline(gates, train=False)
+    assert aliases(client()) == {"candidate": 1, "champion": 1}, "what a run has earned, another does not take away"
+    assert "tether.withheld" not in client().get_model_version(POLICY, "1").tags
 
 
 def test_an_evaluation_without_numbers_is_a_sentence_all_the_same():

@@ -1,0 +1,119 @@
+"""Models of the Hugging Face hub: a name becomes one commit before a run's first key, and that commit a folder."""
+
+import os
+import re
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+
+from components.base.errors import UserError, disk_error
+from components.base.files import whole_folder
+from components.base.jsonl import write_json
+
+FILES = (
+    "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*", "vocab.*",
+    "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+)  # fmt: skip
+"""What is taken of a repository: weights without pickle, the configs and the tokenizer."""
+WHENCE = "hub.json"
+"""Names repository and commit in the folder, so that the folder's digest, and with it each key, depends on them."""
+
+_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether `text` is written as a model of the hub is: `org/name`, or `org/name@revision`."""
+    return _NAME.fullmatch(text) is not None
+
+
+def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path]:
+    """Have a model of the hub below `home`, its files shared with huggingface_hub's cache where they can be.
+
+    Args:
+        name: `org/name`, or `org/name@revision`, a branch, tag or commit. A commit that is there asks no network.
+        home: the `TETHER_HOME`.
+        field: the option that names it, for the error.
+
+    Returns:
+        `org/name@commit`, and its folder.
+
+    Raises:
+        UserError: there is no such model or revision, it has no safetensors, or it can't be had: offline, or refused.
+    """
+    found = _NAME.fullmatch(name)
+    assert found is not None, name
+    repo, revision = found["repo"], found["revision"]
+    if revision is not None and _COMMIT.fullmatch(revision) and (known := _folder(repo, revision, home)).is_dir():
+        return name, known
+    snapshot = _download(repo, revision, f"{field} = {name}")
+    commit = snapshot.name
+    folder = _folder(repo, commit, home)
+    files = [path for path in sorted(snapshot.iterdir()) if any(fnmatch(path.name, each) for each in FILES)]
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise UserError(
+            f"{field} = {name}: commit {commit} has no safetensors file, and nothing else is read of a hub model. "
+            f"Convert it to safetensors, or download a GGUF file and give its path."
+        )
+    try:
+        with whole_folder(folder) as draft:
+            for path in files:
+                _share(path.resolve(), draft / path.name)
+            write_json(draft / WHENCE, {"repository": repo, "commit": commit})
+    except OSError:
+        if not folder.is_dir():  # else it was there, or another process was faster
+            raise
+    return f"{repo}@{commit}", folder
+
+
+def _folder(repo: str, commit: str, home: Path) -> Path:
+    return home / "models" / f"{repo.replace('/', '--')}@{commit}"
+
+
+def _share(blob: Path, target: Path) -> None:
+    """Make a file of the cache a file of ours: the same one where both are on one disk, else a copy."""
+    try:
+        os.link(blob, target)
+    except OSError:
+        shutil.copyfile(blob, target)
+
+
+def _download(repo: str, revision: str | None, named: str) -> Path:
+    """The folder of a snapshot in huggingface_hub's cache, whose name is the commit. Raises as `hub_model`."""
+    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(FILES), ignore_patterns="*/*"))
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        at = f"{repo}{f' --revision {revision}' if revision else ''}"
+        if constants.HF_HUB_OFFLINE:
+            raise UserError(
+                f"{named}: HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} has no whole copy of it. Run "
+                f"`hf download {at}` on a machine with a network and copy its cache here, unset HF_HUB_OFFLINE, or give "
+                f"a folder."
+            ) from error
+        raise UserError(
+            f"{named}: {constants.ENDPOINT} does not answer, and {constants.HF_HUB_CACHE} has no whole copy of it. "
+            f"Check the network (HF_ENDPOINT names another hub), or give a folder."
+        ) from error
+    except errors.GatedRepoError as error:
+        raise UserError(
+            f"{named}: the model is gated. Accept its terms at {constants.ENDPOINT}/{repo}, then log in with `hf auth "
+            f"login` or set HF_TOKEN."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(
+            f"{named}: {repo} has no revision {revision}. Name a branch, a tag or a commit of it."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(
+            f"{named}: there is no folder of that name, and no model that you may read at {constants.ENDPOINT}/{repo}. "
+            f"Check the name; for a private model log in with `hf auth login` or set HF_TOKEN."
+        ) from error
+    except Exception as error:  # whatever its transports, its parsers and the disk raise
+        if disk_error(error):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{named}: it can't be downloaded from {constants.ENDPOINT}: {reason}. Try again.") from error
