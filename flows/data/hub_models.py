@@ -91,8 +91,8 @@ def _download(repo: str, revision: str | None, named: str) -> Path:
         if constants.HF_HUB_OFFLINE:
             raise UserError(
                 f"{named}: HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} has no whole copy of it. Run "
-                f"`hf download {at}` on a machine with a network and copy its cache here, unset HF_HUB_OFFLINE, or give "
-                f"a folder."
+                f"`hf download {at}` on a machine with a network and copy its cache here, unset HF_HUB_OFFLINE, or "
+                f"give a folder."
             ) from error
         raise UserError(
             f"{named}: {constants.ENDPOINT} does not answer, and {constants.HF_HUB_CACHE} has no whole copy of it. "

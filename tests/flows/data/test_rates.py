@@ -14,6 +14,7 @@ from components.models.folders import build_causal_lm
 from components.models.weights import count_parameters
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config
+from flows.data.pretrained import find_base
 from flows.data.rates import with_rates
 
 NULL = ("sft.learning_rate", "reward.learning_rate", "ppo.learning_rate", "ppo.critic.learning_rate")
@@ -55,7 +56,17 @@ def test_a_models_parameters_are_counted_from_its_files_in_one_or_in_shards(mode
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()
-    assert count_parameters(tmp_path / "one", "sft.base") == 1207
+    lone = tmp_path / "one" / "model.gguf"
+    assert count_parameters(tmp_path / "one", "sft.base") == count_parameters(lone, "sft.base") == 1207
+    (tmp_path / "one" / "adapter_config.json").write_text("{}")  # beside a lone file it is no part of the model
+    assert find_base(str(lone), tmp_path) == lone and count_parameters(lone, "sft.base") == 1207
+    with pytest.raises(UserError, match="holds an adapter beside the model"):
+        count_parameters(tmp_path / "one", "sft.base")
+    (tmp_path / "text.gguf").write_text("no model")
+    with pytest.raises(UserError, match=f"sft.base: {tmp_path / 'text.gguf'} is no file of weights"):
+        count_parameters(tmp_path / "text.gguf", "sft.base")
+    with pytest.raises(UserError, match=r"this is not a GGUF file\. Give the folder .* org/name@revision"):
+        find_base(str(tmp_path / "one" / "adapter_config.json"), tmp_path)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"x" * 40)
     with pytest.raises(UserError, match=r"sft\.base: .*model\.safetensors is no file of weights"):
