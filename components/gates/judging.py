@@ -48,6 +48,8 @@ class Verdict(Settings):
     description: str = ""
     text: str = ""
     """The judgement in words: metric, value, threshold."""
+    within: float | tuple[float, float] | None = None
+    """The second bound, as of what chance gives, within which the gate passes too; None where it has none."""
 
     @property
     def stops(self) -> bool:
@@ -189,6 +191,7 @@ def _judge(
         text = f"{gate.metric} is {value:.6g}, must be {rule}"
         if (second := stand_in(gate, metrics)) is not None:
             passed = passed or _holds(gate.op, value, second[1])
+            verdict = functools.partial(verdict, within=second[1])
             text += f" or within {second[0]} {_shown(second[1])}"
     if skipped:
         passed, text = False, f"the stage {gate.stage} was skipped, so its gates do not pass ({text})"

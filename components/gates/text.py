@@ -29,13 +29,16 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def rule(verdict: Verdict) -> str:
-    """A gate's rule in words, `<= 0.05`."""
+    """A gate's rule in words, `<= 0.05`; with its second bound where it has one, `<= 0.05 or within 0.173`."""
     threshold = verdict.threshold
     if threshold is None:
         return "off"
-    if isinstance(threshold, tuple):
-        return f"{number(threshold[0])} to {number(threshold[1])}"
-    return f"{verdict.op} {number(threshold)}"
+    first = _ends(threshold) if isinstance(threshold, tuple) else f"{verdict.op} {number(threshold)}"
+    return first if verdict.within is None else f"{first} or within {_ends(verdict.within)}"
+
+
+def _ends(bound: float | tuple[float, float]) -> str:
+    return " to ".join(map(number, bound if isinstance(bound, tuple) else (bound,)))
 
 
 def number(value: float | None) -> str:

@@ -151,8 +151,9 @@ class PpoConfig(OptimizerConfig):
     lora: AdapterConfig | None = None
     """Policy, reference, critic and reward model share one frozen backbone, the policy a LoRA adapter of this shape
     (critic and reward model: of `reward.lora`'s, which must be set too); null trains whole models."""
-    evaluate: int = Field(512, ge=256)
-    """Held-out prompts of the final evaluation; the KL gate's interval needs at least 256."""
+    evaluate: int = Field(512, ge=2)
+    """Held-out prompts of the final evaluation. Fewer than 256 are for trials: intervals are wide, and the gate
+    `ppo.evaluated` says so."""
     best_of: int | None = Field(None, ge=2)
     """Also evaluate, as a baseline, the best-scored of so many SFT responses to each held-out prompt; null for none."""
     sample_every: int = Field(20, ge=1)

@@ -308,7 +308,8 @@ def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
     within, value = second if second is not None else (None, None)
     said = None if value is None else " to ".join(map(number, value if isinstance(value, tuple) else (value,)))
     description = verdict.description or (known.description if known is not None else "")
-    return GateFacts(verdict, outcome(verdict), rule(verdict), within, said, description)
+    alone = verdict.model_copy(update={"within": None})  # the page says the second bound with its metric's name
+    return GateFacts(verdict, outcome(verdict), rule(alone), within, said, description)
 
 
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:

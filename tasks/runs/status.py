@@ -246,8 +246,12 @@ class RunStatus(_Run):
 
 
 def gates_json(verdicts: Iterable[Verdict]) -> list[dict[str, object]]:
-    """Return verdicts as `tether status --json` prints them; a gate that is off has threshold null."""
-    return [each.model_dump(mode="json", include=_GATE_FIELDS) for each in verdicts]
+    """Return verdicts as `tether status --json` prints them; a gate that is off has threshold null, and one with a
+    second bound, such as what chance gives, has that as `within`."""
+    return [
+        each.model_dump(mode="json", include=_GATE_FIELDS | ({"within"} if each.within is not None else set()))
+        for each in verdicts
+    ]
 
 
 _STAGE_FIELDS = {"name", "state", "seconds", "cached", "key", "digest", "mlflow_run", "metrics", "gates"}

@@ -146,6 +146,13 @@ def test_a_slope_may_be_outside_its_band_only_within_its_null(slope, low, high, 
         )
 
 
+def test_a_verdict_keeps_the_bound_of_its_null_and_one_without_a_null_has_none():
+    assert verdict("reward.ece", {**GOOD, "reward/ece": 0.06, "reward/ece_null_95": 0.0731}).within == 0.0731
+    ends = {"reward/slope_null_low": 0.65, "reward/slope_null_high": 1.5}
+    assert verdict("reward.calibration_slope", {**GOOD, **ends}).within == (0.65, 1.5)
+    assert verdict("reward.accuracy_low", GOOD).within is None
+
+
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_without_evidence_fails_its_gate_and_one_above_its_threshold_fails_no_other(name):
     nothing = {metric: value for metric, value in GOOD.items() if metric != f"reward/probe_{name}_high"}

@@ -36,6 +36,12 @@ def test_a_rule_is_its_sign_and_threshold_or_both_ends_of_a_range() -> None:
     assert rule(verdict(op="between", threshold=(0.8, 1.25))) == "0.8 to 1.25"
 
 
+def test_a_rule_says_the_second_bound_that_lets_a_gate_pass() -> None:
+    assert rule(verdict(threshold=0.05, within=0.1732)) == "<= 0.05 or within 0.1732"
+    assert rule(verdict(op="between", threshold=(0.8, 1.25), within=(0.64, 1.5))) == "0.8 to 1.25 or within 0.64 to 1.5"
+    assert "| <= 0.05 or within 0.1732 |" in markdown([verdict(threshold=0.05, within=0.1732)])
+
+
 def test_the_table_has_a_row_a_gate_and_says_who_waived_it_and_why() -> None:
     waived = verdict(waived=True, user="ada", reason="a|b", description="KL is held")
     assert markdown([verdict(description="KL is held"), waived]).splitlines() == [

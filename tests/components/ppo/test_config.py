@@ -30,7 +30,7 @@ def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do(
             {"minibatch_size": 64, "micro_batch_size": 48},
             r"minibatch_size \(64\) must be a multiple of micro_batch_size",
         ),
-        ({"evaluate": 255}, "evaluate"),
+        ({"evaluate": 1}, "evaluate"),
         ({"clip": 0.2}, "Extra inputs"),
         ({"kl": {"control": "adaptive", "coefficient": 0}}, "starts at 0"),
         ({"kl": {"control": "adaptive", "target": 6, "stop_above": 6}}, r"stop_above \(6"),
