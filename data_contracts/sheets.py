@@ -11,6 +11,7 @@ import pandas as pd
 from components.base.errors import UserError, naming
 from components.data.checks_config import ChecksConfig
 from components.data.rows import Problem
+from components.data.words import words_of
 from components.human_eval.batch.reading import sheet_records
 from components.human_eval.sheet import rating_of
 from data_contracts.examine import FileReport
@@ -68,7 +69,7 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
         with naming(out / "quarantine.jsonl"):
             (out / "quarantine.jsonl").write_bytes(b"".join(lines))
         write_data_docs(context, out / "data_docs", outcomes, {"sheet": str(path)})
-    words = np.array([[len(r.get(f"response_{side}", "").split()) for side in _SIDES] for _, r in records])
+    words = np.array([[len(words_of(r.get(f"response_{side}", ""))) for side in _SIDES] for _, r in records])
     wins = counts[:, 0] - counts[:, 1]
     preferred_first = np.where((wins < 0)[:, None], words[:, ::-1], words)[wins != 0]
     return {

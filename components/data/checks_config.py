@@ -12,7 +12,7 @@ Severity = Literal["error", "quarantine", "warn"]
 
 UNUSABLE = (
     "readable", "fields_present", "turns_valid", "prompts_agree", "texts_filled", "responses_differ", "text_clean",
-    "votes_valid", "decided", "template_takes",
+    "votes_valid", "decided", "desirable", "template_takes",
 )  # fmt: skip
 """Row checks without which there is no pair."""
 OF_THE_WHOLE = (
@@ -100,9 +100,13 @@ class RowChecks(_Checks):
     responses_differ: CheckConfig = _error(0.05)
     """The two responses differ."""
     text_clean: CheckConfig = _error(0.05)
-    """No control characters and no broken UTF-8."""
+    """No control characters, no broken UTF-8, and no U+FFFD, which a decoder leaves where the encoding was wrong."""
     votes_valid: CheckConfig = _error(0.05)
     """Votes are counts of known answers, and the chosen response has the most."""
+    desirable: CheckConfig = _quarantine(1)
+    """A demonstration with a label (KTO's `label` or `kto_tag`) is labelled desirable. Others are not imitated."""
+    votes_once: CheckConfig = _error(0.05)
+    """No annotator votes twice on a pair. The first vote counts, and the pair stays."""
     consistent: CheckConfig = _error(0.05)
     """No other row prefers the same two responses the other way."""
     no_markers: CheckConfig = _quarantine(0.05)
@@ -116,7 +120,8 @@ class RowChecks(_Checks):
     decided: CheckConfig = _quarantine(0.05)
     """The votes have a majority (the rows without one stand in review.jsonl, for experts)."""
     near_unique: CheckConfig = _warn(0.05)
-    """The row nearly repeats no earlier one (MinHash over words; data.near_duplicate)."""
+    """The row nearly repeats no earlier one (MinHash over words, or over characters of scripts without spaces;
+    data.near_duplicate)."""
     template_takes: CheckConfig = _error(0.05)
     """The tokenizer's chat template takes the prompt: some refuse a system message."""
     template_agrees: CheckConfig = _error(0.05)
@@ -194,4 +199,4 @@ class NearDuplicateConfig(Settings):
     jaccard: float = Field(0.9, gt=0, le=1)
     """Least similarity."""
     words: int = Field(3, ge=1)
-    """Length of a run of words."""
+    """Length of a run of words; of characters in scripts that put no spaces between words, as Chinese and Thai."""

@@ -7,6 +7,10 @@ from pydantic import Field, field_validator, model_validator
 from components.base.settings import Settings, unkeyed
 from components.data.checks_config import ChecksConfig, NearDuplicateConfig
 from components.data.support_desk.desk import SupportDeskConfig
+from components.data.words import label_key
+
+LabelMeaning = Literal["a", "b", "tie", "both_bad", "desirable", "undesirable"]
+"""What `label_values` may say of a value."""
 
 
 class SplitConfig(Settings):
@@ -76,6 +80,9 @@ class DataConfig(Settings):
     """Standard field -> column of the demonstrations where names differ."""
     prompt_columns: dict[str, str] = Field(default_factory=dict)
     """Standard field -> column of the prompts where names differ."""
+    label_values: dict[str, LabelMeaning] = Field(default_factory=dict)
+    """What values of a label or vote mean where their names do not say it, as `{"1": a, "2": b, "0": tie}`: a, b, tie
+    or both_bad, and of single responses desirable or undesirable. Numbers are never guessed."""
     split: SplitConfig = SplitConfig()
     """How prompts are divided."""
     max_pairs: int | None = Field(None, ge=10)
@@ -102,6 +109,12 @@ class DataConfig(Settings):
                 "leave decision out, or set labels=majority"
             )
         return self
+
+    @field_validator("label_values", mode="before")
+    @classmethod
+    def _as_text(cls, given: object) -> object:
+        """YAML reads the names `1` and `true` as a number and a truth value."""
+        return {label_key(value): meaning for value, meaning in given.items()} if isinstance(given, dict) else given
 
     @field_validator("preferences", mode="before")
     @classmethod

@@ -58,18 +58,21 @@ class CanonicalRow(TypedDict, total=False):
     """Its 1-based number there."""
 
 
-# C0 controls but tab, line feed and carriage return; delete; C1; lone surrogates (bytes that were no UTF-8)
-_UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+# C0 controls but tab, line feed and carriage return; delete; C1; lone surrogates (bytes that were no UTF-8); and the
+# replacement character, which stands where somebody's decoder met such bytes
+_UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd]")
+_REPLACED = ascii("\ufffd")
 # White space, and what nobody sees: soft hyphens, zero-width and bidirectional marks, fillers, tags, byte-order marks
 _INVISIBLE = re.compile(
     r"[\s\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     r"\u115f\u1160\u2800\u3164\uffa0\U000e0000-\U000e007f]*"
 )
 MARKERS = re.compile(
-    r"<\|[A-Za-z0-9_]{2,40}\|>|<(?:bos|eos)>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
-    r"|\n\n(?:Human|Assistant):|### (?:Instruction|Response):"
+    r"<\|[A-Za-z0-9_]{2,40}\|>|<(?:bos|eos)>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
+    r"|(?:\A\s*|\n\n)(?:Human|Assistant):|### (?:Instruction|Response):"
 )
-"""What templates put between turns; inside a text it makes a model read a turn where there is none."""
+"""What templates put between turns; inside a text it makes a model read a turn where there is none. A label of a role
+counts at a text's start too: texts are stripped of the line breaks before it."""
 
 
 class Problem(NamedTuple):
@@ -166,7 +169,7 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
         problems.append(Problem("responses_differ", "identical responses"))
     named = {f"prompt turn {i}": m["content"] for i, m in enumerate(prompt, 1)} | responses
     problems += [
-        Problem("text_clean", f"control character {char} in {name}")
+        Problem("text_clean", f"{'replacement' if char == _REPLACED else 'control'} character {char} in {name}")
         for name, text in named.items()
         if (char := unclean(text))
     ]

@@ -58,8 +58,9 @@ class JudgedCheck(TypedDict):
 
 
 _PAIRS_ONLY = {
-    "prompts_agree", "responses_differ", "votes_valid", "consistent", "decided", "differ_truncated"
+    "prompts_agree", "responses_differ", "votes_valid", "votes_once", "consistent", "decided", "differ_truncated"
 }  # fmt: skip
+_DEMONSTRATIONS_ONLY = {"desirable"}
 _TOKENS_ONLY = {"differ_truncated", "template_takes", "template_agrees", "prompt_fits", "response_fits"}
 _RESPONSES_ONLY = {"template_agrees", "response_fits"}
 
@@ -72,6 +73,8 @@ def row_checks(checks: ChecksConfig, source: str, tokenized: bool = True) -> lis
     left_out = set() if tokenized else set(_TOKENS_ONLY)
     if source != "preferences":
         left_out |= _PAIRS_ONLY
+    if source != "demonstrations":
+        left_out |= _DEMONSTRATIONS_ONLY
     if source == "prompts":
         left_out |= _RESPONSES_ONLY
     return [_check(checks, name) for name in RowChecks.model_fields if name not in left_out]

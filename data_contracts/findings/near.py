@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from components.data.words import words_of
+
 PERMUTATIONS = 64
 _SEED = 7
 _FOUND = 0.95
@@ -15,8 +17,9 @@ Signatures = NDArray[np.uint32]
 
 
 def runs_of_words(text: str, words: int) -> list[str]:
-    """The runs of `words` words of a text; the whole of a shorter one."""
-    said = text.casefold().split()
+    """The runs of `words` words of a text (`words_of`: in scripts without spaces, characters); the whole of a shorter
+    one."""
+    said = words_of(text.casefold())
     shifted = [said[i:] for i in range(words)]
     return [" ".join(run) for run in zip(*shifted, strict=False)] or [" ".join(said)]
 

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from components.base.errors import UserError
@@ -15,7 +16,7 @@ from components.data.formats.single_votes import gather_votes
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import RawRow, Row, listed
 from data_contracts.rows.decided import by_votes
-from data_contracts.rows.ledger import Reason, count_reason
+from data_contracts.rows.ledger import VOTES_ONCE, Reason, count_reason
 from data_contracts.rows.schemas import schema_problems
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class RowSource(NamedTuple):
     """What its rows are said to come from, where that isn't `name`."""
     decision: DecisionConfig = DecisionConfig()
     """When votes decide a pair of preferences."""
+    label_values: Mapping[str, str] = MappingProxyType({})
+    """What values of labels mean."""
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
@@ -59,6 +62,7 @@ class RowSource(NamedTuple):
             f"data.{field}",
             label,
             data.decision,
+            data.label_values,
         )
 
     @property
@@ -114,9 +118,9 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
     logger.info("%s: read as %s", source.shown, name)
     for raw in every:
         for row in _parsed(raw, name, source, max_characters):
-            if row.item is not None and not row.problems:
-                row.problems = schema_problems(row.item)
-                row.data = row.item if row.problems else {}
+            if row.item is not None and all(problem.check == VOTES_ONCE for problem in row.problems):
+                row.problems += (broken := schema_problems(row.item))
+                row.data = row.item if broken else {}
             yield row
 
 
@@ -124,7 +128,7 @@ def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> l
     if source.name == "preferences":
         return by_votes(raw, name, source.file, max_characters, source.decision)
     if source.name == "demonstrations":
-        return [demonstrations.parse_demonstration(raw, name, source.file, max_characters)]
+        return [demonstrations.parse_demonstration(raw, name, source.file, max_characters, source.label_values)]
     row = parse_prompt(raw, max_characters)
     row.data = raw.data if row.problems else {}
     if row.item is not None:

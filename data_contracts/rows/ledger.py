@@ -21,9 +21,12 @@ from components.data.checks_config import ChecksConfig, RowChecks
 from components.data.config import SplitConfig
 from components.data.rows import CanonicalRow, Problem, Row
 from components.data.splits import SPLITS, loose_key, prompt_key, split_of
+from components.data.words import words_of
 from components.human_eval.halves import may_train
 
 ROW_CHECKS = tuple(RowChecks.model_fields)
+VOTES_ONCE = "votes_once"
+"""The check whose rows stay: what is wrong with them, a vote too many, does not count."""
 BIT = {name: np.uint32(1 << place) for place, name in enumerate(ROW_CHECKS)}
 
 FACTS = np.dtype(
@@ -38,7 +41,7 @@ FACTS = np.dtype(
         ("chosen", "u8"),
         ("rejected", "u8"),
         ("rank", "u8"),  # what max_pairs chooses by
-        ("words", "i4", (2,)),  # of the chosen and the rejected response; -1 without
+        ("words", "i4", (2,)),  # (`words_of`) of the chosen and the rejected response; -1 without
         ("first_wins", "i1"),  # -1 where the format has no order
         ("ballot", "i4", (3,)),  # votes for the first, the second, neither
         ("voted", "?"),
@@ -94,7 +97,7 @@ class Ledger:
     def __init__(self, path: Path, checks: ChecksConfig, split: SplitConfig, seed: int, ranked: bool = False) -> None:
         """`ranked`: whether rows will be chosen by `rank`."""
         self.path, self.split, self.seed, self.ranked = path, split, seed, ranked
-        self.stay = {name for name in ROW_CHECKS if getattr(checks, name).severity == "warn"}
+        self.stay = {name for name in ROW_CHECKS if getattr(checks, name).severity == "warn"} | {VOTES_ONCE}
         self.facts: NDArray[Any] = np.empty(0, FACTS)
         self.votes: NDArray[np.int32] = np.empty((0, 3), np.int32)
         """Row index, annotator (place in `annotators`) and place in `Ballot` of each vote that names its annotator."""
@@ -159,7 +162,7 @@ class Ledger:
             if "judged_in" in item and not may_train(item["prompt"]):  # people judged it, though they decided nothing
                 hashes, half = (hashes[0], hash64(loose_key(item["prompt"])), *hashes[2:]), 0
         if item is not None and "chosen" in item:
-            words = len(item["chosen"].split()), len(item["rejected"].split())
+            words = len(words_of(item["chosen"])), len(words_of(item["rejected"]))
         first_wins = -1 if row.first_wins is None else int(row.first_wins)
         ballot, voted = tuple(row.ballot or (0, 0, 0)), row.ballot is not None
         texts = *hashes[:2], half, *hashes[2:]

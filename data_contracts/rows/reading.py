@@ -15,6 +15,7 @@ from typing import NamedTuple
 from components.base.errors import UserError
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
+from components.data.formats.labels import KTO
 from components.data.readers import read_source
 from components.data.rows import RawRow
 from components.human_eval.batch.reading import looks_like_sheet
@@ -23,6 +24,8 @@ from data_contracts.rows.schemas import SourceReading
 
 _OF_PAIRS = "category source margin score_chosen score_rejected votes votes_chosen votes_rejected"
 _OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal votes_tie votes_both_bad label vote judged_in"
+_EARLIER = "system history"
+_SINGLE = "prompt response completion output instruction input instances messages conversations"
 _FIELDS = {
     "transcripts": f"chosen rejected {_OF_PAIRS}",
     "strings": f"prompt chosen rejected {_OF_PAIRS}",
@@ -30,10 +33,11 @@ _FIELDS = {
     "votes": f"{_OF_VOTES} {_OF_PAIRS}",
     pairs.SINGLE_VOTES: f"{_OF_VOTES} annotator {_OF_PAIRS}",
     "ranking": f"prompt responses ranks {_OF_PAIRS}",
-    "response": "prompt response completion output",
-    "instruction": "instruction input instances response completion output",
-    "conversation": "messages conversations",
+    "response": f"prompt response completion output {_EARLIER}",
+    "instruction": f"instruction input instances response completion output {_EARLIER}",
+    "conversation": f"messages conversations {_EARLIER}",
     "transcript": "text",
+    KTO: f"{_SINGLE} text label kto_tag {_EARLIER}",
     "prompts": "prompt stance category",
 }
 """The fields that each format reads. Pairs also read what starts with `votes_`; whoever labels needs an `id`."""
@@ -66,6 +70,8 @@ class FileReading(NamedTuple):
         quoted = {ours: name if _SIMPLE.fullmatch(name) else json.dumps(name) for ours, name in self.names.items()}
         names = ", ".join(f"{ours}: {name}" for ours, name in quoted.items())
         hint = f"To use them, name them: --set 'data.{columns}={{{names}}}'." if self.names else None
+        if self.format == KTO and hint is None:
+            hint = "Rows that are labelled undesirable are kept out (check `desirable`): nobody should imitate them."
         if self.mistaken and hint is None:
             hint = "It has columns of preferences, but not all that a pair needs (docs/guide/data.md has the formats)."
         return {"source": self.kind, "file": str(path), "format": self.format, "ignored": self.ignored, "hint": hint}

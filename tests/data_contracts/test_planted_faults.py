@@ -329,7 +329,8 @@ def test_a_template_that_fails_in_any_way_on_a_prompt_refuses_that_row_alone(exa
 
 
 def test_every_check_of_rows_is_planted_somewhere_here():
-    elsewhere = {"consistent", "prompts_agree", "turns_valid", "template_takes", "template_agrees"}
+    elsewhere = {"consistent", "prompts_agree", "turns_valid", "template_takes", "template_agrees", "desirable",
+                 "votes_once"}  # fmt: skip
     assert set(FAULTS) | elsewhere == set(RowChecks.model_fields)
 
 

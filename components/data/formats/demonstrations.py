@@ -1,17 +1,30 @@
 """Formats of demonstrations: a prompt and the response to learn from.
 
-response      `prompt` (text, transcript or messages) and `response`, `completion` or `output`
+response      `prompt` (text, transcript or messages) and `response`, `completion` or `output` (text, or one message)
 instruction   `instruction`, perhaps `input`, and `output` or `response`; or `instances` with one `{input, output}`
 conversation  `messages` or `conversations`: a list that ends with the assistant's turn
 transcript    `text`: a conversation with "\\n\\nHuman:" and "\\n\\nAssistant:" turns
+KTO           any of these with `label` or `kto_tag`: true is desirable, and false is nothing to imitate
+
+A `system` text beside any of the first three becomes the system message, Alpaca's `history` (pairs of an earlier
+instruction and its answer) the turns before.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from components.base.errors import UserError
+from components.data.formats.labels import KTO, desirable, looks_like_kto
 from components.data.formats.pairs import text_field
-from components.data.formats.transcripts import as_messages, split_messages, split_transcript
-from components.data.rows import BadRow, Message, RawRow, Row, listed, most_common_format, text_problems
+from components.data.formats.transcripts import (
+    as_messages,
+    earlier_turns,
+    instruction_of,
+    message_text,
+    split_messages,
+    split_transcript,
+)
+from components.data.rows import BadRow, Message, Problem, RawRow, Row, listed, most_common_format, text_problems
 
 _ANSWERS = ("response", "completion", "output")
 _LISTS = ("messages", "conversations")
@@ -25,7 +38,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     """
     found, fields = most_common_format(rows, _format_of)
     if found:
-        return found
+        return KTO if looks_like_kto(rows) else found
     raise UserError(
         f"{path}: its rows are no demonstrations. The first {len(rows)} have the fields {listed(fields)}; "
         "expected are `prompt` and `response` (or `completion`, `output`), `instruction` and `output`, `messages`, or "
@@ -33,15 +46,24 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     )
 
 
-def parse_demonstration(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
-    """Row `raw` of `source` in the format called `name`, with everything that is wrong with it."""
+def parse_demonstration(
+    raw: RawRow, name: str, source: str, max_characters: int, label_values: Mapping[str, str] | None = None
+) -> Row:
+    """Row `raw` of `source` in the format called `name`, with everything that is wrong with it.
+
+    Args:
+        label_values: what values of a label mean, where that is not true or false (`data.label_values`).
+    """
     row = Row(source, raw.number)
     try:
         if raw.problem:
             raise BadRow(*raw.problem)
-        prompt, response = _parse(raw.data, name)
+        wanted = desirable(raw.data, label_values or {}, name == KTO)
+        prompt, response = _parse(raw.data, (_format_of(raw.data) or "response") if name == KTO else name)
         row.item = {"prompt": prompt, "response": response, "source": source, "row": raw.number}
         row.problems = text_problems(prompt, {"response": response}, max_characters)
+        if not wanted:
+            row.problems.append(Problem("desirable", "labelled undesirable (KTO)"))
     except BadRow as bad:
         row.problems = [bad.problem]
     if row.problems:
@@ -66,12 +88,12 @@ def _parse(data: Mapping[str, object], name: str) -> tuple[list[Message], str]:
         prompt, response = split_messages(data.get(field), field)
         if not prompt:
             raise BadRow("turns_valid", "no turn before the response")
-        return prompt, response
+        return earlier_turns(data, prompt), response
     if name == "transcript":
         return split_transcript(text_field(data, "text"))
     if name == "instruction":
         return _instruction(data)
-    return as_messages(data.get("prompt"), "prompt"), text_field(data, _answer(data))
+    return earlier_turns(data, as_messages(data.get("prompt"), "prompt")), _answer(data)
 
 
 def _instruction(data: Mapping[str, object]) -> tuple[list[Message], str]:
@@ -80,12 +102,10 @@ def _instruction(data: Mapping[str, object]) -> tuple[list[Message], str]:
         if not isinstance(instances, list) or len(instances) != 1 or not isinstance(instances[0], dict):
             raise BadRow("fields_present", "`instances` is not a list of one {input, output}; write a row for each")
         data = {**data, **instances[0]}
-    instruction = text_field(data, "instruction").strip()
-    more = text_field(data, "input").strip() if data.get("input") is not None else ""
-    content = f"{instruction}\n\n{more}" if instruction and more else instruction
-    return [{"role": "user", "content": content}], text_field(data, _answer(data))
+    return earlier_turns(data, [{"role": "user", "content": instruction_of(data)}]), _answer(data)
 
 
-def _answer(data: Mapping[str, object]) -> str:
+def _answer(data: Mapping[str, Any]) -> str:
     """The first of `_ANSWERS` that holds something, else the first that is there."""
-    return max(_ANSWERS, key=lambda name: (data.get(name) is not None, name in data))
+    name = max(_ANSWERS, key=lambda name: (data.get(name) is not None, name in data))
+    return message_text(data[name], name) if isinstance(data.get(name), list | dict) else text_field(data, name)

@@ -21,6 +21,7 @@ from itertools import combinations
 from typing import Any, NamedTuple, cast
 
 from components.base.errors import UserError
+from components.data.formats.labels import is_kto_row, side_of
 from components.data.formats.transcripts import as_messages, kind, split_messages, split_transcript
 from components.data.rows import (
     BadRow,
@@ -44,10 +45,6 @@ _MOST_VOTES = 1_000_000
 """For one answer in one row; sums of them fit the integers that they are counted with."""
 _LARGEST = 1e9
 """Margin, score or rank, either way of zero: beyond this a float32 loss loses the other rows of its batch."""
-# No numbers: 0 and 1 in one dataset are 1 and 2 in the next.
-_SIDES = {
-    "a": "first", "a1": "first", "b": "second", "a2": "second", "equal": "equal", "tie": "equal", "both_bad": "equal",
-}  # fmt: skip
 
 
 class Parsed(NamedTuple):
@@ -60,6 +57,8 @@ class Parsed(NamedTuple):
     first_wins: bool | None = None
     tie: bool = False
     votes: tuple[tuple[str, int], ...] = ()
+    twice: str | None = None
+    """An annotator of more than one of the votes, of which the first counts."""
 
 
 def detect(rows: Sequence[RawRow], path: object) -> str:
@@ -71,6 +70,12 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     found, fields = most_common_format(rows, _format_of)
     if found:
         return found
+    if any(is_kto_row(row.data) for row in rows if row.problem is None):
+        raise UserError(
+            f"{path}: its rows are single responses with a label (KTO), and a reward model learns from two responses "
+            "to one prompt. Give the file as data.demonstrations, which keeps the desirable responses, or write rows "
+            "with `prompt`, `chosen` (a desirable response) and `rejected` (an undesirable one to the same prompt)."
+        )
     sides = [side for side in ("chosen", "rejected") if side in fields]
     missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None
     what = f"every pair lacks `{missing}`" if missing else "its rows are no preference pairs"
@@ -144,6 +149,9 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
         row.item = _item(raw, source, pair, ballot)
         row.ballot, row.first_wins, row.votes = ballot, pair.first_wins, pair.votes
         row.problems = text_problems(pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, max_characters)
+        if pair.twice is not None:
+            text = f"annotator {shown(pair.twice)} votes twice on this pair; the first vote counts"
+            row.problems.append(Problem("votes_once", text))
         if pair.tie or (ballot and pair.first_wins is None and ballot.first == ballot.second):
             row.problems.append(Problem("decided", "tie"))
     except BadRow as bad:
@@ -223,15 +231,32 @@ def _votes(data: Mapping[str, object]) -> Parsed:
     if isinstance(stance := data.get("stance"), str) and prompt[-1]["role"] == "user":
         prompt[-1] = {"role": "user", "content": f"{prompt[-1]['content']}\n{stance.strip()}"}
     first, second = text_field(data, "a"), text_field(data, "b")
-    votes = _named_votes(data.get("votes"))
-    ballot = _ballot(data)
+    once, twice = _once_each(data.get("votes"))
+    votes = _named_votes(once)
+    ballot = _ballot({**data, "votes": once})
     answers = ballot or Ballot(*(int(side == side_of(data["label"])) for side in Ballot._fields))
     most = max(answers)
     winners = [side for side, n in zip(Ballot._fields, answers, strict=True) if n == most]
     second_wins = winners == ["second"]
     chosen, rejected = (second, first) if second_wins else (first, second)
     tie = len(winners) > 1 or winners == ["equal"]
-    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, votes)
+    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, votes, twice)
+
+
+def _once_each(votes: Any) -> tuple[Any, str | None]:
+    """A list of votes without those of an annotator who voted before in it, and the first such annotator."""
+    if not isinstance(votes, list) or not all(isinstance(vote, dict) for vote in votes):
+        return votes, None
+    seen: set[str] = set()
+    kept, twice = [], None
+    for vote in votes:
+        annotator = vote.get("annotator")
+        if annotator is None or blank(str(annotator)) or str(annotator) not in seen:
+            kept.append(vote)
+        else:
+            twice = twice or _named(annotator)
+        seen.add(str(annotator))
+    return kept, twice
 
 
 def _named_votes(votes: Any) -> tuple[tuple[str, int], ...]:
@@ -265,18 +290,6 @@ def _ballot(data: Mapping[str, object]) -> Ballot | None:
     if not sum(sides.values()):
         raise BadRow("votes_valid", "no votes")
     return Ballot(sides["first"], sides["second"], sides["equal"])
-
-
-def side_of(label: Any) -> str:
-    """The field of `Ballot` that a vote counts for.
-
-    Raises:
-        BadRow: it is none that is known.
-    """
-    side = _SIDES.get(str(label).strip().lower())
-    if side is None:
-        raise BadRow("votes_valid", f"vote {shown(label)}, expected a, b (also a1, a2), tie or both_bad")
-    return side
 
 
 def _counted_ballot(data: Mapping[str, object], name: str) -> Ballot | None:

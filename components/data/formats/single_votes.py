@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from components.data.formats.pairs import side_of
+from components.data.formats.labels import side_of
 from components.data.rows import BadRow, RawRow, blank, shown
 
 _OWN = ("annotator", "label", "vote")
@@ -61,7 +61,7 @@ def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
             first = pair.voted.setdefault(str(annotator), row.number)
             if first != row.number:
                 text = f"annotator {shown(str(annotator))} votes twice on this pair, first in row {first}"
-                raise BadRow("votes_valid", text)
+                raise BadRow("votes_once", text)
             vote["annotator"] = annotator
         pair.votes.append(vote)
     if known is None:

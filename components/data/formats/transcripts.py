@@ -1,6 +1,7 @@
 """Prompts in the forms people write them: Anthropic transcripts, lists of messages, plain strings."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from components.data.cells import Unheld
@@ -66,6 +67,46 @@ def split_messages(value: Any, name: str) -> tuple[list[Message], str]:
     if last["role"] != "assistant":
         raise BadRow("turns_valid", f"`{name}` doesn't end with an assistant turn")
     return before, last["content"]
+
+
+def message_text(value: Any, name: str) -> str:
+    """The text of a response that is one message, or a list of one, as TRL and LLaMA-Factory write it."""
+    messages = as_messages(value if isinstance(value, list) else [value], name)
+    if len(messages) != 1 or messages[0]["role"] != "assistant":
+        raise BadRow("turns_valid", f"`{name}` is not one message of the assistant")
+    return messages[0]["content"]
+
+
+def instruction_of(data: Mapping[str, object]) -> str:
+    """Alpaca's `instruction`, with its `input` where there is one."""
+    parts = []
+    for name in ("instruction", "input"):
+        value = data.get(name)
+        if value is None and name == "instruction":
+            raise BadRow("fields_present", f"`{name}` is missing")
+        if value is not None and not isinstance(value, str):
+            raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected text")
+        parts.append((value or "").strip())
+    return "\n\n".join(filter(None, parts)) if parts[0] else ""
+
+
+def earlier_turns(data: Mapping[str, object], prompt: list[Message]) -> list[Message]:
+    """`prompt` after the text of `system` and the turns of `history` (pairs of instruction and answer), if any."""
+    history, system = data.get("history"), data.get("system")
+    turns: list[Message] = []
+    if history is not None:
+        if not isinstance(history, list) or not all(_is_exchange(each) for each in history):
+            raise BadRow("fields_present", "`history` is not a list of pairs of texts, an instruction and its answer")
+        for asked, answered in history:
+            turns += [{"role": "user", "content": asked.strip()}, {"role": "assistant", "content": answered}]
+    if system is not None and not isinstance(system, str):
+        raise BadRow("fields_present", f"`system` is {kind(system)}, expected text")
+    first: list[Message] = [{"role": "system", "content": system.strip()}] if system and system.strip() else []
+    return [*first, *turns, *prompt]
+
+
+def _is_exchange(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(text, str) for text in value)
 
 
 def kind(value: Any) -> str:

@@ -5,12 +5,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.data.words import words_of
 from data_contracts.findings.near import PERMUTATIONS, band_rows, near_earlier, runs_of_words, signatures
 
 
 def test_runs_of_words_fold_case_and_space_and_a_short_text_is_one_run():
     assert runs_of_words("The  Cat\nsat down", 3) == ["the cat sat", "cat sat down"]
     assert runs_of_words("Hi there", 3) == ["hi there"] and runs_of_words("", 3) == [""]
+
+
+def test_a_script_without_spaces_is_cut_into_characters():
+    assert runs_of_words("\u4f60\u597d\uff0cabc \u4e16", 3) == ["\u4f60 \u597d \uff0cabc", "\u597d \uff0cabc \u4e16"]
+    assert words_of("\ud55c\uad6d \uc0ac\ub78c") == ["\ud55c\uad6d", "\uc0ac\ub78c"], "Korean has spaces"
+    assert len(words_of("\u0e2a\u0e27\u0e31")) == len(words_of("\u304b\u306a\u30ab")) == 3
+
+
+@pytest.mark.parametrize("spaced", [True, False])
+def test_near_duplicates_are_found_in_texts_with_and_without_spaces(spaced):
+    rng = random.Random(3)
+    alphabet = [f"w{i}" for i in range(900)] if spaced else [chr(0x4E00 + i) for i in range(900)]
+
+    def text(words):
+        return (" " if spaced else "").join(words)
+
+    originals = [[rng.choice(alphabet) for _ in range(150)] for _ in range(50)]
+    copies = [[*each[:70], rng.choice(alphabet), *each[71:]] for each in originals]
+    found = near_earlier(signatures([runs_of_words(text(each), 3) for each in originals + copies]), 0.9)
+    assert (found[:50] == -1).all() and (found[50:] == np.arange(50)).sum() >= 45
 
 
 def sets(jaccard, size, rng):

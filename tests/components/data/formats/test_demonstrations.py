@@ -31,6 +31,49 @@ def test_every_format_gives_the_same_demonstration(data):
     assert row.item == {"prompt": [USER], "response": "good", "source": "demonstrations", "row": 3}
 
 
+def test_a_system_text_and_alpacas_history_come_before_the_prompt():
+    earlier = {"system": "Be brief.", "history": [["one?", "1"]]}
+    turns = [("system", "Be brief."), ("user", "one?"), ("assistant", "1"), ("user", "hi")]
+    for asked in ({"instruction": "hi", "output": "good"}, {"conversations": [{"from": "human", "value": "hi"},
+                  {"from": "gpt", "value": "good"}]}, {"prompt": "hi", "response": "good"}):  # fmt: skip
+        prompt = read(asked | earlier).item["prompt"]
+        assert [(m["role"], m["content"]) for m in prompt] == turns
+    assert read({"instruction": "hi", "output": "x", "history": ["one?"]}).problems[0].text.startswith("`history` is")
+
+
+KTO_ROWS = [
+    {"prompt": "hi", "completion": "good", "label": True},
+    {"prompt": [USER], "completion": [ANSWER], "label": True},
+    {"messages": [USER, ANSWER], "label": True},
+    {"instruction": "hi", "input": "", "output": "good", "kto_tag": True},
+    {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "good"}], "kto_tag": "true"},
+]
+
+
+@pytest.mark.parametrize("data", KTO_ROWS)
+def test_the_undesirable_half_of_kto_data_is_never_imitated(data):
+    assert read(data).problems == [] and read(data).item["response"] == "good"
+    label = "label" if "label" in data else "kto_tag"
+    bad = read(data | {label: False})
+    assert [tuple(problem) for problem in bad.problems] == [("desirable", "labelled undesirable (KTO)")]
+
+
+def test_numbers_of_kto_labels_are_refused_until_their_meaning_is_said():
+    raw = RawRow(3, {"prompt": "hi", "completion": "good", "label": 1})
+    assert detect([raw], "x.jsonl") == "KTO"
+    (problem,) = parse_demonstration(raw, "KTO", "demonstrations", 1000).problems
+    assert "`label` is 1" in problem.text and "data.label_values" in problem.text
+    for meaning, problems in (("desirable", []), ("undesirable", ["desirable"])):
+        row = parse_demonstration(raw, "KTO", "demonstrations", 1000, {"1": meaning})
+        assert [p.check for p in row.problems] == problems
+
+
+def test_a_category_called_label_is_no_judgement_of_the_response_and_a_stray_false_is():
+    rows = [{"prompt": "hi", "response": "good", "label": name} for name in ("billing", "returns")]
+    assert [read(row).problems for row in rows] == [[], []] and detect([RawRow(1, rows[0])], "x") == "response"
+    assert [p.check for p in read(rows[0] | {"label": False}).problems] == ["desirable"]
+
+
 def test_an_input_follows_its_instruction():
     assert read({"instruction": "add", "input": "1 2", "output": "3"}).item["prompt"][0]["content"] == "add\n\n1 2"
 

@@ -2,7 +2,7 @@ import pytest
 
 from components.base.errors import UserError
 from components.data.formats.pairs import detect, parse_pair, parse_pairs
-from components.data.rows import Problem, RawRow
+from components.data.rows import Ballot, Problem, RawRow
 
 USER = {"role": "user", "content": "hi"}
 LONG = 20_000
@@ -117,6 +117,10 @@ def test_two_scores_make_a_margin():
 
 
 GOOD = {"prompt": "hi", "chosen": "x", "rejected": "y"}
+UNKNOWN_VOTE = (
+    "vote 'c', expected a, b (also model_a, first and the like), tie or both_bad; say what others mean with "
+    "data.label_values, as {'1': a, '2': b}"
+)
 VOTED = {"prompt": "hi", "a": "x", "b": "y"}
 TURNS = "\n\nHuman: {}\n\nAssistant: {}"
 
@@ -149,7 +153,7 @@ TURNS = "\n\nHuman: {}\n\nAssistant: {}"
         ({"chosen": [USER, says("x")], "rejected": [says("y")]}, ("prompts_agree", "prompts differ")),
         ({"chosen": TURNS.format("a", "x"), "rejected": "\n\nHuman: a"}, ("turns_valid", "no assistant turn")),
         ({"chosen": [says("x")], "rejected": [says("y")]}, ("turns_valid", "no turn before the response")),
-        (VOTED | {"votes": ["c"]}, ("votes_valid", "vote 'c', expected a, b (also a1, a2), tie or both_bad")),
+        (VOTED | {"votes": ["c"]}, ("votes_valid", UNKNOWN_VOTE)),
         (VOTED | {"votes": []}, ("votes_valid", "`votes` is a list without votes")),
         (VOTED | {"votes_a": 0, "votes_b": 0}, ("votes_valid", "no votes")),
     ],
@@ -190,6 +194,40 @@ def test_a_file_whose_every_pair_lacks_rejected_is_refused_by_field():
     rows = [RawRow(i, {"prompt": "hi", "chosen": "x"}) for i in range(1, 4)]
     with pytest.raises(UserError, match=r"x\.jsonl: every pair lacks `rejected`.*fields chosen, prompt"):
         detect(rows, "x.jsonl")
+
+
+@pytest.mark.parametrize("row", [{"prompt": "q", "completion": "x", "label": True}, {"messages": [], "kto_tag": False}])
+def test_kto_rows_are_refused_as_pairs_with_the_option_that_takes_them(row):
+    with pytest.raises(UserError, match=r"single responses with a label \(KTO\).*data.demonstrations"):
+        detect([RawRow(1, row)], "x.jsonl")
+
+
+def test_an_annotators_second_vote_in_a_row_of_a_pair_does_not_count_and_is_named():
+    votes = [
+        {"annotator": who, "label": label} for who, label in (("ann", "a"), ("ben", "b"), ("ann", "b"), ("cy", "a"))
+    ]
+    row = read(VOTED | {"votes": votes})
+    assert (row.ballot, row.votes) == (Ballot(2, 1, 0), (("ann", 0), ("ben", 1), ("cy", 0)))
+    text = "annotator 'ann' votes twice on this pair; the first vote counts"
+    assert row.item is not None and [tuple(problem) for problem in row.problems] == [("votes_once", text)]
+
+
+@pytest.mark.parametrize(("label", "wins"), [("model_a", True), ("first", True), ("Model_B", False), ("second", False)])
+def test_names_that_say_which_response_they_mean_need_no_mapping_and_numbers_do(label, wins):
+    assert read(VOTED | {"votes": [label]}).first_wins is wins
+    for number in (0, 1, 2, True, False, "1"):
+        (problem,) = read(VOTED | {"votes": [number]}).problems
+        assert problem.check == "votes_valid" and "data.label_values" in problem.text
+
+
+DIRTY = ["Assistant: x", " Human: x", "x</s>", "<s>x", "x \ufffd y"]
+
+
+@pytest.mark.parametrize("text", DIRTY)
+def test_role_labels_at_a_texts_start_llamas_tokens_and_broken_encodings_are_dirt(text):
+    (problem,) = read({"prompt": "q", "chosen": text, "rejected": "y"}).problems
+    assert problem.check == ("text_clean" if "\ufffd" in text else "no_markers")
+    assert read({"prompt": "q", "chosen": "The Human: x <strong>", "rejected": "y"}).problems == []
 
 
 def test_unknown_fields_are_refused_with_those_found_and_those_expected():

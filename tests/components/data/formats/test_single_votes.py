@@ -72,7 +72,10 @@ def test_a_vote_that_is_no_vote_or_is_cast_twice_is_named_by_its_own_row_and_the
     rows = [vote("ann", "a"), vote("ben", "c"), vote("ann", "b"), vote("cy", None), vote(None, "a"), vote(None, "a")]
     found = {row.number: row for row in judged(rows)}
     assert sorted(found) == [2, 3, 4]
-    assert [p.text for p in found[3].problems] == ["vote 'c', expected a, b (also a1, a2), tie or both_bad"]
+    assert [p.text for p in found[3].problems] == [
+        "vote 'c', expected a, b (also model_a, first and the like), tie or both_bad; say what others mean with "
+        "data.label_values, as {'1': a, '2': b}"
+    ]
     assert [p.text for p in found[4].problems] == ["annotator 'ann' votes twice on this pair, first in row 2"]
     assert found[3].data == rows[1], "the quarantine file shows the row as it came"
     assert (found[2].problems, found[2].ballot) == ([], Ballot(3, 0, 0))

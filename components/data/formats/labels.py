@@ -1,0 +1,75 @@
+"""What a label means: which response of two it prefers, or whether a single one is desirable. Numbers are not guessed.
+
+0 and 1 in one data set are 1 and 2 in the next, and 1 is the first response here and the second there. So a number, or
+true and false for two responses, means only what `data.label_values` says.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from components.data.rows import BadRow, RawRow, shown
+from components.data.words import label_key
+
+KTO: Final = "KTO"
+"""The format of demonstrations with a label."""
+_KTO_FIELDS = ("kto_tag", "label")
+_SIDES = {
+    **dict.fromkeys(("a", "a1", "model_a", "response_a", "assistant_a", "first"), "first"),
+    **dict.fromkeys(("b", "a2", "model_b", "response_b", "assistant_b", "second"), "second"),
+    **dict.fromkeys(("equal", "tie", "both_bad", "tie (bothbad)", "bothbad", "both bad"), "equal"),
+}
+_SINGLE = {"true": True, "desirable": True, "false": False, "undesirable": False}
+
+
+def side_of(label: Any) -> str:
+    """The field of `Ballot` that a vote counts for.
+
+    Raises:
+        BadRow: it is none that is known.
+    """
+    side = _SIDES.get(label_key(label))
+    if side is None:
+        text = f"vote {shown(label)}, expected a, b (also model_a, first and the like), tie or both_bad"
+        raise BadRow("votes_valid", f"{text}; say what others mean with data.label_values, as {{'1': a, '2': b}}")
+    return side
+
+
+def meant(value: Any, label_values: Mapping[str, str]) -> Any:
+    """What `data.label_values` says that a value of a label means, else the value."""
+    return label_values.get(label_key(value), value) if value is not None else None
+
+
+def looks_like_kto(rows: Sequence[RawRow]) -> bool:
+    """Whether rows of one response each have labels, all of them true or false, or 0 or 1."""
+    labels = [_kto_label(row.data) for row in rows if row.problem is None]
+    known = {label_key(label) for label in labels if label is not None}
+    return bool(known) and known <= {"true", "false", "0", "1", "desirable", "undesirable"}
+
+
+def is_kto_row(data: Mapping[str, object]) -> bool:
+    """Whether a row has a single response with a label of true or false (or 0 or 1)."""
+    single = data.keys() & {"completion", "response", "output", "messages", "conversations"}
+    return bool(single) and "chosen" not in data and looks_like_kto([RawRow(1, data)])
+
+
+def desirable(data: Mapping[str, object], label_values: Mapping[str, str], labelled: bool) -> bool:
+    """Whether a demonstration may be imitated: False where its label says that it is undesirable.
+
+    Args:
+        labelled: whether the file is one of such labels; else a label that is neither true nor false says nothing.
+
+    Raises:
+        BadRow: the label is a number or another value whose meaning nothing says.
+    """
+    label = _kto_label(data)
+    if label is None:
+        return True
+    wanted = _SINGLE.get(label_key(meant(label, label_values)))
+    if wanted is None and labelled:
+        text = f"`label` is {shown(label)}, expected true (desirable) or false (undesirable); say what it means with "
+        raise BadRow("fields_present", f"{text}data.label_values, as {{'1': desirable, '0': undesirable}}")
+    return wanted is not False
+
+
+def _kto_label(data: Mapping[str, object]) -> object:
+    return next((data[name] for name in _KTO_FIELDS if data.get(name) is not None), None)
