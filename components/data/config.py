@@ -60,6 +60,16 @@ class DecisionConfig(Settings):
     """Annotators whose votes alone decide the pairs that they voted on."""
 
 
+class ScoreDifferenceConfig(Settings):
+    """Pairs out of scored responses (UltraFeedback, HelpSteer, SHP, or `margin`)."""
+
+    name: str | None = None
+    """The score that counts, as `correctness` of HelpSteer or `overall_score` of UltraFeedback; null for `helpfulness`
+    and `fine-grained_score`. With a name, rows of `prompt`, `response` and that score are pairs too."""
+    threshold: float = Field(0, ge=0)
+    """A difference up to this, in the score's units, makes no pair; the margin of the others is kept."""
+
+
 class DataConfig(Settings):
     """Where preferences and demonstrations come from, and what becomes of them."""
 
@@ -74,8 +84,9 @@ class DataConfig(Settings):
     """A path or hub name of the prompts that PPO uses; null takes those of the preferences."""
     hub: HubConfig = HubConfig()
     """Which part of a hub dataset to read."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`."""
+    columns: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
+    """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`. Of
+    `votes` a list of columns, one an annotator: `{votes: [ann, ben]}`."""
     demonstration_columns: dict[str, str] = Field(default_factory=dict)
     """Standard field -> column of the demonstrations where names differ."""
     prompt_columns: dict[str, str] = Field(default_factory=dict)
@@ -83,6 +94,8 @@ class DataConfig(Settings):
     label_values: dict[str, LabelMeaning] = Field(default_factory=dict)
     """What values of a label or vote mean where their names do not say it, as `{"1": a, "2": b, "0": tie}`: a, b, tie
     or both_bad, and of single responses desirable or undesirable. Numbers are never guessed."""
+    score: ScoreDifferenceConfig = ScoreDifferenceConfig()
+    """Which differences of scores make a pair, where a source scores its responses."""
     split: SplitConfig = SplitConfig()
     """How prompts are divided."""
     max_pairs: int | None = Field(None, ge=10)
@@ -109,6 +122,14 @@ class DataConfig(Settings):
                 "leave decision out, or set labels=majority"
             )
         return self
+
+    @field_validator("columns")
+    @classmethod
+    def _lists_of_votes(cls, columns: dict[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
+        for ours, theirs in columns.items():
+            if not isinstance(theirs, str) and (ours != "votes" or not theirs):
+                raise ValueError(f"columns.{ours} is a list; only `votes` takes several columns, one an annotator")
+        return columns
 
     @field_validator("label_values", mode="before")
     @classmethod

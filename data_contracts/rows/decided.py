@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.data.config import OWN_MINIMUM, DecisionConfig
-from components.data.formats.pairs import parse_pair, parse_pairs
+from components.data.formats.pairs import COMPARISONS, parse_pair, parse_pairs
 from components.data.rows import Problem, RawRow, Row
 from components.data.spreadsheet import LABELLED
 from components.human_eval.halves import JUDGED_IN
@@ -18,7 +18,7 @@ def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: D
     the annotators' agreement.
     """
     rows = parse_pairs(raw, name, source, max_characters)
-    if name == "ranking" or rows[0].item is None or rows[0].ballot is None:
+    if name in ("ranking", COMPARISONS) or rows[0].item is None or rows[0].ballot is None:
         return rows
     (row,) = rows
     if experts := _of_experts(raw.data.get("votes"), config.experts):

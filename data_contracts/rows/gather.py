@@ -2,19 +2,19 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.data.config import DataConfig, DecisionConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.prompts import parse_prompt
+from components.data.formats.public import Options, shape_of, standard_rows, votes_of_columns
 from components.data.formats.single_votes import gather_votes
 from components.data.readers import is_gzipped, read_source
-from components.data.rows import RawRow, Row, listed
+from components.data.rows import Problem, RawRow, Row, listed
 from data_contracts.rows.decided import by_votes
 from data_contracts.rows.ledger import VOTES_ONCE, Reason, count_reason
 from data_contracts.rows.schemas import schema_problems
@@ -40,15 +40,15 @@ class RowSource(NamedTuple):
     """The kind of data."""
     shown: str
     rows: Iterable[RawRow]
-    columns: Mapping[str, str]
+    columns: Mapping[str, str | Sequence[str]]
     field: str
     """The config field that renames columns."""
     label: str = ""
     """What its rows are said to come from, where that isn't `name`."""
     decision: DecisionConfig = DecisionConfig()
     """When votes decide a pair of preferences."""
-    label_values: Mapping[str, str] = MappingProxyType({})
-    """What values of labels mean."""
+    options: Options = Options()
+    """What values of labels mean, and which differences of scores make a pair."""
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
@@ -62,7 +62,7 @@ class RowSource(NamedTuple):
             f"data.{field}",
             label,
             data.decision,
-            data.label_values,
+            options_of(data),
         )
 
     @property
@@ -107,15 +107,23 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
     raws = renamed(source)
     first = list(islice(raws, DETECT_ON))
     every: Iterable[RawRow] = chain(first, raws)
+    shape = None
     if source.name == "preferences":
-        name = pairs.detect(first, source.shown)
+        shape = shape_of(first, source.options)
+        name, every = (shape.format if shape else ""), standard_rows(every, shape, source.options)
+        if shape is None:
+            name = pairs.detect(first, source.shown)
+        elif name == "votes":
+            start = list(islice(every, DETECT_ON))
+            every = chain(start, every)
+            name = pairs.SINGLE_VOTES if any("annotator" in row.data for row in start) else name
         if name == pairs.SINGLE_VOTES:
             name, every = "votes", gather_votes(every)
     elif source.name == "demonstrations":
         name = demonstrations.detect(first, source.shown)
     else:
         name = "prompts"
-    logger.info("%s: read as %s", source.shown, name)
+    logger.info("%s: read as %s", source.shown, shape.name if shape else name)
     for raw in every:
         for row in _parsed(raw, name, source, max_characters):
             if row.item is not None and all(problem.check == VOTES_ONCE for problem in row.problems):
@@ -126,9 +134,12 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
 
 def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> list[Row]:
     if source.name == "preferences":
-        return by_votes(raw, name, source.file, max_characters, source.decision)
+        rows = by_votes(raw, name, source.file, max_characters, source.decision)
+        for row in rows:
+            _decide_by_margin(row, raw, source.options.threshold)
+        return rows
     if source.name == "demonstrations":
-        return [demonstrations.parse_demonstration(raw, name, source.file, max_characters, source.label_values)]
+        return [demonstrations.parse_demonstration(raw, name, source.file, max_characters, source.options.label_values)]
     row = parse_prompt(raw, max_characters)
     row.data = raw.data if row.problems else {}
     if row.item is not None:
@@ -136,20 +147,44 @@ def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> l
     return [row]
 
 
+def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
+    """Note that a pair's margin is no more than `threshold`, where one is asked for."""
+    margin = row.item.get("margin") if row.item is not None else None
+    if threshold and margin is not None and margin <= threshold and not any(p.check == "decided" for p in row.problems):
+        row.problems.append(Problem("decided", f"narrow: a margin of {margin:g} (data.score.threshold)"))
+        row.data = raw.data
+
+
 def renamed(source: RowSource) -> Iterator[RawRow]:
     """The rows of `source` under the standard names. Raises UserError if the first lacks a column that is named."""
     for position, raw in enumerate(source.rows):
         if source.columns and not raw.problem:
-            missing = sorted(set(source.columns.values()) - raw.data.keys())
+            named = set(columns_of(source.columns))
+            missing = sorted(named - raw.data.keys())
             if missing and position == 0:
                 raise UserError(
                     f"{source.field} names the column {missing[0]!r}, which {source.shown} doesn't have: its columns "
                     f"are {listed(list(raw.data))}. Name one of these."
                 )
-            taken = {ours: raw.data[theirs] for ours, theirs in source.columns.items() if theirs in raw.data}
-            rest = {name: value for name, value in raw.data.items() if name not in source.columns.values()}
+            taken = {
+                ours: raw.data[theirs] if isinstance(theirs, str) else votes_of_columns(raw.data, theirs)
+                for ours, theirs in source.columns.items()
+                if not isinstance(theirs, str) or theirs in raw.data
+            }
+            rest = {name: value for name, value in raw.data.items() if name not in named}
             raw = raw._replace(data=rest | taken)
         yield raw
+
+
+def columns_of(columns: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
+    """The columns that `data.columns` names, those of a list one by one."""
+    for theirs in columns.values():
+        yield from [theirs] if isinstance(theirs, str) else theirs
+
+
+def options_of(data: DataConfig) -> Options:
+    """What the config says of labels and scores."""
+    return Options(data.label_values, data.score.name, data.score.threshold)
 
 
 def not_one_valid(

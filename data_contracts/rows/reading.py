@@ -16,10 +16,11 @@ from components.base.errors import UserError
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.labels import KTO
+from components.data.formats.public import Options, Shape, reads, shape_of
 from components.data.readers import read_source
 from components.data.rows import RawRow
 from components.human_eval.batch.reading import looks_like_sheet
-from data_contracts.rows.gather import DETECT_ON, RowSource, renamed
+from data_contracts.rows.gather import DETECT_ON, RowSource, options_of, renamed
 from data_contracts.rows.schemas import SourceReading
 
 _OF_PAIRS = "category source margin score_chosen score_rejected votes votes_chosen votes_rejected"
@@ -30,8 +31,8 @@ _FIELDS = {
     "transcripts": f"chosen rejected {_OF_PAIRS}",
     "strings": f"prompt chosen rejected {_OF_PAIRS}",
     "conversational": f"prompt chosen rejected {_OF_PAIRS}",
-    "votes": f"{_OF_VOTES} {_OF_PAIRS}",
-    pairs.SINGLE_VOTES: f"{_OF_VOTES} annotator {_OF_PAIRS}",
+    "votes": f"{_OF_VOTES} model_a model_b {_OF_PAIRS}",
+    pairs.SINGLE_VOTES: f"{_OF_VOTES} model_a model_b annotator {_OF_PAIRS}",
     "ranking": f"prompt responses ranks {_OF_PAIRS}",
     "response": f"prompt response completion output {_EARLIER}",
     "instruction": f"instruction input instances response completion output {_EARLIER}",
@@ -97,6 +98,9 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
             yield list(renamed(RowSource.named(name, path, data)._replace(rows=first)))
         yield first
 
+    for rows in readings("preferences"):
+        if shape := shape_of(rows, options_of(data)):
+            return FileReading("preferences", shape.name, _unread(rows, shape, options_of(data)), {}, False)
     for name, detect in (("preferences", pairs.detect), ("demonstrations", demonstrations.detect)):
         for rows in readings(name):
             with suppress(UserError):
@@ -143,8 +147,16 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
         )
 
 
+def _unread(rows: Sequence[RawRow], shape: Shape, options: Options) -> list[str]:
+    return [column for column in _columns(rows) if not reads(shape, column, options)]
+
+
+def _columns(rows: Sequence[RawRow]) -> list[str]:
+    return list(dict.fromkeys(str(column) for row in rows if row.problem is None for column in row.data))
+
+
 def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
-    columns = list(dict.fromkeys(str(column) for row in rows if row.problem is None for column in row.data))
+    columns = _columns(rows)
     known = set(_FIELDS[name].split())
     ignored = [
         column

@@ -3,8 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from components.base.errors import UserError
 from components.base.jsonl import write_rows
+from components.data.config import DataConfig
+from components.data.rows import Ballot, Row
 from data_contracts.check import check
+from data_contracts.rows.gather import RowSource, judged_rows
 from data_contracts.rows.reading import reading_of
 
 
@@ -42,3 +48,164 @@ def test_a_second_vote_of_an_annotator_is_judged_alike_in_rows_of_pairs_and_of_v
         )
         found.append((report["pairs"], report["kappa"], report["majority"], report["annotators"]))
     assert found[0] == found[1] and found[0][:2] == (20, 1.0)
+
+
+USER, ANSWER = {"from": "human", "value": "q"}, {"from": "gpt", "value": "x"}
+PAIR = ([("user", "q")], "x", "y")
+
+
+def turns(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i, text in enumerate(texts)]
+
+
+def read(folder: Path, *rows: dict[str, Any], **options: Any) -> list[Row]:
+    path = folder / "rows.jsonl"
+    write_rows(path, rows)
+    config = DataConfig(**options)
+    assert reading_of(path, config).kind == "preferences"
+    return list(judged_rows(RowSource.named("preferences", path, config), 1000))
+
+
+def pair(row: Row) -> tuple[Any, ...]:
+    assert row.item is not None and row.problems == [], row
+    return [(m["role"], m["content"]) for m in row.item["prompt"]], row.item["chosen"], row.item["rejected"]
+
+
+TWO = {"label_values": {1: "a", 2: "b", 0: "tie"}}
+SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama-factory": ({"conversations": [USER], "chosen": ANSWER, "rejected": {"from": "gpt", "value": "y"}}, {}),
+    "llama-factory, roles": ({"messages": turns("q"), "chosen": {"role": "assistant", "content": "x"},
+                              "rejected": {"role": "assistant", "content": "y"}}, {}),
+    "llama-factory, alpaca": ({"instruction": "q", "input": "", "chosen": "x", "rejected": "y"}, {}),
+    "orca": ({"question": "q", "chosen": "x", "rejected": "y"}, {}),
+    "arena": ({"model_a": "m", "model_b": "n", "winner": "model_b", "turn": 1, "language": "English",
+               "conversation_a": turns("q", "y"), "conversation_b": turns("q", "x")}, {}),
+    "arena, parts": ({"winner": "model_a", "conversation_b": turns("q", "y"), "conversation_a": [
+        {"role": "user", "content": [{"type": "text", "text": "q"}]}, turns("", "x")[1]]}, {}),
+    "arena, a table": ({"prompt": '["q"]', "response_a": '["y"]', "response_b": '["x"]', "winner_model_a": 0,
+                        "winner_model_b": 1, "winner_tie": 0, "model_a": "m", "model_b": "n"}, {}),
+    "llmbar": ({"input": "q", "output_1": "y", "output_2": "x", "label": 2}, TWO),
+    "alpaca-eval": ({"instruction": "q", "output_1": "x", "output_2": "y", "preference": 1.0, "generator_1": "m",
+                     "generator_2": "n", "annotator": "gpt"}, TWO),
+    "truth": ({"prompt": "q", "a": "x", "b": "y", "label": True}, {"label_values": {"true": "a", "false": "b"}}),
+    "named winner": ({"prompt": "q", "response_a": "y", "response_b": "x", "winner": "n", "model_a": "m",
+                      "model_b": "n"}, {}),
+    "panda-lm": ({"instruction": "q", "input": "", "response1": "y", "response2": "x", "annotator1": 2,
+                  "annotator2": 2, "annotator3": 0}, TWO),
+    "columns of votes": ({"prompt": "q", "a": "x", "b": "y", "ann": "1", "ben": "1", "cy": "2"},
+                         {"columns": {"votes": ["ann", "ben", "cy"]}, **TWO}),
+    "ultra-feedback": ({"instruction": "q", "source": "sharegpt", "completions": [
+        {"response": "y", "fine-grained_score": 2.5, "overall_score": 10.0, "model": "m"},
+        {"response": "x", "fine-grained_score": 4.0, "overall_score": 7.0, "model": "n"}]}, {}),
+    "ultra-feedback, an aspect": ({"instruction": "q", "completions": [
+        {"response": "x", "annotations": {"honesty": {"Rating": "5"}}},
+        {"response": "y", "annotations": {"honesty": {"Rating": "3"}}},
+        {"response": "z", "annotations": {"honesty": {"Rating": "N/A"}}}]}, {"score": {"name": "honesty"}}),
+    "help-steer preference": ({"prompt": "q", "response_1": "y", "response_2": "x", "preference_strength": 2}, {}),
+    "help-steer 3": ({"context": turns("q"), "response1": "x", "response2": "y", "overall_preference": -1}, {}),
+    "shp": ({"history": "q", "human_ref_A": "y", "human_ref_B": "x", "labels": 0, "score_A": 3, "score_B": 9}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_row_of_each_public_shape_is_the_pair_that_it_means(tmp_path: Path, name: str) -> None:
+    row, options = SHAPED[name]
+    (found,) = read(tmp_path, row, **options)
+    assert pair(found) == PAIR
+
+
+MARGINS = {
+    "ultra-feedback": 1.5,
+    "ultra-feedback, an aspect": 2,
+    "help-steer preference": 2,
+    "help-steer 3": 1,
+    "shp": 6,
+}
+
+
+@pytest.mark.parametrize("name", MARGINS)
+def test_a_difference_of_scores_is_the_margin_and_one_up_to_the_threshold_makes_no_pair(tmp_path, name) -> None:
+    row, options = SHAPED[name]
+    score = options.get("score", {})
+    (kept,) = read(tmp_path, row, score=score | {"threshold": MARGINS[name] - 0.5})
+    (out,) = read(tmp_path, row, score=score | {"threshold": MARGINS[name]})
+    assert kept.item is not None and kept.item["margin"] == MARGINS[name]
+    (problem,) = out.problems
+    assert (
+        problem.check == "decided" and f"{MARGINS[name]:g}" in problem.text and "data.score.threshold" in problem.text
+    )
+
+
+def test_rows_of_one_scored_response_each_become_the_pairs_of_their_prompt(tmp_path: Path) -> None:
+    scored = [("q", "x", 4), ("p", "only", 3), ("q", "y", 1), ("q", "z", 4)]
+    rows = [{"prompt": p, "response": r, "helpfulness": s, "verbosity": 5 - s} for p, r, s in scored]
+    found = read(tmp_path, *rows)
+    assert [pair(row) + (row.item["margin"], row.item["weight"]) for row in found[:2]] == [  # type: ignore[index]
+        (*PAIR, 3, 0.5), ([("user", "q")], "z", "y", 3, 0.5),
+    ]  # fmt: skip
+    assert (found[0].number, found[0].others) == (1, (3, 4))
+    assert [(row.number, row.problems[0].check) for row in found[2:]] == [(2, "decided")]
+    assert pair(read(tmp_path, *rows, score={"name": "verbosity"})[0])[1:] == ("y", "x")
+    assert len(read(tmp_path, *rows, score={"name": "verbosity", "threshold": 3})[0].problems) == 1
+
+
+def test_fine_grained_feedback_gives_a_pair_for_each_two_predictions_that_differ(tmp_path: Path) -> None:
+    row = {"question": "q", "passages": [["Title", "One.", "Two."]], "preference": [1, 2, 0, 0, 2, 1],
+           **{f"prediction {n}": f"p{n}" for n in range(1, 5)}}  # fmt: skip
+    found = [pair(each) for each in read(tmp_path, row)]
+    assert [each[1:] for each in found] == [("p1", "p2"), ("p3", "p1"), ("p4", "p2"), ("p3", "p4")]
+    assert found[0][0] == [("user", "q\n\nTitle One. Two.")]
+    (bad,) = read(tmp_path, row | {"preference": [1, 2]})
+    assert bad.problems[0].check == "votes_valid"
+
+
+def test_votes_of_judges_on_one_pair_are_gathered_and_the_second_turn_is_one_of_two_responses(tmp_path: Path) -> None:
+    base = {"model_a": "m", "model_b": "n", "conversation_a": turns("q", "x", "more", "x2"),
+            "conversation_b": turns("q", "y", "more", "y2")}  # fmt: skip
+    swapped = {"model_a": "n", "model_b": "m", "conversation_a": base["conversation_b"],
+               "conversation_b": base["conversation_a"], "turn": 1, "judge": "ben", "winner": "model_b"}  # fmt: skip
+    found = read(tmp_path, base | {"turn": 1, "judge": "ann", "winner": "model_a"}, swapped,
+                 base | {"turn": 1, "judge": "cy", "winner": "tie"},
+                 base | {"turn": 2, "judge": "ann", "winner": "model_a"})  # fmt: skip
+    by_number = {row.number: row for row in found}
+    assert sorted(by_number) == [1, 4] and pair(by_number[1]) == PAIR
+    assert (by_number[1].ballot, by_number[1].models) == (Ballot(2, 0, 1), ("m", "n"))
+    assert [problem.check for problem in by_number[4].problems] == ["prompts_agree"]
+
+
+@pytest.mark.parametrize("name", ["llmbar", "panda-lm", "alpaca-eval", "truth", "columns of votes"])
+def test_numbers_are_refused_with_the_option_that_says_what_they_mean(tmp_path: Path, name: str) -> None:
+    row, options = SHAPED[name]
+    found = read(tmp_path, row, **{key: value for key, value in options.items() if key != "label_values"})
+    texts = [problem.text for each in found for problem in each.problems]
+    assert any("say what others mean with data.label_values" in text for text in texts), texts
+
+
+@pytest.mark.parametrize(
+    ("row", "check"),
+    [
+        (SHAPED["shp"][0] | {"labels": 1}, "votes_valid"),
+        (SHAPED["shp"][0] | {"score_A": 9, "labels": None}, "decided"),
+        (SHAPED["arena"][0] | {"turn": 2}, "turns_valid"),
+        (SHAPED["arena, a table"][0] | {"winner_tie": 1}, "votes_valid"),
+        (SHAPED["arena, a table"][0] | {"response_a": '["y", "more"]'}, "turns_valid"),
+        (SHAPED["llama-factory"][0] | {"chosen": USER}, "turns_valid"),
+        (SHAPED["llama-factory, alpaca"][0] | {"instruction": 3}, "fields_present"),
+        (SHAPED["help-steer preference"][0] | {"preference_strength": None}, "fields_present"),
+        (SHAPED["ultra-feedback"][0] | {"completions": [{"response": "x", "overall_score": "high"}]}, "fields_present"),
+    ],
+)
+def test_what_a_public_row_lacks_or_contradicts_keeps_it_out_under_the_fitting_check(tmp_path, row, check) -> None:
+    good = [next(data for data, _ in SHAPED.values() if data.keys() == row.keys())] * 2
+    found = read(tmp_path, *good, row)
+    assert [problem.check for problem in found[-1].problems] == [check] and found[-1].data
+
+
+def test_a_list_of_columns_is_for_votes_alone_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="only `votes` takes several columns"):
+        DataConfig(columns={"chosen": ["x", "y"]})
+    with pytest.raises(ValueError, match="label_values"):
+        DataConfig(label_values={1: "first"})
+    row, options = SHAPED["columns of votes"]
+    with pytest.raises(UserError, match="names the column 'di'"):
+        read(tmp_path, row, **options | {"columns": {"votes": ["ann", "di"]}})

@@ -11,7 +11,7 @@ DATA = Path(os.environ.get("TETHER_DATA", Path(__file__).parents[2] / ".." / "sh
 pytestmark = pytest.mark.real_data
 TWO = "two assistant turns in a row"
 LABEL = "'Human"
-"""A text that begins with `Human:`, a second label after the turn's own (found since markers count at a text's start)."""
+"""A text that begins with `Human:`, a label after the turn's own (found since markers count at a text's start too)."""
 
 
 def real(name):
@@ -48,7 +48,8 @@ def test_the_known_dirt_of_hh_rlhf_is_quarantined_and_nothing_else(tmp_path, val
     [
         ("harmless", {"prompts_agree": [1255, 1689, 1951, 1953, 2037], "texts_filled": [87, 517, 926, 1104],
                       "roles_alternate": [668, 764, 1320, 1850], "no_markers": 38}),
-        ("helpful", {"prompts_agree": 9, "texts_filled": 4, "responses_differ": 2, "roles_alternate": 6, "no_markers": 25}),
+        ("helpful", {"prompts_agree": 9, "texts_filled": 4, "responses_differ": 2, "roles_alternate": 6,
+                     "no_markers": 25}),
     ],
 )  # fmt: skip
 def test_a_check_without_a_run_names_the_known_dirt_by_row(tmp_path, job, name, rows):

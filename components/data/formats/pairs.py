@@ -39,6 +39,8 @@ from components.data.rows import (
     unclean,
 )
 
+COMPARISONS = "comparisons"
+"""The format of rows that hold several pairs (`pairs`, each with `chosen` and `rejected`), as public.py makes them."""
 SINGLE_VOTES = "single votes"
 """The format whose rows `gather_votes` makes rows of the format `votes`."""
 _MOST_VOTES = 1_000_000
@@ -101,29 +103,28 @@ def _format_of(data: Mapping[str, object]) -> str | None:
 
 
 def parse_pairs(raw: RawRow, name: str, source: str, max_characters: int) -> list[Row]:
-    """The pairs of row `raw`: one, or all of a ranking's, weighted so that the ranking counts once.
+    """The pairs of row `raw`: one, or all of a ranking's (or of a row of comparisons), weighted so that it counts once.
 
     k responses give k (k - 1) / 2 pairs (Ouyang et al. 2022, section 3.5), fewer where ranks are equal.
     """
-    if name != "ranking" or raw.problem:
+    if name not in ("ranking", COMPARISONS) or raw.problem:
         return [parse_pair(raw, name, source, max_characters)]
     try:
-        pairs = _ranking(raw.data)
+        pairs = _ranking(raw.data) if name == "ranking" else cast("list[dict[str, object]]", raw.data["pairs"])
     except BadRow as bad:
-        return [Row(source, raw.number, data=raw.data, problems=[bad.problem])]
-    rest = {key: value for key, value in raw.data.items() if key not in ("responses", "ranks")}
+        return [Row(source, raw.number, raw.others, data=raw.data, problems=[bad.problem])]
+    rest = {key: value for key, value in raw.data.items() if key not in ("responses", "ranks", "pairs")}
     rows = []
-    for better, worse in pairs:
-        data = rest | {"chosen": better, "rejected": worse}
-        row = parse_pair(raw._replace(data=data), "strings", source, max_characters)
+    for pair in pairs:
+        row = parse_pair(raw._replace(data=rest | pair), "strings", source, max_characters)
         if row.item is not None:
             row.item["weight"] = 1 / len(pairs)
         rows.append(row)
     return rows
 
 
-def _ranking(data: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The better and the worse response of each pair of a ranking."""
+def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
+    """The `chosen` and the `rejected` response of each pair of a ranking."""
     responses, ranks = data.get("responses"), data.get("ranks")
     if not isinstance(responses, list) or len(responses) < 2:
         raise BadRow("fields_present", "`responses` is not a list of two or more texts")
@@ -131,8 +132,12 @@ def _ranking(data: Mapping[str, object]) -> list[tuple[str, str]]:
         ranks = list(range(1, len(responses) + 1))
     if not isinstance(ranks, list) or len(ranks) != len(responses):
         raise BadRow("fields_present", f"`ranks` doesn't give each of {len(responses)} responses a rank")
-    placed = sorted((_number(rank, f"ranks[{i}]"), i) for i, rank in enumerate(ranks))
-    pairs = [(responses[i], responses[j]) for (better, i), (worse, j) in combinations(placed, 2) if better < worse]
+    placed = sorted((number_field(rank, f"ranks[{i}]"), i) for i, rank in enumerate(ranks))
+    pairs: list[dict[str, object]] = [
+        {"chosen": responses[i], "rejected": responses[j]}
+        for (better, i), (worse, j) in combinations(placed, 2)
+        if better < worse
+    ]
     if not pairs:
         raise BadRow("decided", "tie")
     return pairs
@@ -148,6 +153,7 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
         ballot = pair.ballot or _counted_ballot(raw.data, name)
         row.item = _item(raw, source, pair, ballot)
         row.ballot, row.first_wins, row.votes = ballot, pair.first_wins, pair.votes
+        row.models = _models(raw.data) if name == "votes" else None
         row.problems = text_problems(pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, max_characters)
         if pair.twice is not None:
             text = f"annotator {shown(pair.twice)} votes twice on this pair; the first vote counts"
@@ -171,6 +177,14 @@ def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> Cano
         "category": category_of(raw.data), "source": _source(raw.data) or source, "row": raw.number,
         **_judged_in(raw.data),
     }  # fmt: skip
+
+
+def _models(data: Mapping[str, object]) -> tuple[str, str] | None:
+    """The names of the models that wrote `a` and `b`, where the row has both and they differ."""
+    a, b = (data.get(name) for name in ("model_a", "model_b"))
+    if not isinstance(a, str) or not isinstance(b, str) or blank(a) or blank(b) or a == b:
+        return None
+    return _named(a), _named(b)
 
 
 def category_of(data: Mapping[str, object]) -> str | None:
@@ -315,13 +329,14 @@ def _count(value: Any, name: str) -> int:
 
 def _margin(data: Mapping[str, object]) -> float | None:
     if data.get("margin") is not None:
-        return _number(data["margin"], "margin")
+        return number_field(data["margin"], "margin")
     if data.get("score_chosen") is None or data.get("score_rejected") is None:
         return None
-    return _number(data["score_chosen"], "score_chosen") - _number(data["score_rejected"], "score_rejected")
+    return number_field(data["score_chosen"], "score_chosen") - number_field(data["score_rejected"], "score_rejected")
 
 
-def _number(value: Any, name: str) -> float:
+def number_field(value: Any, name: str) -> float:
+    """A number of a row, `name` for messages."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):  # the last of a whole number of over 308 digits
