@@ -140,7 +140,7 @@ def test_rows_of_one_scored_response_each_become_the_pairs_of_their_prompt(tmp_p
     scored = [("q", "x", 4), ("p", "only", 3), ("q", "y", 1), ("q", "z", 4)]
     rows = [{"prompt": p, "response": r, "helpfulness": s, "verbosity": 5 - s} for p, r, s in scored]
     found = read(tmp_path, *rows)
-    assert [pair(row) + (row.item["margin"], row.item["weight"]) for row in found[:2]] == [  # type: ignore[index]
+    assert [(*pair(row), row.item["margin"], row.item["weight"]) for row in found[:2]] == [  # type: ignore[index]
         (*PAIR, 3, 0.5), ([("user", "q")], "z", "y", 3, 0.5),
     ]  # fmt: skip
     assert (found[0].number, found[0].others) == (1, (3, 4))
@@ -207,5 +207,7 @@ def test_a_list_of_columns_is_for_votes_alone_and_a_missing_one_is_named(tmp_pat
     with pytest.raises(ValueError, match="label_values"):
         DataConfig(label_values={1: "first"})
     row, options = SHAPED["columns of votes"]
+    write_rows(tmp_path / "rows.jsonl", [row])
     with pytest.raises(UserError, match="names the column 'di'"):
-        read(tmp_path, row, **options | {"columns": {"votes": ["ann", "di"]}})
+        config = DataConfig(**options | {"columns": {"votes": ["ann", "di"]}})
+        list(judged_rows(RowSource.named("preferences", tmp_path / "rows.jsonl", config), 1000))
