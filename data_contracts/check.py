@@ -11,6 +11,8 @@ from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, FileReport, Progress
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck
+from data_contracts.findings.agreement import pairwise_table
+from data_contracts.findings.strengths import model_table
 from data_contracts.rows.frames import length_preference
 from data_contracts.rows.reading import reading_of
 from data_contracts.validate import write_quarantine
@@ -73,6 +75,12 @@ def _report(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
         report["longer_wins"] = length_preference(words[readable])
     if found.annotators:
         report["annotators"] = found.annotators
+        report["pairwise"] = pairwise_table(found.only_pairs.ledger)
+    if found.pairs is not None and found.pairs.ledger.models:
+        report["models"], why = model_table(found.pairs.ledger, found.job.seed)
+        report |= {"inseparable": why} if why else {}
+    if languages := found.languages:
+        report["languages"] = languages
     return report
 
 

@@ -25,7 +25,15 @@ from components.stats.intervals import Interval, clustered_proportion
 from data_contracts.config import ValidateJob
 from data_contracts.expectations import suites
 from data_contracts.findings import drift
-from data_contracts.findings.agreement import Agreement, AgreementReport, AnnotatorRow, agreement_of, annotator_table
+from data_contracts.findings.agreement import (
+    Agreement,
+    AgreementReport,
+    AnnotatorRow,
+    PairwiseRow,
+    agreement_of,
+    annotator_table,
+)
+from data_contracts.findings.strengths import ModelRow
 from data_contracts.findings.texts import SAMPLE, RowTexts, read_texts
 from data_contracts.findings.whole import (
     TEST,
@@ -63,6 +71,14 @@ class FileReport(AgreementReport):
     read: NotRequired[list[SourceReading]]
     """What each file was read as."""
     annotators: NotRequired[list[AnnotatorRow]]
+    pairwise: NotRequired[list[PairwiseRow]]
+    """Every two annotators with enough rows in common, the least in agreement first."""
+    models: NotRequired[list[ModelRow]]
+    """Models that votes name, the strongest first."""
+    inseparable: NotRequired[str]
+    """Why those have no strengths."""
+    languages: NotRequired[dict[str, float]]
+    """Share of each language (ISO 639-1) in a sample of the kept responses, or of prompts, the most frequent first."""
 
 
 @dataclass
@@ -235,13 +251,22 @@ class Examination:
     @cached_property
     def agreement(self) -> Agreement:
         """Agreement of the annotators of all readable rows."""
-        return Agreement(None, None, None) if self.pairs is None else agreement_of(self.pairs.ledger.facts)
+        return Agreement(None, None, None, None) if self.pairs is None else agreement_of(self.pairs.ledger.facts)
 
     @cached_property
     def annotators(self) -> list[AnnotatorRow]:
         """What `annotator_table` says of the annotators; empty where the pairs name none."""
         named = self.pairs is not None and self.pairs.ledger.annotators
         return annotator_table(self.only_pairs.ledger, self.competence) if named else []
+
+    @cached_property
+    def languages(self) -> dict[str, float]:
+        """Share of each language in a sample of what is kept, the most frequent first."""
+        examined = self.pairs or next(iter(self.sources.values()))
+        rows = self._sample(examined, range(len(SPLITS)))[: drift.LANGUAGE_SAMPLE]
+        if examined is self.sources.get("prompts"):
+            return drift.language_shares(_prompts(rows))
+        return drift.language_shares([row.get("response") or f"{row['chosen']} {row['rejected']}" for row in rows])
 
     @cached_property
     def longer_wins(self) -> Interval | None:

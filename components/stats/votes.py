@@ -18,6 +18,7 @@ from components.stats.intervals import (
     Interval,
     beyond_chance,
     cluster_codes,
+    clustered_proportion,
     fleiss_agreement,
     fleiss_terms,
     t_quantile,
@@ -217,3 +218,62 @@ def annotator_agreement(votes: Votes, level: float = 0.95) -> AnnotatorAgreement
         low=np.where(known, np.maximum(centre - half, 0.0), 0.0),
         high=np.where(known, np.minimum(centre + half, 1.0), 1.0),
     )  # fmt: skip
+
+
+class PairwiseAgreement(NamedTuple):
+    """Every two annotators who voted on the same items often enough, arrays (P,)."""
+
+    one: NDArray[np.int64]
+    other: NDArray[np.int64]
+    items: NDArray[np.int64]
+    """On how many items both voted."""
+    share: FloatArray
+    """Share of those on which they agree."""
+    kappa: FloatArray
+    """Cohen's; NaN where both gave one label throughout."""
+
+
+def pairwise_agreement(votes: Votes, least: int) -> PairwiseAgreement:
+    """Cohen's kappa (1960, Educational and Psychological Measurement 20:37) of every two annotators with `least` items
+    in common or more.
+
+    With p_lm the share of common items that get l from the one and m from the other,
+
+        kappa = (p_o - p_e) / (1 - p_e),  p_o = sum_l p_ll,  p_e = sum_l p_l. p_.l
+
+    Each item counts in both orders (see the module). An annotator votes once on an item.
+    """
+    named = votes.annotator >= 0
+    order = np.lexsort((votes.annotator[named], votes.item[named]))
+    three = (votes.item, votes.annotator, votes.label)
+    item, annotator, label = (each[named][order].astype(np.int64) for each in three)
+    codes, cells, step = [], [], 1
+    while step < len(item) and (both := item[step:] == item[:-step]).any():
+        codes.append((annotator[:-step] * votes.annotators + annotator[step:])[both])
+        cells.append((label[:-step] * votes.labels + label[step:])[both])
+        step += 1
+    code = np.concatenate([np.empty(0, np.int64), *codes])
+    pairs, place, items = np.unique(code, return_inverse=True, return_counts=True)
+    kept = items >= least
+    cell = np.concatenate([np.empty(0, np.int64), *cells])[kept[place]]
+    flat = np.zeros((int(kept.sum()), votes.labels**2))
+    np.add.at(flat, ((np.cumsum(kept) - 1)[place][kept[place]], cell), 1)
+    table = flat.reshape(-1, votes.labels, votes.labels)
+    turned = swapped(votes.labels)
+    p = (table + table[:, turned][:, :, turned]) / (2 * items[kept, None, None])
+    agreed = np.trace(p, axis1=1, axis2=2)
+    chance = (p.sum(axis=2) * p.sum(axis=1)).sum(axis=1)
+    one, other = np.divmod(pairs[kept], votes.annotators)
+    return PairwiseAgreement(one, other, items[kept], agreed, beyond_chance(agreed, chance))
+
+
+def raw_agreement(counts: ArrayLike, clusters: Iterable[Hashable]) -> Interval | None:
+    """The mean over items with two votes or more of the share of their pairs of votes that agree (Fleiss 1971,
+    Psychological Bulletin 76:378, equations 3 and 4), with an interval by clusters (I,); None where no item has two."""
+    table, group = np.asarray(counts, dtype=np.float64), cluster_codes(clusters)
+    votes = table.sum(axis=1)
+    two = votes > 1
+    if not two.any():
+        return None
+    agreed = (table * (table - 1)).sum(axis=1)[two] / (votes * (votes - 1))[two]
+    return clustered_proportion(agreed, group[two])

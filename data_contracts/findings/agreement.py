@@ -14,10 +14,14 @@ from components.stats.votes import (
     annotator_agreement,
     fleiss_kappa_interval,
     krippendorff_alpha,
+    pairwise_agreement,
     plurality,
+    raw_agreement,
 )
 from data_contracts.rows.ledger import Ledger
 
+LEAST_COMMON = 20
+"""Rows that two annotators must both have voted on for their agreement to be told."""
 _ANSWERS = {0: "a", 1: "b", 2: "tie", NONE: "none"}
 
 
@@ -29,6 +33,19 @@ class AgreementReport(TypedDict):
     kappa_interval: list[float] | None
     alpha: float | None
     alpha_interval: list[float] | None
+    raw_agreement: float | None
+    """Share of the pairs of votes on a row that agree."""
+    raw_agreement_interval: list[float] | None
+
+
+class PairwiseRow(TypedDict):
+    """Two named annotators on the rows that both voted on."""
+
+    annotators: list[str]
+    rows: int
+    agreement: float
+    kappa: float | None
+    """Cohen's; None where both gave one answer throughout."""
 
 
 class AnnotatorRow(TypedDict):
@@ -53,16 +70,19 @@ class Agreement:
     chance agreement would be overstated."""
     alpha: Interval | None
     """Krippendorff's, likewise."""
+    raw: Interval | None
+    """Share of the pairs of votes on a row that agree, mean over rows."""
     majority: dict[str, int] | None
     """Rows by their most frequent answer (a is the response that stands first, chosen where there is no order); `none`
     where two are equally frequent."""
 
     def as_json(self) -> AgreementReport:
         """Its part of `tether data check --json`."""
-        kappa, alpha = self.kappa, self.alpha
+        kappa, alpha, raw = self.kappa, self.alpha, self.raw
         return {
             "majority": self.majority, "kappa": kappa and kappa.value, "kappa_interval": kappa and kappa.ends,
             "alpha": alpha and alpha.value, "alpha_interval": alpha and alpha.ends,
+            "raw_agreement": raw and raw.value, "raw_agreement_interval": raw and raw.ends,
         }  # fmt: skip
 
 
@@ -75,13 +95,14 @@ def agreement_of(facts: NDArray[Any]) -> Agreement:
 def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreement:
     """The agreement in counts (I, 3) of votes for the first, the second and neither; `clusters` (I,)."""
     if not counts.any():
-        return Agreement(None, None, None)
+        return Agreement(None, None, None, None)
     kappa, alpha = (
         found if math.isfinite((found := statistic(counts, clusters.tolist(), symmetric=True)).value) else None
         for statistic in (fleiss_kappa_interval, krippendorff_alpha)
     )
     labels = plurality(counts)
-    return Agreement(kappa, alpha, {answer: int((labels == label).sum()) for label, answer in _ANSWERS.items()})
+    raw = raw_agreement(counts, clusters.tolist())
+    return Agreement(kappa, alpha, raw, {answer: int((labels == label).sum()) for label, answer in _ANSWERS.items()})
 
 
 def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[AnnotatorRow]:
@@ -98,3 +119,16 @@ def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[Annot
         if competence is not None:
             rows[-1]["accuracy"] = float(competence.accuracy[i])
     return rows
+
+
+def pairwise_table(ledger: Ledger) -> list[PairwiseRow]:
+    """A row for every two named annotators with `LEAST_COMMON` rows in common or more, the least in agreement first."""
+    item, annotator, label = ledger.votes.T
+    found = pairwise_agreement(Votes(item, annotator, label, items=len(ledger.facts)), LEAST_COMMON)
+    names = list(ledger.annotators)
+    rows: list[PairwiseRow] = [
+        {"annotators": [names[one], names[other]], "rows": int(n), "agreement": float(share),
+         "kappa": float(kappa) if math.isfinite(kappa) else None}
+        for one, other, n, share, kappa in zip(*found, strict=True)
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row["agreement"], row["annotators"]))

@@ -1,5 +1,6 @@
 """Whether two sets of rows are alike in length, language and prompts; each measure with what chance alone reaches."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,12 +35,10 @@ def length_drift(train: NDArray[Any], heldout: NDArray[Any]) -> DriftMeasure | N
 
 def language_drift(train: Sequence[str], heldout: Sequence[str], seed: int, draws: int = 500) -> DriftMeasure | None:
     """Total variation distance of the languages of texts, chance by permuting them; None where a side is empty."""
-    from py3langid import classify
-
     if not train or not heldout:
         return None
     sides = [texts[:LANGUAGE_SAMPLE] for texts in (train, heldout)]
-    found = [classify(text[:LANGUAGE_CHARACTERS])[0] for side in sides for text in side]
+    found = [language_of(text) for side in sides for text in side]
     names = {name: place for place, name in enumerate(dict.fromkeys(found))}
     codes = np.array([names[name] for name in found])
     first = np.arange(len(codes)) < len(sides[0])
@@ -51,6 +50,18 @@ def language_drift(train: Sequence[str], heldout: Sequence[str], seed: int, draw
     rng = np.random.default_rng(seed)
     chance = np.quantile([distance(rng.permutation(first)) for _ in range(draws)], CHANCE)
     return DriftMeasure(distance(first), float(chance))
+
+
+def language_of(text: str) -> str:
+    """The likeliest language of a text's beginning (ISO 639-1)."""
+    from py3langid import classify
+
+    return str(classify(text[:LANGUAGE_CHARACTERS])[0])
+
+
+def language_shares(texts: Sequence[str]) -> dict[str, float]:
+    """Share of each language in texts, the most frequent first."""
+    return {name: count / len(texts) for name, count in Counter(map(language_of, texts)).most_common()}
 
 
 def told_apart(one: Sequence[str], other: Sequence[str], seed: int) -> DriftMeasure | None:

@@ -102,6 +102,10 @@ class Ledger:
         self.votes: NDArray[np.int32] = np.empty((0, 3), np.int32)
         """Row index, annotator (place in `annotators`) and place in `Ballot` of each vote that names its annotator."""
         self.annotators: dict[str, int] = {}
+        self.models: dict[str, int] = {}
+        """Models whose responses votes compare, by name, and their place."""
+        self.compared: NDArray[np.int32] = np.empty((0, 3), np.int32)
+        """Row index and the models (places in `models`) of its first and second response, where the row names them."""
         self.gathered: NDArray[np.int64] = np.empty((0, 2), np.int64)
         """Row index, and number of a further row of the source that it was gathered from."""
         self.files: list[str] = []
@@ -118,7 +122,7 @@ class Ledger:
 
         The rows of a file stand together.
         """
-        parts, lines, votes, named, gathered = [], [], [self.votes], [], []
+        parts, lines, votes, named, gathered, compared = [], [], [self.votes], [], [], []
         with naming(self.path), self.path.open("wb") as out:
             for index, row in enumerate(rows):
                 if row.source not in self.files[-1:]:
@@ -127,6 +131,9 @@ class Ledger:
                 lines.append(self._facts(row))
                 named += [(index, self.annotators.setdefault(a, len(self.annotators)), side) for a, side in row.votes]
                 gathered += [(index, self._code(number)) for number in row.others]
+                if row.models is not None:
+                    one, other = (self.models.setdefault(model, len(self.models)) for model in row.models)
+                    compared.append((index, one, other))
                 out.write(self._line(row))
                 if len(lines) == _CHUNK:
                     parts.append(np.array(lines, FACTS))
@@ -135,6 +142,7 @@ class Ledger:
                     progress(index + 1)
         self.facts = np.concatenate([*parts, np.array(lines, FACTS)])
         self.votes = np.concatenate([*votes, _votes(named)])
+        self.compared = _votes(compared)
         self.gathered = np.array(gathered, np.int64).reshape(-1, 2)
 
     def _line(self, row: Row) -> bytes:

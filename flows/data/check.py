@@ -18,9 +18,11 @@ from flows.data.pretrained import find_base
 
 if TYPE_CHECKING:
     from data_contracts.examine import FileReport
-    from data_contracts.findings.agreement import AnnotatorRow
+    from data_contracts.findings.agreement import AnnotatorRow, PairwiseRow
 
 FAILED = GateFailed.exit_code
+MOST_MODELS = 10
+"""Models whose strengths are on the terminal, the strongest first."""
 LOWEST = 5
 """Annotators who are named on the terminal, those surest to agree little; `--json` has all."""
 DEFAULTS = "demo"
@@ -118,6 +120,29 @@ def _annotators(table: "list[AnnotatorRow]") -> str:
     )
 
 
+def _more(number: int) -> str:
+    return f" and {number} more" if number > 0 else ""
+
+
+def _pairwise(table: "list[PairwiseRow]") -> str:
+    said = "; ".join(
+        f"{' and '.join(row['annotators'])} {row['agreement']:.2f} of {row['rows']}"
+        + ("" if row["kappa"] is None else f" (Cohen's kappa {row['kappa']:.2f})")
+        for row in table[:LOWEST]
+    )
+    return f"Least in agreement of {len(table)} pairs of annotators: {said}."
+
+
+def _models(report: "FileReport") -> str:
+    table = report.get("models", [])
+    if why := report.get("inseparable"):
+        return f"{len(table)} models are compared, and their strengths cannot be told: {why}."
+    said = "; ".join(
+        f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in table[:MOST_MODELS]
+    )
+    return f"Bradley-Terry strengths (logit) of {len(table)} models: {said}{_more(len(table) - MOST_MODELS)}."
+
+
 def _read_as(report: "FileReport") -> Iterator[str]:
     for read in report.get("read", ()):
         name = "a rating sheet" if read["source"] == "sheet" else f"{read['source']} ({read['format']})"
@@ -170,11 +195,23 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     for title, measure, ends in (
         ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
         ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
+        (
+            "Raw agreement: two votes on a row are the same with a share of",
+            report["raw_agreement"],
+            report["raw_agreement_interval"],
+        ),
     ):
         if measure is not None:
             say(f"{title} {measure:.3f}{_interval(ends)}.")
     if report.get("annotators"):
         say(line(_annotators(report["annotators"])))
+    if report.get("pairwise"):
+        say(line(_pairwise(report["pairwise"])))
+    if report.get("models"):
+        say(line(_models(report)))
+    if report.get("languages"):
+        shares = [f"{name} {share:.1%}" for name, share in report["languages"].items()]
+        say(f"Languages of a sample: {', '.join(shares[:LOWEST])}{_more(len(shares) - LOWEST)}.")
     if report["longer_wins"] is not None:
         kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
         more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"

@@ -211,3 +211,49 @@ def test_a_list_of_columns_is_for_votes_alone_and_a_missing_one_is_named(tmp_pat
     with pytest.raises(UserError, match="names the column 'di'"):
         config = DataConfig(**options | {"columns": {"votes": ["ann", "di"]}})
         list(judged_rows(RowSource.named("preferences", tmp_path / "rows.jsonl", config), 1000))
+
+
+def arena(votes: int) -> list[dict[str, Any]]:
+    """Votes on pairs of three models, of which `strong` wins 8 in 10 and `weak` 2 in 10, by two judges."""
+    rows = []
+    for i in range(votes):
+        a, b, wins = (("strong", "weak", 8), ("strong", "fair", 7), ("fair", "weak", 7))[i % 3]
+        winner = "model_a" if i // 3 % 10 < wins else "model_b"
+        rows += [
+            {"model_a": a, "model_b": b, "conversation_a": turns(f"question {i}", f"{a} says {i}"), "judge": judge,
+             "conversation_b": turns(f"question {i}", f"{b} says {i}"), "winner": winner, "turn": 1}
+            for judge in ("ann", "ben")
+        ]  # fmt: skip
+    rows[0]["winner"] = "tie"
+    return rows
+
+
+def test_votes_that_name_models_rank_them_and_their_judges_are_compared(job: Any, tmp_path: Path) -> None:
+    name, _, report = judged(job, tmp_path, arena(150))
+    assert name == "MT-Bench and Chatbot Arena votes" and (report["pairs"], report["rows"]) == (149, 300)
+    assert [row["model"] for row in report["models"]] == ["strong", "fair", "weak"]
+    assert [row["votes"] for row in report["models"]] == [200, 200, 200]
+    strong, fair, weak = report["models"]
+    assert strong["interval"] == [0, 0] and -1.5 < fair["strength"] < -0.4, "relative to the first of most votes"
+    assert weak["interval"][0] < weak["strength"] < weak["interval"][1] < fair["strength"]
+    assert report["raw_agreement"] == pytest.approx(149 / 150)
+    assert report["raw_agreement_interval"][0] < 149 / 150
+    (pair,) = report["pairwise"]
+    assert (pair["annotators"], pair["rows"], pair["agreement"]) == (["ann", "ben"], 150, pytest.approx(149 / 150))
+    assert 0.97 < pair["kappa"] < 0.99 and report["languages"]["en"] > 0.5
+    assert sum(report["languages"].values()) == pytest.approx(1)
+
+
+def test_a_model_that_won_everything_has_no_strength_and_the_reason_is_said(job: Any, tmp_path: Path) -> None:
+    rows = [row | {"winner": "model_a"} for row in arena(30)]
+    _, _, report = judged(job, tmp_path, rows)
+    assert {row["strength"] for row in report["models"]} == {None}
+    assert "one side won every comparison" in report["inseparable"] and "strong" in report["inseparable"]
+
+
+def test_the_languages_of_a_file_are_shown(job: Any, tmp_path: Path) -> None:
+    english = "The parcel that you ordered last week is late, and we are sorry for the delay."
+    german = "Das Paket, das Sie letzte Woche bestellt haben, kommt leider erst am Dienstag bei Ihnen an."
+    rows = [{"prompt": f"q {i}", "response": f"{german if i < 10 else english} {i}"} for i in range(40)]
+    _, _, report = judged(job, tmp_path, rows)
+    assert report["languages"] == {"en": 0.75, "de": 0.25}

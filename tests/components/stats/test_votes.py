@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
+from sklearn.metrics import cohen_kappa_score
 
 from components.stats.dawid_skene import dawid_skene
 from components.stats.intervals import cluster_codes, fleiss_kappa
@@ -22,7 +23,9 @@ from components.stats.votes import (
     annotator_agreement,
     fleiss_kappa_interval,
     krippendorff_alpha,
+    pairwise_agreement,
     plurality,
+    raw_agreement,
 )
 
 DATA = Path(os.environ.get("TETHER_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
@@ -284,3 +287,31 @@ def test_two_prompts_are_enough_for_an_interval_and_one_is_not() -> None:
     assert found.value == pytest.approx(fleiss_kappa(counts))
     assert found.low == pytest.approx(found.value - half, rel=1e-4)
     assert np.isnan(fleiss_kappa_interval(counts, [0] * 6).low)
+
+
+def test_pairwise_kappa_is_sklearns_on_common_items_in_both_orders():
+    rng = np.random.default_rng(5)
+    truth = rng.integers(0, 2, 60)
+    rows = [
+        (i, who, int(truth[i]) if rng.random() < 0.7 else int(rng.integers(0, 3)))
+        for i in range(60) for who in range(4) if who != i % 4 or who == 3
+    ]  # fmt: skip
+    item, annotator, label = np.array(rows).T
+    found = pairwise_agreement(Votes(item, annotator, label, items=60), 20)
+    assert list(zip(found.one, found.other, strict=True)) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    said = {(i, a): v for i, a, v in rows}
+    for one, other, n, share, kappa in zip(*found, strict=True):
+        common = [i for i in range(60) if (i, one) in said and (i, other) in said]
+        x, y = ([said[i, who] for i in common] for who in (one, other))
+        assert (n, share) == (len(common), pytest.approx(np.mean(np.equal(x, y))))
+        turn = [1, 0, 2]
+        doubled = cohen_kappa_score(x + [turn[v] for v in x], y + [turn[v] for v in y])
+        assert kappa == pytest.approx(doubled)
+    assert not len(pairwise_agreement(Votes(item, annotator, label, items=60), 61).kappa)
+
+
+def test_raw_agreement_is_the_mean_share_of_pairs_of_votes_that_agree():
+    counts = np.array([[3, 0, 0], [2, 1, 0], [1, 1, 1], [1, 0, 0]])
+    found = raw_agreement(counts, range(4))
+    assert found.value == pytest.approx((1 + 1 / 3 + 0) / 3) and found.low < found.value < found.high
+    assert raw_agreement(counts[3:], [0]) is None

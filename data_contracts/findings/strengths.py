@@ -1,0 +1,74 @@
+"""How strong the models are that votes name: Bradley-Terry with Davidson's ties (`components.stats.paired`)."""
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.stats.paired import Inseparable, PairedScore, strengths
+from data_contracts.rows.ledger import Ledger
+
+DRAWS = 200
+"""Resamples of an interval."""
+
+
+class ModelRow(TypedDict):
+    """A model that votes compare with others."""
+
+    model: str
+    votes: int
+    """How many votes it was compared in."""
+    strength: float | None
+    """On the scale of the logit, relative to the model with most votes; None where votes do not tell."""
+    interval: list[float] | None
+
+
+def model_table(ledger: Ledger, seed: int) -> tuple[list[ModelRow], str | None]:
+    """A row for each model that readable rows with votes name, the strongest first; and why there are no strengths, if
+    so. A row without votes counts as one for its label."""
+    if not ledger.models:
+        return [], None
+    names = list(ledger.models)
+    index, one, other = ledger.compared.T
+    ballots = _ballots(ledger.facts[index])
+    counts = np.zeros(len(names), np.int64)
+    np.add.at(counts, one, ballots.sum(axis=1))
+    np.add.at(counts, other, ballots.sum(axis=1))
+    votes: list[PairedScore] = []
+    prompts: list[int] = []
+    for a, b, prompt, ballot in zip(one.tolist(), other.tolist(), ledger.facts["prompt"][index].tolist(),
+                                    ballots.tolist(), strict=True):  # fmt: skip
+        for score, times in zip((1.0, 0.0, 0.5), ballot, strict=True):
+            votes += [PairedScore(a, b, score)] * times
+            prompts += [prompt] * times
+    if not votes:
+        return [], None
+    try:
+        found = strengths(votes, len(names), prompts, baseline=int(counts.argmax()), draws=DRAWS, seed=seed)
+    except Inseparable as error:
+        rows = [
+            ModelRow(model=name, votes=int(n), strength=None, interval=None)
+            for name, n in zip(names, counts, strict=True)
+        ]
+        sides = " against ".join(_named(names, side) for side in (error.better, error.worse) if side)
+        return sorted(rows, key=lambda row: -row["votes"]), f"{error}{sides and f' ({sides})'}"
+    rows = [
+        ModelRow(model=name, votes=int(n), strength=each.value, interval=each.ends)
+        for name, n, each in zip(names, counts, found.strength, strict=True)
+    ]
+    return sorted(rows, key=lambda row: -(row["strength"] or 0.0)), None
+
+
+def _ballots(facts: NDArray[Any]) -> NDArray[np.int64]:
+    """Votes for the first, the second and neither (n, 3)."""
+    ballots: NDArray[np.int64] = facts["ballot"].astype(np.int64)
+    alone, first = ~facts["voted"], facts["first_wins"]
+    ballots[alone & (first == 1), 0] = 1
+    ballots[alone & (first == 0), 1] = 1
+    return ballots
+
+
+def _named(names: Sequence[str], which: Sequence[int]) -> str:
+    shown = [names[i] for i in which[:5]]
+    return ", ".join(shown) + (f" and {len(which) - 5} more" if len(which) > 5 else "")
