@@ -11,7 +11,7 @@ from components.base.errors import UserError
 from components.data.config import DataConfig, DecisionConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.prompts import parse_prompt
-from components.data.formats.public import Options, shape_of, standard_rows, votes_of_columns
+from components.data.formats.public import ReadingOptions, shape_of, standard_rows, votes_of_columns
 from components.data.formats.single_votes import gather_votes
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import Problem, RawRow, Row, listed
@@ -47,7 +47,7 @@ class RowSource(NamedTuple):
     """What its rows are said to come from, where that isn't `name`."""
     decision: DecisionConfig = DecisionConfig()
     """When votes decide a pair of preferences."""
-    options: Options = Options()
+    options: ReadingOptions = ReadingOptions()
     """What values of labels mean, and which differences of scores make a pair."""
 
     @classmethod
@@ -182,9 +182,9 @@ def columns_of(columns: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
         yield from [theirs] if isinstance(theirs, str) else theirs
 
 
-def options_of(data: DataConfig) -> Options:
+def options_of(data: DataConfig) -> ReadingOptions:
     """What the config says of labels and scores."""
-    return Options(data.label_values, data.score.name, data.score.threshold)
+    return ReadingOptions(data.label_values, data.score.name, data.score.threshold)
 
 
 def not_one_valid(

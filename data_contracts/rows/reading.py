@@ -16,7 +16,7 @@ from components.base.errors import UserError
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.labels import KTO
-from components.data.formats.public import Options, Shape, reads, shape_of
+from components.data.formats.public import ReadingOptions, Shape, reads, shape_of
 from components.data.readers import read_source
 from components.data.rows import RawRow
 from components.human_eval.batch.reading import looks_like_sheet
@@ -147,7 +147,7 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
         )
 
 
-def _unread(rows: Sequence[RawRow], shape: Shape, options: Options) -> list[str]:
+def _unread(rows: Sequence[RawRow], shape: Shape, options: ReadingOptions) -> list[str]:
     return [column for column in _columns(rows) if not reads(shape, column, options)]
 
 

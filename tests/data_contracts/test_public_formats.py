@@ -184,6 +184,7 @@ def test_numbers_are_refused_with_the_option_that_says_what_they_mean(tmp_path: 
 @pytest.mark.parametrize(
     ("row", "check"),
     [
+        ({"prompt": "another row", "chosen": "x"}, "fields_present"),
         (SHAPED["shp"][0] | {"labels": 1}, "votes_valid"),
         (SHAPED["shp"][0] | {"score_A": 9, "labels": None}, "decided"),
         (SHAPED["arena"][0] | {"turn": 2}, "turns_valid"),
@@ -196,7 +197,7 @@ def test_numbers_are_refused_with_the_option_that_says_what_they_mean(tmp_path: 
     ],
 )
 def test_what_a_public_row_lacks_or_contradicts_keeps_it_out_under_the_fitting_check(tmp_path, row, check) -> None:
-    good = [next(data for data, _ in SHAPED.values() if data.keys() == row.keys())] * 2
+    good = [next((data for data, _ in SHAPED.values() if data.keys() == row.keys()), SHAPED["shp"][0])] * 2
     found = read(tmp_path, *good, row)
     assert [problem.check for problem in found[-1].problems] == [check] and found[-1].data
 

@@ -58,6 +58,15 @@ SINGLE = [["id", "prompt", "a", "b", "annotator", "label"]]
 SINGLE += [[f"tether-{n}", f"{TEXT}\n- {n % 3}", "one", "'two", f"ann {n}", "ab"[n % 2]] for n in range(9)]
 SHEET = [["item", "prompt", "response_a", "response_b", "rating_1", "rating_2"]]
 SHEET += [[f"q{n:04d}-abcdef01", TEXT, "one;\n'=two", "three", "a", "tie"] for n in range(4)]
+_SAID = [{"from": "human", "value": TEXT}, {"role": "assistant", "content": "x"}]
+ARENA = [
+    {"model_a": "m", "model_b": "n", "winner": winner, "judge": "ann", "turn": 1, "conversation_a": _SAID,
+     "conversation_b": [_SAID[0], {"from": "gpt", "value": TEXT}]}
+    for winner in ("model_a", "model_b", "tie")
+]  # fmt: skip
+_SCORED = [{"response": f"{n}", "fine-grained_score": n, "annotations": {"a": {"Rating": "1"}}} for n in range(3)]
+SCORES = [{"instruction": TEXT, "completions": _SCORED}] * 3
+KTO = [{"prompt": TEXT, "completion": _SAID[1:], "label": label, "system": "x"} for label in (True, False, True)]
 PROFILE = """# what it is for
 extends: tiny
 seed: 3
@@ -186,6 +195,9 @@ def home_form(path: Path) -> None:
 
 READERS = [
     Reader("pairs.jsonl", file("pairs.jsonl", lines(PAIRS)), read_data),
+    Reader("arena.jsonl", file("arena.jsonl", lines(ARENA)), read_data),
+    Reader("scores.jsonl", file("scores.jsonl", lines(SCORES)), read_data),
+    Reader("kto.jsonl", file("kto.jsonl", lines(KTO)), read_data),
     Reader("votes.jsonl", file("votes.jsonl", lines(VOTES)), read_data),
     Reader("rankings.jsonl", file("rankings.jsonl", lines(RANKINGS)), read_data),
     Reader("taught.jsonl", file("taught.jsonl", lines(TAUGHT)), read_data),

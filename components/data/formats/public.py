@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 from components.data.formats.labels import meant
 from components.data.formats.pairs import number_field, text_field
 from components.data.formats.transcripts import as_messages, earlier_turns, instruction_of, message_text, split_messages
-from components.data.rows import BadRow, Message, RawRow, blank, most_common_format, shown
+from components.data.rows import BadRow, Message, RawRow, blank, listed, most_common_format, shown
 
 Data = Mapping[str, Any]
 
 
-class Options(NamedTuple):
+class ReadingOptions(NamedTuple):
     """What the config says of labels and scores."""
 
     label_values: Mapping[str, str] = MappingProxyType({})
@@ -50,8 +50,8 @@ class Shape(NamedTuple):
     """Ours: `strings`, `votes` or `comparisons`."""
     fields: str
     """What it reads, names split by commas."""
-    has: Callable[[Data, Options], bool]
-    standard: Callable[[Data, Options], dict[str, Any]]
+    has: Callable[[Data, ReadingOptions], bool]
+    standard: Callable[[Data, ReadingOptions], dict[str, Any]]
 
 
 _KEPT = ("category", "source", "id", "judged_in")
@@ -70,7 +70,7 @@ _ANNOTATOR = re.compile(r"annotator_?\d+")
 _ULTRA_SCORES = ("fine-grained_score", "overall_score")
 
 
-def shape_of(rows: Sequence[RawRow], options: Options) -> Shape | None:
+def shape_of(rows: Sequence[RawRow], options: ReadingOptions) -> Shape | None:
     """The public shape that most of the first rows have; None where most are in no such shape."""
 
     def named(data: Data) -> str:
@@ -80,13 +80,17 @@ def shape_of(rows: Sequence[RawRow], options: Options) -> Shape | None:
     return next((shape for shape in SHAPES if shape.name == found), None)
 
 
-def standard_rows(rows: Iterable[RawRow], shape: Shape | None, options: Options) -> Iterator[RawRow]:
+def standard_rows(rows: Iterable[RawRow], shape: Shape | None, options: ReadingOptions) -> Iterator[RawRow]:
     """`rows` in a format of ours, labels under the names that `options` gives their values."""
-    if shape is not None and shape.name == HELPSTEER:
+    gathered = shape is not None and shape.name == HELPSTEER
+    if gathered:
         rows = _gathered(rows, options)
     for row in rows:
         if row.problem is None:
             try:
+                if shape is not None and not gathered and not shape.has(row.data, options):
+                    text = f"the row lacks what most rows have ({shape.name}); its fields are {listed(list(row.data))}"
+                    raise BadRow("fields_present", text)
                 data = row.data if shape is None else shape.standard(row.data, options)
                 row = row._replace(data=_labelled(data, options.label_values))
             except BadRow as bad:
@@ -133,7 +137,7 @@ def _kept(data: Data) -> dict[str, Any]:
 # Pairs
 
 
-def _is_llama_factory(data: Data, options: Options) -> bool:
+def _is_llama_factory(data: Data, options: ReadingOptions) -> bool:
     if not {"chosen", "rejected"} <= data.keys():
         return False
     if isinstance(data["chosen"], dict) and isinstance(data["rejected"], dict):
@@ -142,7 +146,7 @@ def _is_llama_factory(data: Data, options: Options) -> bool:
     return texts and data.get("prompt") is None and bool(data.keys() & {*_LISTS, "instruction", "question", "input"})
 
 
-def _llama_factory(data: Data, options: Options) -> dict[str, Any]:
+def _llama_factory(data: Data, options: ReadingOptions) -> dict[str, Any]:
     more = {name: data[name] for name in ("margin", "score_chosen", "score_rejected") if name in data}
     sides = {side: _response(data, side) for side in ("chosen", "rejected")}
     return {**_kept(data), **more, "prompt": _prompt(data), **sides}
@@ -151,11 +155,11 @@ def _llama_factory(data: Data, options: Options) -> dict[str, Any]:
 # Votes
 
 
-def _is_arena(data: Data, options: Options) -> bool:
+def _is_arena(data: Data, options: ReadingOptions) -> bool:
     return {"conversation_a", "conversation_b", "winner"} <= data.keys()
 
 
-def _arena(data: Data, options: Options) -> dict[str, Any]:
+def _arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
     (one, a), (other, b) = (_judged_turn(data, f"conversation_{side}") for side in "ab")
     if one != other:
         raise BadRow("prompts_agree", "prompts differ: the two models' earlier responses are not the same")
@@ -203,7 +207,7 @@ def _sides(data: Data) -> tuple[str, str] | None:
     return next((two for two in _TWO if set(two) <= data.keys()), None)
 
 
-def _is_two_responses(data: Data, options: Options) -> bool:
+def _is_two_responses(data: Data, options: ReadingOptions) -> bool:
     if _sides(data) is None or "item" in data or not data.keys() & set(_PROMPTS):
         return False
     return bool(data.keys() & {*_VERDICTS, "winner_model_a"}) or bool(_annotators(data))
@@ -213,7 +217,7 @@ def _annotators(data: Data) -> list[str]:
     return [name for name in data if _ANNOTATOR.fullmatch(str(name))]
 
 
-def _two_responses(data: Data, options: Options) -> dict[str, Any]:
+def _two_responses(data: Data, options: ReadingOptions) -> dict[str, Any]:
     sides = _sides(data)
     if sides is None:
         raise BadRow("fields_present", "the two responses are not both there")
@@ -269,7 +273,7 @@ def _turns(value: Any, name: str) -> list[str]:
 # Scores
 
 
-def _signed(data: Data, a: str, b: str, difference: float, options: Options) -> dict[str, Any]:
+def _signed(data: Data, a: str, b: str, difference: float, options: ReadingOptions) -> dict[str, Any]:
     """A row of the format `votes` by a difference of scores, above 0 where the first is better."""
     if 0 < abs(difference) <= options.threshold:
         raise BadRow("decided", _narrow(abs(difference), options))
@@ -277,15 +281,15 @@ def _signed(data: Data, a: str, b: str, difference: float, options: Options) -> 
     return {**_kept(data), "prompt": _prompt(data), "a": a, "b": b, "label": label, "margin": abs(difference)}
 
 
-def _narrow(difference: float, options: Options) -> str:
+def _narrow(difference: float, options: ReadingOptions) -> str:
     return f"narrow: the scores differ by {difference:g}, not more than {options.threshold:g} (data.score.threshold)"
 
 
-def _is_strength(data: Data, options: Options) -> bool:
+def _is_strength(data: Data, options: ReadingOptions) -> bool:
     return _sides(data) is not None and bool(data.keys() & set(_STRENGTHS)) and bool(data.keys() & set(_PROMPTS))
 
 
-def _strength(data: Data, options: Options) -> dict[str, Any]:
+def _strength(data: Data, options: ReadingOptions) -> dict[str, Any]:
     sides = _sides(data)
     name = next((name for name in _STRENGTHS if data.get(name) is not None), _STRENGTHS[0])
     if sides is None:
@@ -294,11 +298,11 @@ def _strength(data: Data, options: Options) -> dict[str, Any]:
     return _signed(data, first, second, -number_field(data.get(name), name), options)
 
 
-def _is_shp(data: Data, options: Options) -> bool:
+def _is_shp(data: Data, options: ReadingOptions) -> bool:
     return {"history", "human_ref_A", "human_ref_B", "score_A", "score_B"} <= data.keys()
 
 
-def _shp(data: Data, options: Options) -> dict[str, Any]:
+def _shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
     difference = number_field(data.get("score_A"), "score_A") - number_field(data.get("score_B"), "score_B")
     if data.get("labels") is not None and difference:
         label = number_field(data["labels"], "labels")
@@ -307,13 +311,13 @@ def _shp(data: Data, options: Options) -> dict[str, Any]:
     return _signed(data, text_field(data, "human_ref_A"), text_field(data, "human_ref_B"), difference, options)
 
 
-def _is_ultrafeedback(data: Data, options: Options) -> bool:
+def _is_ultrafeedback(data: Data, options: ReadingOptions) -> bool:
     completions = data.get("completions")
     of_dicts = isinstance(completions, list) and all(isinstance(each, dict) for each in completions)
     return of_dicts and bool(data.keys() & {"instruction", "prompt"})
 
 
-def _ultrafeedback(data: Data, options: Options) -> dict[str, Any]:
+def _ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
     scored = []
     for i, each in enumerate(data["completions"]):
         score = next((s for name in _names(options, _ULTRA_SCORES) if (s := _rating(each, name)) is not None), None)
@@ -322,7 +326,7 @@ def _ultrafeedback(data: Data, options: Options) -> dict[str, Any]:
     return {**_kept(data), "prompt": _prompt(data), "pairs": _compared(scored, options)}
 
 
-def _names(options: Options, own: Sequence[str]) -> Sequence[str]:
+def _names(options: ReadingOptions, own: Sequence[str]) -> Sequence[str]:
     return own if options.score is None else (options.score,)
 
 
@@ -335,7 +339,7 @@ def _rating(completion: Data, name: str) -> object:
     return aspect.get("Rating") if isinstance(aspect, dict) else None
 
 
-def _compared(scored: Sequence[tuple[str, float]], options: Options) -> list[dict[str, Any]]:
+def _compared(scored: Sequence[tuple[str, float]], options: ReadingOptions) -> list[dict[str, Any]]:
     """The pairs of responses whose scores differ by more than the threshold, the better one first, with the margin."""
     if len(scored) < 2:
         name = f"`{options.score}`" if options.score else "a score"
@@ -354,11 +358,11 @@ def _compared(scored: Sequence[tuple[str, float]], options: Options) -> list[dic
     return pairs
 
 
-def _is_helpsteer(data: Data, options: Options) -> bool:
+def _is_helpsteer(data: Data, options: ReadingOptions) -> bool:
     return {"prompt", "response", options.score or "helpfulness"} <= data.keys() and "chosen" not in data
 
 
-def _gathered(rows: Iterable[RawRow], options: Options) -> Iterator[RawRow]:
+def _gathered(rows: Iterable[RawRow], options: ReadingOptions) -> Iterator[RawRow]:
     """A row for each prompt with all its scored responses, held in memory until the file is read."""
     prompts: dict[str, tuple[RawRow, list[tuple[str, float]], list[int]]] = {}
     score = options.score or "helpfulness"
@@ -379,7 +383,7 @@ def _gathered(rows: Iterable[RawRow], options: Options) -> Iterator[RawRow]:
         yield first._replace(data=data, others=tuple(others))
 
 
-def _helpsteer(data: Data, options: Options) -> dict[str, Any]:
+def _helpsteer(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return {
         **_kept(data),
         "prompt": as_messages(data.get("prompt"), "prompt"),
@@ -390,11 +394,11 @@ def _helpsteer(data: Data, options: Options) -> dict[str, Any]:
 # FineGrained feedback
 
 
-def _is_fine_grained(data: Data, options: Options) -> bool:
+def _is_fine_grained(data: Data, options: ReadingOptions) -> bool:
     return {"question", "prediction 1", "prediction 2"} <= data.keys() and isinstance(data.get("preference"), list)
 
 
-def _fine_grained(data: Data, options: Options) -> dict[str, Any]:
+def _fine_grained(data: Data, options: ReadingOptions) -> dict[str, Any]:
     names = [name for name in data if re.fullmatch(r"prediction \d+", str(name))]
     two, said = list(combinations(sorted(names), 2)), data["preference"]
     if len(said) != len(two) or any(each not in (0, 1, 2) for each in said):
@@ -435,7 +439,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-def reads(shape: Shape, column: str, options: Options) -> bool:
+def reads(shape: Shape, column: str, options: ReadingOptions) -> bool:
     """Whether rows of a shape use a column."""
     return column in shape.fields.split(",") or column in _KEPT or column == options.score or bool(
         shape.name == "two responses" and _ANNOTATOR.fullmatch(column)
