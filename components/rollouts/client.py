@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from packaging.version import InvalidVersion, Version
 
-from components.base.errors import Unreachable, UserError
+from components.base.errors import Unreachable, UserError, refuse_credentials
 from components.rollouts.config import RolloutConfig
 
 FIRST_WAIT = 1.0
@@ -48,8 +48,14 @@ class VllmClient:
     def __init__(self, config: RolloutConfig) -> None:
         import httpx
 
-        assert config.url is not None
-        self.config, self.url = config, config.url.rstrip("/")
+        url = config.url or os.environ.get("TETHER_VLLM_URL")
+        if not url:
+            raise UserError(
+                "ppo.rollout.engine is vllm, and no server is named: set ppo.rollout.url, as in "
+                "--set ppo.rollout.url=http://127.0.0.1:8000, or the environment variable TETHER_VLLM_URL."
+            )
+        refuse_credentials("TETHER_VLLM_URL", url)
+        self.config, self.url = config, url.rstrip("/")
         key = os.environ.get("VLLM_API_KEY")
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},

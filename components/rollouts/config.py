@@ -1,8 +1,6 @@
 """Options of where PPO's responses are sampled. Importable without torch."""
 
-from typing import Literal, Self
-
-from pydantic import model_validator
+from typing import Literal
 
 from components.base.settings import Settings, unkeyed
 
@@ -16,7 +14,8 @@ class RolloutConfig(Settings):
     engine: Literal["local", "vllm"] = "local"
     """`local` samples in the process that trains; `vllm` asks a vLLM server (0.29 or later) at `url`."""
     url: str | None = unkeyed(None, pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")
-    """Where the server listens, as `http://127.0.0.1:8000`. VLLM_API_KEY, where set, is sent as its bearer token."""
+    """Where the server listens, as `http://127.0.0.1:8000`; null: what the environment variable TETHER_VLLM_URL says on
+    the machine that asks. VLLM_API_KEY, where set there, is sent as its bearer token."""
     version: str = "auto"
     """vLLM's version. `auto` asks the server before the first key; name it where the server can't be reached then."""
     dtype: str = "auto"
@@ -40,12 +39,6 @@ class RolloutConfig(Settings):
     retries: int = unkeyed(4, ge=0, le=20)
     """How often a request goes again after a connection failed or the server said 5xx, after 1 s and then twice as long
     each time. When they are used up the stage ends, and `retries` of the run goes on from its checkpoint."""
-
-    @model_validator(mode="after")
-    def _a_server_has_an_address(self) -> Self:
-        if self.engine == "vllm" and self.url is None:
-            raise ValueError("engine=vllm asks a server: set url, as in ppo.rollout.url=http://127.0.0.1:8000")
-        return self
 
     @property
     def by_server(self) -> bool:

@@ -58,8 +58,6 @@ def open_rollouts(
     if not config.by_server:
         yield LocalRollouts(tokenizer, runtime)
         return
-    if runtime.ranks != 1:
-        raise UserError("ppo.rollout.engine=vllm trains in one process: set runtime.ranks=1, or sample locally.")
     if not COLDEST <= generation.temperature <= HOTTEST:
         raise UserError(
             f"generation.temperature is {generation.temperature:g}, and vLLM samples between {COLDEST} and {HOTTEST:g} "

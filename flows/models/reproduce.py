@@ -278,4 +278,7 @@ def differences(pair: Comparison) -> list[str]:
     for name in ("cpu", "python"):
         if was.get(name) != now.get(name):
             found.append(f"{name} {was.get(name) or 'not recorded'} -> {now.get(name)}")
+    rollout = group(group(pair.recorded.job, "ppo"), "rollout")
+    if rollout.get("engine", "local") != "local" and rollout.get("batch_invariant") is not True:
+        found.append(f"rollouts by {rollout['engine']} without batch invariance: no two computations are alike")
     return found

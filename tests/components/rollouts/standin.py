@@ -132,6 +132,15 @@ class StandIn:
         if name == "POST /update_weight_version":
             self.weights = self.weights if self.ignores_weights else body["new_version"]
             return {"success": True, "new_version": body["new_version"]}
+        if name == "POST /init_weight_transfer_engine" and "init_info" in body:
+            return {"message": "Weight transfer initialized"}
+        if name in ("POST /start_weight_update", "POST /finish_weight_update"):
+            if self.updating is (name == "POST /start_weight_update"):
+                raise Refused(500, "no session, or one that is open already")
+            self.updating = not self.updating
+            return {"message": "done"}
+        if name == "POST /update_weights" and self.updating and "update_info" in body:
+            return {"message": "Weights updated"}
         if name == "POST /reset_prefix_cache":
             self.cached = None
             return {"success": True}

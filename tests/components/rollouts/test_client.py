@@ -59,10 +59,23 @@ def test_weights_are_on_by_default_for_a_server_and_off_where_they_are_told_to_b
         assert found == (None if level == "off" else level)
 
 
-@pytest.mark.parametrize("url", [None, "127.0.0.1:8000", "ftp://host", "http://", "http://host/?key=1"])
-def test_an_address_that_is_none_is_refused_before_anything_runs(url: str | None) -> None:
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host/?key=1"])
+def test_an_address_that_is_none_is_refused_before_anything_runs(url: str) -> None:
     with pytest.raises(ValidationError, match="url"):
         RolloutConfig(engine="vllm", url=url)
+
+
+def test_the_environment_names_the_server_where_the_config_does_not(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record holds no address, so this is how `tether reproduce` finds a server."""
+    with pytest.raises(UserError, match=r"no server is named: set ppo.rollout.url, .* TETHER_VLLM_URL"):
+        resolve_rollout(RolloutConfig(engine="vllm"))
+    monkeypatch.setenv("TETHER_VLLM_URL", server.url)
+    assert resolve_rollout(RolloutConfig(engine="vllm")).version == "0.29.0"
+    monkeypatch.setenv("TETHER_VLLM_URL", "http://me:hunter2@127.0.0.1:8000")
+    with pytest.raises(UserError, match="TETHER_VLLM_URL holds a password"):
+        resolve_rollout(RolloutConfig(engine="vllm"))
 
 
 def test_nobody_at_the_address_is_the_users_to_mend_and_may_be_tried_again(asking: Asking) -> None:

@@ -177,6 +177,20 @@ def test_what_differs_between_the_machines_or_programs_is_named_beside_other_byt
     assert expected in "\n".join(text(found))
 
 
+@pytest.mark.parametrize(
+    ("engine", "invariant", "said"), [("vllm", False, True), ("vllm", True, False), ("local", None, False)]
+)
+def test_a_server_that_is_not_batch_invariant_explains_other_bytes(
+    toy: Toy, engine: str, invariant: bool | None, said: bool
+) -> None:
+    toy.compute()
+    (pair, *_) = toy.again().pairs
+    rollout = {"engine": engine, "batch_invariant": invariant}
+    by_server = pair.recorded.model_copy(update={"job": {"ppo": {"rollout": rollout}}})
+    found = differences(Comparison(by_server, pair.made))
+    assert any("rollouts by vllm without batch invariance" in each for each in found) is said
+
+
 def test_what_explains_a_later_stage_excuses_no_earlier_one(toy: Toy) -> None:
     """A later one's own inputs are others by then, so that its bytes prove nothing either way."""
     toy.compute()
