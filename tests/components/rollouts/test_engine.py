@@ -93,9 +93,11 @@ def test_sampled_tokens_have_the_policys_frequencies(
 
 
 def test_a_responses_seed_is_its_number_s_alone_whoever_its_neighbours_are(
-    opened: Rollouts, policy: Any, prompts: Any
+    server: StandIn, opened: Rollouts, policy: Any, prompts: Any
 ) -> None:
     with opened.engine(policy, None) as engine:
+        assert len({tuple(row) for row in rows(engine.sample([prompts[0]] * 6, CAP, seed=3))}) > 1
+        assert len({body["seed"] for body in server.requests}) == 6
         whole = rows(engine.sample(prompts, CAP, seed=3))
         apart = rows(engine.sample(prompts[4:], CAP, seed=3, numbers=[4, 5]))
         other = rows(engine.sample(prompts, CAP, seed=4))
