@@ -1,0 +1,86 @@
+"""Ranks on several hosts: two agents on this machine that meet at one address."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.base.errors import CheckFailed, UserError
+from components.distributed.hosts import Hosts, these_hosts
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def two_hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """This process is the first of two hosts; returns the second one's environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    shared = {"TETHER_HOSTS": "2", "TETHER_RENDEZVOUS": address}
+    for name, value in {**shared, "TETHER_HOST": "0"}.items():
+        monkeypatch.setenv(name, value)
+    return {**os.environ, **shared, "TETHER_HOST": "1", "PYTHONPATH": str(ROOT)}
+
+
+def other_host(environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Start what the second host runs."""
+    command = [sys.executable, "-m", "tasks.ranks", "--ranks", "2", "--timeout", "60"]
+    return subprocess.Popen(command, env=environment, cwd=ROOT)
+
+
+@pytest.mark.ranks
+def test_two_hosts_of_one_rank_each_compute_a_stage_together(toy: Any, two_hosts: dict[str, str]) -> None:
+    other = other_host(two_hosts)
+    try:
+        assert toy(ranks=2).metrics["toy/steps"] == 16.0
+        assert other.wait(60) == 0
+    finally:
+        other.kill()
+
+
+@pytest.mark.ranks
+def test_the_error_of_a_rank_on_another_host_ends_the_stage(toy: Any, two_hosts: dict[str, str]) -> None:
+    other = other_host(two_hosts)
+    try:
+        with pytest.raises(CheckFailed, match=r"^toy: the loss is nan\. Lower toy\.learning_rate\.$"):
+            toy(ranks=2, goes_wrong="check", rank=1)
+        assert other.wait(60) == 1
+    finally:
+        other.kill()
+
+
+def test_without_variables_there_is_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TETHER_HOSTS", "TETHER_HOST", "TETHER_RENDEZVOUS"):
+        monkeypatch.delenv(name, raising=False)
+    assert these_hosts() == Hosts(1, 0, "127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    "variables, says",
+    [
+        ({"TETHER_HOSTS": "two"}, "TETHER_HOSTS is 'two'"),
+        ({"TETHER_HOSTS": "2", "TETHER_HOST": "2", "TETHER_RENDEZVOUS": "a:1"}, "a number from 0 to 1"),
+        ({"TETHER_HOSTS": "2", "TETHER_HOST": "1"}, "TETHER_RENDEZVOUS is ''"),
+        ({"TETHER_HOSTS": "2", "TETHER_RENDEZVOUS": "first-host"}, "set it to host:port"),
+    ],
+)
+def test_what_the_job_says_wrongly_is_named(
+    variables: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TETHER_HOSTS", "TETHER_HOST", "TETHER_RENDEZVOUS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=says):
+        these_hosts()
+
+
+def test_ranks_that_do_not_spread_evenly_over_hosts_are_refused() -> None:
+    assert Hosts(2, 0, "a:1").ranks_here(8) == 4
+    with pytest.raises(UserError, match=r"Set runtime\.ranks to a multiple of 2"):
+        Hosts(2, 0, "a:1").ranks_here(3)
