@@ -65,6 +65,11 @@ def is_sharded(model: Any) -> bool:
     return isinstance(model, FSDPModule)
 
 
+def is_spread(tensor: Tensor) -> bool:
+    """Whether this rank holds a part of it alone."""
+    return isinstance(tensor, DTensor)
+
+
 def passes_must_match(model: Any) -> bool:
     """Whether each pass gathers parameters, so that all ranks must make as many passes, in the same order."""
     return is_sharded(model) and getattr(model, _SKELETON)[1]
