@@ -10,7 +10,7 @@ from torch import nn
 
 from components.base.errors import UserError
 from components.training import eight_bit
-from components.training.loop import clip_and_step, restore_state, save_state
+from components.training.loop import clip_gradient, restore_state, save_state, step_and_clear
 from components.training.optim import OptimizerConfig, build_optimizer
 
 CONFIG = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, optimizer="adamw_8bit")
@@ -28,7 +28,8 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: 
     for step in range(first, last):
         x = torch.randn(8, 96, generator=torch.Generator().manual_seed(step))
         (model(x) - x).square().mean().backward()
-        clip_and_step(model, optimizer, 1.0, "test")
+        clip_gradient(model, 1.0)
+        step_and_clear(optimizer)
 
 
 def test_a_run_that_is_resumed_ends_with_the_same_bytes(model: nn.Module, tmp_path: Path) -> None:
