@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review test-browser test-ranks test-label-studio faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review test-browser test-ranks test-simulator test-label-studio faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -42,6 +42,11 @@ test-ranks: $(INSTALLED)
 # Pages in headless Chromium, which infra/chromium.sh finds or installs; TETHER_PICTURES=FOLDER keeps pictures of them.
 test-browser: $(INSTALLED)
 	$(BIN)/python -m pytest -m browser $(ARGS)
+
+# Every option of sft, reward and ppo on a GPU that is pretended: mixed devices, kernels that are not deterministic, waits.
+# Needs g++.
+test-simulator: $(INSTALLED)
+	$(BIN)/python -m pytest -m simulator $(ARGS)
 
 # A batch through a real Label Studio, which infra/label-studio.sh installs (1 GB) into .tether/.
 test-label-studio: $(INSTALLED)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -239,6 +240,16 @@ def cpu_instruction_set() -> str:
     except OSError:
         return "default"
     return next((name for flag, name in _INSTRUCTION_SETS if flag in flags), "default")
+
+
+def peak_memory_gb(device: str) -> float:
+    """The most memory that this process has held so far, in GB: on CUDA what torch allocated there, on a CPU what was
+    resident."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def activate(runtime: Runtime) -> None:

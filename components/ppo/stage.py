@@ -22,6 +22,7 @@ from components.distributed import ranks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
 from components.models.folders import save_model
+from components.models.runtime import peak_memory_gb
 from components.models.sampling import Samples
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
@@ -162,6 +163,7 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
                 save(update + 1)
             seconds, tokens = time.perf_counter() - began, float(sum(samples.response_lengths))
             speed = {"ppo/samples_per_second": len(texts) / seconds, "ppo/tokens_per_second": tokens / seconds}
+            speed["ppo/peak_memory_gb"] = peak_memory_gb(job.runtime.device)
             observe(update + 1, metrics | speed, total=config.updates, tokens=tokens)
             pace.stop_if_told()
     return seen

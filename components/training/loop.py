@@ -22,6 +22,7 @@ from components.base.observe import Observe
 from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
 from components.models.batching import length_buckets
+from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
 from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
 
@@ -181,6 +182,7 @@ def fit(
             step_and_clear(optimizer)
             if pace.due(step + 1, last=step + 1 == len(batches)):
                 save_state(folder, step + 1, {"model": model}, {"model": optimizer}, {})
+            metrics[f"{group}/peak_memory_gb"] = peak_memory_gb(norm.device.type)
             observe(step + 1, metrics, total=len(batches), tokens=sum(examples.lengths[i] for i in batch))
             pace.stop_if_told()
     return len(batches)

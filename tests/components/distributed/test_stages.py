@@ -49,7 +49,11 @@ def test_sft_on_two_ranks_gives_one_process_weights_curve_and_texts(stages: Any,
     compare_samples(one, two)
     assert [step for step, _, _ in found.points] == [step for step, _ in points]
     for (_, alone, *_), (_, both, *_) in zip(points, found.points, strict=True):
-        assert both == pytest.approx(alone, rel=1e-5)
+        memory = {"sft/peak_memory_gb"}
+        assert both.keys() == alone.keys() >= memory
+        assert {n: v for n, v in both.items() if n not in memory} == pytest.approx(
+            {n: v for n, v in alone.items() if n not in memory}, rel=1e-5
+        )
     left = {path.name for path in two.iterdir()}
     assert left == {"artifact", "checkpoint", "ranks"}
 

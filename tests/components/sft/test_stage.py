@@ -162,6 +162,7 @@ def test_micro_batches_have_the_whole_batch_s_loss_and_gradient_though_their_res
         fine_tune(job, model, tokenizer.pad_token_id, ragged, tmp_path / str(micro),
                   lambda step, metrics, total=None, **_: found.append(metrics))  # fmt: skip
     assert len({len(response) for _, response in ragged}) > 4 and len(found) == 3
+    assert all(0.01 < metrics.pop("sft/peak_memory_gb") < 100 for metrics in found), "as this process has"
     for metrics in found[1:]:
         assert metrics == pytest.approx(found[0], rel=1e-5)
 
