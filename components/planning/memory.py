@@ -36,7 +36,7 @@ CUDA_SPARE = 0.05
 """Assumed, not measured: what PyTorch's allocator holds beyond its tensors, as a share of them."""
 PROCESS = 0.48e9
 """Measured: resident memory of a process on a CPU with all its libraries, a tenth of which it loads on its way."""
-HEAP = 0.8
+HEAP = 0.75
 """Measured: what the C library's heap holds beyond the tensors of a pass, as a share of them. It gives nothing back
 (`components.models.runtime`), and an aligned block fits no gap that one of its own size left."""
 PASSING = ("gradients", "activations", "logits", "working")
@@ -162,7 +162,8 @@ class _Planner:
         yield self._phase("ppo", "frozen pass", scoring)
         several = ranks.rows(config.minibatch_size) > micro
         beside = held | ({"critic": critic.weights + critic.moments} if critic else {})
-        yield self._training("ppo", "policy update", beside, policy, config, work, predicted, several, config.lora)
+        update = self._training("ppo", "policy update", beside, policy, config, work, predicted, several, config.lora)
+        yield update
         if critic is not None:
             beside = held | {"policy": policy.weights + policy.moments}
             yield self._training("ppo", "critic update", beside, critic, config, work, 0, several, config.lora)
@@ -173,8 +174,11 @@ class _Planner:
         else:
             whole_again["weights"] = still["weights"]
         yield self._sampling("ppo", whole_again, config.batch_size, config.lora, "evaluation")  # rank 0, alone
-        merged = {"merged": FLOAT * self.shape.parameters} if config.lora is not None else {}
-        yield self._saving("ppo", still | merged)
+        if config.lora is not None:
+            still["merged"] = FLOAT * self.shape.parameters
+            if self.device == "cpu":  # whose heap still holds what the updates took, in gaps too small for a layer
+                still["heap"] = sum(update.parts.get(part, 0) for part in (*PASSING, "heap"))
+        yield self._saving("ppo", still)
 
     def _held_by_ppo(self) -> Parts:
         """Frozen models, or the backbone and the reward model's adapter on it."""
@@ -273,6 +277,7 @@ class _Planner:
         if self.device == "cuda":
             tensors["CUDA"] = round(CUDA_CONTEXT + CUDA_SPARE * sum(tensors.values()))
         else:
-            tensors["heap"] = round(HEAP * sum(tensors.get(part, 0) for part in PASSING))
+            tensors.setdefault("heap", 0)
+            tensors["heap"] += round(HEAP * sum(tensors.get(part, 0) for part in PASSING))
             tensors["process"] = round(PROCESS)
         return Phase(stage, name, tensors, round(host))

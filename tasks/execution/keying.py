@@ -1,8 +1,10 @@
 """A stage's key, from its options and inputs as a run has them."""
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
+from components.base.errors import UserError
 from components.base.settings import Settings
 from components.data.inputs import of_kind
 from components.data.support_desk.task import SUPPORT_DESK, task_name
@@ -22,9 +24,20 @@ def key_of(stage: Stage, job: Settings, inputs: Inputs, root: Path = ROOT) -> tu
 
 
 def _optional(job: Settings) -> list[str]:
-    """Libraries that only some options of a stage use, and which change its result."""
+    """Libraries that only some options of a stage use, and which change its result.
+
+    Raises:
+        UserError: one is not installed.
+    """
     asked = job.model_dump_json()
-    return ["bitsandbytes"] if '"adamw_8bit"' in asked or '"4bit"' in asked else []
+    if '"adamw_8bit"' not in asked and '"4bit"' not in asked:
+        return []
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            "optimizer=adamw_8bit and lora.quantize=4bit need bitsandbytes, which is not installed. Install it with "
+            "pip install 'tether[bitsandbytes]', or leave the option out."
+        )
+    return ["bitsandbytes"]
 
 
 def built_in_task(stage: Stage, inputs: Inputs) -> str | None:
