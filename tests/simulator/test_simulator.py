@@ -25,6 +25,7 @@ A_TOKEN = {"components/models/sampling.py sample": 0.35}
 A_STEP = {
     "components/training/loop.py read": 2.6,
     "components/models/logprobs.py last_hidden": 5.0,
+    "components/models/adapters.py base_model": 5.0,
     "components/ppo/experience.py gather_experience": 1.0,
     "components/ppo/experience.py lower_ends": 1.0,
     "components/ppo/learner.py update": 0.5,
