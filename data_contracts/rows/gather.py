@@ -26,6 +26,7 @@ _TEMPLATE = "Give sft.base a tokenizer whose chat template takes such conversati
 REMEDIES = {
     "template_takes": _TEMPLATE,
     "template_agrees": _TEMPLATE,
+    "votes_valid": "Correct the votes, or say what their values mean with data.label_values.",
     "decided": "Give more votes, lower data.decision.minimum or data.decision.margin, or have experts decide.",
     "differ_truncated": "Raise generation.max_new_tokens, or give shorter responses.",
 }
@@ -151,7 +152,8 @@ def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
     """Note that a pair's margin is no more than `threshold`, where one is asked for."""
     margin = row.item.get("margin") if row.item is not None else None
     if threshold and margin is not None and margin <= threshold and not any(p.check == "decided" for p in row.problems):
-        row.problems.append(Problem("decided", f"narrow: a margin of {margin:g} (data.score.threshold)"))
+        text = f"narrow: the scores differ by {margin:g}, not more than {threshold:g} (data.score.threshold)"
+        row.problems.append(Problem("decided", text))
         row.data = raw.data
 
 

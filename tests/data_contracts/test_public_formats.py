@@ -9,7 +9,7 @@ from components.base.errors import UserError
 from components.base.jsonl import write_rows
 from components.data.config import DataConfig
 from components.data.rows import Ballot, Row
-from data_contracts.check import check
+from data_contracts.check import NothingValid, check
 from data_contracts.rows.gather import RowSource, judged_rows
 from data_contracts.rows.reading import reading_of
 
@@ -243,6 +243,19 @@ def test_votes_that_name_models_rank_them_and_their_judges_are_compared(job: Any
     assert (pair["annotators"], pair["rows"], pair["agreement"]) == (["ann", "ben"], 150, pytest.approx(149 / 150))
     assert 0.97 < pair["kappa"] < 0.99 and report["languages"]["en"] > 0.5
     assert sum(report["languages"].values()) == pytest.approx(1)
+
+
+def test_a_label_without_an_annotator_counts_as_one_vote_for_its_models(job: Any, tmp_path: Path) -> None:
+    rows = [{name: value for name, value in row.items() if name != "judge"} for row in arena(150)[1::2]]
+    _, _, report = judged(job, tmp_path, rows)
+    assert report["kappa"] is None and [row["votes"] for row in report["models"]] == [100, 100, 100]
+    assert [row["model"] for row in report["models"]] == ["strong", "fair", "weak"]
+
+
+def test_numbers_that_nobody_explained_end_with_the_option_that_explains_them(job: Any, tmp_path: Path) -> None:
+    with pytest.raises(NothingValid, match=r"what their values mean with data\.label_values") as raised:
+        judged(job, tmp_path, [SHAPED["llmbar"][0] | {"input": f"q {i}"} for i in range(5)])
+    assert not raised.value.report["passed"]
 
 
 def test_a_model_that_won_everything_has_no_strength_and_the_reason_is_said(job: Any, tmp_path: Path) -> None:

@@ -273,10 +273,9 @@ def _turns(value: Any, name: str) -> list[str]:
 # Scores
 
 
-def _signed(data: Data, a: str, b: str, difference: float, options: ReadingOptions) -> dict[str, Any]:
-    """A row of the format `votes` by a difference of scores, above 0 where the first is better."""
-    if 0 < abs(difference) <= options.threshold:
-        raise BadRow("decided", _narrow(abs(difference), options))
+def _signed(data: Data, a: str, b: str, difference: float) -> dict[str, Any]:
+    """A row of the format `votes` by a difference of scores, above 0 where the first is better; its margin is judged
+    where the rows are gathered."""
     label = "tie" if difference == 0 else "a" if difference > 0 else "b"
     return {**_kept(data), "prompt": _prompt(data), "a": a, "b": b, "label": label, "margin": abs(difference)}
 
@@ -295,7 +294,7 @@ def _strength(data: Data, options: ReadingOptions) -> dict[str, Any]:
     if sides is None:
         raise BadRow("fields_present", "the two responses are not both there")
     first, second = (_response(data, side) for side in sides)
-    return _signed(data, first, second, -number_field(data.get(name), name), options)
+    return _signed(data, first, second, -number_field(data.get(name), name))
 
 
 def _is_shp(data: Data, options: ReadingOptions) -> bool:
@@ -308,7 +307,7 @@ def _shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
         label = number_field(data["labels"], "labels")
         if label not in (0, 1) or (label == 1) != (difference > 0):
             raise BadRow("votes_valid", f"`labels` is {label:g}, and score_A - score_B is {difference:g} (1 prefers A)")
-    return _signed(data, text_field(data, "human_ref_A"), text_field(data, "human_ref_B"), difference, options)
+    return _signed(data, text_field(data, "human_ref_A"), text_field(data, "human_ref_B"), difference)
 
 
 def _is_ultrafeedback(data: Data, options: ReadingOptions) -> bool:
