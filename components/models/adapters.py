@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from components.base.errors import UserError, naming
 from components.base.jsonl import write_json
@@ -66,7 +67,8 @@ class Backbone:
         from peft.tuners.lora import LoraLayer
 
         targets = "all-linear" if config.targets is None else list(config.targets)
-        lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
+        transposed = any(isinstance(layer, Conv1D) for layer in self.model.base_model.modules())  # as in GPT-2
+        lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, fan_in_fan_out=transposed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:

@@ -1,5 +1,6 @@
 """`tether card`, `export`, `reproduce`, `promote`, `demote`: the commands on a finished model."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from components.base.errors import UserError
 from components.base.paths import user_path
-from flows.cli.command import command, echo
+from flows.cli.command import Json, command, echo
 from flows.environment import tether_home
 
 model_commands = typer.Typer()
@@ -52,6 +53,29 @@ def export(
     echo(f"{facts.name} ({facts.record.digest[:12]}) is in {folder}")
     for reason in facts.failures:
         echo(f"  it failed: {reason}")
+
+
+@command(model_commands, "eval")
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A reward model: RUN:reward, a registered one (tether-reward@candidate), a folder, or a sequence "
+            "classifier of the hub (org/name@revision).",
+        ),
+    ],
+    suite: Annotated[Path, typer.Option(metavar="FILE", help="Judged pairs: RewardBench's, LLMBar's, MT-Bench's.")],
+    as_json: Json = False,
+) -> None:
+    """Evaluate a reward model on a suite of judged pairs.
+
+    Accuracy, calibration and length by subset, with intervals clustered by prompt."""
+    from flows.models.evaluate import evaluate as score
+    from flows.models.evaluate import text
+
+    found = score(tether_home(), model, suite)
+    echo(json.dumps(found) if as_json else text(found))
 
 
 @command(model_commands, "reproduce")

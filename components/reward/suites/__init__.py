@@ -1,0 +1,1 @@
+"""Evaluation of reward models on suites of pairs that others have judged."""

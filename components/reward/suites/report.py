@@ -1,0 +1,83 @@
+"""What a reward model's scores of a suite's pairs say: accuracy, calibration and length, by subset. numpy and scipy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.reward.evaluation.length import balanced_length_accuracy
+from components.stats.calibration.measure import calibration, correctness
+from components.stats.intervals import FloatArray, Interval, clustered_mean, clustered_proportion
+
+BINS = 10
+FEWEST = 100
+"""Pairs below which a subset's calibration error is mostly chance, and is not said."""
+FEWEST_PROMPTS = 5
+_CALIBRATION = (
+    "ece", "ece_low", "ece_high", "ece_null_95", "calibration_slope", "slope_low", "slope_high", "slope_capped",
+)  # fmt: skip
+
+
+def suite_report(
+    scores: FloatArray, tokens: NDArray[np.int64], subsets: Sequence[str], clusters: Sequence[str], temperature: float
+) -> dict[str, Any]:
+    """Everything that is said of n pairs, JSON-ready: `overall`, and `subsets` by name.
+
+    Args:
+        scores: (2, n) raw scores, the chosen responses' first.
+        tokens: (2, n) tokens of the responses.
+        subsets, clusters: of each pair its subset and its prompt; intervals are clustered by prompt.
+        temperature: raw differences divided by this are log-odds.
+
+    Returns:
+        Of all and of each subset: `pairs`, `prompts`; `accuracy` (a tie of scores counts a half), `log_loss` in nats a
+        pair and `brier`, each with `_low` and `_high`; where there are `FEWEST` pairs, `ece` with `ece_null_95`, and
+        `calibration_slope`; `chosen_tokens`, `rejected_tokens` (means), `length_accuracy` (of the rule that the longer
+        one wins), `accuracy_chosen_longer`, `accuracy_chosen_shorter` and `balanced_length_accuracy`, None where there
+        is no such pair. `mean_of_subsets` is their unweighted mean accuracy.
+    """
+    names = np.array(subsets)
+    found = {
+        name: _of(scores[:, names == name], tokens[:, names == name], _where(clusters, names == name), temperature)
+        for name in dict.fromkeys(subsets)
+    }
+    mean = float(np.mean([each["accuracy"] for each in found.values()]))
+    return {"overall": _of(scores, tokens, clusters, temperature), "mean_of_subsets": mean, "subsets": found}
+
+
+def _where(values: Sequence[str], inside: NDArray[np.bool_]) -> list[str]:
+    return [value for value, here in zip(values, inside, strict=True) if here]
+
+
+def _of(scores: FloatArray, tokens: NDArray[np.int64], clusters: Sequence[str], temperature: float) -> dict[str, Any]:
+    margins, gap = (scores[0] - scores[1]).astype(np.float64), tokens[0] - tokens[1]
+    right, prompts = correctness(margins), len(set(clusters))
+    wrong = 1 / (1 + np.exp(margins / temperature))
+    by_side = balanced_length_accuracy(right, gap, clusters)
+    out: dict[str, Any] = {
+        "pairs": margins.size,
+        "prompts": prompts,
+        **_known(clustered_proportion(right, clusters), "accuracy"),
+        **_known(clustered_mean(np.logaddexp(0, -margins / temperature), clusters), "log_loss"),
+        **_known(clustered_mean(np.square(wrong), clusters), "brier"),
+        "chosen_tokens": float(tokens[0].mean()),
+        "rejected_tokens": float(tokens[1].mean()),
+        "length_accuracy": float(correctness(gap).mean()),
+        **_known(by_side["chosen_longer"], "accuracy_chosen_longer"),
+        **_known(by_side["chosen_shorter"], "accuracy_chosen_shorter"),
+        **_known(by_side["balanced"], "balanced_length_accuracy"),
+    }
+    if margins.size >= FEWEST and prompts >= FEWEST_PROMPTS:
+        numbers = calibration(margins, clusters, temperature, seed=0, bins=BINS).numbers
+        out |= {name: _finite(numbers[name]) for name in _CALIBRATION}
+    return out
+
+
+def _known(interval: Interval, name: str) -> dict[str, float | None]:
+    ends = zip((name, f"{name}_low", f"{name}_high"), interval, strict=True)
+    return {key: _finite(value) for key, value in ends}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None

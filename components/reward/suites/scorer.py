@@ -1,0 +1,102 @@
+"""Reward models that score whole conversations: the pipeline's own, and any Hugging Face sequence classifier."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from components.base.errors import UserError
+from components.data.rows import Message
+from components.models.batching import encode_prompt, encode_response, length_buckets, pad
+from components.models.folders import autocast
+from components.models.runtime import Runtime
+from components.models.tokenizers import rendered_conversation, try_template
+from components.models.weights import load_from, load_whole
+from components.reward.loading import load_scorer
+from components.reward.scoring import ScoreScale, score_sequences
+from components.training.loop import seeded
+
+UNLIMITED = 1 << 30
+
+
+class Scored(NamedTuple):
+    """Scores of n conversations."""
+
+    scores: torch.Tensor
+    """(n,) raw scores, float32, on the CPU."""
+    tokens: list[int]
+    """Tokens of each last response, as it is scored."""
+    cut: list[bool]
+    """Whether a conversation was longer than the model reads, and lost its oldest tokens."""
+
+
+class RewardScorer:
+    """A reward model in a folder: an artifact of the reward stage (`reward.json`), else a sequence classifier."""
+
+    def __init__(self, folder: Path, runtime: Runtime, named_by: str) -> None:
+        """Load it.
+
+        Raises:
+            UserError: the folder holds neither, or a classifier with several labels or without a chat template.
+        """
+        self._runtime, self.ours = runtime, (folder / "reward.json").is_file()
+        if self.ours:
+            self._model, self._tokenizer = load_scorer(folder, runtime)
+            self.temperature = ScoreScale.read(folder).temperature
+        else:
+            self._model, self._tokenizer = _classifier(folder, runtime, named_by)
+            self.temperature = 1.0
+        self._most = getattr(self._model.config, "max_position_embeddings", None) or UNLIMITED
+
+    @torch.no_grad()
+    def score(self, conversations: Sequence[Sequence[Message]]) -> Scored:
+        """Score conversations that end with a response, each on its own; the order of a batch changes nothing."""
+        ids, tokens = zip(*map(self._encoded, conversations), strict=True)
+        kept = [each[-self._most :] for each in ids]
+        cut = [len(each) > self._most for each in ids]
+        if self.ours:
+            scores = score_sequences(self._model, self._tokenizer.pad_token_id, kept, self._runtime)
+        else:
+            scores = self._logits(kept)
+        return Scored(scores, list(tokens), cut)
+
+    def _encoded(self, messages: Sequence[Message]) -> tuple[list[int], int]:
+        """Token ids of a conversation, and how many are the last response's."""
+        tokenizer = self._tokenizer
+        if self.ours:  # as the stage encodes its pairs
+            response = encode_response(tokenizer, messages[-1]["content"], UNLIMITED)
+            return encode_prompt(tokenizer, messages[:-1], UNLIMITED) + response, len(response)
+        text = rendered_conversation(tokenizer, messages)
+        response = tokenizer(messages[-1]["content"], add_special_tokens=False)["input_ids"]
+        return tokenizer(text, add_special_tokens=False)["input_ids"], len(response)
+
+    def _logits(self, sequences: Sequence[Sequence[int]], batch_size: int = 16) -> torch.Tensor:
+        """The classifier's only logit (n,); one at a time where it has no pad token."""
+        out, pad_id = torch.zeros(len(sequences)), self._model.config.pad_token_id
+        size = 1 if pad_id is None else batch_size
+        for batch in length_buckets([len(each) for each in sequences], size, seeded(0), shuffle=False):
+            ids, mask = (x.to(self._runtime.device) for x in pad([sequences[i] for i in batch], pad_id or 0))
+            with autocast(self._runtime):
+                logits = self._model(input_ids=ids, attention_mask=mask.long()).logits
+            out[torch.tensor(batch)] = logits.squeeze(-1).float().cpu()
+        return out
+
+
+def _classifier(folder: Path, runtime: Runtime, named_by: str) -> tuple[Any, Any]:
+    """A sequence classifier with one label, in eval mode, and its tokenizer."""
+    labels = load_from(AutoConfig, folder, named_by).num_labels
+    if labels != 1:
+        raise UserError(
+            f"{named_by}: {folder} holds a classifier with {labels} labels, and a reward model has one score. Give one "
+            f"with num_labels 1."
+        )
+    tokenizer = load_from(AutoTokenizer, folder, named_by)
+    if tokenizer.chat_template is None:
+        raise UserError(
+            f"{named_by}: the tokenizer in {folder} has no chat template, so it is not known how the model reads a "
+            f"conversation. Add the template that it was trained with."
+        )
+    try_template(tokenizer, folder, named_by)
+    return load_whole(AutoModelForSequenceClassification, folder, named_by).to(runtime.device), tokenizer

@@ -1,0 +1,146 @@
+"""`tether eval`: any reward model on a suite of pairs that others have judged."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from components.base.errors import UserError
+from components.base.hashing import digest_file
+from components.base.paths import user_path
+from components.gates.text import number
+from components.models.runtime import Runtime, activate
+from components.store.graph import Graph
+from components.store.store import ArtifactStore
+from flows.data.hub_models import hub_model, is_hub_name
+from flows.models.facts import find_model
+from tasks.runs.status import has_run
+from tasks.tracking.registry import versions
+
+REWARD = "reward"
+
+
+class RewardModel(NamedTuple):
+    """A reward model that the user named."""
+
+    name: str
+    """Of a hub model with its commit."""
+    folder: Path
+    digest: str = ""
+    """The artifact's, of one of ours."""
+
+
+def find_reward_model(home: Path, asked: str) -> RewardModel:
+    """The reward model that `asked` names: a run's (RUN:reward, RUN), a registered one, a folder, or one of the hub.
+
+    Raises:
+        UserError: it names none, or a model of another kind.
+    """
+    run, _, stage = asked.replace("/", ":").partition(":")
+    if has_run(home, run):
+        if stage not in ("", REWARD):
+            raise UserError(f"eval {asked}: {stage} is not a reward model. Name the run's own, as {run}:{REWARD}.")
+        return _stored(home, asked, f"{run}/{REWARD}")
+    path = user_path(asked, "eval")
+    if path.is_dir():
+        return RewardModel(asked, path)
+    registered = versions(home)
+    if any(asked in each.spellings for each in registered):
+        return _stored(home, asked, asked)
+    if is_hub_name(asked) and not path.exists():
+        name, folder = hub_model(asked, home, "eval")
+        return RewardModel(name, folder)
+    raise UserError(
+        f"eval {asked}: there is no such reward model. Name a run's (RUN:{REWARD}), a registered one "
+        f"(tether-reward@candidate), the folder of one, or a sequence classifier of the hub (org/name@revision)."
+    )
+
+
+def _stored(home: Path, asked: str, spelled: str) -> RewardModel:
+    store = ArtifactStore(home)
+    graph = Graph.of(store)
+    digest, _ = find_model(home, spelled, graph, versions(home))
+    folder = store.path(digest)
+    if not (folder / "reward.json").is_file():
+        raise UserError(f"eval {asked}: this is not a reward model, or the store has lost it. Name one (RUN:{REWARD}).")
+    return RewardModel(asked, folder, digest)
+
+
+def evaluate(home: Path, asked: str, file: Path) -> dict[str, Any]:
+    """What `tether eval --json` prints.
+
+    Raises:
+        UserError: no such model, or a suite that can't be read.
+    """
+    from components.reward.suites.reading import read_suite  # what follows brings torch and scipy
+
+    suite = read_suite(user_path(str(file), "--suite"))
+    model = find_reward_model(home, asked)
+    import numpy as np
+
+    from components.reward.suites.report import suite_report
+    from components.reward.suites.scorer import RewardScorer
+
+    runtime = Runtime().resolve()
+    activate(runtime)
+    scorer = RewardScorer(model.folder, runtime, f"eval {asked}")
+    chosen, rejected = (scorer.score([getattr(pair, side) for pair in suite.pairs]) for side in ("chosen", "rejected"))
+    scores = np.stack([chosen.scores.double().numpy(), rejected.scores.double().numpy()])
+    if not np.isfinite(scores).all():
+        raise UserError(f"eval {asked}: some of its scores are NaN or infinite. Use an undamaged model.")
+    found = suite_report(
+        scores, np.array([chosen.tokens, rejected.tokens]), [pair.subset for pair in suite.pairs],
+        [pair.cluster for pair in suite.pairs], scorer.temperature,
+    )  # fmt: skip
+    return {
+        "model": model.name,
+        "digest": model.digest or None,
+        "suite": file.name,
+        "suite_sha256": digest_file(file),
+        "shape": suite.shape,
+        "ties_left_out": suite.ties,
+        "cut": int(np.logical_or(chosen.cut, rejected.cut).sum()),
+        "temperature": scorer.temperature,
+        "temperature_fitted": scorer.ours,
+        **found,
+    }
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """The same for people, in Markdown."""
+    overall = found["overall"]
+    fitted = "fitted by its run" if found["temperature_fitted"] else "not fitted: raw differences are taken as log-odds"
+    about = [f"{overall['pairs']} pairs, {overall['prompts']} prompts"]
+    if found["ties_left_out"]:
+        about.append(f"{found['ties_left_out']} ties left out")
+    if found["cut"]:
+        about.append(f"{found['cut']} pairs cut to what the model reads")
+    lines = [
+        f"{found['model']} on {found['suite']} ({found['shape']}): {', '.join(about)}.",
+        f"Temperature {number(found['temperature'])} ({fitted}). Intervals: 95 %, clustered by prompt.",
+        "",
+        "| subset | pairs | accuracy | log loss | Brier | ECE (95 % of its null) | slope | tokens: chosen, rejected | "
+        "longer wins | balanced by length |",
+        "|---|---:|---|---|---|---|---|---|---:|---|",
+        *(_row(name, each) for name, each in {"all": overall, **found["subsets"]}.items()),
+    ]
+    if len(found["subsets"]) > 1:
+        lines += ["", f"Mean accuracy of the subsets: {found['mean_of_subsets']:.3f}."]
+    return "\n".join(lines)
+
+
+def _row(name: str, of: Mapping[str, Any]) -> str:
+    ece = f"{number(of['ece'])} ({number(of['ece_null_95'])})" if "ece" in of else "few pairs"
+    slope = "few pairs" if "ece" not in of else number(of["calibration_slope"])
+    cells = [
+        name, of["pairs"], *(_ranged(of, metric) for metric in ("accuracy", "log_loss", "brier")), ece, slope,
+        f"{of['chosen_tokens']:.1f}, {of['rejected_tokens']:.1f}", f"{of['length_accuracy']:.3f}",
+        _ranged(of, "balanced_length_accuracy"),
+    ]  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _ranged(of: Mapping[str, Any], name: str) -> str:
+    if of[name] is None:
+        return "none"
+    ends = f" ({of[f'{name}_low']:.3f} to {of[f'{name}_high']:.3f})" if of[f"{name}_low"] is not None else ""
+    return f"{of[name]:.3f}{ends}"
