@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review test-browser test-ranks test-simulator test-label-studio faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -60,6 +60,14 @@ faults: $(INSTALLED)
 # so that every commit tests others; the first line of the output says the id, and TETHER_FAULTS_SAMPLE=ID repeats its draw.
 faults-sample: export TETHER_FAULTS_SAMPLE ?= $(shell git rev-parse HEAD 2>/dev/null || date +%F)
 faults-sample: faults
+
+# SFT, reward and PPO of each architecture in docs/guide/models.md, tiny and random, whole and as LoRA. Two minutes.
+test-architectures: $(INSTALLED)
+	$(BIN)/python -m pytest -m architectures -n 2 $(ARGS)
+
+# Three of these, which the commit's id draws.
+architectures-sample: export TETHER_ARCHITECTURES_SAMPLE ?= $(shell git rev-parse HEAD 2>/dev/null || date +%F)
+architectures-sample: test-architectures
 
 # 5,000 damaged files for each reader of files from outside; `make test` tries some, others for each commit.
 # ARGS="--seed TEXT pairs.parquet" repeats those of one reader.

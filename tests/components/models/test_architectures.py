@@ -1,0 +1,149 @@
+"""Architectures of base models, tiny and random: each goes through SFT, reward and PPO, whole and as LoRA adapters.
+
+`TABLE` is what docs/guide/models.md lists.
+"""
+
+import math
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PhiConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from components.base.errors import UserError
+from components.base.jsonl import read_rows
+from components.models.batching import encode_prompt, encode_response, pad
+from components.models.folders import load_base, save_model
+from components.models.runtime import Runtime
+from components.models.tokenizers import texts_of, train_tokenizer
+from components.reward.loading import load_scorer
+from components.reward.scoring import score_sequences
+
+LIKE_LLAMA: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 128,
+}  # fmt: skip
+WITH_HEADS = LIKE_LLAMA | {"head_dim": 8}
+TABLE: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+    "Llama": (LlamaConfig, LIKE_LLAMA),
+    "Qwen2": (Qwen2Config, LIKE_LLAMA),
+    "Qwen3": (Qwen3Config, WITH_HEADS),
+    "GPT-2": (GPT2Config, {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 128}),
+    "Gemma": (GemmaConfig, WITH_HEADS),
+    "Gemma 2": (Gemma2Config, WITH_HEADS | {"sliding_window": 16}),
+    "Gemma 3": (Gemma3TextConfig, WITH_HEADS | {"sliding_window": 16}),
+    "Mistral": (MistralConfig, LIKE_LLAMA | {"sliding_window": 16}),
+    "Phi": (PhiConfig, LIKE_LLAMA | {"num_key_value_heads": 2}),
+    "Phi 3": (Phi3Config, LIKE_LLAMA),
+    "SmolLM3": (SmolLM3Config, LIKE_LLAMA),
+}
+WINDOWED = ("Gemma 2", "Gemma 3", "Mistral")
+"""Layers that see a window of the tokens before: a pair's shared prompt can't be computed once for both responses."""
+CHEAP = ("GPT-2", "lora")
+"""The one in every run of the tests: its layers are the only ones that store their weights transposed."""
+EVERY = [(name, kind) for name in TABLE for kind in ("full", "lora")]
+SAMPLE = os.environ.get("TETHER_ARCHITECTURES_SAMPLE", "")
+"""A commit's id, which draws those that .ci/run tests; empty for all."""
+OTHERS = [case for case in EVERY if case != CHEAP]
+CASES = [CHEAP, *(random.Random(SAMPLE).sample(OTHERS, 3) if SAMPLE else OTHERS)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(desk_data: Path) -> Any:
+    return train_tokenizer(texts_of(read_rows(desk_data / "demonstrations.train.jsonl")), 600)
+
+
+def base_of(config: type[PretrainedConfig], options: dict[str, Any], tokenizer: Any, folder: Path) -> Path:
+    """A random model of an architecture, saved as anyone's transformers saves it."""
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config(vocab_size=len(tokenizer), **ids, **options))
+    save_model(model.eval(), tokenizer, folder)
+    return folder
+
+
+def whole_run(stages: Any, base: Path, lora: bool, out: Path) -> dict[str, dict[str, float]]:
+    """SFT, reward and PPO on `base`, with adapters in the place of whole models or not."""
+    from components.sft import stage as sft
+
+    def silent(*_: Any, **__: Any) -> None:
+        pass
+
+    job = stages.job("sft", base=str(base), max_demonstrations=64, epochs=1)
+    found = {"sft": sft.run(job, {"data": stages.inputs["data"], "base": base}, out / "sft", silent)}
+    ours = type(stages)({"data": stages.inputs["data"], "sft": out / "sft" / "artifact"})
+    adapters: dict[str, Any] = {"lora": {"rank": 2}} if lora else {}
+    shared = {"shared_prompts": False} if base.name in WINDOWED else {}
+    found["reward"] = ours.run("reward", out / "reward", max_pairs=32, probe_texts=8, **adapters, **shared)
+    ours.inputs["reward"] = out / "reward" / "artifact"
+    found["ppo"] = ours.run("ppo", out / "ppo", updates=1, **adapters)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [pytest.param(*case, marks=[] if case == CHEAP else pytest.mark.architectures) for case in CASES]
+)
+def test_an_architecture_goes_through_sft_reward_and_ppo(
+    stages: Any, tokenizer: Any, tmp_path: Path, runtime: Runtime, name: str, kind: str
+) -> None:
+    base = base_of(*TABLE[name], tokenizer, tmp_path / name)
+    found = whole_run(stages, base, kind == "lora", tmp_path)
+    measured = {**found["sft"], **found["reward"], **found["ppo"]}
+    for metric in ("sft/loss", "reward/log_loss", "ppo/kl", "ppo/proxy_reward"):
+        assert math.isfinite(measured[metric]), metric
+    assert measured["reward/invariance"] <= 1e-4
+    assert measured["sft/perplexity"] < measured["sft/base_perplexity"], "SFT trains it"
+
+    folders = [tmp_path / stage / "artifact" / "model" for stage in ("sft", "ppo")]
+    sft, policy = (AutoModelForCausalLM.from_pretrained(folder) for folder in folders)
+    assert type(policy).__name__ == type(sft).__name__ == type(load_base(base)[0]).__name__
+    own, its = policy.state_dict(), sft.state_dict()
+    assert any(not torch.equal(own[key], its[key]) for key in its), "PPO trains it"
+
+    judge = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward" / "artifact" / "model").eval()
+    scorer, _ = load_scorer(tmp_path / "reward" / "artifact", runtime)
+    rows = read_rows(stages.inputs["data"] / "pairs.test.jsonl")[:4]
+    texts = [
+        encode_prompt(tokenizer, row["prompt"], 40) + encode_response(tokenizer, row["chosen"], 10 + i)
+        for i, row in enumerate(rows)
+    ]
+    ids, mask = pad(texts, tokenizer.pad_token_id)
+    with torch.no_grad():
+        direct = judge(input_ids=ids, attention_mask=mask.long()).logits.squeeze(-1)
+    ours = score_sequences(scorer, tokenizer.pad_token_id, texts, runtime)
+    assert (ours - direct).abs().max() <= 1e-4, "anybody's transformers gives the same scores"
+
+
+def test_the_guide_lists_the_architectures() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guide" / "models.md").read_text(encoding="utf-8")
+    for name, (config, _) in TABLE.items():
+        needed = "`reward.shared_prompts=false`" if name in WINDOWED else ""
+        assert f"| {name} | `{config.model_type}` | yes | yes | {needed}".rstrip() in guide, name
+
+
+def test_an_encoder_decoder_is_refused_and_the_error_names_what_is_missing(tokenizer: Any, tmp_path: Path) -> None:
+    shape = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    config = T5Config(vocab_size=len(tokenizer), pad_token_id=0, decoder_start_token_id=0, **shape)
+    save_model(T5ForConditionalGeneration(config), tokenizer, tmp_path / "t5")
+    with pytest.raises(UserError, match=r"holds no model that transformers can load .*T5Config.* AutoModelForCausalLM"):
+        load_base(tmp_path / "t5")
