@@ -186,12 +186,10 @@ def score(
     because: Because = "",
 ) -> None:
     """Finish a run that awaits labels."""
-    from flows.cli.people import show_comparison
     from flows.launch.labels import scoring
 
     launch = scoring(tether_home(), run, sheets, _waivers(waive, because))
     _go(launch)
-    show_comparison(launch.ctx.folder)
 
 
 @command(human_eval, "compare")
@@ -220,7 +218,6 @@ def compare(
     tag: Tag = None,
 ) -> None:
     """Have people compare any models, blind."""
-    from flows.cli.people import show_comparison
     from flows.config.profiles import parse_override
     from flows.launch.labels import compare as begin
     from tasks.runs.label import Label
@@ -228,7 +225,6 @@ def compare(
     overrides, label = [parse_override(text) for text in set_ or []], Label.of(name, tag or [])
     launch = begin(tether_home(), models, from_run, overrides, _waivers(waive, because), label)
     _go(launch)
-    show_comparison(launch.ctx.folder)
 
 
 @command(app, "status")
@@ -474,6 +470,7 @@ def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
 
 def _go(launch: "Launch") -> None:
     """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
+    from flows.cli.people import show_comparison
     from flows.launch.computing import compute
     from flows.launch.reports import what_is_simulated
     from flows.reports.terminal import print_run
@@ -491,6 +488,7 @@ def _go(launch: "Launch") -> None:
     # Where log lines are JSON the console is the log; the result is for standard output all the same.
     print_run(Output() if as_json() else ctx.console, document, what_is_simulated(ctx.home, ctx.run))
     echo(f"report: {ctx.folder / REPORT}")
+    show_comparison(ctx.folder)
     if all(stage.cached for stage in document.stages if stage.state != "not_run"):
         echo("Nothing was computed: every stage was found in the store.")
     if failed is not None:

@@ -73,17 +73,29 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
     with launch.ctx as ctx:
         for note in launch.notes:
             ctx.say(note)
-        if (result := work()) is None:
+        try:
+            result = work()
+        finally:  # a gate on the raters that stops the run takes nothing from what they said
+            if launch.sources.compared:
+                _write_comparison(ctx)
+        if result is None:
             ctx.end_stage("human_eval", "awaiting_labels")
             give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
-        elif launch.sources.compared:
-            from flows.models.compared import compared_names, result_text
-
-            told = result_text(result.path, compared_names(load_status(ctx.home, ctx.run).origin))
-            write_whole(ctx.folder / COMPARISON, told)
     if result is None:
         begin_waiting(ctx.home, ctx.run, ctx.say)
     return result
+
+
+def _write_comparison(ctx: RunContext) -> None:
+    """Write what came of a comparison of models into the run's folder, where its labels have been scored."""
+    from components.comparison.pairs import RESULT
+    from flows.models.compared import result_text
+    from tasks.runs.compared import compared_names
+
+    digest = ctx.status.stage("human_eval").digest
+    if digest is not None and (ctx.store.path(digest) / RESULT).is_file():
+        told = result_text(ctx.store.path(digest), compared_names(load_status(ctx.home, ctx.run).origin))
+        write_whole(ctx.folder / COMPARISON, told)
 
 
 class _Enough(Exception):

@@ -45,7 +45,8 @@ def compare(
     Raises:
         UserError: no such models or run, or changes to how that run's data were made.
     """
-    from flows.models.compared import COMPARED, as_origin, find_compared
+    from flows.models.compared import as_origin, find_compared
+    from tasks.runs.compared import COMPARED
 
     found = find_compared(home, models)
     base = choose_base(home, "sft", run)

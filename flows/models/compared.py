@@ -12,14 +12,12 @@ from components.store.graph import Graph
 from components.store.store import ArtifactStore
 from flows.data.candidates import STAGES, find_models
 from tasks.result import Input
+from tasks.runs.compared import COMPARED
 from tasks.runs.status import has_run, load_status
 from tasks.tracking.registry import find_version
 
 if TYPE_CHECKING:
     from components.comparison.score import ComparisonResult
-
-COMPARED = "compare"
-"""What a run's origin calls the models that it compares."""
 
 
 def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:
@@ -100,12 +98,6 @@ def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
         else:
             out[name] = Input(digest=digest, path=Path(told["path"]))
     return out
-
-
-def compared_names(origin: Mapping[str, str]) -> dict[str, str]:
-    """What the user called each model, by the input that holds it."""
-    names = json.loads(origin[COMPARED])["names"] if COMPARED in origin else []
-    return {input_name(number): name for number, name in enumerate(names)}
 
 
 def result_text(artifact: Path, names: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten, group
+from components.comparison.pairs import RESULT
 from components.data.inputs import KINDS, label_of, of_kind, values_of
 from components.gates.judging import Verdict, stand_in
 from components.gates.table import GATES
@@ -27,6 +28,7 @@ from flows.reports.links import Link, links
 from flows.reports.rounds import Round, rounds_up_to
 from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
+from tasks.runs.compared import compared_names
 from tasks.runs.config import run_values
 from tasks.runs.journal import recorded_paths
 from tasks.runs.labels import LabelProgress, read_progress
@@ -228,6 +230,10 @@ class RunFacts(NamedTuple):
     policy: PolicyFacts
     comparison: Document | None
     """`result.json` of the human evaluation."""
+    compared: Document | None
+    """`comparison.json` of a run that compares models."""
+    models: Mapping[str, str]
+    """What the user called each of these, by its name there."""
     sheet: Document | None
     """`sheet.json`, what people were asked to judge, where labels are awaited."""
     labels: LabelProgress | None
@@ -274,6 +280,8 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         reward={"bins": [], "slices": [], "probes": {}, **documents[0], **documents[1]},
         policy=_policy(stages["ppo"], group(values, "ppo"), _on_the_sheet(human_eval)),
         comparison=human_eval.document("result.json"),
+        compared=human_eval.document(RESULT),
+        models=compared_names(status.origin),
         sheet=human_eval.document("sheet.json"),
         labels=read_progress(home / "runs" / status.run),
         against=against,

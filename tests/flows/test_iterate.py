@@ -1,22 +1,27 @@
 """The next round of a run: what it takes from it, and what it refuses."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from components.base.errors import UserError
+from components.base.hashing import digest_json
 from components.base.jsonl import write_rows
-from components.store.store import ArtifactStore
+from components.gates.table import GATES
+from components.store.store import ArtifactStore, Record
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
 from flows.iterate import held, next_round
 from flows.launch.begin import new_run, rerun
 from flows.reports.rounds import Round, all_rounds, rounds_chart, rounds_up_to
 from tasks.execution.context import RunContext
+from tasks.retention.archive import export_run, import_run
 from tasks.runs.status import load_status
 from tests.stored_run import stored_run
 
 FIRST, SECOND = "20260101-000000-aaaa", "20260102-000000-bbbb"
+STARTED = "2026-01-01T00:00:01+00:00"
 ROW = {
     "prompt": "Late?",
     "a": "Sorry.",
@@ -26,21 +31,29 @@ ROW = {
 }
 
 
+def parts(stage: str, run: str = FIRST) -> dict[str, Any]:
+    """What the key of a stage is made of: a run's own records stand beside another's."""
+    return {"stage": stage, "source": {f"{run}.py": "1"}}
+
+
+def record_of(home: Path, stage: str, run: str = FIRST) -> Record:
+    """The record of a run's stage."""
+    return ArtifactStore(home).published(load_status(home, run).stage(stage).key or "")[0]
+
+
 def judged(home: Path, run: str = FIRST, state: str = "passed", **origin: str) -> str:
     """A run whose policy people judged."""
-    config = load_config("tiny").resolved()
+    config = load_config("tiny", [parse_override(f"gates.{gate.name}=null") for gate in GATES.values()]).resolved()
     ctx = RunContext.start(home, "tiny", config.gates, config=to_values(config), run=run, origin=origin, track=False)
     with ctx:
         for stage in ("validate", "sft", "reward", "human_eval"):
             out = home / "out"
             write_rows(out / "preferences.jsonl", [ROW])
             write_rows(out / "judged.jsonl", [ROW, {"stage": stage}])
-            about = {
-                "stage": stage,
-                "run": run,
-                "inputs": {"data": load_status(home, run).stage("validate").digest or "d" * 64},
-            }
-            record = ctx.store.publish(f"{stage:x<64}".replace("_", "x"), out, None, about)
+            data = load_status(home, run).stage("validate").digest or "d" * 64
+            of = parts(stage, run) | {"inputs": {"data": data}}
+            about = {"stage": stage, "run": run, "inputs": {"data": data}, "parts": of, "started": STARTED}
+            record = ctx.store.publish(digest_json(of), out, None, about)
             ctx.status.update(stage, state=state, key=record.key, digest=record.digest)
     return run
 
@@ -64,7 +77,7 @@ def test_a_round_takes_votes_reward_model_and_sft_from_the_run_that_people_judge
 def test_a_second_round_adds_its_votes_and_keeps_the_first_sft(tmp_path: Path) -> None:
     judged(tmp_path)
     with (one := next_round(tmp_path, FIRST, [parse_override("reward.refresh.replay=0.5")])).ctx as ctx:
-        record = ctx.store.published("human_eval".replace("_", "x").ljust(64, "x"))[0]
+        record = record_of(tmp_path, "human_eval")
         for stage in ("validate", "reward", "human_eval"):
             ctx.status.update(stage, state="gate_failed", key=record.key, digest=record.digest)
     config = next_round(tmp_path, one.ctx.run).config
@@ -124,7 +137,7 @@ def test_the_chart_has_a_line_for_what_each_round_measured() -> None:
 def test_a_rerun_of_a_round_still_says_whose_votes_it_rests_on(tmp_path: Path) -> None:
     judged(tmp_path)
     with (one := next_round(tmp_path)).ctx as ctx:
-        record = ctx.store.published("reward".ljust(64, "x"))[0]
+        record = record_of(tmp_path, "reward")
         for stage in ("validate", "sft"):
             ctx.status.update(stage, state="passed", key=record.key, digest=record.digest)
     launch = rerun(tmp_path, "validate", one.ctx.run)
@@ -132,3 +145,23 @@ def test_a_rerun_of_a_round_still_says_whose_votes_it_rests_on(tmp_path: Path) -
         pass
     origin = load_status(tmp_path, launch.ctx.run).origin
     assert origin == {"round": "1", "votes": FIRST, "stage": "validate", "from": one.ctx.run}
+
+
+def test_an_imported_round_keeps_its_origin_and_the_next_one_asks_for_the_runs_that_it_rests_on(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    judged(here)
+    judged(here, SECOND, round="1", votes=FIRST)
+    files = {run: export_run(ArtifactStore(here), run, tmp_path / f"{run}.tar")[1] for run in (FIRST, SECOND)}
+    import_run(ArtifactStore(there), files[SECOND])
+    status = load_status(there, SECOND)
+    assert status.origin == {"round": "1", "votes": FIRST} and status.imported
+    assert [(each.run, each.round) for each in rounds_up_to(there, status)] == [(SECOND, 1)]
+    assert [[each.run for each in group] for group in all_rounds(there)] == [[SECOND]]
+    with pytest.raises(UserError, match="people have judged the policy of no run here"):
+        next_round(there)  # what others computed is taken by name alone
+
+    import_run(ArtifactStore(there), files[FIRST])
+    assert [each.run for each in rounds_up_to(there, status)] == [FIRST, SECOND]
+    launch = next_round(there, SECOND)
+    assert launch.config.data.votes == (SECOND,) and launch.sources.data["votes/1"].imported
+    assert launch.sources.previous["previous_reward"].imported

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from flows.models.compared import COMPARED, as_origin, compared_names, find_compared, of_origin
+from flows.models.compared import as_origin, find_compared, of_origin
+from tasks.runs.compared import COMPARED, compared_names
 from tasks.tracking import registry
 
 
