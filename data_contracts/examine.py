@@ -170,7 +170,9 @@ class Examination:
             for label, file in (("votes", PREFERENCES), ("judged", JUDGED))
         ]
         return [
-            RowSource("preferences", str(path), read_source(path), {}, "data.columns", label)
+            RowSource(
+                "preferences", str(path), read_source(path), {}, "data.columns", label, self.job.data.decision, False
+            )
             for label, path in files
             if path.stat().st_size
         ]
@@ -189,7 +191,7 @@ class Examination:
         mark_duplicates(ledger)
         for source in sources:
             of = ledger.of(source.file)
-            if len(sources) > 1 and ledger.facts["out"][of].all():
+            if source.needs_one and len(sources) > 1 and ledger.facts["out"][of].all():
                 raise not_one_valid(source, ledger.count(of), ledger.reasons(source.file), ledger.named)
         self._need_one(name, sources, ledger)
         return Examined(sources, ledger)

@@ -37,10 +37,10 @@ def compared(whole: tuple[Home, list[Moment]], tether: Any, tmp_path_factory: py
     home, first = whole[0].copy(place / "home").path, whole[0].status()["run"]
     tokenizer = load_tokenizer(ArtifactStore(home).path(whole[0].digests()["sft"]) / "model")
     third = build_causal_lm(ScratchModel(hidden_size=32, layers=2, heads=2), tokenizer, 256, seed=3)
-    save_model(third, tokenizer, place / "other")
+    save_model(third, tokenizer, place / "zebra")
     options = ("human_eval.judges=people", f"human_eval.items={ITEMS}", "human_eval.repeats=0", "human_eval.pairs=all",
                "gates.human_eval.fleiss_kappa=0.2", "gates.human_eval.raters_alike=0.9")  # fmt: skip
-    names = [f"{first}:sft", first, "other"]
+    names = [f"{first}:sft", first, "zebra"]
     begun = tether(
         "human-eval", "compare", *names, *(p for each in options for p in ("--set", each)), home=home, cwd=place
     )

@@ -50,6 +50,8 @@ class RowSource(NamedTuple):
     """When votes decide a pair of preferences."""
     options: ReadingOptions = ReadingOptions()
     """What values of labels mean, and which differences of scores make a pair."""
+    needs_one: bool = True
+    """Whether one row at least must be valid; a batch of which the votes decide nothing is no mistake."""
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from components.base.jsonl import read_rows, write_rows
+from components.data.config import DecisionConfig
 from components.human_eval.halves import may_train
 from data_contracts.examine import Examination
 from data_contracts.validate import write_splits
@@ -80,3 +82,16 @@ def test_pairs_of_no_batch_stay_where_their_words_put_them(placed):
     rows = [{k: v for k, v in judged(i).items() if k != "judged_in"} for i in range(60)]
     after = placed(rows)
     assert {name: after[name] for name in before} == before
+
+
+def test_what_the_config_asks_of_votes_holds_for_a_batch_and_one_that_decides_nothing_is_no_mistake(job, tmp_path):
+    votes = [judged(0, votes=[{"annotator": "rating_1", "label": label}]) for label in ("a", "tie")]
+    write_rows(tmp_path / "base.jsonl", [{"prompt": "Why?", "chosen": "good", "rejected": "bad"}])
+    for half in ("preferences", "judged"):
+        write_rows(tmp_path / "batch" / f"{half}.jsonl", votes if half == "judged" else [])
+    inputs = {"preferences": tmp_path / "base.jsonl", "votes/1": tmp_path / "batch"}
+    for minimum, decided in ((None, 0), (1, 1)):
+        asked = job(preferences="base.jsonl", decision=DecisionConfig(minimum=minimum))
+        out = tmp_path / f"artifact {minimum}"
+        write_splits(Examination(asked, inputs, tmp_path / f"scratch {minimum}", lambda read: None), out)
+        assert sum("judged_in" in row for split in SPLITS for row in read_rows(out / f"pairs.{split}.jsonl")) == decided
