@@ -117,7 +117,10 @@ def result_text(artifact: Path, names: Mapping[str, str]) -> str:
                   f"No strengths: {found['inseparable']}.", ""]  # fmt: skip
     else:
         lines += [f"| model | strength (logit), {found['level']:.0%} over {found['interval_over']} |", "|---|---|"]
-        lines += [f"| {called(each['model'])} | {_strength(each)} |" for each in found["models"]]
+        lines += [
+            f"| {called(each['model'])} | {_strength(each, each['model'] == found['baseline'])} |"
+            for each in found["models"]
+        ]
         lines += ["", f"Davidson's tie parameter: {_number(found['tie'].get('nu'))}.", ""]
     lines += ["| models | items | wins | ties | losses | win rate of the first |", "|---|---|---|---|---|---|"]
     lines += [
@@ -128,7 +131,9 @@ def result_text(artifact: Path, names: Mapping[str, str]) -> str:
     return "\n".join([*lines, *(["", found["too_few_raters"]] if found["too_few_raters"] else [])]) + "\n"
 
 
-def _strength(each: Mapping[str, Any]) -> str:
+def _strength(each: Mapping[str, Any], baseline: bool) -> str:
+    if baseline:
+        return "0 (the baseline)"
     if each["low"] is None:
         return f"{_number(each['strength'])} (too often all or nothing in the resamples for an interval)"
     return f"{_number(each['strength'])} ({_number(each['low'])} to {_number(each['high'])})"

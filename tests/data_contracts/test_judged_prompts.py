@@ -86,7 +86,9 @@ def test_pairs_of_no_batch_stay_where_their_words_put_them(placed):
 
 def test_what_the_config_asks_of_votes_holds_for_a_batch_and_one_that_decides_nothing_is_no_mistake(job, tmp_path):
     votes = [judged(0, votes=[{"annotator": "rating_1", "label": label}]) for label in ("a", "tie")]
-    write_rows(tmp_path / "base.jsonl", [{"prompt": "Why?", "chosen": "good", "rejected": "bad"}])
+    write_rows(
+        tmp_path / "base.jsonl", [{"prompt": f"Why {i}?", "chosen": "good", "rejected": "bad"} for i in range(50)]
+    )
     for half in ("preferences", "judged"):
         write_rows(tmp_path / "batch" / f"{half}.jsonl", votes if half == "judged" else [])
     inputs = {"preferences": tmp_path / "base.jsonl", "votes/1": tmp_path / "batch"}
