@@ -117,7 +117,8 @@ def rounds_chart(rounds: Sequence[Round]) -> bytes:
     panel(share_axis, "share")
     dots: dict[str, Any] = {"marker": "o", "markersize": 4}
     line(share_axis, curve("judged"), BLUE, "reward model agrees, prompts that never train", **dots)
-    line(share_axis, curve("judged_before"), GREY, "that of the round before, same pairs", style="--", **dots)
+    around = {"marker": "o", "markersize": 8, "markerfacecolor": "none"}  # where both agree alike, both are seen
+    line(share_axis, curve("judged_before"), GREY, "that of the round before, same pairs", style="--", **around)
     line(share_axis, curve("win_rate"), PURPLE, "policy wins against SFT", **dots)
     line(panel(gold_axis, "gold score"), curve("gold"), ORANGE, "gold score (simulated truth)", **dots)
     line(panel(kl_axis, "KL to SFT, nats", zero=True), curve("kl"), RED, "KL", **dots)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from components.base.jsonl import read_rows, write_rows
@@ -133,7 +133,9 @@ def returned(artifact: Path) -> Counter[tuple[str, str, str, str]]:
     )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+)
 @given(drawn=anything)
 def test_in_any_rounds_who_judges_never_trains_who_trains_is_held_out_nowhere_and_no_vote_is_lost(
     job: Any, drawn: Drawn

@@ -25,17 +25,18 @@ def round_one(
     moments."""
     judged, trace = whole[0], tmp_path_factory.mktemp("iterate") / "trace.jsonl"
     undisturbed = judged.copy(trace.parent / "home")
-    done = undisturbed.tether("iterate", plan={"trace": str(trace)})
+    done = undisturbed.tether("iterate", judged.status()["run"], plan={"trace": str(trace)})
     assert done.code == 0, tail(done)
     undisturbed.check()
     moments = [json.loads(line)[:3] for line in trace.read_text().splitlines()]
     return judged, undisturbed, [(stage, phase, nth) for stage, phase, nth in moments]
 
 
-def rounds(home: Home) -> list[tuple[str, str]]:
-    """The state of each run that has ended, and its round."""
+def rounds(home: Home) -> set[tuple[str, str]]:
+    """The round of each run that came to its end, and whose policy was judged before it."""
     runs = [json.loads(path.read_text()) for path in home.path.glob("runs/*/run.json")]
-    return sorted((run["state"], run["origin"].get("round", "0")) for run in runs if run["state"] == "passed")
+    ended = [run["origin"] for run in runs if run["stages"][-1]["state"] in ("passed", "cached")]
+    return {(origin.get("round", "0"), origin.get("votes", "")) for origin in ended}
 
 
 @pytest.mark.parametrize(
@@ -50,17 +51,17 @@ def test_a_killed_iterate_makes_the_same_round_when_it_is_run_again(
     last = {phase: number for where, phase, number in moments if where == stage}
     phase = chance.choice(sorted(last))
     moment = (stage, phase, chance.randint(1, last[phase]))
-    home = judged.copy(tmp_path / "home")
-    killed = home.tether("iterate", plan=kill(moment, 0.0))
+    home, command = judged.copy(tmp_path / "home"), ("iterate", judged.status()["run"])
+    killed = home.tether(*command, plan=kill(moment, 0.0))
     if killed.code == 0:  # MLflow is told by a thread, so that such a moment need not come: the first of them does
         home = judged.copy(tmp_path / "again")
         moment = (stage, phase, 1)
-        killed = home.tether("iterate", plan=kill(moment, 0.0))
+        killed = home.tether(*command, plan=kill(moment, 0.0))
     where = f"{stage}, {phase} {moment[2]}"
     assert killed.code == -9, f"{where}: {tail(killed)}"
-    again = home.tether("iterate")
+    again = home.tether(*command)
     assert again.code == 0, f"{where}: {tail(again)}"
-    assert rounds(home) == rounds(undisturbed) == [("passed", "0"), ("passed", "1")], where
+    assert rounds(home) == rounds(undisturbed) == {("0", ""), ("1", judged.status()["run"])}, where
     assert home.digests() == undisturbed.digests(), where
     home.check()
     record_property("outcome", ["killed iterate", where, "completed", f"{again.seconds:.0f}"])
