@@ -169,10 +169,9 @@ class Examination:
             for name, path in of_kind(self.inputs, VOTES).items()
             for label, file in (("votes", PREFERENCES), ("judged", JUDGED))
         ]
+        decision = self.job.data.decision
         return [
-            RowSource(
-                "preferences", str(path), read_source(path), {}, "data.columns", label, self.job.data.decision, False
-            )
+            RowSource("preferences", str(path), read_source(path), {}, "data.columns", label, decision, needs_one=False)
             for label, path in files
             if path.stat().st_size
         ]
