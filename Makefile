@@ -52,7 +52,7 @@ test-simulator: $(INSTALLED)
 test-label-studio: $(INSTALLED)
 	$(BIN)/python -m pytest -m labelstudio $(ARGS)
 
-# Runs killed at 60 moments, other commands at 30, and 45 other faults: full disks, damaged files, servers that die, signals.
+# Runs killed at 60 moments, `iterate` at 10, other commands at 30, and 45 other faults: full disks, damaged files, servers that die, signals.
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal $(ARGS)
 
