@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -121,6 +121,11 @@ bench: $(INSTALLED)
 bench-stack: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/python -m tests.bench.stack $(ARGS)
+
+# All that is to be measured on a GPU, with a log of each step; ARGS="--device cpu --quick" shows that the steps run.
+bench-gpu: $(INSTALLED)
+	$(BIN)/tether fetch smollm2
+	$(BIN)/python -m tests.bench.gpu $(ARGS)
 
 # Fifty people who judge at once on the review page, with SQLite and PostgreSQL. Two minutes.
 bench-review: $(INSTALLED)

@@ -6,7 +6,8 @@ Each side runs in a process of its own on the same base model, batch (B response
 one length), micro-batch and adapter. `one` loads one model and minimises -mean log-probability of the responses: two
 steps of forward, backward, AdamW. `ppo` loads four models, computes scores, KL, values and advantages of the batch, and
 makes an update of two epochs. What is printed is the process's peak resident memory (VmHWM, from after the weights are
-loaded) less what it held after its imports: weights, activations, gradients, moments. The bar is a ratio of 1.4.
+loaded) less what it held after its imports: weights, activations, gradients, moments. On a GPU it is the peak that
+torch allocated there. The bar is a ratio of 1.4.
 """
 
 import argparse
@@ -41,12 +42,13 @@ def samples(policy: Any, runtime: Any, options: argparse.Namespace) -> Any:
 
     torch.manual_seed(0)
     sizes = (options.batch, options.prompt), (options.batch, options.response)
-    prompt, response = (torch.randint(100, 40_000, size) for size in sizes)
+    device = runtime.device
+    prompt, response = (torch.randint(100, 40_000, size).to(device) for size in sizes)
     unscored = Samples(
-        prompt, torch.ones(sizes[0]).bool(), response, torch.ones(sizes[1]).bool(), torch.zeros(sizes[1]),
-        torch.zeros(options.batch).bool(),
+        prompt, torch.ones(sizes[0], device=device).bool(), response, torch.ones(sizes[1], device=device).bool(),
+        torch.zeros(sizes[1], device=device), torch.zeros(options.batch, device=device).bool(),
     )  # fmt: skip
-    logprobs = torch.zeros(sizes[1])
+    logprobs = torch.zeros(sizes[1], device=device)
     with torch.no_grad():
         for start in range(0, options.batch, options.micro_batch):
             rows = range(start, min(start + options.micro_batch, options.batch))
@@ -73,9 +75,10 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     from components.training.loop import clip_gradient, step_and_clear
     from components.training.optim import build_optimizer
 
-    runtime = Runtime(device="cpu", dtype="float32", threads=2).resolve()
+    runtime = Runtime(device=options.device, dtype="float32", threads=2).resolve()
     torch.set_num_threads(runtime.threads)
-    after_imports = memory("VmRSS")
+    on_gpu = runtime.device == "cuda"
+    after_imports = 0 if on_gpu else memory("VmRSS")
     config = PpoConfig(
         batch_size=options.batch, minibatch_size=options.batch, micro_batch_size=options.micro_batch, epochs=2,
         learning_rate=3e-4, critic={"learning_rate": 1e-3}, stop_epochs_above=None,
@@ -89,7 +92,10 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
         policy = Backbone(load_causal_lm(folder / "sft", runtime)[0]).add("policy", config.lora, seed=0)
     batch = samples(policy, runtime, options)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again, at what is held now
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again, at what is held now
     if options.side == "ppo":
         learner = Learner.start(models, job)
         learner.update(gather_experience(models, batch, job, 0.1), 0)
@@ -104,7 +110,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
                 (-logprobs.mean() * len(rows) / options.batch).backward()
             clip_gradient(policy, 1.0)
             step_and_clear(optimizer)
-    print(memory("VmHWM") - after_imports)
+    print(torch.cuda.max_memory_allocated() if on_gpu else memory("VmHWM") - after_imports)
 
 
 def prepare(folder: Path, options: argparse.Namespace) -> None:
@@ -133,6 +139,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path(".tether/models/smollm2"))
     for name, default in (("batch", 8), ("micro-batch", 8), ("prompt", 64), ("response", 64), ("rank", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--side", choices=["ppo", "one"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-SIZES, VARIANTS, DTYPES = ("1m", "7m", "30m", "135m"), ("ragged", "full"), ("float32", "bfloat16")
+SIZES, VARIANTS, DTYPES = ("1m", "7m", "30m", "135m", "1b"), ("ragged", "full"), ("float32", "bfloat16")
 CRITICS = ("separate", "shared")
 PHASES = ("rollout", "scoring", "training", "other", "update")
 CLOCKS = tuple(phase + clock for clock in ("", " cpu") for phase in PHASES)
@@ -179,7 +179,7 @@ def rollouts(options: argparse.Namespace, size: str) -> None:
     )
 
 
-def on_gpu(options: argparse.Namespace, size: str) -> None:
+def against_limits(options: argparse.Namespace, size: str) -> None:
     """Measure and print ours alone, against the device's limits."""
     for variant in options.variants:
         for dtype in options.dtype:
@@ -196,7 +196,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     home = Path(os.environ.get("TETHER_HOME", ".tether"))
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES[:4])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"], help="each against TRL's own")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each side")
@@ -207,6 +207,7 @@ def arguments() -> argparse.Namespace:
         "--products", choices=("onednn", "torch"), default="onednn", help="torch: our float32 products as TRL's, by MKL"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: ours alone (never run yet)")
+    parser.add_argument("--alone", action="store_true", help="ours alone, against the limits given, on any device")
     # NVIDIA's data sheet of the H200 SXM: 4.8 TB/s; dense bfloat16 989 TFLOP/s (half of the figure with sparsity).
     parser.add_argument("--bandwidth", type=float, default=4.8e12, help="the device's memory bandwidth, bytes/s")
     parser.add_argument("--peak-flops", type=float, default=989e12, help="the device's peak in the format, FLOP/s")
@@ -219,12 +220,13 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure size after size and print as they come."""
     options = arguments()
-    alone = options.rollout or options.device == "cuda"
+    by_limits = options.alone or options.device == "cuda"
+    alone = options.rollout or by_limits
     if not alone:
         from process import require_trl
 
         require_trl(options.trl)
-    one = rollouts if options.rollout else on_gpu if options.device == "cuda" else on_cpu
+    one = rollouts if options.rollout else against_limits if by_limits else on_cpu
     for size in options.sizes:
         if size == "135m" and not options.smollm2.is_dir():
             print(f"135m left out: no model in {options.smollm2}; `tether fetch smollm2` makes it")

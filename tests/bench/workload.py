@@ -29,9 +29,10 @@ SIZES = {
     "7m": ScratchModel(hidden_size=256, layers=6, heads=4, vocabulary=8192),
     "30m": ScratchModel(hidden_size=512, layers=7, heads=8, vocabulary=16384),
     "135m": None,
+    "1b": ScratchModel(hidden_size=2048, layers=16, heads=32, vocabulary=128256),
 }
 """Llamas with random weights and tied embeddings: 1.05 M parameters (25 % embeddings), 6.8 M (31 %), 30.4 M (28 %);
-135m is SmolLM2-135M."""
+135m is SmolLM2-135M; 1b has Llama-3.2-1B's width, depth and vocabulary, without its grouped heads (1.07 B, 25 %)."""
 SHORTEST_PROMPT, SHORTEST_RESPONSE, CAP = 16, 8, 64
 """Tokens: prompts and responses are at most CAP."""
 
@@ -69,7 +70,7 @@ class Workload:
     @property
     def batch(self) -> int:
         """Responses an update; one minibatch, one micro-batch."""
-        return 8 if self.size == "135m" else 32
+        return 8 if self.size in ("135m", "1b") else 32
 
     def lengths(self, batch: int | None = None) -> Lengths:
         """Prompts of 16 to 64 tokens and responses of 8 to 64 with EOS (ragged), or all of 64 without (full)."""
