@@ -47,9 +47,7 @@ def main(folder: Path) -> int:
         with _named(within)():
             _compute(folder, rank, shared)
     except BaseException as error:
-        ended = outcome.failed(rank, error)
-        print(ended.trace, file=sys.stderr, flush=True)
-        outcome.write_ended(folder, _cause(ended, *shared))
+        outcome.write_ended(folder, _cause(outcome.failed(rank, error), *shared))
         return 1
     done_file(folder, rank).touch()
     return 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -15,8 +16,11 @@ from components.base.errors import TetherError
 from components.base.observe import Observe
 from components.base.process import is_alive
 from components.base.settings import Settings
+from components.base.text import plain
 from components.distributed import agent, entry, outcome
 from components.distributed.hosts import these_hosts
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 15.0
@@ -213,7 +217,8 @@ def start_agent(folder: Path, timeout: float) -> subprocess.Popen[bytes]:
 
 
 def relay(folder: Path) -> None:
-    """Write what rank 0 wrote on standard error to this process's."""
+    """Log what rank 0 wrote on standard error: warnings, and lines of libraries."""
     for path in folder.glob("logs/**/0/stderr.log"):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        sys.stderr.write("\n".join(line for line in text.splitlines() if line.strip()) + "\n" if text.strip() else "")
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.strip():
+                logger.warning("%s", plain(line))
