@@ -71,7 +71,14 @@ def check_weights(folder: Path, named_by: str) -> None:
                 )
     if "config.json" in files:
         with refusing(folder / "config.json", named_by, "is no config of a model"):
-            _check_attention(json.loads((folder / "config.json").read_text(encoding="utf-8")), folder, named_by)
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            _check_attention(config, folder, named_by)
+            if isinstance(config, dict) and config.get("quantization_config") is not None:
+                raise UserError(
+                    f"{named_by}: {folder / 'config.json'} says that the weights are quantised "
+                    f"(quantization_config: {_quantised_by(config)}): they can be neither trained nor published whole. Use "
+                    "the model's unquantised weights; lora.quantize=4bit holds a frozen backbone in 4 bits."
+                )
 
 
 def count_parameters(folder: Path, named_by: str) -> int:
@@ -199,6 +206,11 @@ def _check_attention(config: Any, folder: Path, named_by: str) -> None:
                         f"fetched and run. Remove {key} from it."
                     )
         _check_attention(value, folder, named_by)
+
+
+def _quantised_by(config: dict[str, Any]) -> str:
+    given = config["quantization_config"]
+    return str(given.get("quant_method", "unnamed") if isinstance(given, dict) else given)
 
 
 def _some(names: list[str]) -> str:

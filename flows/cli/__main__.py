@@ -426,9 +426,9 @@ def plan(
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Say how much memory each phase of sft, reward and ppo takes, whether it fits, and what to change.
+    """Say how much memory training needs, and what to change.
 
-    Exit code 3 where something does not fit."""
+    Each phase of sft, reward and ppo, and whether it fits. Exit code 3 where something does not fit."""
     from components.planning.advice import Machine
     from components.planning.shape import read_shape
     from flows.data.pretrained import find_base

@@ -165,7 +165,7 @@ def resume(bench: Bench) -> Found:
         going = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
-        while going.poll() is None and not list(home.glob("work/*/checkpoint/ppo/step-*.json")):
+        while going.poll() is None and not list(home.glob("work/**/checkpoint/ppo/step-*.json")):
             time.sleep(0.02)
         if going.poll() is not None:
             raise Failed("the run ended before PPO's first checkpoint")

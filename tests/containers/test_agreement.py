@@ -52,6 +52,8 @@ PODS = {
     for _, each in OBJECTS
     if "template" in each.get("spec", {})
 }
+MAKES_JOBS = "Deployment/pool-worker"
+"""Prefect's own worker: it computes nothing, holds no home, and needs the cluster's API."""
 LITERALS = {
     made["name"]: dict(line.split("=", 1) for line in made["literals"])
     for _, each in manifests() if each["kind"] == "Kustomization"
@@ -164,7 +166,7 @@ def test_who_computes_has_the_time_to_write_a_checkpoint() -> None:
     times = {
         name: pod["spec"]["terminationGracePeriodSeconds"]
         for name, pod in PODS.items()
-        if "tether/client" in pod["metadata"]["labels"]
+        if "tether/client" in pod["metadata"]["labels"] and name != MAKES_JOBS
     }
     times |= {
         name: float(each["stop_grace_period"].rstrip("s"))
@@ -173,14 +175,14 @@ def test_who_computes_has_the_time_to_write_a_checkpoint() -> None:
     }
     unit = (INFRA / "systemd/tether-worker@.service").read_text()
     times["unit"] = float(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0])
-    assert len(times) == 6 and [name for name, seconds in times.items() if seconds < least] == []
+    assert len(times) == 7 and [name for name, seconds in times.items() if seconds < least] == []
     assert "\nKillMode=mixed\n" in unit, "else the run is told too, before its worker"
 
 
 @pytest.mark.parametrize("name", PODS)
 def test_a_pod_has_no_right_that_it_does_not_need(name: str) -> None:
     spec = PODS[name]["spec"]
-    assert spec["automountServiceAccountToken"] is False and spec["enableServiceLinks"] is False
+    assert spec["automountServiceAccountToken"] is (name == MAKES_JOBS) and spec["enableServiceLinks"] is False
     context = spec["securityContext"]
     assert context["runAsNonRoot"] is True and context["seccompProfile"] == {"type": "RuntimeDefault"}
     user = 999 if "postgres" in name else 10001
@@ -196,7 +198,8 @@ def test_a_pod_has_no_right_that_it_does_not_need(name: str) -> None:
         }  # fmt: skip
         assert "memory" in container["resources"]["limits"] and "cpu" in container["resources"]["requests"]
         mounted = {each["name"]: each for each in container["volumeMounts"]}
-        assert mounted["secrets"]["readOnly"] is True and mounted["tmp"]["mountPath"] == "/tmp"
+        assert mounted["tmp"]["mountPath"] == "/tmp"
+        assert name == MAKES_JOBS or mounted["secrets"]["readOnly"] is True
         assert set(mounted) == {volume["name"] for volume in spec["volumes"]} | (
             {"databases"} if user == 999 else set()
         )
@@ -211,9 +214,11 @@ def test_a_service_of_compose_has_no_right_that_it_does_not_need() -> None:
 
 def test_every_pod_of_ours_has_one_image_and_whoever_computes_sees_the_same_home() -> None:
     images = {name: pod["spec"]["containers"][0]["image"] for name, pod in PODS.items()}
+    assert images.pop(MAKES_JOBS) == "prefect-kubernetes"
     assert set(images.values()) == {"tether", "tether-cuda", "docker.io/library/postgres:15-bookworm"}
-    assert {name for name, image in images.items() if image == "tether-cuda"} == {"Deployment/worker-gpu", "Job/run"}
-    for pod in ("Deployment/worker-cpu", "Deployment/worker-gpu", "Job/run"):
+    on_gpus = {name for name, image in images.items() if image == "tether-cuda"}
+    assert on_gpus == {"Deployment/worker-gpu", "Job/run", "Job/hosts"}
+    for pod in ("Deployment/worker-cpu", *on_gpus):
         spec = PODS[pod]["spec"]
         assert {"name": "home", "mountPath": "/var/lib/tether"} in spec["containers"][0]["volumeMounts"]
         assert {"name": "home", "persistentVolumeClaim": {"claimName": "home"}} in spec["volumes"]
@@ -249,7 +254,7 @@ def test_no_selector_is_misspelt_and_every_port_that_is_asked_is_let_in() -> Non
         assert here, policy["metadata"]["name"]
         for side, key, into_or_out in (("ingress", "from", into), ("egress", "to", out)):
             for rule in spec.get(side, ()):
-                for peer in rule[key]:
+                for peer in rule.get(key, ()):  # none: anywhere, as the cluster's own API
                     if "namespaceSelector" in peer:
                         continue  # the cluster's own name server
                     there = chosen(peer["podSelector"])
@@ -258,7 +263,7 @@ def test_no_selector_is_misspelt_and_every_port_that_is_asked_is_let_in() -> Non
                     into_or_out |= {
                         ((b, a) if side == "ingress" else (a, b)) + (port["port"],)
                         for a, b in pairs
-                        for port in rule["ports"]
+                        for port in rule.get("ports", [{"port": 0}])  # 0: any
                     }  # type: ignore[operator, misc]
     assert into == out, "what one side may send, the other lets in"
     assert {(asks, port) for asks, of, port in into if of == "StatefulSet/postgres"} == {
@@ -275,7 +280,7 @@ def test_no_selector_is_misspelt_and_every_port_that_is_asked_is_let_in() -> Non
             selected = chosen({"matchLabels": each["spec"]["selector"]})
             assert len(selected) == 1
             [container] = PODS[selected.pop()]["spec"]["containers"]
-            assert [port["targetPort"] for port in each["spec"]["ports"]] == [
+            assert [port.get("targetPort", port["port"]) for port in each["spec"]["ports"]] == [
                 port["containerPort"] for port in container["ports"]
             ]
 

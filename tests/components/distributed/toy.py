@@ -45,7 +45,7 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         if passes == job.at_step and ranks.rank() == job.rank:
             _go_wrong(job.goes_wrong, out)
         found = ((model(x[rows]) - 2 * x[rows]) ** 2).mean()
-        return found, {"toy/train_loss": found.item()}
+        return found, {"toy/train_loss": found.detach()}
 
     steps = fit(
         model, TrainingExamples(loss, [1] * 32, [1.0] * 32), job.fit, seed=0, group="toy", out=out, observe=observe

@@ -299,12 +299,15 @@ def test_the_stage_is_given_seeds_of_its_own(stages: Any, tmp_path: Path, undist
     assert stage.SAMPLES_SHOWN == 8
 
 
-def test_each_update_draws_afresh_and_a_repeated_update_the_same(stages: Any) -> None:
+def test_each_update_draws_afresh_and_a_repeated_update_the_same(stages: Any, tmp_path: Path) -> None:
     from components.models.batching import encode_prompt
+    from components.rollouts.engine import open_rollouts
 
     job = stages.job("ppo")
     models = Models.load(job, stages.inputs)
     rows = read_rows(stages.inputs["data"] / "prompts.train.jsonl")[:8]
     prompts = [encode_prompt(models.tokenizer, row["prompt"], 64) for row in rows]
-    first, again, second = (stage._sample(models, prompts, job, update).response_ids for update in (0, 0, 1))
+    opened = open_rollouts(job.ppo.rollout, models.tokenizer, job.runtime, job.generation, tmp_path)
+    with opened as rollouts:
+        first, again, second = (stage._sample(models, prompts, job, u, rollouts).response_ids for u in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first[:, :2], second[:, :2])

@@ -199,7 +199,8 @@ def test_it_reports_every_step_with_rate_and_total(tmp_path: Path) -> None:
         epsilon=1e-8,
     )
     assert [(step, total) for step, total, *_ in seen] == [(i, 36) for i in range(1, 37)]
-    assert all({"sft/train_loss", "sft/grad_norm", "sft/learning_rate"} == metrics.keys() for *_, metrics, _ in seen)
+    reported = {"sft/train_loss", "sft/grad_norm", "sft/learning_rate", "sft/peak_memory_gb"}
+    assert all(metrics.keys() == reported for *_, metrics, _ in seen)
     assert sum(other["tokens"] for *_, other in seen) == 12 * sum(LENGTHS)
     assert seen[-1][2]["sft/train_loss"] < 0.2 * seen[0][2]["sft/train_loss"]
 

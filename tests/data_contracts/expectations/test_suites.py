@@ -53,8 +53,8 @@ def judged(context, frame, checks):
     return {outcome["name"]: outcome for outcome in outcomes}
 
 
-def row_outcomes(context, found, checks=CHECKS):
-    asked = suites.row_checks(checks, "preferences")
+def row_outcomes(context, found, checks=CHECKS, source="preferences"):
+    asked = suites.row_checks(checks, source)
     return judged(context, frame_of(found, [check.name for check in asked]), asked)
 
 
@@ -69,7 +69,11 @@ def test_a_row_check_fails_once_more_than_its_threshold_of_rows_fail_it(context,
 
 @pytest.mark.parametrize("check", list(RowChecks.model_fields))
 def test_every_row_check_sees_its_own_fault(context, check):
-    outcomes = row_outcomes(context, facts(50, check=check))
+    source, checks = "preferences", CHECKS
+    if check == "desirable":  # undesirable rows are no fault by default, whatever their share
+        limit = {"severity": "quarantine", "threshold": 0.05}
+        source, checks = "demonstrations", ChecksConfig.model_validate({check: limit})
+    outcomes = row_outcomes(context, facts(50, check=check), checks, source)
     assert [name for name, outcome in outcomes.items() if not outcome["passed"]] == [check]
 
 
@@ -151,7 +155,8 @@ def test_a_measure_is_judged_by_its_threshold_or_by_what_chance_allows(context, 
 
 def test_a_share_beyond_0_to_1_is_refused_by_name_and_every_other_threshold_may_be_any_number():
     of_pairs = suites.pair_checks(CHECKS, frame_of_kept(kept()))
-    checks = [*suites.row_checks(CHECKS, "preferences"), *of_pairs, *suites.sheet_checks(CHECKS)]
+    of_rows = [each for source in ("preferences", "demonstrations") for each in suites.row_checks(CHECKS, source)]
+    checks = [*of_rows, *of_pairs, *suites.sheet_checks(CHECKS)]
     shares = {check.name for check in checks if "mostly" in check.options}
     assert shares > {"unique", "no_leak", "no_near_duplicate", "rated"}
     for name, asked in CHECKS:
