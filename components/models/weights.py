@@ -76,8 +76,8 @@ def check_weights(folder: Path, named_by: str) -> None:
             if isinstance(config, dict) and config.get("quantization_config") is not None:
                 raise UserError(
                     f"{named_by}: {folder / 'config.json'} says that the weights are quantised "
-                    f"(quantization_config: {_quantised_by(config)}): they can be neither trained nor published whole. Use "
-                    "the model's unquantised weights; lora.quantize=4bit holds a frozen backbone in 4 bits."
+                    f"(quantization_config: {_quantised_by(config)}): they can be neither trained nor published whole. "
+                    "Use the model's unquantised weights; lora.quantize=4bit holds a frozen backbone in 4 bits."
                 )
 
 
