@@ -13,7 +13,7 @@ from components.planning.models import Sharding
 from components.planning.shape import ModelShape
 from flows.config.run_config import RunConfig
 
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 NAMED = 3
 """Parts of a phase that the table names."""
 
@@ -50,10 +50,10 @@ def parse_size(text: str) -> int:
     Raises:
         UserError: it is none of these.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", text.strip())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", text.strip(), re.IGNORECASE)
     if not found or not float(found[1]):
-        raise UserError(f"--memory {text}: give a size as 80GB (10^9 bytes each) or 24GiB (2^30).")
-    return int(float(found[1]) * UNITS[found[2] or ""])
+        raise UserError(f"--memory {text}: give a size with its unit, as 80GB (10^9 bytes each) or 24GiB (2^30).")
+    return int(float(found[1]) * UNITS[found[2].capitalize()])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ def plan(tether_here: Any, tmp_path: Path, *arguments: str) -> Any:
 
 
 def test_json_has_the_fields_that_the_guide_lists(tether_here: Any, tmp_path: Path) -> None:
-    done = plan(tether_here, tmp_path, "tiny", "--gpus", "0", "--memory", "2GB", "--json")
+    done = plan(tether_here, tmp_path, "tiny", "--gpus", "0", "--memory", "2gb", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert list(told) == ["profile", "parameters", "dtype", "gpus", "sharding", "memory", "fits", "stages"]
@@ -50,7 +50,8 @@ def test_without_a_memory_nothing_is_judged(tether_here: Any, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tiny", "--memory", "lots"], "--memory lots: give a size as 80GB"),
+        (["tiny", "--memory", "lots"], "--memory lots: give a size with its unit, as 80GB"),
+        (["tiny", "--memory", "80"], "--memory 80: give a size with its unit"),
         (["tiny", "--memory", "0GB"], "--memory 0GB: give a size"),
         (["tiny", "--shape", "gpt-9"], "--shape gpt-9: no such model"),
         (["tiny", "--set", "sft.base=nowhere"], "sft.base = nowhere: there is no such folder"),
