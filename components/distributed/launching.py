@@ -1,4 +1,4 @@
-"""A stage's ranks as its own process sees them: started, followed, told to stop, and ended. No torch in here."""
+"""Start a stage's ranks, follow them, tell them to stop, and end them. Importable without torch."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ class Program:
     setup: str
     """Called first, with the config's runtime."""
     within: str
-    """Gives the context that a rank computes in: there a signal to stop raises, or waits for a step's end."""
+    """Gives the context that a rank computes in. Inside it, a signal to stop raises, or waits for a step's end."""
 
 
 class Stopped(Exception):
@@ -52,13 +52,14 @@ class Stopped(Exception):
 
 @dataclass
 class _Ranks:
-    """The ranks of this host, as their files in `folder` tell of them."""
+    """The ranks of this host, known by their files in `folder`."""
 
     folder: Path
     agent: subprocess.Popen[bytes]
     name: str
     told: int | None = None
-    _read: int = 0
+    _stopped: set[int] = field(default_factory=set, init=False)
+    _read: int = field(default=0, init=False)
     _failing: float | None = field(default=None, init=False)
 
     def observed(self) -> Iterator[dict[str, object]]:
@@ -82,15 +83,19 @@ class _Ranks:
         return found
 
     def stop(self, number: int) -> None:
-        """Tell every rank to stop by a signal: each finishes its step, then all leave together."""
-        self.told = number
-        for process in self.processes().values():
-            if is_alive(process):  # type: ignore[arg-type]
+        """Tell each rank once to stop by a signal: it finishes its step, then all leave together.
+
+        Called again, it reaches the ranks that had not begun before.
+        """
+        self.told = self.told or number
+        for rank, process in self.processes().items():
+            if rank not in self._stopped and is_alive(process):  # type: ignore[arg-type]
+                self._stopped.add(rank)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(str(process["pid"])), number)
+                    os.kill(int(str(process["pid"])), self.told)
 
     def kill_if_stuck(self) -> None:
-        """Kill them all a while after one has failed: the others may wait for it where no signal reaches them."""
+        """Kill all ranks a while after one has failed: the others may wait for it where no signal reaches them."""
         gone = [r for r, each in self.processes().items() if not is_alive(each)]  # type: ignore[arg-type]
         died = any(not entry.done_file(self.folder, rank).exists() for rank in gone)
         failed = any(not each.signal for each in outcome.read_ended(self.folder))
@@ -111,7 +116,8 @@ class _Ranks:
         """The stage's metrics, once the agent has ended.
 
         Raises:
-            Stopped: a rank was told to stop. And the error of the rank that failed first.
+            Stopped: a rank was told to stop.
+            Exception: the error of the rank that failed first.
         """
         if self.agent.returncode == 0 and (self.folder / entry.METRICS).is_file():
             return json.loads((self.folder / entry.METRICS).read_text(encoding="utf-8"))
@@ -135,19 +141,20 @@ def launch(
     program: Program, name: str, job: Settings, inputs: Mapping[str, Path], out: Path, observe: Observe,
     ranks: int, timeout: float, check: Callable[[], int | None] = lambda: None,
 ) -> dict[str, float]:  # fmt: skip
-    """Compute a stage in `ranks` processes, on this host and those that `Hosts` tells of; returns its metrics.
+    """Compute a stage in `ranks` processes, on this host and the others of `these_hosts`; return its metrics.
 
     Args:
         name: the stage's, for messages.
-        out: where the ranks compute; what they say is in `out`/ranks.
+        out: where the ranks compute; what they report of themselves is in `out`/ranks.
         observe: called here with what rank 0 observes.
         timeout: seconds that a rank waits for the others.
-        check: called ten times a second: gives the signal that this process was told to stop by, if there was one; what
-            it raises ends the ranks.
+        check: called ten times a second; returns the signal that told this process to stop, or None. If it raises, the
+            ranks are killed.
 
     Raises:
         Stopped: this process or a rank was told to stop; the ranks have finished their step and left a checkpoint.
-            WorkerDied: a rank was killed or did not answer. And whatever error a rank raised.
+        WorkerDied: a rank was killed or did not answer.
+        Exception: the error that a rank raised.
     """
     hosts, folder = these_hosts(), out / "ranks"
     shutil.rmtree(folder, ignore_errors=True)
@@ -165,11 +172,11 @@ def launch(
 
 
 def join(within: str, ranks: int, folder: Path, timeout: float, check: Callable[[], int | None]) -> int:
-    """Compute this host's share of the stage that the first host computes; returns the exit code.
+    """Compute this host's share of the stage that the first host computes; return the exit code.
 
     Args:
         ranks: of all hosts together.
-        folder: for what the ranks here say.
+        folder: where the ranks of this host write their files.
     """
     hosts = these_hosts()
     agent.write_wanted(folder, hosts.ranks_here(ranks), hosts, within)
@@ -187,7 +194,7 @@ def _follow(started: _Ranks, observe: Observe, check: Callable[[], int | None]) 
     while not over:
         over = started.agent.poll() is not None
         number = check()
-        if number is not None and started.told is None:
+        if number is not None:
             started.stop(number)
         for row in started.observed():
             observe(**row)  # type: ignore[arg-type]

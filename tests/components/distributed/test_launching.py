@@ -144,3 +144,11 @@ def test_when_the_stages_process_is_killed_no_rank_is_left(toy: Any, tmp_path: P
     while ranks_alive(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert ranks_alive(tmp_path) == []
+
+
+@pytest.mark.ranks
+def test_told_to_stop_before_its_ranks_have_begun_the_stages_process_still_stops_them(toy: Any, tmp_path: Path) -> None:
+    with pytest.raises(Stopped) as told:
+        toy(seconds=0.1, check=lambda: signal.SIGTERM)
+    assert told.value.number == signal.SIGTERM
+    assert ranks_alive(tmp_path) == []
