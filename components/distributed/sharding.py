@@ -1,4 +1,4 @@
-"""A model's parameters, gradients and moments over the ranks, by FSDP2. In one process all of it does nothing.
+"""A model's parameters, gradients and moments over the ranks, by FSDP2. With one process, nothing here changes a model.
 
 Each loss of a step is weighted by its share of the step's rows over all ranks, so gradients are summed, not averaged.
 """
@@ -29,7 +29,7 @@ def spread(model: Any, sharding: str) -> Any:
 
     `zero2` shares out gradients and optimiser moments, and holds parameters whole from a step's first pass to its last;
     `zero3` gathers each block's parameters for its own pass; `replicas` shares out nothing. What isn't a whole model (a
-    view of one with an adapter) is small, and held by every rank. (Rajbhandari et al. 2020, "ZeRO", section 5.)
+    view of one with an adapter) is small, and every rank holds it. (Rajbhandari et al. 2020, "ZeRO", section 5.)
     """
     if size() == 1 or sharding == "replicas" or not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
         return model
@@ -37,7 +37,7 @@ def spread(model: Any, sharding: str) -> Any:
         return model
     skeleton = _skeleton(model)
     mesh = init_device_mesh(model.device.type, (size(),))
-    model.through = types.MethodType(lambda self, function, *args: function(self, *args), model)
+    model.through = types.MethodType(lambda self, function, *args, **kwargs: function(self, *args, **kwargs), model)
     again = sharding == "zero3"
     for block in [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]:
         fully_shard(block, mesh=mesh, reshard_after_forward=again)
@@ -52,8 +52,12 @@ def spread(model: Any, sharding: str) -> Any:
 
 def _skeleton(model: nn.Module) -> nn.Module:
     """A copy of `model` whose parameters hold no numbers, tied where the model's are."""
-    empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
-    return copy.deepcopy(model, dict(empty))
+    return copy.deepcopy(model, dict(_emptied(model)))
+
+
+def _emptied(model: nn.Module) -> dict[int, nn.Parameter]:
+    """A parameter without numbers for each of the model's, by its id."""
+    return {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
 
 
 def _sharded(model: nn.Module) -> Iterator[Any]:
@@ -66,7 +70,7 @@ def is_sharded(model: Any) -> bool:
 
 
 def is_spread(tensor: Tensor) -> bool:
-    """Whether this rank holds a part of it alone."""
+    """Whether this rank holds only a part of `tensor`."""
     return isinstance(tensor, DTensor)
 
 
@@ -76,7 +80,7 @@ def passes_must_match(model: Any) -> bool:
 
 
 def gathered(model: Any) -> Any:
-    """The whole model that `spread` was given, with the weights of now, on every rank; a model not sharded as it is."""
+    """The whole model that `spread` was given, with the current weights, on every rank; an unsharded model as it is."""
     if not is_sharded(model):
         return model
     skeleton = getattr(model, _SKELETON)[0]
@@ -88,13 +92,10 @@ def gathered(model: Any) -> Any:
 
 
 def release(model: Any) -> None:
-    """Drop the weights that `gathered` gave, but for those that the model holds itself."""
+    """Drop the weights that `gathered` returned; the model keeps its own."""
     if is_sharded(model):
         skeleton = getattr(model, _SKELETON)[0]
-        empty = {
-            id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in skeleton.parameters()
-        }
-        _replace(skeleton, empty)
+        _replace(skeleton, _emptied(skeleton))
 
 
 def _replace(model: nn.Module, by_id: dict[int, nn.Parameter]) -> None:

@@ -142,8 +142,8 @@ class Gpus(NamedTuple):
 
     @property
     def fast_bfloat16(self) -> bool:
-        """Whether all GPUs multiply bfloat16 in hardware (compute capability 8.0, Ampere, or more); so where there is
-        none, since a runtime on CUDA is then another machine's."""
+        """Whether all GPUs multiply bfloat16 in hardware (compute capability 8.0, Ampere, or more). True without a GPU:
+        a runtime on CUDA is then for another machine."""
         return all(gpu.capability >= (8, 0) for gpu in self.gpus)
 
 
@@ -225,14 +225,6 @@ def torch_cuda() -> str:
     return NONE
 
 
-def visible_gpus() -> int:
-    """How many GPUs this process may use, by CUDA_VISIBLE_DEVICES or the driver's list; 1 at least."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return max(1, len([each for each in visible.split(",") if each.strip()]))
-    return max(1, len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))
-
-
 def cpu_instruction_set() -> str:
     """The widest instruction set that torch's kernels choose between on this processor."""
     try:
@@ -280,7 +272,7 @@ def activate(runtime: Runtime) -> None:
             )
         torch.backends.cuda.matmul.fp32_precision = "tf32" if runtime.tf32 else "ieee"
     torch.set_num_threads(runtime.threads)
-    # Strict, also on CUDA: told to warn only, the backward pass of attention is not deterministic.
+    # Strict on CUDA too: with warn_only, torch takes a backward pass of attention that is not deterministic.
     torch.use_deterministic_algorithms(True)
     # Every kernel here writes what it allocates; filling it first takes 4 % of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

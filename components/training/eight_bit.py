@@ -5,10 +5,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from components.base.errors import UserError
+from components.distributed.sharding import is_spread
 from components.models.quantized import bitsandbytes
 
 OPTION = "optimizer=adamw_8bit"
@@ -57,9 +57,9 @@ def adamw_8bit(groups: Iterable[dict[str, Any]], rate: float, betas: tuple[float
         UserError: bitsandbytes is not installed, or cannot be loaded here; or the parameters are shared out over ranks.
     """
     groups = list(groups)
-    if any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"]):
+    if any(is_spread(parameter) for group in groups for parameter in group["params"]):
         raise UserError(
-            f"{OPTION}: its blocks of 256 values are not shared out over ranks. Set runtime.sharding=replicas, which "
-            "holds all moments on each, or use optimizer=adamw."
+            f"{OPTION}: bitsandbytes cannot step parameters that are shared out over ranks. Set "
+            "runtime.sharding=replicas, or use optimizer=adamw: over N ranks its moments take 8 / N bytes a parameter."
         )
     return _adamw_class()(groups, lr=rate, betas=betas, eps=epsilon)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.base.errors import UserError
 from components.base.settings import Settings, unkeyed
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
     """AdamW over the parameters of `model` that take gradients, in their order.
 
     Raises:
-        UserError: `config.optimizer` needs a library that is not installed, or can't be spread over ranks.
+        UserError: as `components.training.eight_bit.adamw_8bit`.
     """
     from torch.optim import AdamW
 
@@ -89,14 +88,8 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
     ]
     groups = [group for group in groups if group["params"]]
     if config.optimizer == "adamw_8bit":
-        from components.distributed.sharding import is_spread
         from components.training.eight_bit import adamw_8bit
 
-        if any(is_spread(parameter) for parameter in parameters):
-            raise UserError(
-                "optimizer: bitsandbytes can't step parameters that are spread over ranks, and adamw_8bit is its. Set "
-                "runtime.sharding=replicas, or optimizer=adamw: over N ranks its moments take 8 / N bytes a parameter."
-            )
         return adamw_8bit(groups, config.peak, (0.9, config.beta2), config.epsilon)
     kind = AdamW if config.epsilon_style == "torch" else _tensorflow_adamw()
     return kind(groups, lr=config.peak, betas=(0.9, config.beta2), eps=config.epsilon, fused=True)
