@@ -3,6 +3,7 @@
 `TETHER_FAULTS_SEED` draws other moments.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -70,7 +71,6 @@ class Sender(threading.Thread):
     def __init__(self, out: Path, rank: int, number: int, delay: float) -> None:
         super().__init__(daemon=True)
         self.path, self.number, self.delay = out / "ranks" / f"process-{rank}.json", number, delay
-        self.sent = False
 
     def run(self) -> None:
         deadline = time.monotonic() + 300
@@ -81,63 +81,61 @@ class Sender(threading.Thread):
             except (OSError, ValueError):
                 time.sleep(0.02)
         time.sleep(self.delay)
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it had ended
             os.kill(process["pid"], self.number)
-            self.sent = True
-        except ProcessLookupError:  # it had ended
-            pass
+
+
+@pytest.fixture
+def disturb(
+    undisturbed: Any, stages: Any, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> Callable[..., None]:
+    """Send a signal to a random rank while a stage computes, compute the stage again if that ended it, compare bytes.
+
+    `ended` names how the stage ended, from the rank, the error (`Stopped` or `WorkerDied`) and the stage's folder.
+    """
+
+    def run(kind: str, nth: int, number: int, earliest: float, ended: Callable[[int, Exception, Path], str]) -> None:
+        chance = random.Random(f"{SEED} {kind} {nth}")
+        stage, rank = STAGES[nth % 3], chance.randrange(RANKS)
+        expected, seconds = undisturbed(stage)
+        out, began, outcome = tmp_path / "out", time.monotonic(), "ended before"
+        sender = Sender(out, rank, number, chance.uniform(earliest, 1) * seconds)
+        sender.start()
+        try:
+            computed(stages, stage, out)
+        except (Stopped, WorkerDied) as error:
+            outcome = ended(rank, error, out)
+        assert ranks_alive(tmp_path) == []
+        if outcome != "ended before":
+            shutil.rmtree(out / "artifact", ignore_errors=True)
+            computed(stages, stage, out)
+        assert digest(out) == expected
+        where = f"{stage}, rank {rank}, {sender.delay:.1f} s of {seconds:.1f}"
+        record_property("outcome", [kind, where, outcome, f"{time.monotonic() - began:.0f}"])
+
+    return run
 
 
 @pytest.mark.kind("rank killed")
 @pytest.mark.parametrize("nth", range(20))
 def test_a_rank_killed_at_any_moment_and_the_stage_computed_again_gives_the_same_bytes(
-    nth: int, undisturbed: Any, stages: Any, tmp_path: Path, record_property: Callable[[str, object], None]
+    nth: int, disturb: Callable[..., None]
 ) -> None:
-    chance = random.Random(f"{SEED} kill {nth}")
-    stage, rank = STAGES[nth % 3], chance.randrange(RANKS)
-    expected, seconds = undisturbed(stage)
-    out, began = tmp_path / "out", time.monotonic()
-    sender = Sender(out, rank, signal.SIGKILL, chance.uniform(0, seconds))
-    sender.start()
-    try:
-        computed(stages, stage, out)
-        outcome = "ended before"
-    except WorkerDied as error:
-        assert f"rank {rank} was ended by SIGKILL" in str(error)
-        outcome = "killed"
-    assert ranks_alive(tmp_path) == []
-    if outcome == "killed":
-        shutil.rmtree(out / "artifact", ignore_errors=True)
-        computed(stages, stage, out)
-    assert digest(out) == expected
-    where = f"{stage}, rank {rank}, {sender.delay:.1f} s of {seconds:.1f}"
-    record_property("outcome", ["rank killed", where, outcome, f"{time.monotonic() - began:.0f}"])
+    def killed(rank: int, error: Exception, out: Path) -> str:
+        assert isinstance(error, WorkerDied) and f"rank {rank} was ended by SIGKILL" in str(error)
+        return "killed"
+
+    disturb("rank killed", nth, signal.SIGKILL, 0.0, killed)
 
 
 @pytest.mark.kind("rank told to stop")
 @pytest.mark.parametrize("nth", range(10))
-def test_a_rank_told_to_stop_at_any_moment_takes_the_others_with_it(
-    nth: int, undisturbed: Any, stages: Any, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    chance = random.Random(f"{SEED} stop {nth}")
-    stage, rank = STAGES[nth % 3], chance.randrange(RANKS)
-    expected, seconds = undisturbed(stage)
-    out, began = tmp_path / "out", time.monotonic()
-    sender = Sender(out, rank, signal.SIGTERM, chance.uniform(0.3, 1) * seconds)
-    sender.start()
-    try:
-        computed(stages, stage, out)
-        outcome = "ended before"
-    except Stopped as stopped:
-        assert stopped.number == signal.SIGTERM
+def test_a_rank_told_to_stop_at_any_moment_takes_the_others_with_it(nth: int, disturb: Callable[..., None]) -> None:
+    def stopped(rank: int, error: Exception, out: Path) -> str:
+        assert isinstance(error, Stopped) and error.number == signal.SIGTERM
         observed = (out / "ranks" / "observed.jsonl").read_text().splitlines()
         checkpoints = list((out / "checkpoint").rglob("step-*.json"))
         assert bool(checkpoints) == bool(observed), "every step is followed by a checkpoint"
-        outcome = f"stopped after {len(observed)} steps"
-    assert ranks_alive(tmp_path) == []
-    if outcome != "ended before":
-        shutil.rmtree(out / "artifact", ignore_errors=True)
-        computed(stages, stage, out)
-    assert digest(out) == expected
-    where = f"{stage}, rank {rank}, {sender.delay:.1f} s of {seconds:.1f}"
-    record_property("outcome", ["rank told to stop", where, outcome, f"{time.monotonic() - began:.0f}"])
+        return f"stopped after {len(observed)} steps"
+
+    disturb("rank told to stop", nth, signal.SIGTERM, 0.3, stopped)

@@ -68,9 +68,9 @@ def agreement_low(votes: dict[str, list[float]], leads: dict[str, float], prompt
     n, centre = len(by_prompt), sum(thetas) / 4
     prompts_part = n / (n - 1) * sum(d * d for d in by_prompt.values())
     raters_part = 3 / 4 * sum((theta - centre) ** 2 for theta in thetas)
-    shifts = [(of, parts(each, share)) for each in without for of in [by_prompt]]
+    shifts = [parts(each, share) for each in without]
     cells = (3 / 4) ** 2 * sum(
-        (now.get(p, 0.0) - was.get(p, 0.0)) ** 2 for was, now in shifts for p in was.keys() | now.keys()
+        (now.get(p, 0.0) - by_prompt.get(p, 0.0)) ** 2 for now in shifts for p in by_prompt.keys() | now.keys()
     )
     variance = max(prompts_part + raters_part - cells, prompts_part, raters_part)
     assert variance > prompts_part, "raters who differ widen it"
