@@ -160,15 +160,15 @@ def sampler_tolerance(dtype: str, temperature: float) -> float:
 def sampler_drift(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob) -> Tensor:
     """How far the sampler's log-probabilities are from `recomputed` (B, T), as `SAMPLER_TOLERANCE` measures it.
 
-    A server's kernels are others, in whatever format: of it the mean KL is judged, as in bfloat16.
+    A server has other kernels, whatever its format, so its mean KL is judged, as in bfloat16.
     """
     if job.runtime.dtype == "float32" and not job.ppo.rollout.by_server:
         return (sampled - recomputed).abs().masked_fill(~mask, 0).max()
     return masked_mean(kl_estimates(sampled, recomputed, mask).k3, mask)
 
 
-def check_drift(drift: float, job: PpoJob) -> float:
-    """`drift`, if sampler and training path agree.
+def check_drift(drift: float, job: PpoJob) -> None:
+    """Check that sampler and training path agree: `drift` is what `sampler_drift` gives.
 
     Raises:
         CheckFailed: it exceeds the `sampler_tolerance` of the job's dtype and temperature.
@@ -185,7 +185,6 @@ def check_drift(drift: float, job: PpoJob) -> float:
             f"({'largest' if dtype == 'float32' else 'mean KL'}; {allowed:g} is allowed {where} at temperature "
             f"{temperature:g}): the ratios of PPO would be wrong. {hint}"
         )
-    return drift
 
 
 def check_start(experience: Experience, job: PpoJob) -> None:

@@ -11,7 +11,7 @@ from components.base.errors import UserError
 from components.data.config import DataConfig, DecisionConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.prompts import parse_prompt
-from components.data.formats.public import ReadingOptions, shape_of, standard_rows, votes_of_columns
+from components.data.formats.public import ReadingOptions, narrow, shape_of, standard_rows, votes_of_columns
 from components.data.formats.single_votes import gather_votes
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import Problem, RawRow, Row, listed
@@ -51,7 +51,7 @@ class RowSource(NamedTuple):
     options: ReadingOptions = ReadingOptions()
     """What values of labels mean, and which differences of scores make a pair."""
     needs_one: bool = True
-    """Whether one row at least must be valid; a batch of which the votes decide nothing is no mistake."""
+    """Whether at least one row must be valid. A batch whose votes decide nothing is not a mistake."""
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
@@ -154,8 +154,7 @@ def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
     """Note that a pair's margin is no more than `threshold`, where one is asked for."""
     margin = row.item.get("margin") if row.item is not None else None
     if threshold and margin is not None and margin <= threshold and not any(p.check == "decided" for p in row.problems):
-        text = f"narrow: the scores differ by {margin:g}, not more than {threshold:g} (data.score.threshold)"
-        row.problems.append(Problem("decided", text))
+        row.problems.append(Problem("decided", narrow(margin, threshold)))
         row.data = raw.data
 
 

@@ -26,7 +26,7 @@ from components.human_eval.halves import may_train
 
 ROW_CHECKS = tuple(RowChecks.model_fields)
 VOTES_ONCE = "votes_once"
-"""The check whose rows stay: what is wrong with them, a vote too many, does not count."""
+"""The check whose rows stay: their extra votes are left out instead."""
 BIT = {name: np.uint32(1 << place) for place, name in enumerate(ROW_CHECKS)}
 
 FACTS = np.dtype(

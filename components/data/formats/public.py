@@ -12,8 +12,8 @@ UltraFeedback         `instruction`, `completions` (`response` and scores)
 HelpSteer             a row a response: `prompt`, `response`, `helpfulness` (or the score that is named)
 FineGrained           `question`, `passages`, `prediction 1` to `prediction 4`, `preference` (1, 2, 0 of every two)
 
-A field's meaning is taken from its data set's documentation where the names of its fields are that set's own. Where
-they are anybody's (`label` 1), `data.label_values` must say it.
+If a data set alone uses a field's name, the field means what that set's documentation says. If others use the name too
+(`label` 1), `data.label_values` must give the meaning.
 """
 
 import json
@@ -39,7 +39,7 @@ class ReadingOptions(NamedTuple):
     score: str | None = None
     """Which score of a response counts; None for the format's own."""
     threshold: float = 0.0
-    """A difference of scores up to this makes no pair."""
+    """Largest difference of scores that makes no pair."""
 
 
 class Shape(NamedTuple):
@@ -81,7 +81,7 @@ def shape_of(rows: Sequence[RawRow], options: ReadingOptions) -> Shape | None:
 
 
 def standard_rows(rows: Iterable[RawRow], shape: Shape | None, options: ReadingOptions) -> Iterator[RawRow]:
-    """`rows` in a format of ours, labels under the names that `options` gives their values."""
+    """Yield `rows` in one of the project's own formats, each label replaced by the meaning that `options` gives it."""
     gathered = shape is not None and shape.name == HELPSTEER
     if gathered:
         rows = _gathered(rows, options)
@@ -234,7 +234,7 @@ def _two_responses(data: Data, options: ReadingOptions) -> dict[str, Any]:
 
 
 def votes_of_columns(data: Data, columns: Iterable[str]) -> list[dict[str, Any]]:
-    """A vote for each of `columns` that holds one, the annotator called as the column."""
+    """A vote for each of `columns` that holds one; the column's name is the annotator's."""
     votes = ((name, data.get(name)) for name in columns)
     return [{"annotator": name, "label": vote} for name, vote in votes if vote is not None and not blank(str(vote))]
 
@@ -280,8 +280,9 @@ def _signed(data: Data, a: str, b: str, difference: float) -> dict[str, Any]:
     return {**_kept(data), "prompt": _prompt(data), "a": a, "b": b, "label": label, "margin": abs(difference)}
 
 
-def _narrow(difference: float, options: ReadingOptions) -> str:
-    return f"narrow: the scores differ by {difference:g}, not more than {options.threshold:g} (data.score.threshold)"
+def narrow(difference: float, threshold: float) -> str:
+    """Say that two scores differ too little to make a pair."""
+    return f"narrow: the scores differ by {difference:g}, not more than {threshold:g} (data.score.threshold)"
 
 
 def _is_strength(data: Data, options: ReadingOptions) -> bool:
@@ -353,7 +354,7 @@ def _compared(scored: Sequence[tuple[str, float]], options: ReadingOptions) -> l
             better, worse = (one, other) if difference > 0 else (other, one)
             pairs.append({"chosen": better, "rejected": worse, "margin": abs(difference)})
     if not pairs:
-        raise BadRow("decided", _narrow(widest, options) if widest else "tie")
+        raise BadRow("decided", narrow(widest, options.threshold) if widest else "tie")
     return pairs
 
 

@@ -91,7 +91,7 @@ def _llmbar(data: Mapping[str, object]) -> SuitePair:
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise BadRow("fields_present", "`input`, `output_1` and `output_2` have to be texts")
     if str(data["label"]) not in ("1", "2"):
-        raise BadRow("label_valid", f"`label` is {data['label']!r}, and has to be 1 or 2, the better output")
+        raise BadRow("votes_valid", f"`label` is {data['label']!r}, and has to be 1 or 2, the better output")
     prompt: list[Message] = [{"role": "user", "content": str(texts[0])}]
     first, second = ([*prompt, _answer(str(text))] for text in texts[1:])
     better, worse = (first, second) if str(data["label"]) == "1" else (second, first)
@@ -103,7 +103,7 @@ def _mt_bench(data: Mapping[str, object]) -> SuitePair | None:
     if winner.startswith("tie"):
         return None
     if winner not in ("model_a", "model_b"):
-        raise BadRow("label_valid", f"`winner` is {winner!r}, and has to be model_a, model_b or a tie")
+        raise BadRow("votes_valid", f"`winner` is {winner!r}, and has to be model_a, model_b or a tie")
     turn = data.get("turn", 1)
     if not isinstance(turn, int) or isinstance(turn, bool) or turn < 1:
         raise BadRow("fields_present", f"`turn` is {turn!r}, and has to be 1 or more")
@@ -112,7 +112,7 @@ def _mt_bench(data: Mapping[str, object]) -> SuitePair | None:
         name = f"conversation_{side}"
         messages = as_messages(data[name], name)[: 2 * turn]
         if len(messages) < 2 * turn or messages[-1]["role"] != "assistant":
-            raise BadRow("turns", f"`{name}` has no answer in turn {turn}")
+            raise BadRow("turns_valid", f"`{name}` has no answer in turn {turn}")
         sides[side] = messages
     better, worse = ("a", "b") if winner == "model_a" else ("b", "a")
     return SuitePair(sides[better], sides[worse], _subset(data, f"turn {turn}"), _question(sides["a"]))

@@ -12,7 +12,7 @@ from components.stats.intervals import FloatArray, Interval, clustered_mean, clu
 
 BINS = 10
 FEWEST = 100
-"""Pairs below which a subset's calibration error is mostly chance, and is not said."""
+"""Fewest pairs of a subset whose calibration error is reported; of fewer it is mostly chance."""
 FEWEST_PROMPTS = 5
 _CALIBRATION = (
     "ece", "ece_low", "ece_high", "ece_null_95", "calibration_slope", "slope_low", "slope_high", "slope_capped",
@@ -22,7 +22,7 @@ _CALIBRATION = (
 def suite_report(
     scores: FloatArray, tokens: NDArray[np.int64], subsets: Sequence[str], clusters: Sequence[str], temperature: float
 ) -> dict[str, Any]:
-    """Everything that is said of n pairs, JSON-ready: `overall`, and `subsets` by name.
+    """Report on n pairs, ready for JSON: `overall`, and `subsets` by name.
 
     Args:
         scores: (2, n) raw scores, the chosen responses' first.

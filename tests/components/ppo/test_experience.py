@@ -31,7 +31,9 @@ SCALE = ScoreScale(shift=1.0, scale=2.0, missing_eos_score=-2.3, temperature=1.0
 
 
 def check_sampler(sampled: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor, job: PpoJob) -> float:
-    return check_drift(sampler_drift(sampled, recomputed, mask, job).item(), job)
+    drift = sampler_drift(sampled, recomputed, mask, job).item()
+    check_drift(drift, job)
+    return drift
 
 
 def ended(*lengths: int, eos: tuple[bool, ...]) -> Samples:
