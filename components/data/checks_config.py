@@ -199,4 +199,4 @@ class NearDuplicateConfig(Settings):
     jaccard: float = Field(0.9, gt=0, le=1)
     """Least similarity."""
     words: int = Field(3, ge=1)
-    """Length of a run of words; of characters in scripts that put no spaces between words, as Chinese and Thai."""
+    """Words in a run. In scripts without spaces between words, such as Chinese and Thai, each character is a word."""

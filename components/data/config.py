@@ -10,7 +10,7 @@ from components.data.support_desk.desk import SupportDeskConfig
 from components.data.words import label_key
 
 LabelMeaning = Literal["a", "b", "tie", "both_bad", "desirable", "undesirable"]
-"""What `label_values` may say of a value."""
+"""The meanings that `label_values` can give a value."""
 
 
 class SplitConfig(Settings):
@@ -44,15 +44,15 @@ class HubConfig(Settings):
 
 
 OWN_MINIMUM = 3
-"""Votes that a pair needs which Tether gave out (to label, or judged in a batch), where the config says nothing."""
+"""Fewest votes for a pair that Tether gave out (to label, or to judge in a batch), unless the config sets a number."""
 
 
 class DecisionConfig(Settings):
     """When several annotators' votes decide a pair. What they do not decide goes to `review.jsonl`, for experts."""
 
     minimum: int | None = Field(None, ge=1, le=1000)
-    """Fewest votes; null asks for 3 of the pairs that Tether gave out (candidates, batches of `data.votes`), and
-    for 1 of any other source's."""
+    """Fewest votes; null requires 3 for pairs that Tether gave out (candidates, batches of `data.votes`), and 1
+    for pairs from any other source."""
     margin: float = Field(0, ge=0, lt=1)
     """A lead of the most frequent answer over the next, as a share of the votes, that is still too narrow: 0.34 leaves
     2 against 1 to experts, 0 ties alone."""
@@ -67,7 +67,7 @@ class ScoreDifferenceConfig(Settings):
     """The score that counts, as `correctness` of HelpSteer or `overall_score` of UltraFeedback; null for `helpfulness`
     and `fine-grained_score`. With a name, rows of `prompt`, `response` and that score are pairs too."""
     threshold: float = Field(0, ge=0)
-    """A difference up to this, in the score's units, makes no pair; the margin of the others is kept."""
+    """Largest difference, in the score's units, that makes no pair. A larger one makes a pair, and is its margin."""
 
 
 class DataConfig(Settings):
@@ -85,15 +85,15 @@ class DataConfig(Settings):
     hub: HubConfig = HubConfig()
     """Which part of a hub dataset to read."""
     columns: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
-    """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`. Of
-    `votes` a list of columns, one an annotator: `{votes: [ann, ben]}`."""
+    """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`.
+    `votes` may name several columns, one for each annotator: `{votes: [ann, ben]}`."""
     demonstration_columns: dict[str, str] = Field(default_factory=dict)
     """Standard field -> column of the demonstrations where names differ."""
     prompt_columns: dict[str, str] = Field(default_factory=dict)
     """Standard field -> column of the prompts where names differ."""
     label_values: dict[str, LabelMeaning] = Field(default_factory=dict)
-    """What values of a label or vote mean where their names do not say it, as `{"1": a, "2": b, "0": tie}`: a, b, tie
-    or both_bad, and of single responses desirable or undesirable. Numbers are never guessed."""
+    """What the values of a label or vote mean where their names do not say it, such as `{"1": a, "2": b, "0": tie}`.
+    Meanings are a, b, tie and both_bad; for single responses, desirable and undesirable. Numbers are never guessed."""
     score: ScoreDifferenceConfig = ScoreDifferenceConfig()
     """Which differences of scores make a pair, where a source scores its responses."""
     split: SplitConfig = SplitConfig()
@@ -128,7 +128,7 @@ class DataConfig(Settings):
     def _lists_of_votes(cls, columns: dict[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
         for ours, theirs in columns.items():
             if not isinstance(theirs, str) and (ours != "votes" or not theirs):
-                raise ValueError(f"columns.{ours} is a list; only `votes` takes several columns, one an annotator")
+                raise ValueError(f"columns.{ours} is a list; only `votes` takes several columns, one per annotator")
         return columns
 
     @field_validator("label_values", mode="before")

@@ -123,7 +123,7 @@ class Row:
     votes: tuple[tuple[str, int], ...] = ()
     """Annotator and place in `Ballot` of each vote, where the source names its annotators."""
     models: tuple[str, str] | None = None
-    """Which models wrote the responses that the votes are on, the first and the second, where the source names them."""
+    """The models that wrote the first and the second response, where the source names them."""
     data: Mapping[str, object] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 

@@ -2,8 +2,8 @@
 
     python -m components.distributed.entry FOLDER PARENT
 
-Rank 0 reads `FOLDER/program.json` and tells it to the others. It writes what the stage observes, one JSON object a
-line, and the metrics in the end. Any rank writes how it ended.
+Rank 0 reads `FOLDER/program.json` and sends it to the others. It writes what the stage observes, one JSON object a
+line, and at the end the metrics. A rank that fails writes its error.
 """
 
 import importlib
@@ -24,21 +24,21 @@ from components.distributed.orphans import die_with_parent
 AGENT, PROGRAM, OBSERVED, METRICS = "agent.json", "program.json", "observed.jsonl", "metrics.json"
 TIMEOUT = "TETHER_RANK_TIMEOUT"
 ENDED = "tether/ended"
-"""Where, in what all ranks share, the first that fails says so."""
+"""Key of the ranks' shared store under which a rank that fails writes its error."""
 
 
 def process_file(folder: Path, rank: int) -> Path:
-    """Where rank `rank` says which process it is."""
+    """The file in which rank `rank` names its process."""
     return folder / f"process-{rank}.json"
 
 
 def done_file(folder: Path, rank: int) -> Path:
-    """What rank `rank` leaves when it ends well."""
+    """The file that rank `rank` creates when it succeeds."""
     return folder / f"done-{rank}"
 
 
 def main(folder: Path) -> int:
-    """Compute this rank's part; returns the exit code."""
+    """Compute this rank's part; return the exit code."""
     rank = int(os.environ["RANK"])
     process_file(folder, rank).write_text(json.dumps(this_process()), encoding="utf-8")
     within = json.loads((folder / AGENT).read_text(encoding="utf-8"))["within"]
@@ -54,9 +54,9 @@ def main(folder: Path) -> int:
 
 
 def _cause(ended: outcome.Ended, store: Any = None) -> outcome.Ended:
-    """What ended this rank: where it missed another one, that one's error, which may be on another host.
+    """What ended this rank. If it lost another rank, that rank's error, which may be on another host.
 
-    `store` is what all ranks share.
+    `store` is the key-value store that all ranks share.
     """
     try:
         if store is not None and not ended.of_ranks:
@@ -77,7 +77,7 @@ def _compute(folder: Path, rank: int, shared: list[Any]) -> None:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(ranks.local_rank())
-    # What is on the CPU is reduced by gloo: metrics, and what ranks decide together, without a wait for the GPU.
+    # gloo reduces tensors on the CPU (metrics, and what ranks decide together), so that nothing waits for the GPU.
     limit = timedelta(seconds=float(os.environ[TIMEOUT]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
     shared.append(dist.distributed_c10d._get_default_store())
@@ -89,7 +89,7 @@ def _compute(folder: Path, rank: int, shared: list[Any]) -> None:
     observe = _Observed(folder / OBSERVED) if rank == 0 else _unobserved
     try:
         metrics = _named(program["run"])(job, inputs, Path(program["out"]), observe)
-    except ranks.Finished:
+    except ranks.Finished:  # rank 0 computes the rest, and writes the metrics
         return
     finally:
         if dist.is_initialized():

@@ -1,6 +1,6 @@
-"""The hosts that compute a stage together, as the job that starts them says in the environment. No torch in here.
+"""The hosts that compute a stage together. The job that starts them sets the variables. Importable without torch.
 
-TETHER_RENDEZVOUS   host:port of the first host, where all meet
+TETHER_RENDEZVOUS   host:port of the first host, where all hosts meet
 TETHER_HOSTS        how many there are (default 1)
 TETHER_HOST         the number of this one, from 0
 """
@@ -15,7 +15,7 @@ RENDEZVOUS, HOSTS, HOST = "TETHER_RENDEZVOUS", "TETHER_HOSTS", "TETHER_HOST"
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where this host stands among those of a stage."""
+    """This host's place among the hosts of a stage."""
 
     count: int = 1
     number: int = 0
@@ -25,21 +25,21 @@ class Hosts:
         """Ranks to start on this host, of `ranks` in all.
 
         Raises:
-            UserError: they don't spread evenly.
+            UserError: the hosts cannot have equally many ranks.
         """
         if ranks % self.count:
             raise UserError(
-                f"runtime.ranks is {ranks}, and {HOSTS} is {self.count}: every host starts as many ranks as the "
-                f"others. Set runtime.ranks to a multiple of {self.count}."
+                f"runtime.ranks is {ranks}, and {HOSTS} is {self.count}, but every host must start the same "
+                f"number of ranks. Set runtime.ranks to a multiple of {self.count}."
             )
         return ranks // self.count
 
 
 def these_hosts() -> Hosts:
-    """What the environment says; one host where it says nothing.
+    """The hosts that the environment names; one host where the variables are not set.
 
     Raises:
-        UserError: it says only a part of it, or what is no number or address.
+        UserError: a variable is missing, or is not a number or an address.
     """
     count, number = _number(HOSTS, 1), _number(HOST, 0)
     rendezvous = os.environ.get(RENDEZVOUS, "")

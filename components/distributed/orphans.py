@@ -1,4 +1,4 @@
-"""A process that dies with the one that started it, so that none computes on unseen."""
+"""A process that dies with its parent, so that no orphan goes on computing."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""How a rank ended, as JSON on disk, and the error that the stage's own process makes of it. No torch in here."""
+"""How a rank ended, as JSON on disk, and the error that the stage's process raises. Importable without torch."""
 
 import builtins
 import json
@@ -30,7 +30,7 @@ class Ended:
     at: float
     """Seconds since the epoch."""
     signal: int = 0
-    """The signal that it was told to stop by; 0 for an error."""
+    """The signal that told it to stop; 0 for an error."""
     of_ranks: bool = False
     """Whether another rank is to blame: it left, or did not answer."""
 
@@ -46,7 +46,7 @@ def failed(rank: int, error: BaseException) -> Ended:
 
 
 def write_ended(folder: Path, ended: Ended) -> None:
-    """Write it into `folder`."""
+    """Write how a rank ended into `folder`."""
     with replacing(folder / f"ended-{ended.rank}.json") as temporary:
         temporary.write_text(json.dumps(asdict(ended)), encoding="utf-8")
 
@@ -71,12 +71,12 @@ def told_to_stop(ended: list[Ended], died: Mapping[int, int]) -> int:
 
 
 def error_of(stage: str, ended: list[Ended], died: Mapping[int, int]) -> Exception:
-    """The error that ends the stage: of the rank that failed first, not of those that missed it then.
+    """The error that ends the stage: that of the rank that failed first, not of the ranks that then lost it.
 
     Args:
         ended: what the ranks wrote, the earliest first.
-        died: the exit codes that are not 0, in the order in which the ranks were found to have ended: the agent ends
-            the others when the first has.
+        died: the exit codes other than 0, in the order in which the ranks were found to have ended. The agent ends the
+            others once one has failed.
     """
     own = [each for each in ended if not each.of_ranks and not each.signal]
     if own:
@@ -93,7 +93,7 @@ def error_of(stage: str, ended: list[Ended], died: Mapping[int, int]) -> Excepti
         return WorkerDied(f"{stage}: rank {rank} was ended by {signal.Signals(number).name}.{why} {_RESUMES}")
     if missed is not None:
         return _with_trace(missed, f"{stage}: rank {missed.rank} lost its connection to another rank")
-    codes = ", ".join(f"rank {rank} with exit code {code}" for rank, code in sorted(died.items())) or "without a word"
+    codes = ", ".join(f"rank {rank} with exit code {code}" for rank, code in sorted(died.items())) or "nobody said why"
     return WorkerDied(f"{stage}: its ranks ended, {codes}. {_RESUMES}")
 
 

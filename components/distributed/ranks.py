@@ -1,4 +1,4 @@
-"""Which rank of a stage this process is, and what the ranks tell each other. In one process all of it does nothing."""
+"""Which rank of a stage this process is, and what the ranks send each other. With one process, nothing is sent."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ def is_first() -> bool:
 def share(rows: Sequence[T], of: int | None = None) -> list[T]:
     """Every n-th of `rows`, n the number of ranks: this rank's share, or that of rank `of`.
 
-    Of rows sorted by length the shares are about equally long.
+    If `rows` are sorted by length, the shares are about equally long.
     """
     return list(rows[rank() if of is None else of :: size()])
 
@@ -69,7 +69,7 @@ def _reduced(values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[floa
 
 
 def told_by_first(text: str) -> str:
-    """The text that rank 0 gives, on every rank."""
+    """Return on every rank the text that rank 0 gives."""
     if size() == 1:
         return text
     told = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if is_first() and text else torch.empty(0)

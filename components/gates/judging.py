@@ -40,7 +40,7 @@ class Verdict(Settings):
     """None: the gate is off."""
     passed: bool
     skipped: bool = False
-    """The config left the stage out, so there is nothing that could pass."""
+    """The config left the stage out, so its gates cannot pass."""
     waived: bool = False
     user: str | None = None
     reason: str | None = None
@@ -49,7 +49,7 @@ class Verdict(Settings):
     text: str = ""
     """The judgement in words: metric, value, threshold."""
     within: float | tuple[float, float] | None = None
-    """The second bound, as of what chance gives, within which the gate passes too; None where it has none."""
+    """A second bound, such as what chance alone reaches, within which the gate also passes; None without one."""
 
     @property
     def stops(self) -> bool:
@@ -58,7 +58,7 @@ class Verdict(Settings):
 
     @property
     def withheld(self) -> bool:
-        """Whether no policy that rests on the stage may be promoted: the stage was skipped, and nobody waived this."""
+        """Whether it blocks promotion of policies that use the stage: the stage was skipped, and nobody waived this."""
         return self.skipped and not (self.passed or self.waived or self.warn_only)
 
 

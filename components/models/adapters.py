@@ -34,10 +34,10 @@ class Backbone:
 
     Args:
         model: in float32, where it was loaded.
-        dtype: what the linear layers below the head are held in: `autocast` would round them to the same numbers at
-            each use, and hold both.
-        quantize: `4bit` for 4 bits instead (`AdapterConfig.quantize`).
-        device: where it is to be held; layer after layer is moved there. None for where it is.
+        dtype: format in which the linear layers below the head are held. `autocast` would round them to the same
+            numbers at each use, and hold both.
+        quantize: `4bit` holds them in 4 bits instead (`AdapterConfig.quantize`).
+        device: where to hold it; layers are moved there one by one. None leaves it where it is.
 
     Raises:
         UserError: as `components.models.quantized.four_bit`.
@@ -154,8 +154,8 @@ class AdapterView(nn.Module):
     def merged(self, dtype: torch.dtype = torch.float32) -> Any:
         """A whole model of the backbone's class with the adapter added into its weights; the backbone keeps its bytes.
 
-        Weights that it holds in fewer bits are those that it computes with. A class without a scalar head leaves this
-        model's out.
+        Weights held in fewer bits are merged as the numbers that the backbone computes with. A class without a scalar
+        head leaves this model's out.
 
         Args:
             dtype: of the linear layers below the head; each is merged in float32, and then cast.

@@ -114,7 +114,8 @@ class PreallocatedContext:
     def _prompt_mask(self, rows: slice, padding: Tensor, slots: Tensor) -> Tensor | None:
         """The mask of a part's prompts as transformers builds it, None where no row is padded.
 
-        Of four dimensions (n, 1, k, k) for SDPA: one of two is asked, with a wait for a GPU, whether it masks anything.
+        For SDPA it has four dimensions (n, 1, k, k): transformers reads one of two to see whether it masks anything,
+        and the host then waits for a GPU.
         """
         lengths = self.padding[rows]
         if min(lengths) == max(lengths):

@@ -50,7 +50,7 @@ def last_hidden(model: Any, ids: Tensor, mask: Tensor, side: Side | None = None)
     Args:
         ids: (N, L) token ids, padded on either side.
         mask: (N, L), True where a token counts.
-        side: where the padding stands, if the caller knows; None looks, and the host waits for a GPU.
+        side: where the padding stands. None reads it from `mask`, and the host waits for a GPU.
     """
     masked = {"attention_mask": mask.long(), "position_ids": position_ids(mask)}
     if side == "right" or (side is None and bool((mask[:, :-1] >= mask[:, 1:]).all())):
@@ -80,7 +80,7 @@ def token_stats(
 
     Args:
         side: where the padding stands, as for `last_hidden`.
-        at: `positions(counts)`, if the caller knows them; None looks, and the host waits for a GPU.
+        at: `positions(counts)`. None computes them, and the host waits for a GPU.
     """
     at = positions(counts) if at is None else at
     return through(model, _token_stats, ids, mask, at, runtime, temperature, with_entropy, side)

@@ -13,7 +13,7 @@ from components.models.kernels import OneDnnLinear
 
 OPTION = "lora.quantize=4bit"
 
-# peft imports bitsandbytes where it is installed, which warns that a kernel it would fetch is not.
+# peft imports bitsandbytes if it is installed; bitsandbytes then warns that a kernel it could download is missing.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 

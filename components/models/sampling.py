@@ -35,7 +35,7 @@ FEW_ROWS = 8
 LONGEST_BLOCK, BLOCK = 1024, 128
 """Distributions over more tokens than the first are inverted in blocks of the second."""
 WEIGHT_BITS = 40
-"""Bits of a probability that the choice of a token sees; a uniform number has 24."""
+"""Bits to which probabilities are rounded when a token is chosen; a uniform number has 24."""
 
 
 class Seen(NamedTuple):
@@ -165,7 +165,7 @@ def sample(
     Args:
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
         seed: of all randomness.
-        numbers: of each prompt, from 0, among all that `seed` samples for; None counts them as they stand. A
+        numbers: each prompt's number, from 0, among all prompts of `seed`; None numbers them in their order. A
             response's randomness depends on the seed and its number alone (`response_uniforms`).
         value_head: values (n,) from last hidden states (n, D).
 
@@ -293,7 +293,7 @@ def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
 
 
 class RolloutEngine(Protocol):
-    """What samples the responses of a policy whose weights stand still meanwhile."""
+    """Samples the responses of a policy whose weights do not change meanwhile."""
 
     def sample(
         self,
@@ -332,7 +332,7 @@ class LocalEngine:
         numbered = list(range(len(prompts)) if numbers is None else numbers)
         rows = ranks.share(range(len(prompts)))
         asked = rows or [0]  # a rank without a share samples one for nothing
-        uncopied = isinstance(self.model, AdapterView) and not exact  # its weights aren't in bfloat16: its products are
+        uncopied = isinstance(self.model, AdapterView) and not exact  # only its products are in bfloat16
         with autocast(self.runtime) if uncopied else nullcontext():
             found = sample(
                 self.model, self.tokenizer, [prompts[row] for row in asked], generation, seed,

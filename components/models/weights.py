@@ -27,7 +27,7 @@ _NAMED = 5
 def as_folder(path: Path) -> Iterator[Path]:
     """The folder of a model; for a lone GGUF file a temporary one with nothing but a link to it.
 
-    What lies beside the file can't be read so: it is in no digest. An error names the file.
+    So nothing beside the file is read, since no digest covers it. An error names the file.
     """
     if not path.is_file():
         yield path

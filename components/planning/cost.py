@@ -13,7 +13,7 @@ from components.planning.tensors import FLOAT
 def forward(shape: ModelShape, rows: int, tokens: int, predicted: int = 0) -> int:
     """Operations of a forward pass: 2 M N L + 2 Q N L² for each block + 2 V D K.
 
-    The second is causal attention, which asks half of all pairs of tokens; the third the logits.
+    The second term is causal attention, over half of all pairs of tokens; the third is the logits.
     """
     attention = 2 * shape.layers * shape.queries * rows * tokens**2
     return 2 * shape.matrices * rows * tokens + attention + 2 * shape.embedding * predicted

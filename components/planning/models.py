@@ -23,7 +23,7 @@ class Ranks(NamedTuple):
 
     @property
     def sharded(self) -> bool:
-        """Whether anything is."""
+        """Whether the ranks share out a model that trains whole."""
         return self.number > 1 and self.sharding != "replicas"
 
     def share(self, held: float) -> float:

@@ -51,7 +51,7 @@ def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda
         advantages and returns = advantages + values, both 0 where the mask is False.
     """
     device = rewards.device
-    if device.type != "cpu":  # a dozen kernels a token, each of them tiny: on the CPU, with one copy there and back
+    if device.type != "cpu":  # a GPU would start a dozen tiny kernels a token: copy to the CPU and back
         given = torch.stack([rewards, values, mask.to(rewards.dtype)]).cpu()
         found = torch.stack(gae(given[0], given[1], given[2].bool(), discount, gae_lambda))
         advantages, returns = found.pin_memory().to(device, non_blocking=True)
@@ -145,8 +145,8 @@ def importance_weights(
 ) -> ImportanceWeights:
     """Truncated importance weights w = min(π_old / π_sampler, C) between the sampler and the training path.
 
-    `old` and `sampled` are log π_old and log π_sampler of the sampled tokens. E_sampler[w f] is E_π_old[f] but for the
-    part that truncation cuts, which bounds the variance (Ionides 2008, "Truncated Importance Sampling", Journal of
+    `old` and `sampled` are log π_old and log π_sampler of the sampled tokens. E_sampler[w f] is E_π_old[f], less the
+    part that truncation cuts; truncation bounds the variance (Ionides 2008, "Truncated Importance Sampling", Journal of
     Computational and Graphical Statistics 17, 295-311). Per token, as Yao et al. 2025 use it between vLLM and a
     trainer ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"), what earlier tokens did to the
     state is left uncorrected; `sequence` weighs a response with the product over its tokens, whose variance grows

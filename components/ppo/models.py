@@ -293,7 +293,7 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
 def scatter(flat: Tensor, mask: Tensor, at: Tensor | None = None) -> Tensor:
     """Flat values (K,) back to (B, T), 0 where the mask is False.
 
-    `at` are the mask's `positions`, if the caller knows them; None looks, and the host waits for a GPU.
+    `at` are the mask's `positions`. None computes them, and the host waits for a GPU.
     """
     at = positions(mask) if at is None else at
     return flat.new_zeros(mask.numel()).scatter(0, at, flat).view(mask.shape)

@@ -126,8 +126,8 @@ class VllmClient:
     def something_else(self, route: str, answer: object) -> UserError:
         """The error of an answer that no vLLM server gives."""
         return UserError(
-            f"{self.url}{route} answers {_said(str(answer))!r}, which a vLLM server of a version that we know does "
-            "not. Check ppo.rollout.url, and the server's version."
+            f"{self.url}{route} answers {_said(str(answer))!r}, and no vLLM server of a version that we know does. "
+            "Check ppo.rollout.url, and the server's version."
         )
 
     def version(self) -> str:
@@ -186,7 +186,7 @@ class VllmClient:
         """
         config, facts = self.config, self.facts()
         wrong = [
-            f"{name} is {here}, and the run was resolved for {wanted}: rerun, or start the server that it was"
+            f"{name} is {here}, and the run was resolved for {wanted}: rerun, or start a server like that"
             for name, here, wanted in (
                 ("vLLM's version", facts.version, config.version),
                 ("the weights' dtype", facts.dtype, config.dtype),
@@ -240,11 +240,11 @@ class VllmClient:
         )
 
     def sleep(self) -> None:
-        """Have it let go of its weights and cache."""
+        """Have the server free its weights and cache."""
         self.post("/sleep", level="2")
 
     def wake(self, part: str) -> None:
-        """Have it take memory for its `weights` or its `kv_cache`, where it sleeps."""
+        """Have a sleeping server allocate its `weights` or its `kv_cache` again."""
         self.post("/wake_up", tags=part)
 
     def is_asleep(self) -> bool:

@@ -31,14 +31,14 @@ class RolloutConfig(Settings):
     address: str = unkeyed("127.0.0.1", min_length=1)
     """Address of this machine as the server reaches it (`nccl` only)."""
     sleep: bool = unkeyed(False)
-    """The server shares this GPU: it lets go of its weights and cache while the policy trains (--enable-sleep-mode)."""
+    """The server shares this GPU: it frees its weights and cache while the policy trains (--enable-sleep-mode)."""
     concurrency: int = unkeyed(256, ge=1, le=4096)
     """Requests that are open at a time; one a response."""
     timeout: float = unkeyed(600.0, gt=0)
     """Seconds that one answer may take: a response, or loading the weights."""
     retries: int = unkeyed(4, ge=0, le=20)
     """How often a request goes again after a connection failed or the server said 5xx, after 1 s and then twice as long
-    each time. When they are used up the stage ends, and `retries` of the run goes on from its checkpoint."""
+    each time. After the last one the stage ends, and the run's own `retries` continue from its checkpoint."""
 
     @property
     def by_server(self) -> bool:

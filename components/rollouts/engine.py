@@ -27,7 +27,8 @@ from components.rollouts.config import COLDEST, HOTTEST, RolloutConfig
 from components.rollouts.transfer import WeightTransfer, open_transfer
 
 BANNED = -100.0
-"""What vLLM takes off a logit at most (it clamps the bias): the pad token keeps e^-100 of its odds, and is refused."""
+"""The largest penalty on a logit that vLLM takes (it clamps the bias). The pad token keeps e^-100 of its odds, and a
+response that holds it is refused."""
 NEVER = -9999.0
 """What the server writes for a log-probability of minus infinity."""
 
@@ -97,7 +98,7 @@ class VllmRollouts:
 
     @contextlib.contextmanager
     def engine(self, policy: Any, value_head: Callable[[Tensor], Tensor] | None) -> Iterator[RolloutEngine]:
-        """As `Rollouts`: send the weights, empty the prefix cache, sample. The critic's values are not sampled along.
+        """As `Rollouts`: send the weights, empty the prefix cache, sample. The samples hold no values of the critic.
 
         Raises:
             UserError: the server has other weights than were sent. Unreachable: it doesn't answer.
@@ -175,7 +176,7 @@ class VllmEngine:
     def request(self, prompt: Sequence[int], generation: GenerationConfig, seed: int) -> dict[str, Any]:
         """What the server is asked for a response to `prompt`: the whole softmax at the temperature, without pad.
 
-        All that has a default on the server is said, since a model's generation config changes the defaults.
+        Every option is set, because a model's generation config changes the server's defaults.
         """
         return {
             "model": self.model, "prompt": list(prompt), "n": 1, "seed": seed, "max_tokens": generation.max_new_tokens,
@@ -213,7 +214,7 @@ class VllmEngine:
         if choice.get("prompt_token_ids") != asked["prompt"]:
             problem = "it read another prompt than was sent: start it with the policy's own tokenizer"
         elif any(not 0 <= each < self.vocabulary for each in ids):
-            problem = f"a token is none of the policy's {self.vocabulary}"
+            problem = f"a token id is not one of the policy's {self.vocabulary}"
         elif banned in ids:
             problem = "it sampled the pad token, which was banned by logit_bias"
         elif eos in ids[:-1]:
@@ -225,7 +226,7 @@ class VllmEngine:
         elif reason not in ("length", "stop"):
             problem = f"a response ended by {reason!r}"
         elif not all(NEVER < each <= 1e-3 for each in logprobs):
-            problem = "a log-probability is none"
+            problem = "a log-probability is not below 0, or is minus infinity"
         else:
             return ServedResponse(ids, [float(each) for each in logprobs], reason == "stop")
         raise UserError(f"{self.client.url}/v1/completions does not sample as it was asked to: {problem}.")

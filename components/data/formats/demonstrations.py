@@ -4,10 +4,10 @@ response      `prompt` (text, transcript or messages) and `response`, `completio
 instruction   `instruction`, perhaps `input`, and `output` or `response`; or `instances` with one `{input, output}`
 conversation  `messages` or `conversations`: a list that ends with the assistant's turn
 transcript    `text`: a conversation with "\\n\\nHuman:" and "\\n\\nAssistant:" turns
-KTO           any of these with `label` or `kto_tag`: true is desirable, and false is nothing to imitate
+KTO           any of these with `label` or `kto_tag`: true is desirable, and false rows are not imitated
 
-A `system` text beside any of the first three becomes the system message, Alpaca's `history` (pairs of an earlier
-instruction and its answer) the turns before.
+With any of the first three, a `system` text becomes the system message, and Alpaca's `history` (pairs of an earlier
+instruction and its answer) becomes the turns before the prompt.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """What a label means: which response of two it prefers, or whether a single one is desirable. Numbers are not guessed.
 
-0 and 1 in one data set are 1 and 2 in the next, and 1 is the first response here and the second there. So a number, or
-true and false for two responses, means only what `data.label_values` says.
+Data sets count responses from 0 or from 1, so 1 means the first response in some and the second in others. A number, or
+true and false for two responses, therefore means only what `data.label_values` says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def side_of(label: Any) -> str:
     """The field of `Ballot` that a vote counts for.
 
     Raises:
-        BadRow: it is none that is known.
+        BadRow: the vote is not a known one.
     """
     side = _SIDES.get(label_key(label))
     if side is None:
@@ -35,7 +35,7 @@ def side_of(label: Any) -> str:
 
 
 def meant(value: Any, label_values: Mapping[str, str]) -> Any:
-    """What `data.label_values` says that a value of a label means, else the value."""
+    """Return what `data.label_values` says a label's value means, else the value itself."""
     return label_values.get(label_key(value), value) if value is not None else None
 
 
@@ -56,10 +56,10 @@ def desirable(data: Mapping[str, object], label_values: Mapping[str, str], label
     """Whether a demonstration may be imitated: False where its label says that it is undesirable.
 
     Args:
-        labelled: whether the file is one of such labels; else a label that is neither true nor false says nothing.
+        labelled: whether the file's labels are KTO's. In other files a label that is neither true nor false is ignored.
 
     Raises:
-        BadRow: the label is a number or another value whose meaning nothing says.
+        BadRow: the label is a number or another value without a known meaning.
     """
     label = _kto_label(data)
     if label is None:

@@ -60,7 +60,7 @@ class Parsed(NamedTuple):
     tie: bool = False
     votes: tuple[tuple[str, int], ...] = ()
     twice: str | None = None
-    """An annotator of more than one of the votes, of which the first counts."""
+    """The first annotator who voted more than once; only their first vote counts."""
 
 
 def detect(rows: Sequence[RawRow], path: object) -> str:
@@ -258,7 +258,7 @@ def _votes(data: Mapping[str, object]) -> Parsed:
 
 
 def _once_each(votes: Any) -> tuple[Any, str | None]:
-    """A list of votes without those of an annotator who voted before in it, and the first such annotator."""
+    """Keep each annotator's first vote in a list; return these votes, and the first annotator who voted again."""
     if not isinstance(votes, list) or not all(isinstance(vote, dict) for vote in votes):
         return votes, None
     seen: set[str] = set()
@@ -336,7 +336,7 @@ def _margin(data: Mapping[str, object]) -> float | None:
 
 
 def number_field(value: Any, name: str) -> float:
-    """A number of a row, `name` for messages."""
+    """Read a number of a row; `name` is the field's, for messages."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):  # the last of a whole number of over 308 digits

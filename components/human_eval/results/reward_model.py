@@ -57,11 +57,11 @@ class RewardAgreement(TypedDict):
     """`reward_model` of `result.json`; its numbers are `calibration`'s, with `accuracy` called `agreement`."""
 
     pairs: int
-    """Decided ones: ratings enough, and more for one reply than for the other."""
+    """Decided pairs: they have enough ratings, and more for one reply than for the other."""
     minimum: int
     """Fewest ratings of a decided pair."""
     undecided: int
-    """Rated pairs with fewer."""
+    """Rated pairs with fewer ratings than that."""
     numbers: Numbers
     policy_preferred: dict[str, float]
     """Share of the pairs that go to the policy, by `judges` and by `reward_model`."""

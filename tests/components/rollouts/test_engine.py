@@ -214,13 +214,13 @@ def test_a_server_that_shares_the_gpu_sleeps_while_the_policy_trains(
 
 SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"prompt_token_ids": [1, 2]}, "another prompt than was sent"),
-    ({"token_ids": None}, "a vLLM server of a version that we know does not"),
-    ({"token_ids": ["7"]}, "a vLLM server of a version that we know does not"),
-    ({"logprobs": None}, "a vLLM server of a version that we know does not"),
+    ({"token_ids": None}, "no vLLM server of a version that we know does"),
+    ({"token_ids": ["7"]}, "no vLLM server of a version that we know does"),
+    ({"logprobs": None}, "no vLLM server of a version that we know does"),
     ({"finish_reason": "abort"}, "ended by 'abort'"),
     ({"finish_reason": "stop", "token_ids": [7, 8]}, "--generation-config vllm"),
     ({"finish_reason": "length", "token_ids": [7, 8]}, "--max-model-len"),
-    ({"token_ids": [10**6, 8]}, "none of the policy's"),
+    ({"token_ids": [10**6, 8]}, "not one of the policy's"),
 ]
 
 
@@ -249,7 +249,7 @@ def test_pads_and_ends_in_the_middle_and_log_probabilities_that_are_none_are_ref
         asked = engine.request([1], CAP, seed=0)
         for ids, logprob, message in (
             ([7, pad, eos], -1.0, "pad token"), ([eos, 7, eos], -1.0, "went on after the end"),
-            ([7, eos], -9999.0, "log-probability is none"), ([7, eos], 0.5, "log-probability is none"),
+            ([7, eos], -9999.0, "log-probability is not below 0"), ([7, eos], 0.5, "log-probability is not below 0"),
         ):  # fmt: skip
             choice = {"finish_reason": "stop", "token_ids": ids, "prompt_token_ids": [1]}
             answer = {"choices": [choice | {"logprobs": {"token_logprobs": [logprob] * len(ids)}}]}
