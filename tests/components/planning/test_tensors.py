@@ -1,6 +1,7 @@
 """What the plan counts is what torch keeps: bytes of activations, caches, moments and matrices."""
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import Cache
 
 from components.models.adapters import Backbone
-from components.models.cache import PreallocatedLayer, Window
+from components.models.cache import PREFILL_PARTS, PreallocatedLayer, Window
 from components.models.config import AdapterConfig
 from components.models.folders import autocast
 from components.models.kernels import by_onednn
 from components.models.logprobs import LOGITS_AT_ONCE
 from components.models.runtime import Runtime
-from components.planning import models, tensors
+from components.models.sampling import generate_responses
+from components.planning import memory, models, tensors
 from components.planning.shape import ModelShape
 from components.planning.tensors import Format, Pass
 from components.training.loop import recomputed
@@ -140,5 +142,6 @@ def test_a_backbone_takes_the_bytes_that_are_counted(llama: Any, dtype: Format, 
     assert held == pytest.approx(models.backbone(SHAPE, dtype, quantize), rel=0.01)
 
 
-def test_as_many_logits_are_counted_as_are_held_at_a_time() -> None:
-    assert tensors.LOGITS_AT_ONCE == LOGITS_AT_ONCE
+def test_the_plans_copies_of_the_samplers_sizes_are_the_samplers() -> None:
+    assert tensors.LOGITS_AT_ONCE == LOGITS_AT_ONCE and memory.PREFILL_PARTS == PREFILL_PARTS
+    assert inspect.signature(generate_responses).parameters["batch_size"].default == tensors.SAMPLED_AT_ONCE
