@@ -13,10 +13,10 @@ import typer
 from components.base.errors import GateFailed, TetherError, UserError, refuse_credentials
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
+from flows.cli.config import Profile, Set, config_commands, config_of
 from flows.cli.data import data
 from flows.cli.keeping import keeping_commands
 from flows.cli.models import model_commands
-from flows.cli.options import Set, config_of
 from flows.cli.people import human_eval
 from flows.cli.review import review
 from flows.cli.servers import server_commands
@@ -34,6 +34,7 @@ app.add_typer(review, name="review")
 app.add_typer(data, name="data")
 app.add_typer(store, name="store")
 app.add_typer(stack, name="stack")
+app.add_typer(config_commands)
 app.add_typer(model_commands)
 app.add_typer(server_commands)
 app.add_typer(keeping_commands)
@@ -69,9 +70,6 @@ Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="What t
 Tag = Annotated[
     list[str] | None,
     typer.Option("--tag", metavar="KEY[=VALUE]", help="A tag of the run; `tether runs --tag` finds it."),
-]
-Profile = Annotated[
-    str, typer.Argument(help="tiny, demo, hh-smollm2, gpu, or a .yaml file.", autocompletion=completion.profiles)
 ]
 Run = Annotated[str | None, typer.Argument(help="A run's id (default: the newest).", autocompletion=completion.runs)]
 
@@ -395,54 +393,6 @@ def diff(
 
     found = run_diff.diff(tether_home(), one, other)
     echo(json.dumps(found.as_json()) if as_json else run_diff.text(found))
-
-
-@command(app, "show-config")
-def show_config(profile: Profile, set_: Set = None) -> None:
-    """Print a profile as YAML, every default spelled out.
-
-    The output is itself a profile."""
-    from flows.config.run_config import to_values
-    from flows.config.yaml import dump
-
-    echo(dump(to_values(config_of(profile, set_))), nl=False)
-
-
-@command(app, "plan")
-def plan(
-    profile: Profile,
-    gpus: Annotated[int, typer.Option(metavar="N", min=0, help="GPUs that share a stage; 0 for a CPU.")] = 1,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of each GPU, or of a CPU's process: 80GB, 24GiB.")
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHAPE",
-            help="Another model: smollm2-135m, llama-3.2-1b, llama-3.1-8b, a folder with a config.json, or sizes as in "
-            "hidden_size=2048,layers=16,heads=32,kv_heads=8,intermediate_size=8192,vocabulary=128256.",
-        ),
-    ] = None,
-    set_: Set = None,
-    as_json: Json = False,
-) -> None:
-    """Say how much memory training needs, and what to change.
-
-    Each phase of sft, reward and ppo, and whether it fits. Exit code 3 where something does not fit."""
-    from components.planning.advice import Machine
-    from components.planning.shape import read_shape
-    from flows.data.pretrained import find_base
-    from flows.reports.memory import MemoryPlan, parse_size, planned_run, sharding_of
-
-    size = None if memory is None else parse_size(memory)
-    config = config_of(profile, set_)
-    other = read_shape(shape) if shape else None
-    base = None if other or config.sft.base is None else find_base(config.sft.base, tether_home())
-    run = planned_run(config, base, other, gpu=gpus > 0)
-    found = MemoryPlan.of(profile, run, Machine(gpus, size, sharding_of(config)))
-    echo(found.as_json() if as_json else found.text())
-    if found.fits is False:
-        raise typer.Exit(GateFailed.exit_code)
 
 
 @command(app, "fetch")

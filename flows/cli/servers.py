@@ -8,7 +8,7 @@ import typer
 from components.base.errors import UserError
 from flows.cli import completion
 from flows.cli.command import command, echo
-from flows.cli.options import Set, config_of
+from flows.cli.config import Set, config_of
 from flows.environment import tether_home
 
 server_commands = typer.Typer()

@@ -1,0 +1,78 @@
+"""`tether show-config`, `plan`: the commands on a config, and the options by which commands name one."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from components.base.errors import GateFailed
+from flows.cli import completion
+from flows.cli.command import Json, command, echo
+from flows.environment import tether_home
+
+if TYPE_CHECKING:
+    from flows.config.run_config import RunConfig
+
+config_commands = typer.Typer()
+
+Profile = Annotated[
+    str, typer.Argument(help="tiny, demo, hh-smollm2, gpu, or a .yaml file.", autocompletion=completion.profiles)
+]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")
+]
+
+
+def config_of(profile: str, set_: list[str] | None) -> "RunConfig":
+    """The configuration of a profile with its `--set` overrides."""
+    from flows.config.profiles import parse_override
+    from flows.config.run_config import load_config
+
+    return load_config(profile, [parse_override(text) for text in set_ or []])
+
+
+@command(config_commands, "show-config")
+def show_config(profile: Profile, set_: Set = None) -> None:
+    """Print a profile as YAML, every default spelled out.
+
+    The output is itself a profile."""
+    from flows.config.run_config import to_values
+    from flows.config.yaml import dump
+
+    echo(dump(to_values(config_of(profile, set_))), nl=False)
+
+
+@command(config_commands, "plan")
+def plan(
+    profile: Profile,
+    gpus: Annotated[int, typer.Option(metavar="N", min=0, help="GPUs that share a stage; 0 for a CPU.")] = 1,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of each GPU, or of a CPU's process: 80GB, 24GiB.")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHAPE",
+            help="Another model: smollm2-135m, llama-3.2-1b, llama-3.1-8b, a folder with a config.json, or sizes as in "
+            "hidden_size=2048,layers=16,heads=32,kv_heads=8,intermediate_size=8192,vocabulary=128256.",
+        ),
+    ] = None,
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Say how much memory training needs, and what to change.
+
+    Lists each phase of sft, reward and ppo. Exit code 3 if a phase does not fit."""
+    from components.planning.advice import Machine
+    from components.planning.shape import read_shape
+    from flows.data.pretrained import find_base
+    from flows.reports.memory import MemoryPlan, parse_size, planned_run, sharding_of
+
+    size = None if memory is None else parse_size(memory)
+    config = config_of(profile, set_)
+    other = read_shape(shape) if shape else None
+    base = None if other or config.sft.base is None else find_base(config.sft.base, tether_home())
+    run = planned_run(config, base, other, gpu=gpus > 0)
+    found = MemoryPlan.of(profile, run, Machine(gpus, size, sharding_of(config)))
+    echo(found.as_json() if as_json else found.text())
+    if found.fits is False:
+        raise typer.Exit(GateFailed.exit_code)
