@@ -108,9 +108,13 @@ def _runtime() -> Finding:
 
 def _ranks() -> Finding:
     here = Runtime().resolve()
-    what = "one for each GPU" if here.device == "cuda" else "on a CPU runtime.ranks may ask for more"
-    threads = f"{here.threads} thread{'' if here.threads == 1 else 's'} each"
-    return Finding("ok", "ranks", f"{here.ranks} process(es) for sft, reward and ppo, {what}; {threads}")
+    processes, threads = _counted(here.ranks, "process", "es"), _counted(here.threads, "thread", "s")
+    why = "one for each GPU" if here.device == "cuda" else "set runtime.ranks for more"
+    return Finding("ok", "ranks", f"sft, reward and ppo train in {processes} ({why}), with {threads} each")
+
+
+def _counted(number: int, noun: str, plural: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _disk(home: Path) -> list[Finding]:
@@ -228,10 +232,7 @@ def _packages() -> Finding:
 
 
 def _models(home: Path) -> list[Finding]:
-    return [
-        _hub(),
-        *_fetched(home),
-    ]
+    return [_hub(), *_fetched(home)]
 
 
 def _hub() -> Finding:

@@ -118,21 +118,24 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
 
 
 def pinned_base(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """`config` whose `sft.base`, where it is a name on the hub, has its commit; and a line that says which.
+    """Return `config` with the commit in `sft.base` if that names a model of the hub, and a line that says which.
 
     Raises:
         UserError: as `hub_model`.
     """
     base = config.sft.base
-    if base is None or not is_hub_name(base) or user_path(base, "sft.base").exists():
-        return config, []
-    if base.endswith(".gguf"):  # a path that is not there: `find_base` says so
+    if base is None or not _names_hub_model(base, user_path(base, "sft.base")):
         return config, []
     pinned, _ = hub_model(base, home)
     if pinned == base:
         return config, []
     group = config.sft.model_copy(update={"base": pinned})
-    return config.model_copy(update={"sft": group}), [f"sft.base: {base} is commit {pinned.partition('@')[2]} now"]
+    return config.model_copy(update={"sft": group}), [f"sft.base: {base} is now commit {pinned.partition('@')[2]}"]
+
+
+def _names_hub_model(base: str, path: Path) -> bool:
+    """Whether `base`, which is `path` on this machine, is a model of the hub; a `.gguf` file never is."""
+    return is_hub_name(base) and not path.exists() and path.suffix != ".gguf"
 
 
 def find_base(base: str, home: Path) -> Path:
@@ -140,7 +143,7 @@ def find_base(base: str, home: Path) -> Path:
     folder = user_path(base, "sft.base")
     if folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf"):
         return folder
-    if is_hub_name(base) and not folder.exists() and folder.suffix != ".gguf":
+    if _names_hub_model(base, folder):
         return hub_model(base, home)[1]
     if base in MODELS:
         fetched = model_folder(base, home)

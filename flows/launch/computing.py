@@ -1,6 +1,5 @@
-"""Going through the pipeline of a run that was begun, and what it leaves for people."""
+"""Computing a run that was begun, and giving out what people then judge."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -18,9 +17,6 @@ from tasks.execution.runner import peek, run_stage
 from tasks.result import Given, StageResult
 from tasks.runs.status import load_status
 from tasks.stages import PIPELINE, Stage
-
-logger = logging.getLogger(__name__)
-
 
 COMPARISON = "comparison.md"
 """What came of a comparison of models, in a run's folder."""

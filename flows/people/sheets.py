@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -15,10 +14,6 @@ from components.human_eval.results.seconds import as_cells, read_seconds
 from components.human_eval.sheet import GUIDELINES_FILE, RATERS
 from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
-
-if TYPE_CHECKING:
-    pass
-
 
 LABELS = "labels.csv"
 """What raters answered, in a run's folder."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from components.base.errors import Mistakes, UserError
 from components.base.files import make_folder, write_whole
@@ -14,9 +14,6 @@ from components.human_eval.batch.texts import plain
 from components.human_eval.config import GUIDELINES
 from components.human_eval.sample import as_text
 from components.human_eval.sheet import MEANINGS, TEXTS, SheetInfo
-
-if TYPE_CHECKING:
-    pass
 
 
 class Exported(NamedTuple):

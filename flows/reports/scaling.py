@@ -32,8 +32,6 @@ METHODS = {
     "LoRA": ("reward.lora.rank=16", "ppo.lora.rank=16"),
     "QLoRA": ("reward.lora.rank=16", "reward.lora.quantize=4bit", "ppo.lora.rank=16", "ppo.lora.quantize=4bit"),
 }
-EIGHT = ("runtime.sharding=zero3",)
-"""Of eight GPUs, where models train whole."""
 
 
 def planned(model: str, *options: str) -> PlannedRun:

@@ -1,10 +1,10 @@
-"""All that is to be measured on a GPU, in one command; the log of each step is kept.
+"""Every measurement that needs a GPU, in one command; each step keeps its log.
 
     make bench-gpu                                        # half an hour on one GPU, then 100 updates on real pairs
     make bench-gpu ARGS="--device cpu --quick"            # the same steps at tiny sizes, to see that they run
 
 Each step prints a line of the table that goes into docs/benchmarks.md. A step that fails does not end the others; the
-exit code is 1 then. What a step runs stands in its log, DIR/STEP.log (DIR is --out, .tether/bench/gpu).
+exit code is 1 then. A step's commands and their output are in DIR/STEP.log (DIR is --out, .tether/bench/gpu).
 
 machine       what `tether doctor` finds, and the driver's own list
 tests         the tests of the learning on this host's torch (they compute on the CPU)
@@ -42,7 +42,7 @@ Found = str
 
 
 class Failed(Exception):
-    """A step did not show what it should."""
+    """A step found something wrong."""
 
 
 class Bench:
@@ -89,16 +89,8 @@ class Bench:
     def tiny_command(self, device: str) -> list[str]:
         """`tether run tiny`, checkpointed often."""
         given = [f"runtime.device={device}", "runtime.dtype=float32", "ppo.checkpoint_every=1"]
-        return [
-            sys.executable,
-            "-m",
-            "flows.cli",
-            "run",
-            "tiny",
-            "--until",
-            "ppo",
-            *(x for g in given for x in ("--set", g)),
-        ]
+        options = [part for each in given for part in ("--set", each)]
+        return [sys.executable, "-m", "flows.cli", "run", "tiny", "--until", "ppo", *options]
 
 
 def stages(home: Path) -> dict[str, dict[str, Any]]:
@@ -108,7 +100,8 @@ def stages(home: Path) -> dict[str, dict[str, Any]]:
 
 def digests(home: Path) -> dict[str, str]:
     """Digest of each artifact that training made, by stage."""
-    return {name: stages(home)[name]["digest"] for name in TRAINED}
+    found = stages(home)
+    return {name: found[name]["digest"] for name in TRAINED}
 
 
 def unlike(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

@@ -128,7 +128,7 @@ def config(*changes: str) -> RunConfig:
 def test_a_name_becomes_a_commit_once_and_reruns_take_the_pin(hub: Hub, tiny: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     launch = new_run(home, "tiny", config("sft.base=lab/tiny"))
-    assert launch.notes[0] == f"sft.base: lab/tiny is commit {FIRST} now"
+    assert launch.notes[0] == f"sft.base: lab/tiny is now commit {FIRST}"
     assert run_values(home, launch.ctx.run)["sft"]["base"] == f"lab/tiny@{FIRST}"  # type: ignore[index, call-overload]
     given = launch.sources.base["base"]
     assert given.path.name == f"lab--tiny@{FIRST}"
