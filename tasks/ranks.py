@@ -1,8 +1,8 @@
 """A stage computed in several processes, its ranks, which this one starts, follows and ends.
 
-    python -m tasks.ranks --ranks 16
+On several hosts, each but the first starts its share of the ranks with this command (docs/guide/gpus.md):
 
-is what a host that is not the first one of a stage runs: it starts that host's share of the ranks (docs/guide/gpus.md).
+    python -m tasks.ranks --ranks 16
 """
 
 import argparse
@@ -28,7 +28,7 @@ def run(
     """Call the stage's function in `job.runtime.ranks` processes; returns its metrics.
 
     Args:
-        check: called all the time; what it raises ends the ranks.
+        check: called again and again while the ranks compute; what it raises ends them.
 
     Raises:
         Interrupted: this process or a rank was told to stop; a checkpoint stays. And what `launch` raises.

@@ -34,7 +34,7 @@ class Stage(NamedTuple):
     final: bool = True
     """Whether it ends the shown stage; only then are gates judged."""
     spreads: bool = False
-    """Whether it computes in as many processes as its config's `runtime.ranks` says."""
+    """Whether `runtime.ranks` processes compute it; else it takes one."""
 
     def load_run(self) -> Run:
         """The stage's function (imports its module, and so maybe torch)."""

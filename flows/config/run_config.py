@@ -155,11 +155,12 @@ class Options(Settings):
         return found
 
     def resolved(self) -> Self:
-        """The same for this machine, with no `auto` left in a runtime (a pool's has what it doesn't say from here), nor
-        of a server that samples, which is asked.
+        """Return these options with each `auto` replaced by what this machine has, and by what the rollout server says.
+
+        A pool's runtime takes from this machine what it doesn't say.
 
         Raises:
-            UserError: that server doesn't answer.
+            UserError: the rollout server doesn't answer.
         """
         runners = {
             stage: runner if runner.runtime is None else runner.model_copy(update={"runtime": runner.runtime.resolve()})

@@ -126,17 +126,17 @@ def _more(number: int) -> str:
 
 def _pairwise(table: "list[PairwiseRow]") -> str:
     said = "; ".join(
-        f"{' and '.join(row['annotators'])} {row['agreement']:.2f} of {row['rows']}"
+        f"{' and '.join(row['annotators'])} {row['agreement']:.2f} on {row['rows']} rows"
         + ("" if row["kappa"] is None else f" (Cohen's kappa {row['kappa']:.2f})")
         for row in table[:LOWEST]
     )
-    return f"Least in agreement of {len(table)} pairs of annotators: {said}."
+    return f"{len(table)} pairs of annotators. Those that agree least: {said}."
 
 
 def _models(report: "FileReport") -> str:
     table = report.get("models", [])
     if why := report.get("inseparable"):
-        return f"{len(table)} models are compared, and their strengths cannot be told: {why}."
+        return f"{len(table)} models are compared; their strengths cannot be estimated: {why}."
     said = "; ".join(
         f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in table[:MOST_MODELS]
     )
@@ -196,7 +196,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
         ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
         (
-            "Raw agreement: two votes on a row are the same with a share of",
+            "Raw agreement (the chance that two votes on a row are the same)",
             report["raw_agreement"],
             report["raw_agreement_interval"],
         ),

@@ -14,7 +14,7 @@ FILES = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*", "vocab.*",
     "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json", "chat_template*",
 )  # fmt: skip
-"""What is taken of a repository: weights without pickle, the configs and the tokenizer."""
+"""Files that are downloaded from a repository: weights as safetensors, configs and the tokenizer."""
 WHENCE = "hub.json"
 """Names repository and commit in the folder, so that the folder's digest, and with it each key, depends on them."""
 
@@ -28,10 +28,13 @@ def is_hub_name(text: str) -> bool:
 
 
 def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path]:
-    """Have a model of the hub below `home`, its files shared with huggingface_hub's cache where they can be.
+    """Download a model of the hub to a folder below `home`; its files are hard links into huggingface_hub's cache.
+
+    They are copies where the cache is on another disk.
 
     Args:
-        name: `org/name`, or `org/name@revision`, a branch, tag or commit. A commit that is there asks no network.
+        name: `org/name`, or `org/name@revision`, a branch, tag or commit. A commit that is already below `home`
+            needs no network.
         home: the `TETHER_HOME`.
         field: the option that names it, for the error.
 
@@ -39,7 +42,7 @@ def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path
         `org/name@commit`, and its folder.
 
     Raises:
-        UserError: there is no such model or revision, it has no safetensors, or it can't be had: offline, or refused.
+        UserError: there is no such model or revision, it has no safetensors, or the download fails.
     """
     found = _NAME.fullmatch(name)
     assert found is not None, name
@@ -52,7 +55,7 @@ def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path
     files = [path for path in sorted(snapshot.iterdir()) if any(fnmatch(path.name, each) for each in FILES)]
     if not any(path.suffix == ".safetensors" for path in files):
         raise UserError(
-            f"{field} = {name}: commit {commit} has no safetensors file, and nothing else is read of a hub model. "
+            f"{field} = {name}: commit {commit} has no safetensors file, the only weights that are read from the hub. "
             f"Convert it to safetensors, or download a GGUF file and give its path."
         )
     try:

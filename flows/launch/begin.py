@@ -1,4 +1,4 @@
-"""Starting a run: new, or again from a stage."""
+"""Starting a run: a new one, or a rerun from a stage."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from tasks.stages import PIPELINE, STAGES
 from tasks.tracking.client import check_access
 
 MOST = 8
-"""Gates that a line names."""
+"""How many gates a line names."""
 
 
 class Launch(NamedTuple):
@@ -56,8 +56,8 @@ def new_run(
         until: the stage that the run ends after; None is the last one.
 
     Raises:
-        UserError: an input can't be read; `until`, `refresh` or a waiver names nothing that there is; `until` comes
-            before a stage of `refresh`; MLflow refuses us.
+        UserError: an input can't be read; `until`, `refresh` or a waiver names no stage or gate; `until` comes before
+            a stage of `refresh`; MLflow refuses us.
     """
     check_stages("--refresh", refresh)
     ends = _ends_after(until, refresh)
@@ -169,7 +169,7 @@ def begin_run(
 
 
 def _ends_after(until: str | None, computed: Sequence[str]) -> dict[str, str]:
-    """`until` as a run's origin and context have it; empty where the run goes on to the last stage.
+    """Return `until` as a run's origin and context have it; empty where the run has no earlier end than the last stage.
 
     Raises:
         UserError: it is no stage, or comes before one that is to be computed.

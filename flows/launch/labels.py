@@ -22,7 +22,7 @@ from tasks.stages import PIPELINE
 from tasks.tracking.client import check_access
 
 OF_RATERS = ("labels_complete", "items", "fleiss_kappa", "position_bias", "self_agreement_low", "raters_alike")
-"""The gates of human_eval that judge a comparison: it says which model is better, and promotes none."""
+"""The gates of human_eval that judge a comparison: a comparison says which model is better, and promotes none."""
 
 
 def compare(

@@ -31,7 +31,7 @@ def write_reports(ctx: RunContext) -> None:
         try:
             write()
         except OSError:
-            raise  # the disk's, and so for the user to mend
+            raise  # the disk: the user can mend that
         except Exception as error:  # hours of computing are not to end in a page's mistake
             logger.debug(name, exc_info=True)
             ctx.say(f"{ctx.folder / name} could not be written ({error!r}); {again}")

@@ -23,17 +23,17 @@ class RewardModel(NamedTuple):
     """A reward model that the user named."""
 
     name: str
-    """Of a hub model with its commit."""
+    """As the user gave it; a hub model's has its commit."""
     folder: Path
     digest: str = ""
-    """The artifact's, of one of ours."""
+    """The artifact's digest; empty for a folder or a model of the hub."""
 
 
 def find_reward_model(home: Path, asked: str) -> RewardModel:
-    """The reward model that `asked` names: a run's (RUN:reward, RUN), a registered one, a folder, or one of the hub.
+    """Find the reward model that `asked` names: a run's (RUN:reward, RUN), a registered one, a folder, or the hub's.
 
     Raises:
-        UserError: it names none, or a model of another kind.
+        UserError: there is no such model, or it is not a reward model.
     """
     run, _, stage = asked.replace("/", ":").partition(":")
     if has_run(home, run):
@@ -66,7 +66,7 @@ def _stored(home: Path, asked: str, spelled: str) -> RewardModel:
 
 
 def evaluate(home: Path, asked: str, file: Path) -> dict[str, Any]:
-    """What `tether eval --json` prints.
+    """Score a suite with a reward model; returns what `tether eval --json` prints.
 
     Raises:
         UserError: no such model, or a suite that can't be read.
@@ -106,7 +106,7 @@ def evaluate(home: Path, asked: str, file: Path) -> dict[str, Any]:
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """The same for people, in Markdown."""
+    """Return what `evaluate` found as a Markdown table for people."""
     overall = found["overall"]
     fitted = "fitted by its run" if found["temperature_fitted"] else "not fitted: raw differences are taken as log-odds"
     about = [f"{overall['pairs']} pairs, {overall['prompts']} prompts"]
@@ -118,8 +118,8 @@ def text(found: Mapping[str, Any]) -> str:
         f"{found['model']} on {found['suite']} ({found['shape']}): {', '.join(about)}.",
         f"Temperature {number(found['temperature'])} ({fitted}). Intervals: 95 %, clustered by prompt.",
         "",
-        "| subset | pairs | accuracy | log loss | Brier | ECE (95 % of its null) | slope | tokens: chosen, rejected | "
-        "longer wins | balanced by length |",
+        "| subset | pairs | accuracy | log loss | Brier | ECE (95 % quantile if calibrated) | slope | "
+        "tokens: chosen, rejected | longer wins | balanced by length |",
         "|---|---:|---|---|---|---|---|---|---:|---|",
         *(_row(name, each) for name, each in {"all": overall, **found["subsets"]}.items()),
     ]

@@ -1,4 +1,4 @@
-"""How far the labels of a run are: counted, shown on its pages, and what follows the last of them."""
+"""Progress of a run's labels: counted, shown on its pages, and scored after the last one."""
 
 import logging
 import os

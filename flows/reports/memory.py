@@ -1,4 +1,4 @@
-"""What a run takes on a machine, on paper: memory of each phase, whether it fits, and what to change."""
+"""The memory that a run needs on a machine: of each phase, whether it fits, and which options reduce it."""
 
 import json
 import re
@@ -19,15 +19,15 @@ NAMED = 3
 
 
 def planned_run(config: RunConfig, base: Path | None, shape: ModelShape | None = None, gpu: bool = False) -> PlannedRun:
-    """What of `config` decides its memory.
+    """Return the part of `config` that decides its memory.
 
     Args:
         base: folder of the pretrained model that `sft.base` names; None where it names none.
-        shape: of another model than the one that the config names.
-        gpu: whether `runtime.dtype: auto` is a GPU's to choose; else it is this machine's.
+        shape: of a model to plan for instead of the one that the config names.
+        gpu: whether `runtime.dtype: auto` means a GPU's; else it means this machine's.
 
     Raises:
-        UserError: the pretrained model is of a kind that memory is not computed for.
+        UserError: memory is not computed for this kind of pretrained model.
     """
     if shape is None:
         shape = ModelShape.of_scratch(config.sft.scratch) if base is None else ModelShape.of_folder(base, "sft.base")
@@ -39,7 +39,7 @@ def planned_run(config: RunConfig, base: Path | None, shape: ModelShape | None =
 
 
 def sharding_of(config: RunConfig) -> Sharding:
-    """`runtime.sharding`, its `auto` and `none` resolved as for several ranks."""
+    """Return `runtime.sharding`, with zero2 for `auto` and `none`: the plan is for several ranks."""
     found = config.runtime.sharding
     return next((each for each in get_args(Sharding) if each == found), "zero2")
 
@@ -58,7 +58,7 @@ def parse_size(text: str) -> int:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A run's training stages on a machine."""
+    """The plan of a run's training stages on a machine."""
 
     profile: str
     run: PlannedRun
@@ -67,7 +67,7 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, profile: str, run: PlannedRun, machine: Machine) -> "MemoryPlan":
-        """Compute it."""
+        """Compute the plan."""
         return cls(profile, run, machine, plan_stages(run, machine))
 
     @property
@@ -110,18 +110,19 @@ class MemoryPlan:
                 most = sorted(phase.parts.items(), key=lambda part: -part[1])[:NAMED]
                 told = ", ".join(f"{part} {held / 1e9:.2f}" for part, held in most)
                 fits = "" if memory is None else "yes" if phase.bytes <= memory else "NO"
-                host = f"; and {phase.host / 1e9:.2f} GB of the host's" if phase.host else ""
+                host = f"; and {phase.host / 1e9:.2f} GB of host memory" if phase.host else ""
                 lines.append(f"{stage.stage:8}{phase.name:15}{phase.bytes / 1e9:8.2f}  {fits:5}  {told}{host}")
         for stage in self.stages:
             if stage.advice:
-                lines += ["", f"{stage.stage} takes {stage.worst.bytes / 1e9:.2f} GB in its {stage.worst.name}. With"]
+                needs = f"{stage.stage} needs {stage.worst.bytes / 1e9:.2f} GB ({stage.worst.name})."
+                lines += ["", f"{needs} With these options it needs less:"]
                 lines += [
                     f"  {' '.join(f'--set {option}' for option in each.options)}: {each.bytes / 1e9:.2f} GB, "
                     f"{'fits' if each.fits else 'does not fit'}"
                     for each in stage.advice
                 ]
             elif stage.fits is False:
-                lines += ["", f"{stage.stage} takes {stage.worst.bytes / 1e9:.2f} GB, and no option makes it less."]
+                lines += ["", f"{stage.stage} needs {stage.worst.bytes / 1e9:.2f} GB, and no option reduces it."]
         return "\n".join(lines)
 
     def _machine(self) -> str:
@@ -129,4 +130,4 @@ class MemoryPlan:
         of = f" of {machine.memory / 1e9:g} GB" if machine.memory else ""
         where = f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}{of}" if machine.gpus else f"a CPU{of}"
         shared = f", {machine.sharding}" if machine.gpus > 1 else ""
-        return f"{self.profile}: {run.shape.parameters:,} parameters, {run.dtype}, on {where}{shared}; bytes a device"
+        return f"{self.profile}: {run.shape.parameters:,} parameters, {run.dtype}, on {where}{shared}; GB per device"

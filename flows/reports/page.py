@@ -121,10 +121,10 @@ def ending(facts: RunFacts) -> list[str]:
 
 
 def _skipped(stage: StageStatus) -> str:
-    """What it means that a stage was skipped."""
+    """Say that a stage was skipped, and which gates that withholds."""
     withheld = ", ".join(gate.name for gate in stage.gates if gate.withheld)
-    no_candidate = f" The policy is no candidate for promotion unless these gates are waived: {withheld}."
-    return f"The stage {stage.name} was skipped: its base model is taken as it is.{no_candidate if withheld else ''}"
+    why = f" The policy is not a candidate for promotion until a run waives these gates: {withheld}."
+    return f"The stage {stage.name} was skipped: later stages use its base model.{why if withheld else ''}"
 
 
 SHOWN: dict[str, tuple[str, dict[str, str]]] = {

@@ -88,7 +88,7 @@ def ends_after(status: RunStatus) -> str:
         return ""
     names = [stage.name for stage in status.stages]
     later = names[names.index(status.until) + 1 :] if status.until in names else []
-    return f"The run was asked to end after {status.until}: {', '.join(later)} did not run."
+    return f"The run was asked to end after {status.until}; not run: {', '.join(later)}."
 
 
 def _pages(links: Sequence[Link]) -> str:

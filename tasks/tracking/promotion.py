@@ -217,8 +217,8 @@ def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
         )
     if held := withheld_gates(tags):
         yield (
-            f"- **No candidate**: in run {words(held['run'])} a stage was skipped, so these gates do not pass: "
-            f"{words(', '.join(held['gates']))}. A run that waives them lifts this"
+            f"- **Not a candidate**: run {words(held['run'])} skipped a stage, so these gates did not pass: "
+            f"{words(', '.join(held['gates']))}. A run that waives them makes it a candidate"
         )
     if judged := human_eval(tags):
         yield f"- {words(evaluation(judged))}"

@@ -44,7 +44,7 @@ def test_a_run_that_was_to_end_after_a_stage_says_which_did_not_run_everywhere()
     whole = [StageStatus(name=name, state="passed") for name in ("sft", "reward")]
     later = [StageStatus(name="ppo"), StageStatus(name="human_eval")]
     status = STATUS.model_copy(update={"state": "passed", "origin": {"until": "reward"}, "stages": whole + later})
-    said = "The run was asked to end after reward: ppo, human_eval did not run."
+    said = "The run was asked to end after reward; not run: ppo, human_eval."
     assert said in printed("", status) and said in markdown(status)
     assert "ppo         not run (the run ends after reward)" in lines(status)
     assert run_note(status, [], {}, "").startswith("The run was asked to end after reward.")

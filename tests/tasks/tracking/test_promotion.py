@@ -83,7 +83,7 @@ def test_a_policy_on_a_skipped_sft_is_promoted_only_where_its_gates_are_waived(p
     assert (tracked.data.tags["tether.state"], tracked.info.status) == ("skipped", "FINISHED")
     assert [each.name for each in mlflow.search_registered_models()] == [POLICY], "the base is no SFT model of ours"
     assert aliases(mlflow) == {} and terms(mlflow, "1") == []
-    assert "**No candidate**" in mlflow.get_model_version(POLICY, "1").description
+    assert "**Not a candidate**" in mlflow.get_model_version(POLICY, "1").description
     with pytest.raises(UserError, match=r"sft\.loss, sft\.ended did not pass .* --waive sft\.loss --waive sft\.ended"):
         promoted(home, f"{POLICY}/1", "ada", "I like it")
 
