@@ -35,7 +35,7 @@ test-containers: $(INSTALLED)
 	sh infra/containers.sh $(BIN)/python $(CONTAINERS)
 	$(BIN)/python -m pytest -m containers -s $(ARGS)
 
-# Stages in several processes on this machine's cores: what they compute, and how they end. Ten minutes.
+# Stages in several processes on this machine's cores: their results, and how they end. Ten minutes.
 test-ranks: $(INSTALLED)
 	$(BIN)/python -m pytest -m ranks $(ARGS)
 
@@ -43,8 +43,8 @@ test-ranks: $(INSTALLED)
 test-browser: $(INSTALLED)
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
-# Every option of sft, reward and ppo on a GPU that is pretended: mixed devices, kernels that are not deterministic, waits.
-# Needs g++.
+# Every option of sft, reward and ppo on a simulated GPU. Finds mixed devices, kernels that are not deterministic and waits of
+# the host for the GPU. Needs g++.
 test-simulator: $(INSTALLED)
 	$(BIN)/python -m pytest -m simulator $(ARGS)
 
@@ -65,7 +65,7 @@ faults-sample: faults
 test-architectures: $(INSTALLED)
 	$(BIN)/python -m pytest -m architectures -n 2 $(ARGS)
 
-# Three of these, which the commit's id draws.
+# Three of these, drawn by the commit's id.
 architectures-sample: export TETHER_ARCHITECTURES_SAMPLE ?= $(shell git rev-parse HEAD 2>/dev/null || date +%F)
 architectures-sample: test-architectures
 
@@ -122,7 +122,7 @@ bench-stack: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/python -m tests.bench.stack $(ARGS)
 
-# All that is to be measured on a GPU, with a log of each step; ARGS="--device cpu --quick" shows that the steps run.
+# Every measurement that needs a GPU, with a log of each step; ARGS="--device cpu --quick" only shows that the steps run.
 bench-gpu: $(INSTALLED)
 	$(BIN)/tether fetch smollm2
 	$(BIN)/python -m tests.bench.gpu $(ARGS)
