@@ -113,7 +113,7 @@ def _ranks() -> Finding:
     return Finding("ok", "ranks", f"sft, reward and ppo train in {processes} ({why}), with {threads} each")
 
 
-def _counted(number: int, noun: str, plural: str) -> str:
+def _counted(number: int | str, noun: str, plural: str) -> str:
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
