@@ -19,8 +19,8 @@ test: check
 test-servers: $(INSTALLED)
 	$(BIN)/python -m pytest -m servers -n 2 --dist loadfile --no-loadscope-reorder -rP $(ARGS)
 
-# What .ci/run has of these: all but the long ones, and the pages in a browser. CORE chooses.
-CORE ?= servers and not long or browser
+# What .ci/run has of these: all but the long ones, the pages in a browser, and whole runs. CORE chooses.
+CORE ?= servers and not long or browser or whole
 test-core: $(INSTALLED)
 	$(BIN)/python -m pytest -m "$(CORE)" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -52,7 +52,7 @@ test-simulator: $(INSTALLED)
 test-label-studio: $(INSTALLED)
 	$(BIN)/python -m pytest -m labelstudio $(ARGS)
 
-# Runs killed at 60 moments, `iterate` at 10, other commands at 30, and 45 other faults: full disks, damaged files, servers that die, signals.
+# Runs killed at 60 moments, `iterate` at 10, other commands at 30, and 110 other faults: full disks, damaged files, servers that die, signals.
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal $(ARGS)
 

@@ -89,6 +89,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.whole
 def test_a_toy_stage_and_a_toy_gate_are_run_judged_shown_and_cached(tether, source: Path, tmp_path: Path) -> None:
     def tether_there(*arguments: str) -> subprocess.CompletedProcess[str]:
         return tether(*arguments, home=tmp_path / "home", cwd=source, PYTHONPATH=str(source))

@@ -13,6 +13,8 @@ from components.models.tokenizers import load_tokenizer
 from components.store.store import ArtifactStore
 from tests.faults.homes import Home, Moment
 
+pytestmark = pytest.mark.whole
+
 ITEMS = 12
 
 

@@ -21,6 +21,8 @@ from components.models.folders import build_causal_lm, save_model
 from components.models.tokenizers import texts_of, train_tokenizer
 from components.store.store import ArtifactStore, Record, digest_folder
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parent.parent
 ITEMS = 16
 LOST = 4

@@ -28,6 +28,7 @@ def secretive(prefect: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.whole
 def test_a_run_and_what_is_asked_of_it_later_say_and_store_no_secret(
     tether: Tether, prefect: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -104,6 +104,8 @@ def test_ctrl_c_in_a_terminal_reaches_the_run_and_not_its_server_and_leaves_none
     assert servers(home) == [] and list((home / "prefect" / "embedded").iterdir()) == []
 
 
+@pytest.mark.faults
+@pytest.mark.kind("told to stop")
 def test_a_closed_pipe_a_full_disk_and_a_closed_terminal_interrupt_a_run_that_then_goes_on(
     start: Callable[..., Run],
     prefect: dict[str, str],
@@ -134,6 +136,8 @@ def test_a_closed_pipe_a_full_disk_and_a_closed_terminal_interrupt_a_run_that_th
     assert run.end() == (0, "") and states(home)[0] == "passed"
 
 
+@pytest.mark.faults
+@pytest.mark.kind("told to stop")
 def test_a_second_ctrl_c_ends_at_once(
     start: Callable[..., Run], prefect: dict[str, str], whole: tuple[Home, list[Moment]], tmp_path: Path
 ) -> None:
@@ -149,6 +153,8 @@ def test_a_second_ctrl_c_ends_at_once(
     assert "Traceback" not in said, said
 
 
+@pytest.mark.faults
+@pytest.mark.kind("told to stop")
 def test_a_prefect_server_that_cannot_start_costs_its_pages_and_not_the_run(
     tether: Callable[..., subprocess.CompletedProcess[str]],
     whole: tuple[Home, list[Moment]],

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from components.base.jsonl import read_rows
 from components.data.splits import loose_key
 from components.human_eval.halves import JUDGED, PREFERENCES
@@ -12,6 +14,8 @@ from flows.launch.begin import new_run
 from flows.launch.computing import everything_is_stored
 from tasks.runs.status import load_status
 from tests.bench.rounds import run, voted
+
+pytestmark = pytest.mark.whole
 
 
 def keys(*files: Path) -> set[str]:

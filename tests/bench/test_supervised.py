@@ -27,6 +27,7 @@ def test_examples_are_ragged_within_their_bounds_end_once_and_are_the_same_for_b
     assert all(min(p) > 1 for p in prompts)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("stage", ["sft", "reward"])
 def test_our_side_counts_the_tokens_and_steps_of_its_examples(stage: str) -> None:
     given = {

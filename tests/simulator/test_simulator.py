@@ -114,6 +114,7 @@ def sound(found: list[dict[str, Any]]) -> None:
     assert all(each["tokens"] and each["steps"] for each in found)
 
 
+@pytest.mark.whole
 def test_the_stages_mix_no_devices_and_wait_rarely_and_planted_faults_are_found(tmp_path: Path) -> None:
     faults = [{"name": fault, "stage": "sft", "fault": fault, "options": SHORT} for fault in FAULTS]
     found = walk(tmp_path, [*STAGES, *faults])

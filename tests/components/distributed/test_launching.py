@@ -36,6 +36,7 @@ def weight(out: Path) -> float:
     return float.fromhex((out / "artifact" / "weight").read_text())
 
 
+@pytest.mark.whole
 def test_two_ranks_learn_as_one_and_only_rank_0_reports_and_writes(toy: Any, tmp_path: Path) -> None:
     found = toy()
     assert [step for step, _, _ in found.points] == list(range(1, 17))
@@ -48,6 +49,7 @@ def test_two_ranks_learn_as_one_and_only_rank_0_reports_and_writes(toy: Any, tmp
     assert weight(tmp_path / "out") == pytest.approx(weight(alone), rel=1e-5)
 
 
+@pytest.mark.whole
 def test_the_error_of_the_rank_that_failed_keeps_its_class_and_text(toy: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match=r"^toy: the loss is nan\. Lower toy\.learning_rate\.$"):
         toy(goes_wrong="check")

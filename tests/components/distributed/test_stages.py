@@ -40,6 +40,7 @@ def compare_samples(one: Path, other: Path) -> None:
     assert [row["response"] for row in a] == [row["response"] for row in b]
 
 
+@pytest.mark.whole
 def test_sft_on_two_ranks_gives_one_process_weights_curve_and_texts(stages: Any, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     points = []

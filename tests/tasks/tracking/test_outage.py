@@ -263,6 +263,7 @@ def test_sync_gives_up_on_a_server_that_stays_away(left, monkeypatch):
     assert len(said) > 3 and 0.2 < time.monotonic() - began < 5
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("server", ["refuses", "never answers"])
 def test_a_dead_server_delays_a_run_by_no_more_than_seconds_and_sync_says_so(
     server, pipeline, home, empty_mlflow, monkeypatch, said, caplog
