@@ -1,6 +1,6 @@
 """What a stage calls while it computes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
@@ -9,6 +9,7 @@ class Observe(Protocol):
 
     `metrics` become the stage's curves. The rest is for the display of progress alone: `total` is the number of steps,
     `tokens` how many this step computed, and `resumed` says that no step was done now: the stage goes on from `step`.
+    `samples` are some responses of now, as JSON objects with `prompt` and `response`, for people to read.
     """
 
     def __call__(
@@ -19,4 +20,5 @@ class Observe(Protocol):
         *,
         tokens: float | None = None,
         resumed: bool = False,
+        samples: Sequence[Mapping[str, object]] | None = None,
     ) -> None: ...

@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -116,10 +116,11 @@ class _Observed:
 
     def __call__(
         self, step: int, metrics: Mapping[str, float], total: int | None = None, *,
-        tokens: float | None = None, resumed: bool = False,
+        tokens: float | None = None, resumed: bool = False, samples: Sequence[Mapping[str, object]] | None = None,
     ) -> None:  # fmt: skip
         found = {name: float(value) for name, value in metrics.items()}
         row = {"step": step, "metrics": found, "total": total, "tokens": tokens, "resumed": resumed}
+        row |= {"samples": list(samples)} if samples is not None else {}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 

@@ -81,7 +81,7 @@ _GATES = (
     Gate("ppo.kl", "<=", "held-out KL to SFT, nats per response, upper end", "ppo/kl_high"),
     Gate("ppo.kl_per_token", "<=", "held-out KL to SFT, nats per token, upper end", "ppo/kl_per_token_high"),
     Gate("ppo.kl_floor", ">=", "the policy has moved away from SFT, lower end of KL", "ppo/kl_low", warn_only=True),
-    Gate("ppo.stopped", "<=", "training was not cut short by the KL ceiling"),
+    Gate("ppo.stopped", "<=", "the tether held: KL stayed below its ceiling and in its band in every update"),
     Gate("ppo.beta_drift_below_target", "<=", "log β had settled, or KL was not below its target, in the last third",
          warn_only=True, if_measured=True),
     Gate("ppo.proxy_rise_at_level_kl", "<=", "proxy reward does not climb while KL stays level, SFT deviations",

@@ -108,6 +108,21 @@ class ImportanceConfig(Settings):
     """C that weights are cut to (Ionides 2008)."""
 
 
+class WatchConfig(Settings):
+    """The held-out evaluations while a policy trains, and what they decide. `ppo.evaluate_every` says how often."""
+
+    prompts: int = Field(128, ge=2)
+    """Prompts of the calibration split, which no gate judges anything on; one response to each."""
+    kl_high: float | None = Field(None, gt=0)
+    """Upper end of the band that KL to SFT should stay in, in `kl.unit`; set it to the threshold of the gate on KL. A
+    checkpoint whose KL's upper end is above it is not published where another one is below. A run whose batches' KL
+    lies above it for certain, two in a row, has broken its tether: it stops, and fails. Null: no band."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after so many evaluations in a row that have not raised the highest score inside the band. Such a stop is no
+    failure. Null: never. A tethered policy's score levels off long before β does, so this saves time at the cost of
+    what the late updates show."""
+
+
 class PpoConfig(OptimizerConfig):
     """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""
 
@@ -154,6 +169,14 @@ class PpoConfig(OptimizerConfig):
     evaluate: int = Field(512, ge=2)
     """Held-out prompts of the final evaluation. Fewer than 256 are for trials: intervals are wide, and the gate
     `ppo.evaluated` says so."""
+    evaluate_every: int | None = Field(5, ge=1)
+    """Updates between evaluations on prompts of the calibration split; the best checkpoint that they find is published.
+    Null: no evaluation, and the last policy is published."""
+    watch: WatchConfig = WatchConfig()
+    """These evaluations."""
+    stop_early: bool = True
+    """Whether a run ends before its last update where its tether breaks (`kl.stop_above`, `watch.kl_high`) or
+    `watch.patience` ends. False switches every stop off; a broken tether fails the gate `ppo.stopped` all the same."""
     best_of: int | None = Field(None, ge=2)
     """Also evaluate, as a baseline, the best-scored of so many SFT responses to each held-out prompt; null for none."""
     sample_every: int = Field(20, ge=1)
@@ -162,6 +185,18 @@ class PpoConfig(OptimizerConfig):
     """Updates between checkpoints."""
     checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
     """Minutes between checkpoints, where they pass before so many updates; null for updates alone."""
+
+    @model_validator(mode="after")
+    def _band_holds_the_target(self) -> Self:
+        most = self.watch.kl_high
+        if self.kl.control == "adaptive" and most is not None and most <= self.kl.target:
+            raise ValueError(
+                f"watch.kl_high ({most:g}) must be greater than kl.target ({self.kl.target:g}): else the tether itself "
+                "pulls KL out of its band. Set ppo.watch.kl_high and the gate on KL to about twice the target"
+            )
+        if self.watch.patience is not None and self.evaluate_every is None:
+            raise ValueError("watch.patience counts evaluations, and there are none: set evaluate_every")
+        return self
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:

@@ -100,6 +100,26 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
     return metrics | (best_of(models, prompts, job, data, job.ppo.best_of) if job.ppo.best_of else {})
 
 
+def evaluate_last(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
+    """What the last policy has, on the prompts of `evaluate`, where an earlier checkpoint is published.
+
+    Writes `last.jsonl`. The metrics are called `ppo/last_kl`, `ppo/last_proxy_reward` and so on; no gate judges them.
+    """
+    prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.ppo.evaluate]]
+    rows = respond(models, models.policy, prompts, job, data)
+    write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in zip(prompts, rows, strict=True)))
+    clusters = [str(p) for p in prompts]
+    found = clustered_mean([r.kl for r in rows], clusters).metrics("ppo/last_kl")
+    found |= clustered_ratio([r.kl for r in rows], [r.tokens for r in rows], clusters).metrics("ppo/last_kl_per_token")
+    for name in ("repetition", "echo", "ended", "entropy"):
+        found[f"ppo/last_{name}"] = _mean(getattr(r, name) for r in rows)
+    return found | {
+        "ppo/last_proxy_reward": _mean(r.score for r in rows),
+        "ppo/last_response_tokens": _mean(r.tokens for r in rows),
+        **{f"ppo/last_{name}": _mean(r.truth[name] for r in rows) for name in rows[0].truth},
+    }
+
+
 def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
     """What gates judge of the responses one by one, each with the ends of its interval."""
 

@@ -27,10 +27,11 @@ from components.models.sampling import Samples
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
 from components.ppo.curves import curve_metrics
-from components.ppo.evaluate import evaluate
+from components.ppo.evaluate import evaluate, evaluate_last
 from components.ppo.experience import check_start, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
+from components.ppo.watch import Watch, put_weights, shown_samples
 from components.rollouts.engine import Rollouts, open_rollouts
 from components.training.checkpoint import Pace
 from components.training.loop import restore_state, save_state, seeded, torch_seed
@@ -46,8 +47,10 @@ class Progress:
     """`update` (from 1) and the metrics of each update."""
     samples: list[dict[str, object]] = field(default_factory=list)
     """Some responses, with `update` (from 0)."""
+    broke: bool = False
+    """KL was over the ceiling, or outside its band, for certain at some update."""
     stopped: bool = False
-    """KL stayed over the ceiling."""
+    """The training ends here, whatever updates are left."""
 
 
 def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -70,26 +73,34 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     models = Models.load(job, inputs)
     held = {name: weights_digest(m) for name, m in _held(models).items()}
     models.spread(job.runtime.sharding)
-    trained = train(models, job, prompts, data, out, observe)
+    trained, watch = train(models, job, prompts, data, out, observe)
     models.gather()
     ranks.go_on_alone()
     for name, model in _held(models).items():
         if weights_digest(model) != held[name]:
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
     models.policy.eval()
+    updates = len(trained.history)
+    published, reason = watch.choose(updates)
+    metrics = {} if published == updates else evaluate_last(models, job, data, out)
+    if published != updates:
+        put_weights(models.policy, watch.weights)
     save_model(models.policy, models.tokenizer, out / "artifact" / "model")
     if isinstance(models.policy, AdapterView):
         save_adapter(models.policy, out / "artifact" / "adapter")
     write_rows(out / "artifact" / "history.jsonl", trained.history)
     write_rows(out / "artifact" / "samples.jsonl", trained.samples)
-    metrics = evaluate(models, job, data, out)
+    about = {"published_update": published, "reason": reason, "last_update": updates, "evaluations": watch.looks}
+    write_json(out / "artifact" / "metadata.json", about)
+    metrics |= evaluate(models, job, data, out)
     last = trained.history[-1]
     kept = ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl", "ppo/kl_to_reference")
     metrics |= {name: last[name] for name in kept if name in last}
     metrics |= curve_metrics(trained.history, job.ppo.kl)
     metrics |= {
-        "ppo/stopped": float(trained.stopped),
-        "ppo/updates": float(len(trained.history)),
+        "ppo/stopped": float(trained.broke),
+        "ppo/updates": float(updates),
+        "ppo/published_update": float(published),
     }
     if job.ppo.rollout.by_server:
         metrics["ppo/rollouts_bit_exact"] = float(job.ppo.rollout.bit_exact)
@@ -101,14 +112,17 @@ def _held(models: Models) -> dict[str, nn.Module]:
     return {"SFT policy": models.sft, "reward model": models.reward_model}
 
 
-def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, observe: Observe) -> Progress:
-    """The updates. Resumes from `out/checkpoint/ppo`."""
+def train(
+    models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, observe: Observe
+) -> tuple[Progress, Watch]:
+    """The updates, and what evaluations between them found. Resumes from `out/checkpoint/ppo`."""
     config, folder = job.ppo, out / "checkpoint" / "ppo"
     learner, controller = Learner.start(models, job), KLController.start(config.kl)
     refresh_every = config.kl.refresh_every
     modules = models.trained() | ({"reference": models.reference} if refresh_every else {})
-    seen = Progress()
-    if resumed := restore_state(folder, modules, learner.optimizers):
+    seen, watch, weights = Progress(), Watch.start(job, data), dict[str, Tensor]()
+    if resumed := restore_state(folder, modules, learner.optimizers, weights):
+        watch.restore(resumed[1]["watch"], weights)
         seen, controller = Progress(**resumed[1]["state"]), KLController(config.kl, **resumed[1]["tether"])
         for row in seen.history:
             observe(int(row["update"]), {k: v for k, v in row.items() if k != "update"}, total=config.updates)
@@ -117,8 +131,8 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
 
     def save(step: int) -> None:
-        kept = {"state": asdict(seen), "tether": controller.state()}
-        save_state(folder, step, modules, learner.optimizers, kept)
+        kept = {"state": asdict(seen), "tether": controller.state(), "watch": watch.state()}
+        save_state(folder, step, modules, learner.optimizers, kept, watch.weights)
 
     sampled = open_rollouts(config.rollout, models.tokenizer, job.runtime, job.generation, out / "sent")
     with sampled as rollouts, Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
@@ -143,7 +157,10 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
                 metrics = experience.metrics | learner.update(experience, update)
             # 4. move the tether
             held = "ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"
-            seen.stopped = controller.stops(metrics[held], metrics.get(f"{held}_low", -math.inf))
+            low = metrics.get(f"{held}_low", -math.inf)
+            stops = [controller.stops(metrics[held], low), watch.leaves(update + 1, low)]
+            seen.broke = seen.broke or any(stops)
+            seen.stopped = config.stop_early and seen.broke
             controller.update(metrics[held])
             if refresh_every and (update + 1) % refresh_every == 0:
                 models.refresh_reference()
@@ -152,8 +169,18 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
             texts = samples.texts(models.tokenizer)
             truths = [task_scores(data, prompt, text) for prompt, text in zip(asked_of, texts, strict=True)]
             metrics |= {f"ppo/{name}": sum(each[name] for each in truths) / len(truths) for name in truths[0]}
-            seen.history.append({"update": update + 1, **metrics})
             last = update + 1 == config.updates or seen.stopped
+            watched: dict[str, Any] = {}
+            speed: dict[str, float] = {}
+            if watch.due(update + 1, last):
+                looking = time.perf_counter()
+                answers = watch.look(models, job, data, update + 1)
+                metrics |= watch.metrics()
+                watched["samples"] = shown_samples(watch.prompts, answers)
+                speed["ppo/watched_seconds"] = time.perf_counter() - looking
+                seen.stopped = seen.stopped or (config.stop_early and watch.out_of_patience())
+                last = last or seen.stopped
+            seen.history.append({"update": update + 1, **metrics})
             if update % config.sample_every == 0 or last:
                 scores = experience.judged.tolist(), experience.scores.tolist()
                 shown = islice(zip(asked_of, texts, *scores, truths, strict=True), SAMPLES_SHOWN)
@@ -162,11 +189,12 @@ def train(models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path
             if pace.due(update + 1, last):
                 save(update + 1)
             seconds, tokens = time.perf_counter() - began, float(sum(samples.response_lengths))
-            speed = {"ppo/samples_per_second": len(texts) / seconds, "ppo/tokens_per_second": tokens / seconds}
+            seconds -= speed.get("ppo/watched_seconds", 0.0)
+            speed |= {"ppo/samples_per_second": len(texts) / seconds, "ppo/tokens_per_second": tokens / seconds}
             speed["ppo/peak_memory_gb"] = peak_memory_gb(job.runtime.device)
-            observe(update + 1, metrics | speed, total=config.updates, tokens=tokens)
+            observe(update + 1, metrics | speed, total=config.updates, tokens=tokens, **watched)
             pace.stop_if_told()
-    return seen
+    return seen, watch
 
 
 def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int, rollouts: Rollouts) -> Samples:

@@ -52,11 +52,12 @@ def train_models(
 
             def counted_through(
                 step: int, metrics: Mapping[str, float], total: int | None = None, *,
-                tokens: float | None = None, resumed: bool = False, before: int = before,
+                tokens: float | None = None, resumed: bool = False,
+                samples: Sequence[Mapping[str, object]] | None = None, before: int = before,
             ) -> None:  # fmt: skip
                 # Responses scored one by one are padded to the pair's longer one, which is what `fit` counts.
                 tokens = tokens if tokens is None or config.shared_prompts else 2 * tokens
-                observe(before + step, metrics, total=sum(steps), tokens=tokens, resumed=resumed)
+                observe(before + step, metrics, total=sum(steps), tokens=tokens, resumed=resumed, samples=samples)
 
             model = begin(member, first)
             first = model if first is None and config.lora is not None else first

@@ -5,7 +5,7 @@ import functools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,6 +26,9 @@ from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
 from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
 
+BESIDE = "beside"
+"""Prefix of the tensors of a checkpoint that belong to no module."""
+
 
 def seeded(seed: int, *what: object) -> random.Random:
     """A random stream of its own for each use, so that resuming needs no stream's state."""
@@ -37,17 +40,32 @@ def torch_seed(seed: int, *what: object) -> int:
     return seeded(seed, *what).getrandbits(62)
 
 
-def _kept(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def kept_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters a checkpoint holds: those that train, or all where none does (a reference that is refreshed)."""
     named = list(module.named_parameters())
     return [(name, p) for name, p in named if p.requires_grad] or named
 
 
+def whole_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Copies on the CPU, whole where the ranks share a tensor out. All ranks call it."""
+    return {name: sharding.whole(tensor).detach().cpu().clone() for name, tensor in named}
+
+
 def save_state(
-    folder: Path, step: int, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW], state: object
+    folder: Path,
+    step: int,
+    modules: Mapping[str, nn.Module],
+    optimizers: Mapping[str, AdamW],
+    state: object,
+    beside: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Checkpoint parameters, optimiser moments and `state` (JSON). All ranks call it, and rank 0 writes."""
-    tensors: dict[str, Tensor] = {f"{name}|{k}": p for name, module in modules.items() for k, p in _kept(module)}
+    """Checkpoint parameters, optimiser moments and `state` (JSON). All ranks call it, and rank 0 writes.
+
+    Args:
+        beside: further tensors, whole and on the CPU.
+    """
+    tensors = {f"{name}|{k}": p.detach() for name, module in modules.items() for k, p in kept_parameters(module)}
+    tensors |= {f"{BESIDE}|{name}": tensor for name, tensor in (beside or {}).items()}
     groups = {}
     for name, optimizer in optimizers.items():
         moments, groups[name] = checkpoint.pack_optimizer(optimizer, f"{name}.optimizer")
@@ -60,19 +78,29 @@ def save_state(
 
 
 def restore_state(
-    folder: Path, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW]
+    folder: Path,
+    modules: Mapping[str, nn.Module],
+    optimizers: Mapping[str, AdamW],
+    beside: dict[str, Tensor] | None = None,
 ) -> tuple[int, Any] | None:
-    """Load what `save_state` wrote last; returns (step, state), or None where there is no checkpoint."""
+    """Load what `save_state` wrote last; returns (step, state), or None where there is no checkpoint.
+
+    Args:
+        beside: is given the further tensors.
+    """
     found = checkpoint.load_latest(folder)
     if found is None:
         return None
     with torch.no_grad():
         for name, module in modules.items():
-            for key, parameter in _kept(module):
+            for key, parameter in kept_parameters(module):
                 parameter.copy_(sharding.like(found.tensors[f"{name}|{key}"], parameter))
     for name, optimizer in optimizers.items():
         groups = found.state["optimizers"][name]
         checkpoint.unpack_optimizer(optimizer, f"{name}.optimizer", found.tensors, groups)
+    if beside is not None:
+        prefix = f"{BESIDE}|"
+        beside |= {name.removeprefix(prefix): t for name, t in found.tensors.items() if name.startswith(prefix)}
     return found.step, found.state["state"]
 
 

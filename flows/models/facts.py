@@ -90,7 +90,7 @@ class ModelFacts(NamedTuple):
         ]
         stopped = gates.get("ppo.stopped")
         if self.record.metrics.get("ppo/stopped") and (stopped is None or outcome(stopped) == "OFF"):
-            found.append("PPO was stopped before its last update, at ppo.kl.stop_above")
+            found.append("PPO's tether broke: KL left ppo.watch.kl_high or met ppo.kl.stop_above")
         return found
 
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -174,9 +174,11 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
         def observe(
             step: int, metrics: Mapping[str, float], total: int | None = None, *,
             tokens: float | None = None, resumed: bool = False,
+            samples: Sequence[Mapping[str, object]] | None = None,
         ) -> None:  # fmt: skip
             lease.check()
-            show(kept.append(step, metrics, total=total, tokens=tokens, resumed=resumed or None))
+            more = {"total": total, "tokens": tokens, "resumed": resumed or None, "samples": samples}
+            show(kept.append(step, metrics, **more))
 
         with naming(out):
             return run(work.job, {name: given.path for name, given in work.inputs.items()}, out, observe)

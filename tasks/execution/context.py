@@ -70,6 +70,8 @@ class RunContext:
     """Called once, when the run's end is written down and before MLflow is told of it."""
     log: Callable[[str], None] | None = None
     """Takes what is said, beside the console."""
+    show_samples: Callable[[str, Mapping[str, Any]], None] | None = None
+    """Takes a stage and a point of it with samples, while the stage computes."""
     user: str = field(default_factory=current_user)
     """Who has these stages computed, or scored, for the record."""
     flow_run: str = ""

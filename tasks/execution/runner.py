@@ -24,6 +24,7 @@ from tasks.result import Given, StageResult, State, as_inputs, is_skipped
 from tasks.runs.explained import Explanation, Hit
 from tasks.runs.journal import Done, write_done
 from tasks.runs.points import Point, Spool, points_file
+from tasks.runs.samples import SamplesFile, choice_of, samples_file
 from tasks.runs.status import Part, finite
 from tasks.stages import Stage
 
@@ -147,11 +148,14 @@ def _explain(stage: Stage, ctx: RunContext, why: Explanation) -> None:
 def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
     """Write down and show points as they come; MLflow gets them from the file."""
     path = points_file(ctx.folder, stage.shown)
-    with closing(Spool(path)) as spool, StageProgress(ctx.console, stage.name) as progress:
+    shown = SamplesFile(samples_file(ctx.folder, stage.shown))
+    with closing(Spool(path)) as spool, closing(shown), StageProgress(ctx.console, stage.name) as progress:
 
         def show(point: Point) -> None:
             spool.add(point)
             progress.show(point)
+            if shown.add(point) and ctx.show_samples is not None:
+                ctx.show_samples(stage.shown, point)
 
         yield show
 
@@ -217,6 +221,8 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
     by = f"{record.run}{' and imported' if record.imported else ''}"
     how = f"cached, computed by {by}" if result.cached else f"computed in {result.seconds:.1f} s"
     ctx.say(f"{record.stage}: {how}; artifact {record.digest[:12]}")
+    if reason := choice_of(result.path):
+        ctx.say(f"  {line(reason)}")
     for verdict in result.verdicts:
         word = gate_text.outcome(verdict)
         if word not in ("PASS", "OFF"):

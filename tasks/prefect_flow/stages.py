@@ -7,7 +7,7 @@ and the error goes on from there.
 import logging
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -35,6 +35,7 @@ from tasks.execution.runner import run_stage
 from tasks.prefect_flow.server import is_answering
 from tasks.result import Given, StageResult
 from tasks.runs.journal import REPORT
+from tasks.runs.samples import as_markdown
 from tasks.stages import Stage
 from tasks.tracking.address import mlflow_file, mlflow_page
 
@@ -106,6 +107,7 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
         def run_one_stage() -> State[Any]:
             if ctx.flow_run:
                 ctx.status.update(stage.shown, prefect=_page("task-run", runtime.task_run.id))
+            ctx.show_samples = _show_samples
             state = outcome.capture(
                 lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
             )
@@ -178,6 +180,17 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
         key=f"{stage.shown.replace('_', '-')}-gates",
         description=f"Gates of {stage.shown} in run {ctx.run}",
     )
+
+
+def _show_samples(stage: str, point: Mapping[str, Any]) -> None:
+    """The newest samples of a stage that computes, as a Prefect artifact; the versions before stay in its history."""
+    key = f"{stage.replace('_', '-')}-samples"
+
+    def send() -> None:
+        create_markdown_artifact(as_markdown([dict(point)]), key=key, description=f"Samples of {stage}, while it runs")
+
+    if is_answering():
+        unless_gone(send)
 
 
 def show_report(ctx: RunContext) -> None:

@@ -1,6 +1,6 @@
 """Points of a stage in a file: metrics by step, written before anything else is done with them.
 
-<stage>.jsonl   one point a line: {"step", "time" (ms), "metrics"}, and "total" (steps) and "tokens" where known
+<stage>.jsonl   one point a line: {"step", "time" (ms), "metrics"}; "total" (steps), "tokens" and "samples" where known
 """
 
 import json
@@ -29,10 +29,10 @@ class Spool:
         self._seen = {(name, point["step"]) for point in read_points(path) for name in point["metrics"]}
         self._file: TextIO = path.open("a")
 
-    def append(self, step: int, metrics: Mapping[str, float], **of_progress: float | None) -> Point:
-        """Make a point of now, and add it; of `of_progress`, what is not None. Returns it."""
+    def append(self, step: int, metrics: Mapping[str, float], **more: Any) -> Point:
+        """Make a point of now, and add it; of `more`, what is not None. Returns it."""
         point: Point = {"step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
-        point |= {name: value for name, value in of_progress.items() if value is not None}
+        point |= {name: value for name, value in more.items() if value is not None}
         self.add(point)
         return point
 

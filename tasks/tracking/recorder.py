@@ -18,7 +18,8 @@ from components.base.nested import flatten
 from components.gates import text as gate_text
 from tasks.runs.config import run_values
 from tasks.runs.journal import REPORT, Done, Sent, read_done
-from tasks.runs.points import points_after, points_file
+from tasks.runs.points import points_after, points_file, read_points
+from tasks.runs.samples import as_table
 from tasks.runs.status import RunFile, RunStatus, StageStatus, load_status, read_file
 from tasks.tracking import pages
 from tasks.tracking.address import run_link
@@ -29,6 +30,10 @@ from tasks.tracking.promotion import Versions
 TABLE_ROWS = 200
 TABLES = ("samples.jsonl", "evaluation.jsonl")
 """Files of an artifact that are shown as tables."""
+WATCHED = "watched.json"
+"""The table of the samples that a stage shows while it computes."""
+WATCHED_TABLE = {"path": WATCHED, "type": "table"}
+TABLES_TAG = "mlflow.loggedArtifacts"
 CARD = "model_card.md"
 """What the run of a stage that gave a model has it under."""
 BATCH_POINTS = 200
@@ -84,6 +89,10 @@ class Recorder:
                 for name, value in point["metrics"].items()
             ]
             self._client.log_batch(sent.stages[stage], metrics=metrics)
+            if any(point.get("samples") for point in points):
+                table = as_table(read_points(points_file(folder, stage)))
+                self._client.log_text(sent.stages[stage], table, WATCHED)
+                self._client.set_tag(sent.stages[stage], TABLES_TAG, json.dumps([WATCHED_TABLE]))
             sent.points[stage] = end
             sent.save(folder)
 
@@ -239,7 +248,8 @@ class _Stage:
 
     def _tables(self) -> None:
         """What `log_table` writes, without the pandas it goes through."""
-        shown = []
+        listed = self._client.get_run(self._run).data.tags.get(TABLES_TAG, "[]")
+        shown = [WATCHED_TABLE] if WATCHED_TABLE in json.loads(listed) else []
         for name in TABLES:
             path = self._done.path / name
             if path.is_file():
@@ -250,7 +260,7 @@ class _Stage:
                 shown.append({"path": f"{path.stem}.json", "type": "table"})
                 self._client.log_text(self._run, json.dumps(table), f"{path.stem}.json")
         if shown:
-            self._client.set_tag(self._run, "mlflow.loggedArtifacts", json.dumps(shown))
+            self._client.set_tag(self._run, TABLES_TAG, json.dumps(shown))
 
     def _tags(self, note: str, computed_by: str | None) -> None:
         from mlflow.entities import RunTag

@@ -1,0 +1,178 @@
+"""Held-out evaluation while a policy trains: the best checkpoint inside the KL band, and when to stop."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.base.jsonl import read_rows
+from components.ppo.config import PpoConfig, PpoJob
+from components.ppo.evaluate import Answered, respond
+from components.ppo.models import Models
+from components.stats.intervals import Interval, clustered_mean, clustered_ratio, paired_gain
+from components.training.loop import kept_parameters, whole_tensors
+
+STREAM = "watch"
+"""Random numbers of these evaluations: the same at each, so that two checkpoints differ by their weights alone."""
+LEAVES_AFTER = 2
+"""Batches in a row whose KL is certainly above the band before the tether counts as broken."""
+SHOWN = 8
+"""Watched prompts whose responses are shown."""
+
+
+@dataclass
+class Watch:
+    """What the held-out evaluations of a training found. All of it is in the training's checkpoints."""
+
+    config: PpoConfig
+    prompts: list[Any]
+    """Of the calibration split; no gate judges anything on them."""
+    sft: list[float] = field(default_factory=list)
+    """SFT's scores on them, in SFT standard deviations; empty before the first evaluation."""
+    looks: list[dict[str, float]] = field(default_factory=list)
+    """`update` (from 1), `score`, `gain` over SFT and `kl`, each with `_low` and `_high`, by evaluation."""
+    scores: dict[int, list[float]] = field(default_factory=dict)
+    """Each prompt's score of the best evaluation inside the band and of the last one, by update."""
+    best: int = 0
+    """The update of the highest score inside the band; 0 for none."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """Its parameters, whole and on the CPU."""
+    outside: int = 0
+    """Batches in a row, the last one included, whose KL was certainly above the band."""
+    left: int = 0
+    """The update at which KL had left the band for certain; 0 while it has not."""
+
+    @classmethod
+    def start(cls, job: PpoJob, data: Path) -> "Watch":
+        """Nothing seen yet."""
+        rows = read_rows(data / "prompts.calibration.jsonl")[: job.ppo.watch.prompts] if job.ppo.evaluate_every else []
+        return cls(job.ppo, [row["prompt"] for row in rows])
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it as JSON; `weights` are its tensors."""
+        scores = {str(update): each for update, each in self.scores.items()}
+        named = ("sft", "looks", "best", "outside", "left")
+        return {name: getattr(self, name) for name in named} | {"scores": scores}
+
+    def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        """Become what a checkpoint holds."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.scores = {int(update): each for update, each in state["scores"].items()}
+        self.weights = dict(weights)
+
+    def due(self, update: int, last: bool) -> bool:
+        """Whether to evaluate after `update` updates. The last is compared only where another one could be better."""
+        every = self.config.evaluate_every
+        if every is None or len(self.prompts) < 2:
+            return False
+        return update % every == 0 or (last and bool(self.looks))
+
+    def look(self, models: Models, job: PpoJob, data: Path, update: int) -> list[Answered]:
+        """Evaluate the policy after `update` updates, and keep its weights if none before is better.
+
+        Returns a response to each watched prompt.
+        """
+        clusters = [str(prompt) for prompt in self.prompts]
+        if not self.sft:
+            self.sft = [each.score for each in respond(models, models.sft, self.prompts, job, data, stream=STREAM)]
+        rows = respond(models, models.policy, self.prompts, job, data, stream=STREAM)
+        scores, kl = [row.score for row in rows], [row.kl for row in rows]
+        a_response = clustered_mean(kl, clusters)
+        a_token = clustered_ratio(kl, [row.tokens for row in rows], clusters)
+        found: dict[str, float] = {"update": update}
+        named = {"score": clustered_mean(scores, clusters), "gain": paired_gain(scores, self.sft, clusters),
+                 "kl": a_response, "kl_per_token": a_token}  # fmt: skip
+        for name, interval in named.items():
+            found |= interval.metrics(name)
+        for name in rows[0].truth:
+            found[name] = sum(row.truth[name] for row in rows) / len(rows)
+        self.looks.append(found)
+        before = {at: each for at, each in self.scores.items() if at == self.best}
+        if self.is_inside(found) and (not self.best or found["score"] > self._at(self.best)["score"]):
+            self.best, before = update, {}
+            self.weights = whole_tensors(kept_parameters(models.policy))
+        self.scores = before | {update: scores}
+        return rows
+
+    def is_inside(self, look: Mapping[str, float]) -> bool:
+        """Whether the upper end of an evaluation's KL is in the band [0, `watch.kl_high`]."""
+        most = self.config.watch.kl_high
+        name = "kl_high" if self.config.kl.unit == "response" else "kl_per_token_high"
+        return most is None or look.get(name, float("inf")) <= most
+
+    def leaves(self, update: int, low: float) -> bool:
+        """Count a batch whose KL's interval begins at `low` (in `kl.unit`); whether KL has left the band for certain.
+
+        One batch in forty lies above its own mean's upper end by chance: two in a row, one in 1,600.
+        """
+        most = self.config.watch.kl_high
+        self.outside = self.outside + 1 if most is not None and low > most else 0
+        self.left = self.left or (update if self.outside >= LEAVES_AFTER else 0)
+        return self.outside >= LEAVES_AFTER
+
+    def out_of_patience(self) -> bool:
+        """Whether `watch.patience` evaluations in a row have not raised the highest score inside the band."""
+        patience = self.config.watch.patience
+        since = [look for look in self.looks if look["update"] > self.best]
+        return patience is not None and bool(self.best) and len(since) >= patience
+
+    def choose(self, last: int) -> tuple[int, str]:
+        """The update that is published, and why, in a sentence.
+
+        The last one, if it is inside the band and no earlier one there is certainly better (paired over the prompts,
+        95 %): what differs by chance alone is no reason to throw updates away. Else the one with the highest score.
+        """
+        band = "" if self.config.watch.kl_high is None else f" inside the KL band [0, {self.config.watch.kl_high:g}]"
+        if not self.looks:
+            return last, f"Update {last} is published: it is the last, and no earlier checkpoint was evaluated."
+        if not self.best:
+            return last, f"Update {last}, the last, is published: no evaluated checkpoint is{band or ' finite'}."
+        if self.best == last:
+            return last, f"Update {last}, the last, is published: no evaluated checkpoint{band} scores higher."
+        score = self._at(self.best)["score"]
+        told = f"its score on {len(self.prompts)} held-out prompts is the highest{band}, {score:.2f} SFT deviations"
+        end = self._at(last)
+        if not self.is_inside(end):
+            kl = end["kl" if self.config.kl.unit == "response" else "kl_per_token"]
+            return self.best, (
+                f"Update {self.best} is published: {told}. The last, update {last}, is outside (KL {kl:.3g} nats a "
+                f"{self.config.kl.unit})."
+            )
+        gain = self._gain(self.best, last)
+        if gain.low > 0:
+            return self.best, (
+                f"Update {self.best} is published: {told}. It is certainly better than the last, update {last} (by "
+                f"{gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}])."
+            )
+        return last, (
+            f"Update {last}, the last, is published: no earlier one{band} is certainly better (the highest score is "
+            f"update {self.best}'s, by {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}] SFT deviations)."
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The newest evaluation as metrics of its update."""
+        return {f"ppo/watched_{name}": value for name, value in self.looks[-1].items() if name != "update"}
+
+    def _at(self, update: int) -> dict[str, float]:
+        return next(look for look in self.looks if look["update"] == update)
+
+    def _gain(self, a: int, b: int) -> Interval:
+        return paired_gain(self.scores[a], self.scores[b], [str(prompt) for prompt in self.prompts])
+
+
+def put_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
+    """Give `model`, whole on this rank, the parameters that `Watch.weights` holds."""
+    named = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            named[name].copy_(tensor)
+
+
+def shown_samples(prompts: Sequence[Any], rows: Sequence[Answered]) -> list[dict[str, object]]:
+    """The responses to the first watched prompts, for people to read while the policy trains."""
+    pairs = zip(prompts[:SHOWN], rows[:SHOWN], strict=True)
+    return [{"prompt": p, "response": r.response, "score": r.score, "kl": r.kl} | r.truth for p, r in pairs]

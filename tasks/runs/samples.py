@@ -1,0 +1,102 @@
+"""Responses that a stage shows while it computes: a text in the run's folder, and the same as Markdown.
+
+samples/<stage>.txt   one block a step, the newest last
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from components.base.errors import naming
+from components.base.text import line, markdown, plain
+from tasks.runs.points import Point
+
+Sample = Mapping[str, Any]
+
+
+def samples_file(folder: Path, stage: str) -> Path:
+    """Where the samples of a stage of the run in `folder` are."""
+    return folder / "samples" / f"{stage}.txt"
+
+
+class SamplesFile:
+    """The samples of one stage in one run; a step that is there already is not written again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        there = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        self._steps = {int(each.split()[2]) for each in there if each.startswith("== step ") and each.endswith(" ==")}
+
+    def add(self, point: Point) -> bool:
+        """Write the samples of a point; returns whether it has any that are new."""
+        samples, step = point.get("samples"), point["step"]
+        if not samples or step in self._steps:
+            return False
+        self._steps.add(step)
+        with naming(self._path):
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("a", encoding="utf-8")
+            self._file.write(block(step, samples))
+            self._file.flush()
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def block(step: int, samples: Sequence[Sample]) -> str:
+    """The samples of a step as text."""
+    parts = [f"== step {step} ==\n"]
+    for sample in samples:
+        parts.append(f"[{_numbers(sample)}]\n> {line(_prompt(sample))}\n{_quoted(str(sample.get('response', '')))}\n\n")
+    return "".join(parts)
+
+
+def as_markdown(points: Iterable[Point]) -> str:
+    """The samples of the newest point that has some, as a Markdown table; empty where none has."""
+    shown = [point for point in points if point.get("samples")]
+    if not shown:
+        return ""
+    newest = shown[-1]
+    rows = [
+        f"| {markdown(_prompt(each))} | {markdown(str(each.get('response', '')))} | {markdown(_numbers(each))} |"
+        for each in newest["samples"]
+    ]
+    return "\n".join([f"Step {newest['step']}", "", "| prompt | response | |", "|---|---|---|", *rows])
+
+
+def as_table(points: Iterable[Point]) -> str:
+    """The samples of all points as the JSON of an MLflow table; empty where there are none."""
+    rows = [{"step": p["step"], **each, "prompt": _prompt(each)} for p in points for each in p.get("samples") or ()]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return json.dumps({"columns": columns, "data": [[row.get(c) for c in columns] for row in rows]}) if rows else ""
+
+
+def choice_of(artifact: Path) -> str:
+    """Which checkpoint an artifact holds and why, as its `metadata.json` says it; empty where it says nothing."""
+    try:
+        found = json.loads((artifact / "metadata.json").read_text(encoding="utf-8"))
+        return str(found["reason"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # of an older version, or imported
+        return ""
+
+
+def _prompt(sample: Sample) -> str:
+    given = sample.get("prompt")
+    if isinstance(given, list):
+        return "\n".join(str(each.get("content", "")) if isinstance(each, Mapping) else str(each) for each in given)
+    return str(given)
+
+
+def _numbers(sample: Sample) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in sample.items() if isinstance(value, (int, float)))
+
+
+def _quoted(text: str) -> str:
+    """A response's lines, none of which can be taken for the head of a block."""
+    return "\n".join(f"  {each}" for each in plain(text).split("\n"))
