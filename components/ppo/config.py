@@ -111,7 +111,7 @@ class ImportanceConfig(Settings):
 class WatchConfig(Settings):
     """The held-out evaluations while a policy trains, and what they decide. `ppo.evaluate_every` says how often."""
 
-    prompts: int = Field(128, ge=2)
+    prompts: int = Field(96, ge=2)
     """Prompts of the calibration split, which no gate judges anything on; one response to each."""
     kl_high: float | None = Field(None, gt=0)
     """Upper end of the band that KL to SFT should stay in, in `kl.unit`; set it to the threshold of the gate on KL. A
@@ -169,7 +169,7 @@ class PpoConfig(OptimizerConfig):
     evaluate: int = Field(512, ge=2)
     """Held-out prompts of the final evaluation. Fewer than 256 are for trials: intervals are wide, and the gate
     `ppo.evaluated` says so."""
-    evaluate_every: int | None = Field(5, ge=1)
+    evaluate_every: int | None = Field(4, ge=1)
     """Updates between evaluations on prompts of the calibration split; the best checkpoint that they find is published.
     Null: no evaluation, and the last policy is published."""
     watch: WatchConfig = WatchConfig()

@@ -186,6 +186,8 @@ class PolicyFacts(NamedTuple):
     """`ppo.kl` of the config."""
     evaluated: int
     samples: list[ShownSample]
+    choice: str
+    """Which checkpoint is published and why; empty where the artifact doesn't say."""
 
 
 class Option(NamedTuple):
@@ -367,7 +369,8 @@ def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     tether = {"target": None, "unit": "response", "stop_above": None, **computed.get("kl", {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
-    return PolicyFacts(tether, len(rows), _samples(rows, hidden))
+    choice = str((stage.document("metadata.json") or {}).get("reason", ""))
+    return PolicyFacts(tether, len(rows), _samples(rows, hidden), choice)
 
 
 def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[ShownSample]:

@@ -104,11 +104,20 @@ def reward_and_kl(computed: Computed) -> Any:
         above = max(0.0, computed.metrics.get(high, end) - end)
         label = "held-out prompts, to the upper end" if above else "held-out prompts"
         kl_axis.errorbar(
-            [kl[-1][0]], [end], yerr=[[0.0], [above]], color=GREY, fmt="D", markersize=4, capsize=3, label=label
+            [computed.metrics.get("ppo/published_update", kl[-1][0])],
+            [end],
+            yerr=[[0.0], [above]],
+            color=GREY,
+            fmt="D",
+            markersize=4,
+            capsize=3,
+            label=label,
         )
     if config.control == "adaptive":  # inside this band β hardly moves
         kl_axis.axhspan(0.8 * config.target, 1.2 * config.target, color=PURPLE, alpha=0.25, linewidth=0,
                         label=f"target {config.target:g} ± 20 %")  # fmt: skip
+    if watched := computed.curve(name.replace("ppo/", "ppo/watched_")):
+        line(kl_axis, watched, GREY, "watched prompts", style=":")
     if config.stop_above is not None:
         level_line(kl_axis, config.stop_above, ORANGE, f"hard ceiling {config.stop_above:g}")
     line(panel(beta_axis, "β", zero=True), beta, PURPLE, "β")

@@ -30,7 +30,7 @@ from tests.bench.thresholds import Metrics, seed_range
 BETA = load_config("demo").ppo.kl.coefficient
 VARIANTS = {
     "tethered": [],
-    "cut (β = 0)": ["ppo.kl.control=fixed", "ppo.kl.coefficient=0", "ppo.kl.stop_above=null"],
+    "cut (β = 0)": ["ppo.kl.control=fixed", "ppo.kl.coefficient=0", "ppo.stop_early=false", "ppo.evaluate_every=null"],
     "tight (10 β)": ["ppo.kl.control=fixed", f"ppo.kl.coefficient={10 * BETA:g}"],
 }
 SHOWN = (

@@ -80,6 +80,7 @@ def run(folder: Path, seed: int, target: float, threads: int) -> dict[str, Any]:
             f"ppo.kl.target={target:g}",
             f"ppo.kl.coefficient={START[target]}",
             f"ppo.kl.stop_above={3 * target:g}",
+            f"ppo.watch.kl_high={2 * target:g}",
         ]
     home = (folder / f"gates-{seed}").resolve()
     return {"seed": seed, "target": target} | stage_of_run(home, f"target-{target:g}", "demo", "ppo", given)

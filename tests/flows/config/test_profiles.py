@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from components.base.errors import UserError
 from flows.config import yaml as yaml_text
 from flows.config.profiles import apply_overrides, lay, merge, parse_override, profile_name, read_profile
+from flows.config.run_config import load_config
 
 PARTS = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
 PATHS = st.lists(PARTS, min_size=1, max_size=4)
@@ -224,3 +225,10 @@ def test_gates_that_come_with_data_of_ones_own_stay_on() -> None:
     assert lay(read_profile("demo"), above)["gates"]["validate"]["annotator_agreement"] == 0.3
     voted = lay(read_profile("demo"), above)
     assert lay(voted, {"data": {"preferences": "other.jsonl"}})["gates"]["validate"]["annotator_agreement"] == 0.3
+
+
+@pytest.mark.parametrize("profile", ["tiny", "demo", "hh-smollm2", "gpu"])
+def test_the_band_of_kl_ends_where_the_gate_on_kl_does(profile: str) -> None:
+    config = load_config(profile)
+    assert config.ppo.kl.unit == "response"
+    assert config.ppo.watch.kl_high == {gate.name: limit for gate, limit in config.gates.rules("ppo")}["ppo.kl"]

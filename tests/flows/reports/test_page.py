@@ -169,7 +169,7 @@ def test_what_holds_kl_and_what_judges_it_stand_beside_the_chart(tmp_path: Path)
                                    "gates.human_eval.win_rate_low=0.5"])  # fmt: skip
     text = shown_text(tmp_path)
     assert "2.345, upper end 2.789; bound of the gate ppo.kl 5" in text
-    assert "β adaptive, target 6 nats per response; hard ceiling 9 nats per response" in text
+    assert "β adaptive, target 3 nats per response; hard ceiling 9 nats per response" in text
     assert "for the lower end: 0.5." in text
 
 

@@ -1,0 +1,197 @@
+"""The held-out evaluations of PPO: what they choose, what they stop, and that they leave no trace in the training."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from safetensors.torch import load_file
+
+from components.base.jsonl import read_rows, write_rows
+from components.gates.judging import GatesConfig, judge
+from components.ppo import watch as watching
+from components.ppo.config import PpoConfig
+from components.ppo.watch import Watch
+from components.training.loop import restore_state
+
+PROMPTS = [[{"role": "user", "content": str(i)}] for i in range(8)]
+CUT = {
+    "updates": 8, "batch_size": 16, "minibatch_size": 8, "micro_batch_size": 8, "learning_rate": 0.03,
+    "stop_epochs_above": None, "stop_early": False, "evaluate_every": 2, "kl": {"control": "fixed", "coefficient": 0.0},
+    "watch": {"kl_high": 2.5, "prompts": 16}, "checkpoint_every": 3,
+}  # fmt: skip
+
+
+class Ran(NamedTuple):
+    """A run of the stage."""
+
+    artifact: Path
+    metrics: dict[str, float]
+    samples: dict[int, list[dict[str, object]]]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Its `metadata.json`."""
+        return json.loads((self.artifact / "metadata.json").read_text())
+
+
+def run(stages: Any, out: Path, **options: Any) -> Ran:
+    shown: dict[int, list[dict[str, object]]] = {}
+
+    def observe(step: int, metrics: Any, total: Any = None, samples: Any = None, **_: Any) -> None:
+        if samples:
+            shown[step] = samples
+
+    return Ran(out / "artifact", stages.run("ppo", out, observe, **CUT | options), shown)
+
+
+@pytest.fixture(scope="module")
+def cut(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Without a tether, over the end of the band."""
+    return run(stages, tmp_path_factory.mktemp("cut"))
+
+
+def test_the_highest_score_inside_the_band_is_published_and_the_last_policys_numbers_stand_beside_it(cut: Ran) -> None:
+    looks = cut.about["evaluations"]
+    assert [look["update"] for look in looks] == [2, 4, 6, 8]
+    inside = [look for look in looks if look["kl_high"] <= 2.5]
+    assert 1 <= len(inside) < 4 and looks[-1] not in inside, "else this tests nothing"
+    best = max(inside, key=lambda look: look["score"])["update"]
+    assert cut.metrics["ppo/published_update"] == cut.about["published_update"] == best < 8
+    assert f"Update {best} is published" in cut.about["reason"] and "outside" in cut.about["reason"]
+    assert cut.metrics["ppo/last_kl"] > 2.5 > cut.metrics["ppo/kl"]
+    last = read_rows(cut.artifact / "last.jsonl")
+    for name, column in (("kl", "kl"), ("gold", "gold"), ("proxy_reward", "score"), ("response_tokens", "tokens")):
+        mean = sum(row[column] for row in last) / len(last)
+        assert cut.metrics[f"ppo/last_{name}"] == pytest.approx(mean, rel=1e-9)
+
+
+def test_a_broken_tether_fails_the_gate_though_the_published_policy_is_inside_the_band(cut: Ran) -> None:
+    assert cut.metrics["ppo/stopped"] == 1 and cut.metrics["ppo/updates"] == 8, "stop_early is off"
+    gates = GatesConfig.model_validate({"ppo": {"kl": 1.0, "stopped": 0}})
+    verdicts = {each.name: each for each in judge("ppo", {**cut.metrics, "ppo/kl_high": 0.5}, gates, [])}
+    assert verdicts["ppo.kl"].passed and not verdicts["ppo.stopped"].passed and verdicts["ppo.stopped"].stops
+
+
+def test_the_published_weights_are_those_that_were_evaluated(cut: Ran, stages: Any, tmp_path: Path) -> None:
+    from components.models.folders import load_causal_lm
+    from components.ppo.evaluate import respond
+    from components.ppo.models import Models
+
+    job = stages.job("ppo", **CUT)
+    models = Models.load(job, stages.inputs)
+    models.policy, _ = load_causal_lm(cut.artifact, job.runtime)
+    data = stages.inputs["data"]
+    prompts = [row["prompt"] for row in read_rows(data / "prompts.calibration.jsonl")[:16]]
+    rows = respond(models, models.policy, prompts, job, data, stream=watching.STREAM)
+    look = next(look for look in cut.about["evaluations"] if look["update"] == cut.about["published_update"])
+    assert sum(row.score for row in rows) / 16 == pytest.approx(look["score"], abs=1e-5)
+    assert sum(row.kl for row in rows) / 16 == pytest.approx(look["kl"], abs=1e-4)
+
+
+def test_evaluations_leave_no_trace_in_the_training_and_without_them_the_last_policy_is_published(
+    cut: Ran, stages: Any, tmp_path: Path
+) -> None:
+    plain = run(stages, tmp_path, evaluate_every=None)
+    own = [{k: v for k, v in row.items() if "watched" not in k} for row in read_rows(cut.artifact / "history.jsonl")]
+    assert own == read_rows(plain.artifact / "history.jsonl")
+    assert plain.about["published_update"] == 8 and not plain.samples and "ppo/last_kl" not in plain.metrics
+    assert plain.metrics["ppo/kl"] == pytest.approx(cut.metrics["ppo/last_kl"]), "the same last policy"
+
+
+@pytest.mark.parametrize("at", [5, 8])
+def test_interrupted_between_an_evaluation_and_a_checkpoint_it_ends_with_the_same_bytes(
+    stages: Any, cut: Ran, tmp_path: Path, at: int, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("ppo", tmp_path, interrupting(at), **CUT)  # evaluations at 2, 4, 6, 8; checkpoints at 3, 6, 8
+    weights: dict[str, Any] = {}
+    restored = restore_state(tmp_path / "checkpoint" / "ppo", {}, {}, weights)
+    assert restored is not None and restored[1]["watch"]["best"] == cut.about["published_update"]
+    published = load_file(cut.artifact / "model" / "model.safetensors")
+    held = published.keys() & weights.keys()
+    assert len(held) >= len(weights) - 1 and all((published[name] == weights[name]).all() for name in held)
+    assert run(stages, tmp_path).metrics == cut.metrics
+    assert digests(tmp_path / "artifact") == digests(cut.artifact)
+
+
+def test_no_prompt_that_a_gate_judges_takes_part_in_the_choice(stages: Any, cut: Ran, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(stages.inputs["data"], tmp_path / "data"))
+    write_rows(data / "prompts.test.jsonl", read_rows(data / "prompts.test.jsonl")[:3])
+    other = run(type(stages)(stages.inputs | {"data": data}), tmp_path / "test")
+    assert other.about == cut.about and other.metrics["ppo/kl"] != cut.metrics["ppo/kl"]
+    write_rows(data / "prompts.calibration.jsonl", read_rows(data / "prompts.calibration.jsonl")[16:])
+    another = run(type(stages)(stages.inputs | {"data": data}), tmp_path / "calibration", updates=2)
+    assert another.about["evaluations"][0]["score"] != cut.about["evaluations"][0]["score"]
+
+
+def test_samples_of_watched_prompts_are_shown_at_each_evaluation(stages: Any, cut: Ran) -> None:
+    prompts = [row["prompt"] for row in read_rows(stages.inputs["data"] / "prompts.calibration.jsonl")[:8]]
+    assert list(cut.samples) == [2, 4, 6, 8]
+    assert all([row["prompt"] for row in rows] == prompts for rows in cut.samples.values())
+    assert {"prompt", "response", "score", "kl", "gold"} <= cut.samples[2][0].keys()
+
+
+def test_a_run_stops_once_kl_has_left_the_band_for_certain(stages: Any, cut: Ran, tmp_path: Path) -> None:
+    stopped = run(stages, tmp_path, stop_early=True)
+    lows = [row["ppo/kl_low"] for row in read_rows(cut.artifact / "history.jsonl")]
+    certain = next(i for i, pair in enumerate(itertools.pairwise(lows), 2) if min(pair) > 2.5)
+    assert stopped.metrics["ppo/updates"] == certain < 8 and stopped.metrics["ppo/stopped"] == 1
+    assert [look["update"] for look in stopped.about["evaluations"]][-1] == certain, "the last is compared"
+
+
+def seen(looks: Sequence[tuple[int, float, float]], spread: float = 0.1, **options: Any) -> Watch:
+    """A `Watch` after evaluations of (update, score, upper end of KL)."""
+    watch = Watch(PpoConfig(evaluate_every=1, kl={"target": 3}, watch={"kl_high": 5.0, **options}), PROMPTS)
+    for update, score, high in looks:
+        found = {"update": update, "score": score, "kl": high - 1, "kl_high": high}
+        watch.looks.append(found)
+        kept = {at: each for at, each in watch.scores.items() if at == watch.best}
+        if watch.is_inside(found) and (not watch.best or score > watch._at(watch.best)["score"]):
+            watch.best, kept = update, {}
+        # (update - 4) alternates from prompt to prompt, so that two updates differ by chance as well
+        watch.scores = kept | {update: [score + spread * (update - 4) * (-1) ** i for i in range(8)]}
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("looks", "published", "words"),
+    [
+        ([], 9, "no earlier checkpoint was evaluated"),
+        ([(3, 1.0, 4.0), (9, 1.5, 4.5)], 9, "scores higher"),
+        ([(3, 1.0, 4.0), (9, 0.9, 4.5)], 9, "no earlier one inside the KL band [0, 5] is certainly better"),
+        ([(3, 3.0, 4.0), (9, 0.5, 4.5)], 3, "certainly better than the last, update 9"),
+        ([(3, 1.0, 4.0), (6, 0.9, 4.9), (9, 9.0, 5.1)], 3, "is outside"),
+        ([(3, 1.0, 5.1), (9, 2.0, 6.0)], 9, "no evaluated checkpoint is inside the KL band"),
+    ],
+)
+def test_the_choice_and_its_reason(looks: list[tuple[int, float, float]], published: int, words: str) -> None:
+    found, reason = seen(looks).choose(9)
+    assert found == published and words in reason
+
+
+def test_two_batches_in_a_row_above_the_band_break_the_tether_and_one_does_not() -> None:
+    watch = seen([])
+    assert [watch.leaves(n, low) for n, low in enumerate([5.1, 4.9, 5.1, 5.2, 1.0], 1)] == [
+        False, False, False, True, False,
+    ]  # fmt: skip
+    assert watch.left == 4
+    assert not any(Watch(PpoConfig(), PROMPTS).leaves(n, 1e9) for n in range(9)), "no band, nothing to leave"
+
+
+def test_patience_ends_after_so_many_evaluations_that_raised_nothing() -> None:
+    better, level = (3, 1.0, 4.0), [(n, 0.9, 4.0) for n in range(4, 7)]
+    assert not seen([better, *level[:2]], patience=3).out_of_patience()
+    assert seen([better, *level], patience=3).out_of_patience()
+    assert not seen([better, *level, (7, 1.1, 4.0)], patience=3).out_of_patience()
+    assert not seen([better, *level]).out_of_patience(), "null: never"
+    assert not seen([(n, 1.0, 9.0) for n in range(1, 9)], patience=3).out_of_patience(), "nothing was inside the band"
+
+
+def test_a_run_out_of_patience_ends_and_does_not_fail(stages: Any, tmp_path: Path) -> None:
+    level = {"learning_rate": 1e-9, "evaluate_every": 1, "watch": {"patience": 2, "prompts": 8}, "stop_early": True}
+    ended = run(stages, tmp_path, **level)
+    assert ended.metrics["ppo/updates"] == 3 and ended.metrics["ppo/stopped"] == 0
