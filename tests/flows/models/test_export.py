@@ -209,7 +209,7 @@ def test_a_model_that_failed_goes_out_only_on_demand_and_says_so_at_the_top(
 
 def test_a_policy_that_was_stopped_is_one_that_failed_though_the_gate_is_off(make_home: Any, tmp_path: Path) -> None:
     home = make_home("gates.ppo.stopped=null", metrics={"ppo": {"ppo/stopped": 1.0}})
-    with pytest.raises(UserError, match="PPO.s tether broke"):
+    with pytest.raises(UserError, match=r"PPO.s tether broke"):
         export(home.path, home.run, tmp_path / "out")
 
 
