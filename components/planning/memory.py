@@ -39,6 +39,8 @@ PROCESS = 0.48e9
 HEAP = 0.75
 """Measured: what the C library's heap holds beyond the tensors of a pass, as a share of them. It gives nothing back
 (`components.models.runtime`), and an aligned block fits no gap that one of its own size left."""
+ADAPTERS_HEAP = 1.1
+"""Measured: the same where adapters train, whose steps free little else that a pass could be put into."""
 PASSING = ("gradients", "activations", "logits", "working")
 """Parts that are made and freed at every step."""
 
@@ -131,14 +133,19 @@ class _Planner:
             work = Pass(micro, run.prompt + 2 * run.response, masked=True)
         else:
             work = Pass(2 * micro, run.length)
-        yield self._training("reward", "training", held, trained, config, work, 0, several, lora)
+        training = self._training("reward", "training", held, trained, config, work, 0, several, lora)
+        yield training
         yield self._saving("reward", held | {"weights": trained.weights, "optimizer": trained.moments})
         scored: Parts = {"policy": frozen(self.shape, False, self.dtype)}
         if lora is not None:
             scored |= held | {"weights": trained.weights}
         else:
             scored |= {"frozen": ensemble * FLOAT * self.shape.scalar_parameters}
-        yield self._sampling("reward", scored, SAMPLED_AT_ONCE)
+        sampling = self._sampling("reward", scored, SAMPLED_AT_ONCE)
+        if lora is not None and self.device == "cpu":  # what the sampler makes fits where the updates' tensors were
+            beside = self._phase("reward", "sampling", scored | {"heap": self._left(training)})
+            sampling = max(sampling, beside, key=lambda phase: phase.bytes)
+        yield sampling
 
     def ppo(self) -> Iterator[Phase]:
         """Sampling, the frozen models' pass, the policy's update, the critic's; the evaluation, what is written."""
@@ -176,9 +183,17 @@ class _Planner:
         yield self._sampling("ppo", whole_again, config.batch_size, config.lora, "evaluation")  # rank 0, alone
         if config.lora is not None:
             still["merged"] = FLOAT * self.shape.parameters
-            if self.device == "cpu":  # whose heap still holds what the updates took, in gaps too small for a layer
-                still["heap"] = sum(update.parts.get(part, 0) for part in (*PASSING, "heap"))
+            if self.device == "cpu":
+                still["heap"] = self._left(update)
         yield self._saving("ppo", still)
+
+    @staticmethod
+    def _left(training: Phase) -> float:
+        """Bytes that a CPU's heap holds after the updates: what they took, in gaps too small for a layer.
+
+        Without adapters the moments are freed as well, and leave room for what comes.
+        """
+        return sum(training.parts.get(part, 0) for part in (*PASSING, "heap"))
 
     def _held_by_ppo(self) -> Parts:
         """Frozen models, or the backbone and the reward model's adapter on it."""
@@ -236,7 +251,9 @@ class _Planner:
             {"gradients": trained.gradients},
         ]  # fmt: skip
         base = held | {"weights": trained.weights, "optimizer": trained.moments}
-        return max((self._phase(stage, name, base | moment) for moment in moments), key=lambda phase: phase.bytes)
+        heap = HEAP if lora is None else ADAPTERS_HEAP
+        found = (self._phase(stage, name, base | moment, heap=heap) for moment in moments)
+        return max(found, key=lambda phase: phase.bytes)
 
     def _sampling(
         self, stage: str, held: Parts, rows: int, trained: AdapterConfig | None = None, name: str = "sampling",
@@ -272,12 +289,12 @@ class _Planner:
         host = written * (self.ranks.number if self.ranks.sharded else 1) if self.device == "cuda" else 0
         return self._phase(stage, "saving", held, host)
 
-    def _phase(self, stage: str, name: str, parts: Parts, host: float = 0) -> Phase:
+    def _phase(self, stage: str, name: str, parts: Parts, host: float = 0, heap: float = HEAP) -> Phase:
         tensors = {part: round(held) for part, held in parts.items() if round(held)}
         if self.device == "cuda":
             tensors["CUDA"] = round(CUDA_CONTEXT + CUDA_SPARE * sum(tensors.values()))
         else:
             tensors.setdefault("heap", 0)
-            tensors["heap"] += round(HEAP * sum(tensors.get(part, 0) for part in PASSING))
+            tensors["heap"] += round(heap * sum(tensors.get(part, 0) for part in PASSING))
             tensors["process"] = round(PROCESS)
         return Phase(stage, name, tensors, round(host))

@@ -121,9 +121,19 @@ class VllmRollouts:
                 f"{client.url} says that it samples from the weights {found!r}, and {version!r} were sent: its routes "
                 "are not those of vLLM 0.29, or another run sends it weights."
             )
-        yield VllmEngine(client, self.model, self.tokenizer, self.runtime, int(whole.config.vocab_size), version)
-        if client.config.sleep:
-            client.sleep()
+        try:
+            yield VllmEngine(client, self.model, self.tokenizer, self.runtime, int(whole.config.vocab_size), version)
+        except Unreachable:
+            raise
+        except BaseException:
+            self._free()
+            raise
+        self._free()
+
+    def _free(self) -> None:
+        """Have the server give back its memory, if it shares the GPU: also after an error, for the next attempt."""
+        if self.client.config.sleep:
+            self.client.sleep()
 
 
 class ServedResponse(NamedTuple):

@@ -56,7 +56,7 @@ class Round(NamedTuple):
 def rounds_up_to(home: Path, status: RunStatus) -> list[Round]:
     """The rounds that led to a run and the run itself, the first first; empty for a run that is no later round."""
     found = [status]
-    while parent := found[-1].origin.get("votes"):
+    while (parent := found[-1].origin.get("votes")) and parent not in {each.run for each in found}:
         try:
             found.append(load_status(home, parent))
         except UserError:  # removed, or damaged: what is known is shown
@@ -69,9 +69,10 @@ def all_rounds(home: Path) -> list[list[Round]]:
     statuses = {each.run: each for each in load_readable(home)[0]}
     groups: dict[str, list[RunStatus]] = {}
     for status in statuses.values():
-        first = status.run
-        while (parent := statuses[first].origin.get("votes")) in statuses:
+        first, seen = status.run, {status.run}
+        while (parent := statuses[first].origin.get("votes")) in statuses and parent not in seen:
             first = parent
+            seen.add(first)
         groups.setdefault(first, []).append(status)
     several = [each for each in groups.values() if any("votes" in status.origin for status in each)]
     newest_first = sorted(several, key=lambda each: max(status.started for status in each), reverse=True)

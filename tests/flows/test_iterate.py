@@ -125,6 +125,14 @@ def test_rounds_stand_side_by_side_from_the_first_on_and_other_runs_are_left_out
     assert rounds_up_to(tmp_path, load_status(tmp_path, FIRST)) == []
 
 
+@pytest.mark.timeout(60)
+def test_two_imported_runs_that_name_each_other_do_not_hang_what_shows_rounds(tmp_path: Path) -> None:
+    judged(tmp_path, round="2", votes=SECOND)
+    judged(tmp_path, SECOND, round="1", votes=FIRST)
+    assert {each.run for each in rounds_up_to(tmp_path, load_status(tmp_path, SECOND))} == {FIRST, SECOND}
+    assert {each.run for group in all_rounds(tmp_path) for each in group} == {FIRST, SECOND}
+
+
 def test_the_chart_has_a_line_for_what_each_round_measured() -> None:
     rounds = [
         Round(f"run{i}", i, "", "passed", None, share, None, 0.5, -1.0, 3.0) for i, share in enumerate((None, 0.6, 0.7))

@@ -208,8 +208,12 @@ def test_a_server_that_shares_the_gpu_sleeps_while_the_policy_trains(
             with opened.engine(policy, None) as engine:
                 assert not server.asleep and len(rows(engine.sample(prompts, CAP, seed=3))) == len(prompts)
             assert server.asleep == {"weights", "kv_cache"}
+        with pytest.raises(ZeroDivisionError), opened.engine(policy, None):
+            _ = 1 // 0
+        assert server.asleep == {"weights", "kv_cache"}, "an error leaves the GPU to the next attempt"
     steps = [each for each in server.called if each in ("/wake_up", "/collective_rpc", "/sleep")]
-    assert steps == ["/collective_rpc", "/wake_up", "/sleep", "/wake_up", "/collective_rpc", "/wake_up", "/sleep"]
+    again = ["/wake_up", "/collective_rpc", "/wake_up", "/sleep"]
+    assert steps == ["/collective_rpc", "/wake_up", "/sleep", *again, *again]
 
 
 SPOILED: list[tuple[dict[str, Any], str]] = [
