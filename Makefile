@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference docs mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -83,6 +83,16 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell $(shell git ls-files README.md CONTRIBUTING.md docs components flows tasks data_contracts tests infra)
+	$(BIN)/python -m tests.reference --check
+
+# docs/reference/ from the code: commands, options, gates, metrics. `make check` fails where it is stale.
+reference: $(INSTALLED)
+	$(BIN)/python -m tests.reference
+
+# The documentation as a site with a search, in .tether/site.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file .mkdocs.yml
 
 # Hours: lines that compute metrics, keys, gates and digests, broken one at a time; fails where too few breaks fail a test.
 # ARGS="--minutes 30" stops earlier, ARGS=--survivors goes on with what survived.

@@ -8,6 +8,7 @@ import pytest
 from typer.main import get_command
 
 from flows.cli.__main__ import app
+from tests.reference import PAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,3 +44,10 @@ def test_every_prefect_command_of_the_pages_is_one_that_prefect_takes() -> None:
     for command in commands:
         _, bound, left = _app.parse_known_args(shlex.split(command))[:3]
         assert not left and bound.arguments, command
+
+
+def test_every_command_option_and_gate_of_the_reference_says_what_it_is() -> None:
+    for name, page in PAGES.items():
+        words = 1 if name == "metrics.md" else -1  # the last column, but for metrics the unit
+        rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in page().splitlines() if line.startswith("| `")]
+        assert len(rows) > 30 and [row[0] for row in rows if not row[words].strip()] == []

@@ -1,0 +1,210 @@
+"""The reference of the docs: commands, options, gates and main metrics, written from the code.
+
+python -m tests.reference            # `make reference`: write docs/reference/
+python -m tests.reference --check    # `make check`: exit 1 where a page is stale
+"""
+
+import argparse
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from typer.main import get_command
+
+from components.gates.table import GATES, MAIN_METRICS, Gate
+from flows.cli.__main__ import app
+from flows.config.run_config import RunConfig
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+FOOT = "\n*Written from the code by `make reference`; do not edit.*\n"
+
+
+def cell(text: str) -> str:
+    """`text` on one line of a Markdown table."""
+    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
+
+
+def table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(cell(each) for each in row) + " |" for row in rows)]) + "\n"
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    parts = [
+        "# Commands\n",
+        "Exit codes: 0 done, 2 a mistake in what was asked, 3 a failed gate, 1 an error of ours.\n",
+    ]
+    for name, command in _commands(get_command(app), "tether"):
+        context = command.make_context(name, [], resilient_parsing=True)
+        parts.append(f"## {name}\n\n    {name} {' '.join(command.collect_usage_pieces(context))}\n")
+        parts.append((command.help or "").replace("\b\n", "").strip() + "\n")
+        shown = (each for each in command.params if not getattr(each, "hidden", False))
+        records = [record for each in shown if (record := each.get_help_record(context))]
+        if records:
+            parts.append(table(("argument or option", "what it is"), ((f"`{each}`", text) for each, text in records)))
+    return "\n".join(parts)
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for each, under in sorted(getattr(command, "commands", {}).items()):
+        if getattr(under, "hidden", False):
+            continue
+        if hasattr(under, "commands"):
+            yield from _commands(under, f"{name} {each}")
+        else:
+            yield f"{name} {each}", under
+
+
+def options() -> str:
+    """Every option of a config, with its type, default and docstring."""
+    text = [
+        "# Options\n",
+        "Each option stands in a profile as nested YAML and on the command line as `--set KEY=VALUE`. "
+        "`tether show-config PROFILE` prints a profile with every default. Options that are *not keyed* "
+        "change no result, so a change of them recomputes nothing.\n",
+    ]
+    for name, field in RunConfig.model_fields.items():
+        models = list(_models(field.annotation))
+        text.append(f"## {name}\n")
+        text.append(_docs(field, models[0] if models else None) + "\n")
+        if rows := list(_options(name, models, set())):
+            text.append(table(("option", "type", "default", "what it is"), iter(rows)))
+        elif not models:
+            text.append(f"Type: {_type(field.annotation)}; default: {_default(field)}.\n")
+    return "\n".join(text)
+
+
+def _docs(field: FieldInfo, model: type[BaseModel] | None) -> str:
+    return field.description or ((model.__doc__ or "") if model else "")
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The config classes that an annotation names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) is not Literal:
+        for each in get_args(annotation):
+            yield from _models(each)
+
+
+def _options(path: str, models: list[type[BaseModel]], above: set[type[BaseModel]]) -> Iterator[tuple[str, ...]]:
+    seen = set[str]()
+    for model in models:
+        if model in above:
+            continue
+        for name, field in model.model_fields.items():
+            under = list(_models(field.annotation))
+            key = f"{path}.{name}"
+            if key in seen:
+                continue
+            seen.add(key)
+            unkeyed = field.json_schema_extra == {"keyed": False}
+            words = (field.description or "") + (" *Not keyed.*" if unkeyed else "")
+            yield f"`{key}`", _type(field.annotation), "" if under else _default(field), words
+            several = get_origin(field.annotation) in (list, tuple, dict)
+            yield from _options(f"{key}[]" if several else key, under, above | {model})
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{each}`" for each in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type(each) for each in arguments))
+    if origin in (list, tuple, dict):
+        kind = {list: "list", tuple: "list", dict: "mapping"}[origin]
+        of = dict.fromkeys(_type(each) for each in (arguments[1:] if origin is dict else arguments) if each is not ...)
+        return f"{kind} of {' or '.join(of)}" if of else kind
+    if annotation is type(None):
+        return "null"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "group"
+    known = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
+    return known.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True, validated_data={}) if not field.is_required() else None
+    if field.is_required():
+        return "must be given"
+    if value is PydanticUndefined or isinstance(value, BaseModel):
+        return ""
+    if value is None:
+        return "`null`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple | list | dict) and not value:
+        return "none"
+    return f"`{value}`"
+
+
+def gates() -> str:
+    """Every gate: what it judges, and how."""
+    text = [
+        "# Gates\n",
+        "A gate compares one metric with the threshold that the profile gives it under `gates.STAGE.NAME`; `null` "
+        "switches it off. `--waive STAGE.NAME --because TEXT` lets a run pass it, and records who did and why.\n",
+    ]
+    for stage in dict.fromkeys(gate.stage for gate in GATES.values()):
+        text.append(f"## {stage}\n")
+        rows = ((f"`{each.name}`", _rule(each), each.description) for each in GATES.values() if each.stage == stage)
+        text.append(table(("gate", "holds where", "what it says"), rows))
+    return "\n".join(text)
+
+
+def _rule(gate: Gate) -> str:
+    rule = f"`{gate.metric}` is {gate.op} the threshold"
+    if gate.op == "between":
+        what = f"`{gate.metric}_low` and `{gate.metric}_high` lie" if gate.ends else f"`{gate.metric}` lies"
+        rule = f"{what} between the thresholds"
+    if isinstance(gate.or_within, str):
+        rule += f", or <= `{gate.or_within}`"
+    elif gate.or_within:
+        rule += f", or between `{gate.or_within[0]}` and `{gate.or_within[1]}`"
+    return rule + (" (warns)" if gate.warn_only else "") + (" (off if not measured)" if gate.if_measured else "")
+
+
+def metrics() -> str:
+    """The main metrics, by stage."""
+    text = [
+        "# Metrics\n",
+        "What people look at first. `tether status RUN --json` and MLflow have all others too. A mean, share or gain "
+        "has its 95 % interval beside it, as `NAME_low` and `NAME_high`.\n",
+    ]
+    for stage, found in MAIN_METRICS.items():
+        text.append(f"## {stage}\n")
+        text.append(table(("metric", "what it is", "unit"), ((f"`{m.name}`", m.words, m.unit) for m in found)))
+    return "\n".join(text)
+
+
+PAGES = {"commands.md": commands, "options.md": options, "gates.md": gates, "metrics.md": metrics}
+
+
+def main() -> None:
+    """Write the pages, or say which are stale."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
+    check = asked.parse_args().check
+    stale = []
+    for name, page in PAGES.items():
+        path, text = FOLDER / name, page().rstrip() + "\n" + FOOT
+        if check and (not path.exists() or path.read_text() != text):
+            stale.append(path.name)
+        elif not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+    if stale:
+        raise SystemExit(f"docs/reference: {', '.join(stale)}: not as the code says. Run `make reference`.")
+
+
+if __name__ == "__main__":
+    main()
