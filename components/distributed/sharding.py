@@ -106,6 +106,15 @@ def _replace(model: nn.Module, by_id: dict[int, nn.Parameter]) -> None:
                 module._parameters[name] = by_id.get(id(parameter), parameter)
 
 
+def only_own_part(model: Any) -> None:
+    """Drop the gathered weights of a sharded model, so that its parameters are this rank's part and may be replaced.
+
+    After a pass without a backward pass they stay gathered, and the next pass would compute on them.
+    """
+    for module in _sharded(model):
+        module.reshard()
+
+
 def through(model: Any, function: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
     """`function(model, *args)`, as FSDP's forward pass where the model is sharded: it may call any part of it."""
     return model.through(function, *args, **kwargs) if is_sharded(model) else function(model, *args, **kwargs)

@@ -62,19 +62,22 @@ def length_buckets(
     return batches
 
 
-def even_runs(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+def even_runs(lengths: Sequence[int], size: int, tokens: int | None = None) -> Iterator[list[int]]:
     """Indices of `lengths`, sorted by length, in runs of at most `size` to pad and compute together.
 
-    A run ends earlier where the next one would take its padding over `PADDING` of its tokens.
+    A run ends earlier where the next one would take its padding over `PADDING` of its tokens. With `tokens`, a run
+    holds at most so many, padding included; a sequence that exceeds them alone is a run of its own.
     """
     run: list[int] = []
-    tokens = 0
+    real = 0
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if len(run) == size or (len(run) + 1) * lengths[i] > (1 + PADDING) * (tokens + lengths[i]):
+        padded = (len(run) + 1) * lengths[i]  # the longest comes last
+        full = len(run) == size or (tokens is not None and padded > tokens)
+        if run and (full or padded > (1 + PADDING) * (real + lengths[i])):
             yield run
-            run, tokens = [], 0
+            run, real = [], 0
         run.append(i)
-        tokens += lengths[i]
+        real += lengths[i]
     yield run
 
 

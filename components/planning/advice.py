@@ -128,14 +128,17 @@ def _checkpointing(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, 
 
 def _micro_batch(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, ...]] | None:
     """The largest half, quarter, ... that fits, else the smallest."""
-    size = getattr(now.run, stage).micro_batch_size
+    config, option = getattr(now.run, stage), "micro_batch_size"
+    if getattr(config, "micro_batch_tokens", None) is not None:
+        option = "micro_batch_tokens"
+    size = getattr(config, option)
     if size == 1:
         return None
     changed = now
     while size % 2 == 0 and not changed.fits(stage):
         size //= 2
-        changed = now.set(stage, micro_batch_size=size)
-    return (changed, (f"{stage}.micro_batch_size={size}",)) if changed is not now else None
+        changed = now.set(stage, **{option: size})
+    return (changed, (f"{stage}.{option}={size}",)) if changed is not now else None
 
 
 def _eight_bits(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, ...]] | None:

@@ -152,6 +152,7 @@ class _Planner:
         config, run, ranks = self.run.ppo, self.run, self.ranks
         held = self._held_by_ppo()
         policy = self._trained_by_ppo(scalar=False)
+        held |= {} if config.ema is None else {"average": policy.weights}
         critic = self._trained_by_ppo(scalar=True) if config.has_critic and config.critic.kind == "separate" else None
         still: Parts = dict(held)
         still["weights"] = policy.weights + (critic.weights if critic else 0)
@@ -159,7 +160,8 @@ class _Planner:
         batch = ranks.rows(config.batch_size)
         gathered = ranks.sharded and config.lora is None
         yield self._sampling("ppo", still, batch, config.lora, gathered=gathered)
-        micro = self._micro(config.micro_batch_size, config.minibatch_size)
+        sized, tokens = config.micro_batch
+        micro = self._micro(sized if tokens is None else max(1, tokens // run.length), config.minibatch_size)
         work, predicted = Pass(micro, run.length), micro * run.response
         asks = self.dtype == "bfloat16"  # in float32 the sampler's numbers are the training path's
         scoring = still | {
@@ -174,7 +176,7 @@ class _Planner:
         if critic is not None:
             beside = held | {"policy": policy.weights + policy.moments}
             yield self._training("ppo", "critic update", beside, critic, config, work, 0, several, config.lora)
-        whole_again = dict(held)
+        whole_again = self._held_by_ppo()
         if config.lora is None:
             models = self.shape.parameters + (self.shape.scalar_parameters if critic else 0)
             whole_again["weights"] = FLOAT * models

@@ -21,7 +21,12 @@ class Advantages(NamedTuple):
 
 
 def estimate_advantages(
-    rewards: Tensor, scores: Tensor, values: Tensor | None, mask: Tensor, config: PpoConfig
+    rewards: Tensor,
+    scores: Tensor,
+    values: Tensor | None,
+    mask: Tensor,
+    config: PpoConfig,
+    learned: Tensor | None = None,
 ) -> Advantages:
     """Advantages from token rewards (B, T), the scores (B,) in them and, where there is a critic, its values (B, T).
 
@@ -33,16 +38,22 @@ def estimate_advantages(
 
     GRPO divides the score alone. So β is in units of a group's deviation there, and a group whose scores are tied has
     advantages of size β: the tether pulls, and nothing else does.
+
+    Args:
+        learned: (B, T) the tokens of `mask` that a loss is taken of, over which a critic's advantages are whitened;
+            None for all. Groups are compared whole.
     """
+    learned = mask if learned is None else learned
     if values is not None:
         token_level = config.advantage == "gae"
         advantages, returns = gae(rewards, values, mask, config.discount, config.gae_lambda if token_level else 1.0)
         if not token_level:
             advantages = advantages[:, :1].expand_as(mask)
-        return Advantages(whiten(advantages, mask), returns, masked_variance(advantages, mask).add(1e-8).sqrt().item())
+        unit = masked_variance(advantages, learned).add(1e-8).sqrt().item()
+        return Advantages(whiten(advantages, learned), returns, unit)
     totals = rewards.masked_fill(~mask, 0).sum(1)
     if config.advantage == "rloo":
         of_response = leave_one_out(totals, config.group_size)
     else:
         of_response = group_normalised(scores, config.group_size) + leave_one_out(totals - scores, config.group_size)
-    return Advantages(of_response.unsqueeze(1).expand_as(mask).masked_fill(~mask, 0), None, 1.0)
+    return Advantages(of_response.unsqueeze(1).expand_as(mask).masked_fill(~learned, 0), None, 1.0)

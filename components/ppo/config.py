@@ -77,6 +77,12 @@ class ScoreConfig(EnsembleConfig):
     """What `subtract` takes off, in SFT standard deviations."""
     length_penalty: float = Field(0.0, ge=0)
     """Taken off per response token, in SFT standard deviations."""
+    length_buffer: int | None = Field(None, ge=1)
+    """Where responses grow into the cap: tokens before `generation.max_new_tokens` over which a penalty rises linearly
+    from 0 to `length_buffer_penalty`, the soft overlong punishment of Yu et al. 2025 (DAPO, arXiv 2503.14476, equation
+    13); null for none."""
+    length_buffer_penalty: float = Field(1.0, gt=0)
+    """What `length_buffer` takes off at the cap, in SFT standard deviations."""
 
 
 class CriticConfig(Settings):
@@ -90,6 +96,10 @@ class CriticConfig(Settings):
     """Peak learning rate of a separate critic; null chooses one as for the policy."""
     coefficient: float = Field(0.5, gt=0)
     """Weight of the value loss beside the policy loss (`shared` only: a separate critic has its own optimiser)."""
+    warmup: int = Field(0, ge=0)
+    """Updates at the start, of `ppo.updates`, during which the critic alone learns: for a critic that begins far from
+    the returns, whose errors would else move the policy (Yuan et al. 2025, arXiv 2503.01491, "value-pretraining"). The
+    policy's learning rate begins its schedule after them."""
     clip_range: float | None = Field(None, gt=0)
     """Value clipping around the old values, in standard deviations of the returns; null for none."""
 
@@ -123,6 +133,16 @@ class WatchConfig(Settings):
     what the late updates show."""
 
 
+class PtxConfig(Settings):
+    """An SFT loss beside the policy loss, so that the policy forgets less of the demonstrations: the term in γ of the
+    objective of Ouyang et al. 2022 (InstructGPT's PPO-ptx, arXiv 2203.02155, equation 2), of the SFT data."""
+
+    coefficient: float = Field(0.0, ge=0)
+    """γ, per nat of the mean loss of a response token of the demonstrations; 0 for none."""
+    batch_size: int = Field(32, ge=1)
+    """Demonstrations an optimiser step; overlong ones are left out."""
+
+
 class PpoConfig(OptimizerConfig):
     """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""
 
@@ -136,6 +156,10 @@ class PpoConfig(OptimizerConfig):
     """Responses an optimiser step."""
     micro_batch_size: int = Field(64, ge=1)
     """Responses a forward pass; gradients accumulate up to `minibatch_size`."""
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Tokens a forward pass (prompts, responses and padding), in place of `micro_batch_size`: where lengths differ, few
+    long sequences or many short ones then take about the same memory. A sequence that exceeds it is computed alone;
+    null counts responses."""
     epochs: int = Field(2, ge=1)
     """Passes over each batch; more than 4 warns."""
     advantage: Literal["gae", "sequence", "rloo", "grpo"] = "gae"
@@ -145,6 +169,33 @@ class PpoConfig(OptimizerConfig):
     (`grpo`). The last two have no critic. `grpo` alone does not lead to π_ref exp(score / β): see docs/decisions.md."""
     clip_range: float = Field(0.2, gt=0, lt=1)
     """ε of the clipped policy loss."""
+    clip_range_high: float | None = Field(None, gt=0)
+    """ε above 1, where it is not the one below: a larger one lets unlikely tokens gain more, against a fall of entropy
+    (Yu et al. 2025, DAPO's clip-higher, arXiv 2503.14476, equation 10, with 0.2 and 0.28); null takes `clip_range`."""
+    dual_clip: float | None = Field(None, gt=1)
+    """c of the dual clip: the policy loss of a token of negative advantage A stays at most -c A, however large its
+    ratio, and beyond gives no gradient (Ye et al. 2020, arXiv 1912.09729, equation 5, with 3); null for none. For runs
+    whose `ppo/ratio_max` shows a few tokens far above 1."""
+    aggregation: Literal["token", "sequence", "cap"] = "token"
+    """How the losses of a minibatch's tokens become one number. `token`: their mean, so that a long response weighs
+    more (Yu et al. 2025, equation 12). `sequence`: the mean of the responses' means, so that a token of a long response
+    weighs less (GRPO: Shao et al. 2024, equation 3). `cap`: their sum over responses times
+    `generation.max_new_tokens`, so that every token weighs the same in every minibatch (Liu et al. 2025, Dr. GRPO,
+    arXiv 2503.20783, section 3.2). It holds for policy, KL, entropy and value loss alike."""
+    mask_truncated: bool = False
+    """Leave responses that met the cap without EOS out of all losses: their reward is that of a text cut short (Yu et
+    al. 2025, overlong filtering, arXiv 2503.14476, section 3.4). They still count in a group's mean."""
+    mask_tied_groups: bool = False
+    """Leave groups whose scores are all equal out of the loss (`rloo` and `grpo` only): they rank nothing, and only
+    pull at the tether and shrink the mean (Yu et al. 2025, dynamic sampling, arXiv 2503.14476, equation 11, without its
+    drawing of other prompts in their place)."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay an update of an exponential moving average of the policy's weights; the average is evaluated and published
+    in place of the last policy, whose updates swing (Polyak and Juditsky 1992; Ramé et al. 2024, WARP, arXiv
+    2406.16768, section 3.1). Rollouts and β are the training policy's own. Of a LoRA adapter its factors are averaged.
+    null for none."""
+    ptx: PtxConfig = PtxConfig()
+    """An SFT loss beside the policy loss."""
     discount: float = Field(1.0, gt=0, le=1)
     """γ of the returns (`gae` only: an advantage of a whole response has none)."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
@@ -211,7 +262,19 @@ class PpoConfig(OptimizerConfig):
             )
         if self.advantage != "gae" and self.discount != 1:
             raise ValueError(f"advantage={self.advantage} has no discount: set discount to 1 or use advantage=gae")
-        reach = self.kl.reach(self.updates)
+        if self.critic.warmup and not self.has_critic:
+            raise ValueError(f"critic.warmup needs a critic, and advantage={self.advantage} has none: set it to 0")
+        if self.critic.warmup >= self.updates:
+            raise ValueError(
+                f"critic.warmup ({self.critic.warmup}) leaves none of the {self.updates} updates to the policy: set it "
+                "below updates"
+            )
+        if self.mask_tied_groups and self.has_critic:
+            raise ValueError(
+                f"mask_tied_groups is for advantages within groups (rloo, grpo): advantage={self.advantage} compares a "
+                "response with the critic's value, and a tied group is no tie there"
+            )
+        reach = self.kl.reach(self.updates - self.critic.warmup)
         if self.kl.control == "adaptive" and reach < MINIMUM_REACH:
             raise ValueError(
                 f"over {self.updates} updates the adaptive coefficient can change by a factor of {reach:.1f} only, "
@@ -219,6 +282,11 @@ class PpoConfig(OptimizerConfig):
                 "kl.control=fixed"
             )
         return self
+
+    @property
+    def micro_batch(self) -> tuple[int, int | None]:
+        """Most responses of a forward pass, and most tokens: where those are given, they alone count."""
+        return self.micro_batch_size, self.micro_batch_tokens
 
     @property
     def importance_level(self) -> Literal["token", "sequence"] | None:

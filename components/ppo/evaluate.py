@@ -210,7 +210,8 @@ def respond(
             mask = samples.response_mask
             kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
             scores = models.scale(found["raw_scores"])
-            rewards = rewarded_scores(found["raw_scores"], samples, models.scale, job.ppo.score)
+            cap = job.generation.max_new_tokens
+            rewards = rewarded_scores(found["raw_scores"], samples, models.scale, job.ppo.score, cap)
             lengths, special = samples.response_lengths, samples.special_tokens(models.tokenizer)
             entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # a batch at a time, for a GPU's sake
             score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()

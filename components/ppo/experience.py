@@ -9,12 +9,13 @@ from torch import Tensor
 from components.base.errors import CheckFailed
 from components.models.sampling import Samples
 from components.ppo.advantages import estimate_advantages
-from components.ppo.config import PpoJob, ScoreConfig
+from components.ppo.config import PpoConfig, PpoJob, ScoreConfig
 from components.ppo.maths import (
     importance_weights,
     kl_estimates,
     masked_mean,
     masked_variance,
+    overlong_penalty,
     tied_groups,
     token_rewards,
 )
@@ -57,16 +58,37 @@ class Experience:
     """What is known of the batch before the update."""
     importance: Tensor | None = None
     """(B, T) truncated importance weights between sampler and training path; None where nothing is weighed."""
+    learned: list[bool] | None = None
+    """(B,) whether a response is in the losses; None where all are."""
 
 
-def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig) -> Tensor:
-    """Raw scores (B,) to rewards: shift and scale, clip, missing EOS, length penalty, in this order."""
+def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig, cap: int) -> Tensor:
+    """Raw scores (B,) to rewards: shift and scale, clip, missing EOS, penalties of length, in this order.
+
+    Args:
+        cap: most tokens of a response.
+    """
     scores = scale(raw).clamp(-config.clip, config.clip)
     if config.missing_eos == "replace":
         scores = torch.where(samples.ended, scores, torch.full_like(scores, scale.missing_eos_score))
     elif config.missing_eos == "subtract":
         scores = torch.where(samples.ended, scores, scores - config.missing_eos_penalty)
-    return scores - config.length_penalty * samples.response_mask.sum(1)
+    lengths = samples.response_mask.sum(1)
+    if config.length_buffer is not None:
+        punished = overlong_penalty(lengths.to(scores.dtype), cap, config.length_buffer)
+        scores = scores + config.length_buffer_penalty * punished
+    return scores - config.length_penalty * lengths
+
+
+def in_losses(samples: Samples, scores: Tensor, config: PpoConfig) -> Tensor | None:
+    """Which responses (B,) the losses are taken of, by their rewarded `scores`; None for all."""
+    kept = None
+    if config.mask_truncated:
+        kept = samples.ended
+    if config.mask_tied_groups:
+        untied = ~tied_groups(scores, config.group_size).repeat_interleave(config.group_size)
+        kept = untied if kept is None else kept & untied
+    return kept
 
 
 def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float) -> Experience:
@@ -79,11 +101,14 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     mask, config = samples.response_mask, job.ppo
     found = frozen_pass(models, samples, job)
     old, reference, sft, values = found["policy"], found["reference"], found["sft"], found.get("values")
-    scores = rewarded_scores(found["raw_scores"], samples, models.scale, config.score)
+    scores = rewarded_scores(found["raw_scores"], samples, models.scale, config.score, job.generation.max_new_tokens)
     judged = models.scale(found["raw_scores"])
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
-    advantages, returns, unit = estimate_advantages(rewards, scores, values, mask, config)
+    kept = in_losses(samples, scores, config)
+    learned = None if kept is None else kept.tolist()
+    of_learned = mask if kept is None or not any(learned or []) else mask & kept.unsqueeze(1)
+    advantages, returns, unit = estimate_advantages(rewards, scores, values, mask, config, of_learned)
     value_clip = None
     if returns is not None and config.critic.clip_range is not None:
         value_clip = config.critic.clip_range * masked_variance(returns, mask).sqrt().item()
@@ -128,11 +153,14 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     if samples.seen is None:
         check_drift(metrics["ppo/sampler_drift"], job)
     metrics |= lower_ends(kl.k1.sum(1), samples)
+    if learned is not None:
+        metrics["ppo/left_out"] = learned.count(False) / len(learned)
     # Whitening divided the rewards, and in them the score, by the unit: a KL beside them is divided likewise.
     kl_weight = 0.0 if in_reward else beta / unit
     return Experience(
-        samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics, importance
-    )
+        samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics,
+        importance, learned,
+    )  # fmt: skip
 
 
 def lower_ends(kl: Tensor, samples: Samples) -> dict[str, float]:

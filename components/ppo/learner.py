@@ -3,10 +3,15 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from components.base.errors import CheckFailed
@@ -14,8 +19,26 @@ from components.distributed import ranks
 from components.distributed.sharding import reduce_at
 from components.ppo.config import PpoJob
 from components.ppo.experience import Experience, check_drift, sampler_drift
-from components.ppo.maths import explained_variance, kl_estimates, kl_loss, masked_mean, policy_loss, value_loss
-from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, micro_batches, on_device, scatter
+from components.ppo.maths import (
+    aggregated,
+    explained_variance,
+    kl_estimates,
+    kl_loss,
+    masked_mean,
+    policy_loss,
+    value_loss,
+)
+from components.ppo.models import (
+    Models,
+    Packed,
+    SeparateCritic,
+    SharedCritic,
+    micro_batches,
+    on_device,
+    scatter,
+    shared_runs,
+)
+from components.sft.mixed import MixedDemonstrations
 from components.training.loop import check_norm, clip_gradient, read, recomputed, seeded, step_and_clear
 from components.training.optim import build_optimizer, learning_rate_at, named_rate, set_learning_rate
 
@@ -25,6 +48,20 @@ Pass = Callable[[Experience, Sequence[int], bool], Loss]
 """Gives the loss on some rows of a batch; told whether the policy is still the one that sampled."""
 LARGEST = ("ppo/ratio_max", "ppo/sampler_drift")
 """Metrics of an update that are the largest value met, not a mean."""
+LOSSES = ("ppo/policy_loss", "ppo/value_loss", "ppo/ptx_loss")
+"""Metrics that add up over micro-batches as the losses do; the rest are means over tokens."""
+STILL = {"ppo/policy_loss": 0.0, "ppo/clip_fraction": 0.0, "ppo/approx_kl": 0.0, "ppo/ratio_max": 1.0}
+"""What is reported of an update that no response is left in."""
+
+
+class Work(NamedTuple):
+    """One micro-batch of an optimiser step."""
+
+    compute: Callable[[], Loss]
+    share: float
+    """Of the step's loss."""
+    tokens: float
+    """Of the step's tokens."""
 
 
 @dataclass
@@ -35,21 +72,45 @@ class Learner:
     job: PpoJob
     optimizers: dict[str, AdamW]
     """Of the `policy`, and of the `critic` where there is one."""
+    demonstrations: MixedDemonstrations | None = None
+    """What the SFT loss is of; None where none is mixed in."""
+    warming: bool = False
+    """The critic alone learns in this update; `set_rates` says so."""
 
     @classmethod
-    def start(cls, models: Models, job: PpoJob) -> "Learner":
-        """Optimisers over what trains: AdamW on the policy, and on the critic at its own rate."""
-        optimizers = {n: build_optimizer(m.requires_grad_(True), job.ppo) for n, m in models.trained().items()}
-        return cls(models, job, optimizers)
+    def start(cls, models: Models, job: PpoJob, data: Path | None = None) -> "Learner":
+        """Optimisers over what trains: AdamW on the policy, and on the critic at its own rate.
+
+        Args:
+            data: the artifact whose demonstrations `ppo.ptx` mixes in.
+
+        Raises:
+            UserError: as `MixedDemonstrations.read`.
+        """
+        config, demonstrations = job.ppo, None
+        optimizers = {n: build_optimizer(m.requires_grad_(True), config) for n, m in models.trained().items()}
+        if config.ptx.coefficient and data is not None:
+            demonstrations = MixedDemonstrations.read(
+                data, models.tokenizer, job.generation, config.ptx.batch_size, job.seed
+            )
+        return cls(models, job, optimizers, demonstrations)
 
     def set_rates(self, update: int) -> float:
-        """Set the learning rates of update `update` (from 0); returns the policy's."""
+        """Set the learning rates of update `update` (from 0); returns the policy's, 0 while the critic warms up.
+
+        The policy's schedule is that of the updates after the critic's warm-up, the critic's that of all.
+        """
         config = self.job.ppo
-        rate = learning_rate_at(update, config.updates, config)
+        skipped = config.critic.warmup
+        self.warming = update < skipped
+        own = 0.0 if self.warming else learning_rate_at(update - skipped, config.updates - skipped, config)
         for name, optimizer in self.optimizers.items():
-            own = name == "critic" and not isinstance(self.models.critic, SharedCritic)
-            set_learning_rate(optimizer, rate * named_rate(config.critic.learning_rate) / config.peak if own else rate)
-        return rate
+            rate = own if name == "policy" else learning_rate_at(update, config.updates, config)
+            apart = name == "critic" and not isinstance(self.models.critic, SharedCritic)
+            set_learning_rate(
+                optimizer, rate * named_rate(config.critic.learning_rate) / config.peak if apart else rate
+            )
+        return own
 
     def update(self, experience: Experience, update: int) -> dict[str, float]:
         """Learn from a batch; returns metrics averaged over the optimiser steps taken.
@@ -58,90 +119,146 @@ class Learner:
             CheckFailed: a loss or gradient isn't finite, or the log-probabilities kept from sampling aren't those of
                 the training path.
         """
-        config, rate = self.job.ppo, self.set_rates(update)
+        config, rate, steps = self.job.ppo, self.set_rates(update), 0
         sums: dict[str, float] = defaultdict(float)
-        for steps, rows in enumerate(self._minibatches(update), 1):
-            metrics = self._step(experience, rows, first=steps == 1)
+        for steps, (number, rows) in enumerate(self._minibatches(experience, update), 1):
+            metrics = self._step(experience, rows, number, first=steps == 1)
             for name, value in metrics.items():
                 sums[name] = max(sums[name], value) if name in LARGEST else sums[name] + value
             if config.stop_epochs_above is not None and metrics["ppo/approx_kl"] > config.stop_epochs_above:
                 break
-        means = {name: value if name in LARGEST else value / steps for name, value in sums.items()}
+        means = {name: value if name in LARGEST else value / steps for name, value in sums.items()} or dict(STILL)
         mask = experience.samples.response_mask
         if experience.values is not None and experience.returns is not None:
             explained = explained_variance(experience.values, experience.returns, mask)
             means["ppo/explained_variance"] = explained.item()
         return means | {"ppo/learning_rate": rate, "ppo/optimizer_steps": float(steps)}
 
-    def _minibatches(self, update: int) -> Iterator[list[int]]:
-        """The rows of each optimiser step of `update`: every epoch takes all, in an order of its own."""
-        size = self.job.ppo.minibatch_size
-        for epoch in range(self.job.ppo.epochs):
-            order = list(range(self.job.ppo.batch_size))
-            seeded(self.job.seed, "ppo", "minibatches", update, epoch).shuffle(order)
-            yield from (order[start : start + size] for start in range(0, len(order), size))
+    def _minibatches(self, experience: Experience, update: int) -> Iterator[tuple[int, list[int]]]:
+        """The number, over the whole run, and the rows of each optimiser step of `update`.
 
-    def _step(self, experience: Experience, rows: Sequence[int], first: bool) -> dict[str, float]:
-        """One optimiser step on the responses `rows`, in micro-batches weighted by tokens.
+        Every epoch takes all, in an order of its own. Rows that the losses leave out are left out of minibatches.
+        """
+        config, learned = self.job.ppo, experience.learned
+        size, total = config.minibatch_size, config.batch_size
+        for epoch in range(config.epochs):
+            order = list(range(total))
+            seeded(self.job.seed, "ppo", "minibatches", update, epoch).shuffle(order)
+            for start in range(0, total, size):
+                number = ((update * config.epochs + epoch) * total + start) // size
+                rows = [row for row in order[start : start + size] if learned is None or learned[row]]
+                if rows:
+                    yield number, rows
+
+    def _step(self, experience: Experience, rows: Sequence[int], number: int, first: bool) -> dict[str, float]:
+        """Optimiser step `number` of the run, on the responses `rows`, in micro-batches weighted by their share.
 
         On the `first` of an update the policy is still the one that sampled: where the sampler's log-probabilities were
         kept, they must be those of the training path. What is to be checked and reported is read once for each model
         that is stepped, when its gradient is complete: the host waits for a GPU no more often.
         """
-        config, samples, trained = self.job.ppo, experience.samples, self.models.trained()
-        counted = {row: samples.response_lengths[row] for row in rows}
         totals: dict[str, float] = defaultdict(float)
         passes, found_norms = self.passes(), dict[str, float]()
         for part, losses in passes.items():
-            stepped = trained if len(passes) == 1 else {part: trained[part]}
-            unread: list[tuple[float, dict[str, Tensor]]] = []
-            micros = list(micro_batches(samples, rows, config.micro_batch_size))
-            for i, (micro, counts) in enumerate(micros, 1):
-                share = counts * sum(counted[row] for row in micro) / sum(counted.values())
+            stepped = self._stepped(part, alone=len(passes) == 1)
+            unread: list[tuple[Work, dict[str, Tensor]]] = []
+            works = self._works(experience, rows, losses, first)
+            works += self._mixed_in(number) if "policy" in stepped else []
+            for i, work in enumerate(works, 1):
                 for model in stepped.values():
-                    reduce_at(model.model if isinstance(model, SeparateCritic) else model, last=i == len(micros))
-                loss, metrics = losses(experience, micro, first)
-                (loss * share).backward()
-                unread.append((share, {"loss": loss.detach()} | metrics))
-            norms = [clip_gradient(model, config.max_grad_norm) for model in stepped.values()]
+                    reduce_at(model.model if isinstance(model, SeparateCritic) else model, last=i == len(works))
+                with nullcontext() if stepped else torch.no_grad():
+                    loss, metrics = work.compute()
+                if stepped:
+                    (loss * work.share).backward()
+                unread.append((work, {"loss": loss.detach()} | metrics))
+            norms = [clip_gradient(model, self.job.ppo.max_grad_norm) for model in stepped.values()]
             numbers = iter(read([*chain.from_iterable(metrics.values() for _, metrics in unread), *norms]))
-            for share, metrics in unread:
+            for work, metrics in unread:
                 found = {name: next(numbers) for name in metrics}
                 if "ppo/sampler_drift" in found:
                     check_drift(found["ppo/sampler_drift"], self.job)
                 if not math.isfinite(loss_read := found.pop("loss")):
                     raise CheckFailed(f"ppo: the loss is {loss_read}. Lower ppo.learning_rate or look at the batch.")
                 for name, value in found.items():
+                    share = work.share if name in LOSSES else work.tokens
                     totals[name] = max(totals[name], value) if name in LARGEST else totals[name] + value * share
             for name in stepped:
                 norm = check_norm(next(numbers), f"ppo ({name})")
                 found_norms["ppo/grad_norm" if name == "policy" else "ppo/critic_grad_norm"] = norm
                 step_and_clear(self.optimizers[name])
-        return ranks.summed(totals, LARGEST) | found_norms
+        return ranks.summed(totals, LARGEST) | ({"ppo/grad_norm": 0.0} if self.warming else {}) | found_norms
+
+    def _stepped(self, part: str, alone: bool) -> dict[str, nn.Module]:
+        """What the gradient of a part of `passes` steps: all that trains, where the part is `alone`.
+
+        While the critic warms up the policy is not stepped.
+        """
+        trained = self.models.trained()
+        stepped = trained if alone else {part: trained[part]}
+        return {name: model for name, model in stepped.items() if not (self.warming and name == "policy")}
+
+    def _works(self, experience: Experience, rows: Sequence[int], losses: Pass, first: bool) -> list[Work]:
+        """This rank's micro-batches of `rows`. What divides their losses is of all ranks' rows."""
+        samples, config = experience.samples, self.job.ppo
+        of_tokens = {row: samples.response_lengths[row] for row in rows}
+        weights = of_tokens if config.aggregation == "token" else dict.fromkeys(rows, 1)
+
+        def share(micro: Sequence[int], of: Mapping[int, int], counts: bool) -> float:
+            return counts * sum(of[row] for row in micro) / sum(of.values())
+
+        return [
+            Work(
+                partial(losses, experience, micro, first),
+                share(micro, weights, counts),
+                share(micro, of_tokens, counts),
+            )
+            for micro, counts in micro_batches(samples, rows, *config.micro_batch)
+        ]
+
+    def _mixed_in(self, number: int) -> list[Work]:
+        """This rank's micro-batches of the demonstrations that optimiser step `number` mixes in."""
+        mixed, config = self.demonstrations, self.job.ppo
+        if mixed is None:
+            return []
+        lengths = mixed.minibatch(number)
+        total, found = mixed.response_tokens(list(lengths)), []
+        for micro, counts in shared_runs(lengths, *config.micro_batch):
+            share = counts * mixed.response_tokens(micro) / total
+            found.append(Work(partial(self._mixed_loss, mixed, micro), share, share))
+        return found
+
+    def _mixed_loss(self, mixed: MixedDemonstrations, micro: Sequence[int]) -> Loss:
+        """γ times the SFT loss of a micro-batch of demonstrations."""
+        with recomputed(self.models.policy, self.job.ppo):
+            loss = mixed.loss(self.models.policy, micro, self.job.runtime)
+        return self.job.ppo.ptx.coefficient * loss, {"ppo/ptx_loss": loss.detach()}
 
     def passes(self) -> Mapping[str, Pass]:
         """What is backpropagated and stepped one after the other.
 
         A separate critic comes when the policy's graph and gradients are gone, and its own take their place. A shared
-        trunk has one loss.
+        trunk has one loss. While the critic warms up the policy's pass is made all the same, for what is measured of it
+        and, of a shared trunk, for the hidden states that the critic reads.
         """
         separate = isinstance(self.models.critic, SeparateCritic)
         return {"policy": self._policy_pass} | ({"critic": self._critic_pass} if separate else {})
 
     def _policy_pass(self, experience: Experience, rows: Sequence[int], first: bool) -> Loss:
-        """Policy loss - entropy bonus (+ KL loss), means over the tokens of `rows`; with it that of a shared critic.
+        """Policy loss - entropy bonus (+ KL loss), as `aggregation` has it of `rows`; with it that of a shared critic.
 
         Where the sampler is not the policy, the losses that are expectations over its tokens (the policy's and KL's)
         are weighed with the truncated importance weights.
         """
         config, critic, index = self.job.ppo, self.models.critic, on_device(experience.samples, rows)
         batch, mask = Packed.of(experience.samples, rows), experience.samples.response_mask[index]
-        with recomputed(self.models.policy, config):
+        with torch.no_grad() if self.warming else recomputed(self.models.policy, config):
             stats = batch.stats(self.models.policy, self.job, config.entropy_coefficient > 0)
         logprobs, old = scatter(stats.logprobs, mask, batch.responses), experience.logprobs[index]
-        surrogate = policy_loss(logprobs, old, experience.advantages[index], mask, config.clip_range)
+        clips = config.clip_range, config.clip_range_high, config.dual_clip
+        surrogate = policy_loss(logprobs, old, experience.advantages[index], mask, *clips)
         weights = None if experience.importance is None else experience.importance[index]
-        policy = masked_mean(surrogate.loss if weights is None else weights * surrogate.loss, mask)
+        policy = self._aggregated(surrogate.loss if weights is None else weights * surrogate.loss, mask)
         metrics = {
             "ppo/policy_loss": policy.detach(),
             "ppo/clip_fraction": masked_mean(surrogate.clipped.float(), mask),
@@ -150,13 +267,16 @@ class Learner:
         }
         if first and experience.samples.seen is not None:
             metrics["ppo/sampler_drift"] = sampler_drift(old, logprobs.detach(), mask, self.job)
-        loss = policy if stats.entropy is None else policy - config.entropy_coefficient * stats.entropy.mean()
+        loss = policy
+        if stats.entropy is not None:
+            entropy = self._aggregated(scatter(stats.entropy, mask, batch.responses), mask)
+            loss = policy - config.entropy_coefficient * entropy
         if config.kl.form != "reward":
             tether = kl_loss(logprobs, old, experience.reference[index], mask, config.kl.form)
-            loss = loss + experience.kl_weight * masked_mean(tether if weights is None else weights * tether, mask)
+            loss = loss + experience.kl_weight * self._aggregated(tether if weights is None else weights * tether, mask)
         if isinstance(critic, SharedCritic):
             value = self._value_loss(experience, index, batch, critic.values(batch, stats.hidden, self.job.runtime))
-            loss = loss + config.critic.coefficient * value
+            loss = config.critic.coefficient * value + (0.0 if self.warming else loss)
             metrics["ppo/value_loss"] = value.detach()
         return loss, metrics
 
@@ -170,9 +290,13 @@ class Learner:
         return value, {"ppo/value_loss": value.detach()}
 
     def _value_loss(self, experience: Experience, index: Tensor, batch: Packed, values: Tensor) -> Tensor:
-        """Mean value loss over the tokens of the rows at `index`, from the critic's values (K,) of them."""
+        """Value loss of the rows at `index` as `aggregation` has it, from the critic's values (K,) of their tokens."""
         assert experience.values is not None and experience.returns is not None
         mask, width = experience.samples.response_mask[index], experience.value_clip
         found = scatter(values, mask, batch.responses)
         errors = value_loss(found, experience.values[index], experience.returns[index], mask, width)
-        return masked_mean(errors, mask)
+        return self._aggregated(errors, mask)
+
+    def _aggregated(self, losses: Tensor, mask: Tensor) -> Tensor:
+        """One number of losses (B, T), as the config's `aggregation` has it."""
+        return aggregated(losses, mask, self.job.ppo.aggregation, self.job.generation.max_new_tokens)

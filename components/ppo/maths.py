@@ -20,6 +20,21 @@ def masked_mean(x: Floats, mask: Mask) -> Float[Tensor, ""]:
     return x.masked_fill(~mask, 0).sum() / mask.sum()
 
 
+def aggregated(x: Floats, mask: Mask, how: Literal["token", "sequence", "cap"], cap: int) -> Float[Tensor, ""]:
+    """One number of the losses `x` of the tokens that count; every row holds one at least.
+
+    With N responses of lengths |y_i|, all of which count:
+
+        token     Σ_i Σ_t x_it / Σ_i |y_i|          (Yu et al. 2025, arXiv 2503.14476, equation 12)
+        sequence  1/N Σ_i 1/|y_i| Σ_t x_it          (Shao et al. 2024, arXiv 2402.03300, equation 3)
+        cap       1/N Σ_i 1/cap   Σ_t x_it          (Liu et al. 2025, arXiv 2503.20783, section 3.2)
+    """
+    if how == "token":
+        return masked_mean(x, mask)
+    sums = x.masked_fill(~mask, 0).sum(1)
+    return (sums / (mask.sum(1) if how == "sequence" else cap)).mean()
+
+
 def masked_variance(x: Floats, mask: Mask) -> Float[Tensor, ""]:
     """Variance of `x` over the tokens that count, Bessel-corrected."""
     centred = (x - masked_mean(x, mask)).masked_fill(~mask, 0)
@@ -40,6 +55,15 @@ def token_rewards(logprobs: Floats, reference: Floats, scores: Responses, mask: 
     rewards = (-beta * (logprobs - reference)).masked_fill(~mask, 0)
     last = mask.long().sum(1) - 1
     return rewards.scatter_add(1, last.unsqueeze(1), scores.unsqueeze(1))
+
+
+def overlong_penalty(lengths: Responses, cap: int, buffer: int) -> Responses:
+    """0 up to cap - buffer tokens, then ((cap - buffer) - |y|) / buffer, which is -1 at the cap.
+
+    The soft overlong punishment of Yu et al. 2025 (DAPO, arXiv 2503.14476, equation 13), for lengths |y| (B,) of
+    responses, none of which exceeds the cap.
+    """
+    return ((cap - buffer) - lengths).clamp(max=0) / buffer
 
 
 def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda: float) -> tuple[Floats, Floats]:
@@ -102,18 +126,37 @@ class PolicyLoss(NamedTuple):
     """Per token, 0 where the mask is False."""
 
     loss: Floats
-    """-min(r A, clip(r, 1-ε, 1+ε) A)."""
+    """-min(r A, clip(r, 1-ε, 1+ε_high) A), and with a dual clip c at most -c A where A < 0."""
     ratio: Floats
     """r = π / π_old, 1 where the mask is False."""
     clipped: Mask
     """Where clipping removed the gradient."""
 
 
-def policy_loss(logprobs: Floats, old: Floats, advantages: Floats, mask: Mask, clip_range: float) -> PolicyLoss:
-    """The clipped surrogate (Schulman et al. 2017, equation 7). It removes gradient; it doesn't bound the ratio."""
+def policy_loss(
+    logprobs: Floats,
+    old: Floats,
+    advantages: Floats,
+    mask: Mask,
+    clip_range: float,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
+) -> PolicyLoss:
+    """The clipped surrogate (Schulman et al. 2017, equation 7). It removes gradient; it doesn't bound the ratio.
+
+    Args:
+        clip_high: ε above 1 (Yu et al. 2025, arXiv 2503.14476, equation 10); None takes `clip_range`.
+        dual_clip: c > 1 (Ye et al. 2020, arXiv 1912.09729, equation 5): where A < 0 the surrogate is
+            max(min(r A, clip(r) A), c A), which ends the gradient of a token that has become c times as likely.
+    """
     ratio = (logprobs - old).masked_fill(~mask, 0).exp()
-    free, held = ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages
-    return PolicyLoss(-torch.minimum(free, held).masked_fill(~mask, 0), ratio, (held < free) & mask)
+    high = clip_range if clip_high is None else clip_high
+    free, held = ratio * advantages, ratio.clamp(1 - clip_range, 1 + high) * advantages
+    surrogate, clipped = torch.minimum(free, held), held < free
+    if dual_clip is not None:
+        floor = torch.where(advantages < 0, dual_clip * advantages, -torch.inf)
+        surrogate, clipped = torch.maximum(surrogate, floor), clipped | (surrogate < floor)
+    return PolicyLoss(-surrogate.masked_fill(~mask, 0), ratio, clipped & mask)
 
 
 def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, width: float | None) -> Floats:

@@ -227,17 +227,30 @@ def on_device(samples: Samples, rows: Sequence[int]) -> Tensor:
     return onto(samples.ids.device, torch.tensor(rows, dtype=torch.long))
 
 
-def micro_batches(samples: Samples, rows: Sequence[int], size: int) -> Iterator[tuple[list[int], bool]]:
-    """This rank's share of `rows` of `samples` in `even_runs` of at most `size`, and whether each counts.
+def micro_batches(
+    samples: Samples, rows: Sequence[int], size: int, tokens: int | None = None
+) -> Iterator[tuple[list[int], bool]]:
+    """This rank's `shared_runs` of the `rows` of `samples`."""
+    lengths = {row: samples.prompt_lengths[row] + samples.response_lengths[row] for row in rows}
+    return shared_runs(lengths, size, tokens)
+
+
+def shared_runs(lengths: Mapping[int, int], size: int, tokens: int | None) -> Iterator[tuple[list[int], bool]]:
+    """This rank's share of the rows whose lengths are given, in `even_runs`, and whether each run counts.
 
     Shares are about equally long. Ranks make as many passes as each other: one with fewer computes a row for nothing.
+
+    Args:
+        size: most rows of a run, where `tokens` is None.
+        tokens: most tokens of a run, padding included.
     """
-    lengths = {row: samples.prompt_lengths[row] + samples.response_lengths[row] for row in rows}
-    ordered = sorted(rows, key=lengths.__getitem__)
+    ordered = sorted(lengths, key=lengths.__getitem__)
+    most_rows = size if tokens is None else len(ordered)
 
     def runs(rank: int) -> list[list[int]]:
         own = ranks.share(ordered, of=rank)
-        return [[own[i] for i in run] for run in even_runs([lengths[row] for row in own], size)] if own else []
+        found = even_runs([lengths[row] for row in own], most_rows, tokens) if own else ()
+        return [[own[i] for i in run] for run in found]
 
     own, most = runs(ranks.rank()), max(len(runs(rank)) for rank in range(ranks.size()))
     yield from ((run, True) for run in own)
@@ -263,7 +276,7 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
         found[id(models.policy)] = {"logprobs": samples.logprobs, "at_1": seen.logprobs_at_1, "entropy": seen.entropy}
         values_seen = seen.values is not None
         values = values if seen.values is None else seen.values
-    for numbers, counts in micro_batches(samples, range(len(mask)), job.ppo.micro_batch_size):
+    for numbers, counts in micro_batches(samples, range(len(mask)), *job.ppo.micro_batch):
         batch, rows, hidden = Packed.of(samples, numbers), on_device(samples, numbers), None
         counted = mask[rows]
         for key, model in asked.items():

@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -33,8 +33,9 @@ from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.watch import Watch, put_weights, shown_samples
 from components.rollouts.engine import Rollouts, open_rollouts
+from components.training.averaging import WeightAverage
 from components.training.checkpoint import Pace
-from components.training.loop import restore_state, save_state, seeded, torch_seed
+from components.training.loop import restore_state, save_state, shuffled_passes, torch_seed
 
 SAMPLES_SHOWN = 8
 
@@ -117,9 +118,11 @@ def train(
 ) -> tuple[Progress, Watch]:
     """The updates, and what evaluations between them found. Resumes from `out/checkpoint/ppo`."""
     config, folder = job.ppo, out / "checkpoint" / "ppo"
-    learner, controller = Learner.start(models, job), KLController.start(config.kl)
+    learner, controller = Learner.start(models, job, data), KLController.start(config.kl)
     refresh_every = config.kl.refresh_every
     modules = models.trained() | ({"reference": models.reference} if refresh_every else {})
+    average = None if config.ema is None else WeightAverage(models.policy, config.ema)
+    modules |= {} if average is None else {"average": average}
     seen, watch, weights = Progress(), Watch.start(job, data), dict[str, Tensor]()
     if resumed := restore_state(folder, modules, learner.optimizers, weights):
         watch.restore(resumed[1]["watch"], weights)
@@ -155,6 +158,8 @@ def train(
                     check_start(experience, job)
                 # 3. learn
                 metrics = experience.metrics | learner.update(experience, update)
+            if average is not None:
+                average.update(models.policy)
             # 4. move the tether
             held = "ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"
             low = metrics.get(f"{held}_low", -math.inf)
@@ -174,7 +179,8 @@ def train(
             speed: dict[str, float] = {}
             if watch.due(update + 1, last):
                 looking = time.perf_counter()
-                answers = watch.look(models, job, data, update + 1)
+                with nullcontext() if average is None else average.instead(models.policy):
+                    answers = watch.look(models, job, data, update + 1)
                 metrics |= watch.metrics()
                 watched["samples"] = shown_samples(watch.prompts, answers)
                 speed["ppo/watched_seconds"] = time.perf_counter() - looking
@@ -194,6 +200,8 @@ def train(
             speed["ppo/peak_memory_gb"] = peak_memory_gb(job.runtime.device)
             observe(update + 1, metrics | speed, total=config.updates, tokens=tokens, **watched)
             pace.stop_if_told()
+    if average is not None:
+        average.replace(models.policy)
     return seen, watch
 
 
@@ -221,12 +229,4 @@ def _kept_if_stopped(out: Path, update: int, samples: Samples) -> Iterator[list[
 
 def prompt_batch(count: int, batch_size: int, update: int, seed: int) -> list[int]:
     """Indices of the `batch_size` prompts of update `update` (from 0): shuffled passes over all, without end."""
-    out: list[int] = []
-    position = update * batch_size
-    while len(out) < batch_size:
-        order = list(range(count))
-        seeded(seed, "ppo", "prompts", position // count).shuffle(order)
-        taken = order[position % count :][: batch_size - len(out)]
-        out += taken
-        position += len(taken)
-    return out
+    return shuffled_passes(count, batch_size, update, seed, "ppo", "prompts")

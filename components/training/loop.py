@@ -40,6 +40,19 @@ def torch_seed(seed: int, *what: object) -> int:
     return seeded(seed, *what).getrandbits(62)
 
 
+def shuffled_passes(count: int, size: int, step: int, seed: int, *what: object) -> list[int]:
+    """Indices of the `size` of `count` items that step `step` (from 0) meets: shuffled passes over all, without end."""
+    out: list[int] = []
+    position = step * size
+    while len(out) < size:
+        order = list(range(count))
+        seeded(seed, *what, position // count).shuffle(order)
+        taken = order[position % count :][: size - len(out)]
+        out += taken
+        position += len(taken)
+    return out
+
+
 def kept_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters a checkpoint holds: those that train, or all where none does (a reference that is refreshed)."""
     named = list(module.named_parameters())

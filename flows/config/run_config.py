@@ -119,6 +119,16 @@ class Options(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        buffer, cap = self.ppo.score.length_buffer, self.generation.max_new_tokens
+        if buffer is not None and buffer >= cap:
+            raise ValueError(
+                f"ppo.score.length_buffer ({buffer}) must be below generation.max_new_tokens ({cap}): the penalty "
+                "begins so many tokens before that cap"
+            )
+        return self
+
     def job(self, kind: type[Job]) -> Job:
         """The part of this config that a stage's job class names: all that enters the stage's key."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})

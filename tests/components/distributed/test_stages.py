@@ -119,6 +119,16 @@ PPO_OPTIONS: list[dict[str, Any]] = [
         "kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 2},
     },
     {"advantage": "grpo", "group_size": 4, "kl": {"control": "fixed", "coefficient": 0.1, "form": "k2"}},
+    {
+        "generation": {"max_prompt_tokens": 64, "max_new_tokens": 40},
+        "critic": {"warmup": 1},
+        "ema": 0.5,
+        "ptx": {"coefficient": 0.5, "batch_size": 3},
+        "mask_truncated": True,
+        "aggregation": "sequence",
+        "micro_batch_tokens": 200,
+        "evaluate": 8,
+    },
 ]
 
 

@@ -44,6 +44,12 @@ def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do(
         ({"advantage": "sequence", "discount": 0.9}, "advantage=sequence has no discount"),
         ({"kl": {"control": "adaptive", "refresh_every": 2}}, "adaptive coefficient holds KL to SFT"),
         ({"best_of": 1}, "best_of"),
+        ({"dual_clip": 1}, r"(?s)dual_clip.*greater than 1"),
+        ({"advantage": "rloo", "group_size": 2, "critic": {"warmup": 1}}, "critic.warmup needs a critic, and adv"),
+        ({"updates": 60, "critic": {"warmup": 60}}, r"critic\.warmup \(60\) leaves none of the 60 updates"),
+        ({"mask_tied_groups": True, "group_size": 2}, "mask_tied_groups is for advantages within groups"),
+        ({"aggregation": "mean"}, "aggregation"),
+        ({"ema": 1}, "ema"),
     ],
 )
 def test_an_impossible_option_is_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -163,6 +163,10 @@ FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Any]] = {
     "token_rewards": lambda a, b, c, m: maths.token_rewards(a, b, torch.ones(len(a)), m, 0.3),
     "gae": lambda a, b, c, m: maths.gae(a, b, m, 0.9, 0.8),
     "policy_loss": lambda a, b, c, m: maths.policy_loss(a, b, c, m, 0.2),
+    "policy_loss_dual": lambda a, b, c, m: maths.policy_loss(a, b, c, m, 0.2, 0.3, 3.0),
+    "aggregated": lambda a, b, c, m: (maths.aggregated(a, m, "token", 9),),
+    "aggregated_sequence": lambda a, b, c, m: (maths.aggregated(a, m, "sequence", 9),),
+    "aggregated_cap": lambda a, b, c, m: (maths.aggregated(a, m, "cap", 9),),
     "value_loss": lambda a, b, c, m: (maths.value_loss(a, b, c, m, None),),
     "value_loss_clipped": lambda a, b, c, m: (maths.value_loss(a, b, c, m, 0.5),),
     "kl_estimates": lambda a, b, c, m: maths.kl_estimates(a, b, m),
@@ -195,8 +199,9 @@ def test_what_stands_under_the_mask_changes_no_formula_and_gets_no_gradient(
 def test_every_formula_of_maths_stands_in_the_table_of_masks() -> None:
     public = {n for n, f in vars(maths).items() if callable(f) and getattr(f, "__module__", "") == maths.__name__}
     functions = {n for n in public if n.islower()}
-    of_groups = {"leave_one_out", "tied_groups", "group_normalised"}  # they take no mask
-    assert functions - of_groups == {n.removesuffix("_clipped") for n in FORMULAS}
+    unmasked = {"leave_one_out", "tied_groups", "group_normalised", "overlong_penalty"}
+    forms = ("_clipped", "_dual", "_sequence", "_cap")
+    assert functions - unmasked == {next((n.removesuffix(f) for f in forms if n.endswith(f)), n) for n in FORMULAS}
 
 
 def test_group_baselines_equal_sums_by_hand() -> None:

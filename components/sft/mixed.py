@@ -1,0 +1,60 @@
+"""Demonstrations that another training mixes in, a minibatch each optimiser step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from components.base.errors import UserError
+from components.base.jsonl import read_rows
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
+from components.sft.demonstrations import Example, choose_demonstrations, token_losses
+from components.training.loop import shuffled_passes
+
+
+@dataclass(frozen=True)
+class MixedDemonstrations:
+    """Demonstrations as tokens, met in shuffled passes whose order is the seed's."""
+
+    examples: Sequence[Example]
+    batch_size: int
+    seed: int
+    pad_id: int
+
+    @classmethod
+    def read(
+        cls, data: Path, tokenizer: Any, generation: GenerationConfig, batch_size: int, seed: int
+    ) -> "MixedDemonstrations":
+        """The training demonstrations of the artifact `data` whose responses, with EOS, fit the cap.
+
+        Raises:
+            UserError: none does.
+        """
+        rows = read_rows(data / "demonstrations.train.jsonl")
+        chosen = choose_demonstrations(tokenizer, rows, generation, "drop", None)
+        if not chosen.examples:
+            raise UserError(
+                f"ppo.ptx: none of the {chosen.seen} training demonstrations has a response of at most "
+                f"{generation.max_new_tokens} tokens, EOS included. Raise generation.max_new_tokens, or set "
+                "ppo.ptx.coefficient=0."
+            )
+        return cls(chosen.examples, batch_size, seed, tokenizer.pad_token_id)
+
+    def minibatch(self, step: int) -> dict[int, int]:
+        """The demonstrations of optimiser step `step` (from 0), as the length in tokens of each by its index.
+
+        One that a step meets twice, across the end of a pass, counts once.
+        """
+        chosen = shuffled_passes(len(self.examples), self.batch_size, step, self.seed, "ppo", "ptx")
+        return {i: sum(map(len, self.examples[i])) for i in chosen}
+
+    def response_tokens(self, chosen: Sequence[int]) -> int:
+        """Tokens of the responses of the demonstrations at these indices."""
+        return sum(len(self.examples[i][1]) for i in chosen)
+
+    def loss(self, model: Any, chosen: Sequence[int], runtime: Runtime) -> Tensor:
+        """The mean negative log-probability of a response token of the demonstrations at these indices, nats."""
+        return token_losses(model, self.pad_id, [self.examples[i] for i in chosen], runtime).mean()
