@@ -54,7 +54,7 @@ STILL = {"ppo/policy_loss": 0.0, "ppo/clip_fraction": 0.0, "ppo/approx_kl": 0.0,
 """What is reported of an update that no response is left in."""
 
 
-class Work(NamedTuple):
+class MicroBatch(NamedTuple):
     """One micro-batch of an optimiser step."""
 
     compute: Callable[[], Loss]
@@ -161,7 +161,7 @@ class Learner:
         passes, found_norms = self.passes(), dict[str, float]()
         for part, losses in passes.items():
             stepped = self._stepped(part, alone=len(passes) == 1)
-            unread: list[tuple[Work, dict[str, Tensor]]] = []
+            unread: list[tuple[MicroBatch, dict[str, Tensor]]] = []
             works = self._works(experience, rows, losses, first)
             works += self._mixed_in(number) if "policy" in stepped else []
             for i, work in enumerate(works, 1):
@@ -198,7 +198,7 @@ class Learner:
         stepped = trained if alone else {part: trained[part]}
         return {name: model for name, model in stepped.items() if not (self.warming and name == "policy")}
 
-    def _works(self, experience: Experience, rows: Sequence[int], losses: Pass, first: bool) -> list[Work]:
+    def _works(self, experience: Experience, rows: Sequence[int], losses: Pass, first: bool) -> list[MicroBatch]:
         """This rank's micro-batches of `rows`. What divides their losses is of all ranks' rows."""
         samples, config = experience.samples, self.job.ppo
         of_tokens = {row: samples.response_lengths[row] for row in rows}
@@ -208,7 +208,7 @@ class Learner:
             return counts * sum(of[row] for row in micro) / sum(of.values())
 
         return [
-            Work(
+            MicroBatch(
                 partial(losses, experience, micro, first),
                 share(micro, weights, counts),
                 share(micro, of_tokens, counts),
@@ -216,7 +216,7 @@ class Learner:
             for micro, counts in micro_batches(samples, rows, *config.micro_batch)
         ]
 
-    def _mixed_in(self, number: int) -> list[Work]:
+    def _mixed_in(self, number: int) -> list[MicroBatch]:
         """This rank's micro-batches of the demonstrations that optimiser step `number` mixes in."""
         mixed, config = self.demonstrations, self.job.ppo
         if mixed is None:
@@ -225,7 +225,7 @@ class Learner:
         total, found = mixed.response_tokens(list(lengths)), []
         for micro, counts in shared_runs(lengths, *config.micro_batch):
             share = counts * mixed.response_tokens(micro) / total
-            found.append(Work(partial(self._mixed_loss, mixed, micro), share, share))
+            found.append(MicroBatch(partial(self._mixed_loss, mixed, micro), share, share))
         return found
 
     def _mixed_loss(self, mixed: MixedDemonstrations, micro: Sequence[int]) -> Loss:

@@ -58,6 +58,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adaptive": {"kl": {"control": "adaptive", "unit": "token", "horizon": 0.25, "target": 0.1}, "updates": 5},
     "score": {"score": {"missing_eos": "subtract", "length_penalty": 0.01}, "stop_epochs_above": None},
     "best of": {"best_of": 2},
+    "stabilisers": {
+        "critic": {"warmup": 1},
+        "ema": 0.5,
+        "ptx": {"coefficient": 0.5, "batch_size": 2},
+        "clip_range_high": 0.3,
+        "dual_clip": 3.0,
+        "aggregation": "cap",
+        "score": {"length_buffer": 4},
+        "micro_batch_tokens": 400,
+        "updates": 4,
+    },
+    "masks": {"advantage": "rloo", "group_size": 2, "mask_tied_groups": True, "mask_truncated": False},
     "epsilon and checkpointing": {"epsilon_style": "tensorflow", "gradient_checkpointing": True, "decay": "none"},
 }
 """Options of PPO, beside the three stages as they are."""

@@ -48,6 +48,18 @@ def test_weights_gradients_and_moments_take_what_a_count_by_hand_says() -> None:
     assert ppo["weights"] == 4 * (count + scalar)
 
 
+def test_micro_batches_by_tokens_and_an_average_are_planned_as_they_are_computed() -> None:
+    plain = found(run())
+    by_tokens = found(run(ppo={"micro_batch_tokens": 4 * 128 + 127, "micro_batch_size": 8}))
+    assert by_tokens["ppo", "policy update"].parts == plain["ppo", "policy update"].parts, "four whole sequences fit"
+    averaged = found(run(ppo={"ema": 0.9}))
+    for phase in ("policy update", "critic update", "frozen pass"):
+        parts, without = (dict(each["ppo", phase].parts) for each in (averaged, plain))
+        assert parts.pop("average") == 4 * 1_235_814_400
+        assert parts.pop("CUDA") > without.pop("CUDA") and parts == without
+    assert averaged["ppo", "evaluation"].parts == plain["ppo", "evaluation"].parts
+
+
 def test_a_small_model_on_a_cpu_takes_the_process_and_next_to_nothing() -> None:
     tiny = ModelShape(vocabulary=600, hidden_size=32, intermediate_size=85, layers=2, heads=2, kv_heads=2, head_size=16)
     for phase in found(run(tiny, "float32"), "cpu").values():

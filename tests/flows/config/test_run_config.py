@@ -103,6 +103,13 @@ def test_a_worst_case_of_several_reward_models_needs_several_in_the_artifact() -
             load_config("tiny", map(parse_override, missing))
 
 
+def test_a_penalty_of_length_that_begins_before_the_first_token_is_refused() -> None:
+    cap = load_config("tiny").generation.max_new_tokens
+    load_config("tiny", [parse_override(f"ppo.score.length_buffer={cap - 1}")])
+    with pytest.raises(UserError, match=rf"ppo\.score\.length_buffer \({cap}\) must be below generation\.max_new"):
+        load_config("tiny", [parse_override(f"ppo.score.length_buffer={cap}")])
+
+
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
