@@ -69,7 +69,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "micro_batch_tokens": 400,
         "updates": 4,
     },
-    "masks": {"advantage": "rloo", "group_size": 2, "mask_tied_groups": True, "mask_truncated": False},
+    "masks": {"advantage": "rloo", "group_size": 2, "mask_tied_groups": True, "score": {"missing_eos": "keep"}},
     "epsilon and checkpointing": {"epsilon_style": "tensorflow", "gradient_checkpointing": True, "decay": "none"},
 }
 """Options of PPO, beside the three stages as they are."""
