@@ -276,7 +276,7 @@ class Learner:
             loss = loss + experience.kl_weight * self._aggregated(tether if weights is None else weights * tether, mask)
         if isinstance(critic, SharedCritic):
             value = self._value_loss(experience, index, batch, critic.values(batch, stats.hidden, self.job.runtime))
-            loss = config.critic.coefficient * value + (0.0 if self.warming else loss)
+            loss = loss + config.critic.coefficient * value
             metrics["ppo/value_loss"] = value.detach()
         return loss, metrics
 

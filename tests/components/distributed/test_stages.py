@@ -124,9 +124,9 @@ PPO_OPTIONS: list[dict[str, Any]] = [
         "critic": {"warmup": 1},
         "ema": 0.5,
         "ptx": {"coefficient": 0.5, "batch_size": 3},
-        "mask_truncated": True,
         "aggregation": "sequence",
         "micro_batch_tokens": 200,
+        "evaluate_every": 2,
         "evaluate": 8,
     },
 ]

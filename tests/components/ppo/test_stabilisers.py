@@ -244,7 +244,10 @@ def test_the_average_is_the_recursion_of_its_weights_and_is_what_replaces_them()
             model.weight += step + 0.5
         average.update(model)
         expected = 0.7 * expected + 0.3 * model.weight.detach().numpy()
-    bias = model.bias.clone()
+    bias, own = model.bias.clone(), model.weight.clone()
+    with average.instead(model):
+        assert np.allclose(model.weight.detach().numpy(), expected, atol=1e-5)
+    assert torch.equal(model.weight, own)
     average.replace(model)
     assert np.allclose(model.weight.detach().numpy(), expected, atol=1e-5) and torch.equal(model.bias, bias)
 
@@ -255,7 +258,7 @@ ALL: dict[str, Any] = {
     "updates": 4, "learning_rate": 1e-2, "checkpoint_every": 1, "evaluate": 8,
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
-    "gae": {"critic": {"warmup": 1}},
+    "gae": {"critic": {"warmup": 1}, "evaluate_every": 2, "watch": {"prompts": 4}},
     "grpo": {"advantage": "grpo", "group_size": 4, "mask_tied_groups": True, "aggregation": "cap", "kl": FIXED},
 }
 
