@@ -4,7 +4,8 @@
 
 A seed has a TETHER_HOME of its own, and its variants share the data, the SFT policy and the reward model. Every gate is
 off. Finished runs are not run again. Beside each difference of paired seeds stands its 95 % t interval, from two seeds
-on.
+on. `--set` changes options of every run, as in `--set ppo.updates=30 ppo.batch_size=64`; give such runs a `--home` of
+their own.
 """
 
 import argparse
@@ -40,9 +41,9 @@ Runs = Mapping[tuple[int, str], Mapping[str, float]]
 """The final metrics of each seed and variant."""
 
 
-def run(folder: Path, seed: int, variant: str, threads: int) -> Mapping[str, float]:
-    """The final metrics of one seed's policy."""
-    given = [f"seed={seed}", f"runtime.threads={threads}", *VARIANTS[variant]]
+def run(folder: Path, seed: int, variant: str, threads: int, changed: Sequence[str] = ()) -> Mapping[str, float]:
+    """The final metrics of one seed's policy, with the options `changed` of the demo."""
+    given = [f"seed={seed}", f"runtime.threads={threads}", *changed, *VARIANTS[variant]]
     found: dict[str, Any] = stage_of_run((folder / f"stabilisers-{seed}").resolve(), variant, "demo", "ppo", given)
     return dict(found["metrics"])
 
@@ -78,10 +79,11 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=Path(".tether-bench"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--set", nargs="+", default=[], help="options of every run")
     options = parser.parse_args()
 
     def of_seed(seed: int) -> dict[tuple[int, str], Mapping[str, float]]:
-        return {(seed, v): run(options.home, seed, v, options.threads) for v in (PLAIN, *options.variants)}
+        return {(seed, v): run(options.home, seed, v, options.threads, options.set) for v in (PLAIN, *options.variants)}
 
     with ThreadPoolExecutor(options.jobs) as pool:
         found = {key: metrics for each in pool.map(of_seed, options.seeds) for key, metrics in each.items()}
