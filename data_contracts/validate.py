@@ -160,7 +160,8 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
                     continue
                 item = json.loads(line)
                 if is_asked[index]:
-                    prompt_files[split].write(json_line({"prompt": item["prompt"], "category": item["category"]}))
+                    asked_row = {name: item[name] for name in ("prompt", "category", "columns") if name in item}
+                    prompt_files[split].write(json_line(asked_row))
                 if is_taught[index]:
                     response = item.get("response", item.get("chosen"))
                     row = {"response": response} | {name: item[name] for name in ("prompt", "source", "row")}

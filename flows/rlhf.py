@@ -74,8 +74,8 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
     # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
     reward = stage("reward", data=data, sft=sft, **sources.previous)
 
-    # 4. PPO: raise the reward, tethered to SFT by KL.
-    policy = stage("ppo", data=data, sft=sft, reward=reward)
+    # 4. PPO: raise the reward (the model's, or that of the sources named), tethered to SFT by KL.
+    policy = stage("ppo", data=data, sft=sft, reward=reward, **sources.rewards)
 
     # 5. Human evaluation: policy against SFT, blind, and whether the reward model still agrees with the judges. Only a
     # policy that passes here is promoted.

@@ -19,6 +19,7 @@ from data_contracts.rows.gather import look_at
 from data_contracts.rows.reading import refuse_ratings
 from flows.config.run_config import RunConfig
 from flows.data.pretrained import find_base
+from flows.data.reward_sources import model_sources, reward_model
 from tasks.result import Input
 from tasks.runs.journal import recorded_paths
 from tasks.runs.status import RunStatus, load_status
@@ -41,6 +42,8 @@ class Sources:
     """`seal`, the home's secret, where people judge: the key to their sheet is sealed with it."""
     taught: Input | None = None
     """The data that the SFT model learned from, where an earlier run's is kept."""
+    rewards: dict[str, Input] = field(default_factory=dict)
+    """`rewards/NAME`: the folder of each other reward model that `ppo.rewards` names."""
     compared: dict[str, Input] = field(default_factory=dict)
     """`data` and `model_1` to `model_k`, where a run compares models and computes none."""
 
@@ -77,6 +80,7 @@ def find_sources(
         None if sheet is None else Input.of(sheet),
         _seal(config, home, taken),
         _taught(config, home, taken),
+        _rewards(config, home, taken),
     )
 
 
@@ -108,6 +112,18 @@ def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
         paths = [Path(os.path.abspath(given.path)) for given in found.values()]
         data |= dict(zip(input_names(kind, paths, list(found)), found.values(), strict=True))
     return data
+
+
+def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
+    """The folders of other reward models; where PPO is taken, as it was computed with them."""
+    found = {}
+    for name, model in model_sources(config).items():
+        recorded = taken["ppo"].inputs.get(f"rewards/{name}") if "ppo" in taken else None
+        if recorded is not None:
+            found[f"rewards/{name}"] = Input(digest=recorded, path=Path(model.source.removeprefix("model:")))
+        else:
+            found[f"rewards/{name}"] = Input.of(reward_model(model, home)[1])
+    return found
 
 
 def _votes(config: RunConfig, home: Path) -> dict[str, Input]:

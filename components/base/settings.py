@@ -28,6 +28,8 @@ def keyed_values(settings: BaseModel) -> dict[str, JsonValue]:
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
             out[name] = keyed_values(value)
+        elif isinstance(value, tuple) and value and all(isinstance(each, BaseModel) for each in value):
+            out[name] = [keyed_values(each) for each in value]
         else:
             out |= settings.model_dump(mode="json", include={name})
     return out

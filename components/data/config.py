@@ -91,6 +91,9 @@ class DataConfig(Settings):
     """Standard field -> column of the demonstrations where names differ."""
     prompt_columns: dict[str, str] = Field(default_factory=dict)
     """Standard field -> column of the prompts where names differ."""
+    reward_columns: tuple[str, ...] = ()
+    """Further columns of the prompts (of the preferences, where `prompts` is null) that sources of `ppo.rewards` read,
+    such as the right answer; names as in the file."""
     label_values: dict[str, LabelMeaning] = Field(default_factory=dict)
     """What the values of a label or vote mean where their names do not say it, such as `{"1": a, "2": b, "0": tie}`.
     Meanings are a, b, tie and both_bad; for single responses, desirable and undesirable. Numbers are never guessed."""

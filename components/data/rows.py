@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, NamedTuple, Required
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, with_config
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, StringConstraints, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's only from Python 3.12 on
 
 from components.base.jsonl import Message
@@ -50,6 +50,8 @@ class CanonicalRow(TypedDict, total=False):
     """What the pair counts: the kept pairs of one ranking share a count of 1."""
     category: Text | None
     """Stratum of the prompt."""
+    columns: dict[Text, JsonValue]
+    """Of a pair or a prompt, what `data.reward_columns` names; absent where it names nothing."""
     judged_in: Text
     """The batch in which people judged the pair, which a run gave out; absent in all other rows."""
     source: Text

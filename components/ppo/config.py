@@ -9,6 +9,7 @@ from components.base.settings import Settings, unkeyed
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
 from components.reward.config import EnsembleConfig
+from components.rewards.config import RewardSource, check_rewards
 from components.rollouts.config import RolloutConfig
 from components.training.optim import OptimizerConfig
 
@@ -208,6 +209,10 @@ class PpoConfig(OptimizerConfig):
     """The tether to the SFT policy."""
     score: ScoreConfig = ScoreConfig()
     """The reward of a response."""
+    rewards: tuple[RewardSource, ...] | None = None
+    """Sources of reward, as `[{source: pipeline}, {source: function:my_rewards:brief, weight: 0.3}]`: `pipeline`,
+    `model:FOLDER_OR_HUB_ID`, `function:MODULE:NAME`, `http:URL`, `verifier:NAME`. The reward is the sum of their
+    scores, each shifted and scaled to SFT responses and weighted. Null: the pipeline's own reward model alone."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
     rollout: RolloutConfig = RolloutConfig()
@@ -247,6 +252,12 @@ class PpoConfig(OptimizerConfig):
             )
         if self.watch.patience is not None and self.evaluate_every is None:
             raise ValueError("watch.patience counts evaluations, and there are none: set evaluate_every")
+        return self
+
+    @model_validator(mode="after")
+    def _rewards(self) -> Self:
+        if self.rewards is not None:
+            check_rewards(self.rewards)
         return self
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from components.ppo.experience import rewarded_scores
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models, frozen_pass
 from components.ppo.texture import dissimilarity, distinct_ngrams, echo, repetition
+from components.rewards.weighted import source_metrics
 from components.sft.demonstrations import choose_demonstrations, perplexity_ratio, response_losses
 from components.stats.intervals import (
     Interval,
@@ -51,17 +52,20 @@ class Answered(NamedTuple):
     echo: float
     truth: dict[str, float]
     """`task_scores`: none on people's data."""
+    rewards: dict[str, float] = {}  # noqa: RUF012 (never changed)
+    """Scaled score of each source of `ppo.rewards`, by name; judges' too where they are asked."""
 
     def row(self) -> dict[str, object]:
         """As one JSON object."""
-        return {name: value for name, value in self._asdict().items() if name != "truth"} | self.truth
+        own = {name: value for name, value in self._asdict().items() if name not in ("truth", "rewards")}
+        return own | self.truth | {f"reward_{name}": score for name, score in self.rewards.items()}
 
 
 def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
     """Sample a response of each policy to held-out prompts; write `evaluation.jsonl`, return the stage's metrics."""
     prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.ppo.evaluate]]
-    policy = respond(models, models.policy, prompts, job, data)
-    sft = respond(models, models.sft, prompts, job, data)
+    policy = respond(models, models.policy, prompts, job, data, judging=True)
+    sft = respond(models, models.sft, prompts, job, data, judging=True)
     write_rows(
         out / "artifact" / "evaluation.jsonl",
         ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True)),
@@ -80,6 +84,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
         "ppo/entropy": _mean(r.entropy for r in policy),
         "ppo/response_tokens": _mean(r.tokens for r in policy),
         "ppo/sft_special_tokens": _mean(r.special_tokens > 0 for r in sft),
+        **_by_source(models, policy, sft, clusters),
     }
     if policy[0].truth:
         gold, violations = (
@@ -145,6 +150,21 @@ def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Seque
     return metrics
 
 
+def _by_source(
+    models: Models, policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]
+) -> dict[str, float]:
+    """Each source's gain over SFT with its interval (in standard deviations of its SFT scores), and how they agree."""
+    metrics: dict[str, float] = {}
+    for config in models.rewards.configs if models.rewards is not None else ():
+        gain = [a.rewards[config.name] - b.rewards[config.name] for a, b in zip(policy, sft, strict=True)]
+        what = "judge" if config.judge else "reward"
+        metrics |= clustered_mean(gain, clusters).metrics(f"ppo/{what}_{config.name}_gain")
+    if models.rewards is not None:
+        names = [config.name for config in models.rewards.rewarding]
+        metrics |= source_metrics({name: torch.tensor([row.rewards[name] for row in policy]) for name in names})
+    return metrics
+
+
 def _diversity(policy: Sequence[Answered], sft: Sequence[Answered], prompts: Sequence[str]) -> dict[str, float]:
     """How much the responses differ from each other, against as many of SFT's: 1 is nothing lost."""
     metrics: dict[str, float] = {}
@@ -195,9 +215,13 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def respond(
-    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation"
-) -> list[Answered]:
-    """One response of `model` to each prompt. Two models that share a `stream` share its random numbers."""
+    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation",
+    judging: bool = False,
+) -> list[Answered]:  # fmt: skip
+    """One response of `model` to each prompt. Two models that share a `stream` share its random numbers.
+
+    With `judging`, the sources of `ppo.rewards` that only judge score them too.
+    """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
     seed, rows = torch_seed(job.seed, "ppo", stream), []
@@ -209,20 +233,39 @@ def respond(
             found = frozen_pass(asked, replace(samples, seen=None), job)  # the judged KL is the training path's
             mask = samples.response_mask
             kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
-            scores = models.scale(found["raw_scores"])
+            texts, raw, of_sources = samples.texts(models.tokenizer), found["raw_scores"], dict[str, torch.Tensor]()
+            if models.rewards is not None:
+                raw, of_sources = models.rewards.score(raw, prompts[batch], texts, judging)
+            by_source = {name: each.tolist() for name, each in of_sources.items()}
+            scores = models.scale(raw)
             cap = job.generation.max_new_tokens
-            rewards = rewarded_scores(found["raw_scores"], samples, models.scale, job.ppo.score, cap)
+            rewards = rewarded_scores(raw, samples, models.scale, job.ppo.score, cap)
             lengths, special = samples.response_lengths, samples.special_tokens(models.tokenizer)
             entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # a batch at a time, for a GPU's sake
             score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()
-            for i, (prompt, text) in enumerate(zip(prompts[batch], samples.texts(models.tokenizer), strict=True)):
+            for i, (prompt, text) in enumerate(zip(prompts[batch], texts, strict=True)):
                 rows.append(Answered(
                     text, score[i], reward[i], divergence[i], lengths[i],
                     entropy=entropy[i].sum().item() / lengths[i], ended=ended[i],
                     special_tokens=special[i], repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
                     truth=task_scores(data, prompt, text),
+                    rewards={name: each[i] for name, each in by_source.items()},
                 ))  # fmt: skip
     return rows
+
+
+def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[list[str], torch.Tensor]:
+    """A response of the SFT policy to each prompt, as text, and the pipeline's own raw scores (n,) of them."""
+    encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
+    asked = Models(models.sft, models.sft, models.reward_model, None, models.tokenizer, models.scale)
+    texts, raw, seed = list[str](), list[torch.Tensor](), torch_seed(job.seed, "ppo", "scales of rewards")
+    with rollout_engine(models.sft, models.tokenizer, job.runtime) as engine:
+        for start in range(0, len(prompts), job.ppo.batch_size):
+            numbers = range(start, min(start + job.ppo.batch_size, len(prompts)))
+            samples = engine.sample(encoded[start : start + job.ppo.batch_size], job.generation, seed, numbers)
+            raw.append(frozen_pass(asked, replace(samples, seen=None), job)["raw_scores"])
+            texts += samples.texts(models.tokenizer)
+    return texts, torch.cat(raw)
 
 
 def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:

@@ -1,12 +1,14 @@
 """From sampled responses to what one update learns from: scores, rewards, advantages, and the checks on the way."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from components.base.errors import CheckFailed
+from components.base.jsonl import Message
 from components.models.sampling import Samples
 from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoConfig, PpoJob, ScoreConfig
@@ -21,6 +23,7 @@ from components.ppo.maths import (
 )
 from components.ppo.models import Models, frozen_pass
 from components.reward.scoring import ScoreScale
+from components.rewards.weighted import source_metrics
 from components.stats.intervals import clustered_mean, clustered_ratio
 from components.training.loop import read
 
@@ -91,8 +94,13 @@ def in_losses(samples: Samples, scores: Tensor, config: PpoConfig) -> Tensor | N
     return kept
 
 
-def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float) -> Experience:
+def gather_experience(
+    models: Models, samples: Samples, job: PpoJob, beta: float, prompts: Sequence[Sequence[Message]] = ()
+) -> Experience:
     """Score `samples` and compute rewards, advantages and returns at KL coefficient `beta`.
+
+    Args:
+        prompts: what the samples answer, as messages; read where `ppo.rewards` names sources.
 
     Raises:
         CheckFailed: a score isn't finite, or the sampler and the training path disagree on log-probabilities. (Where
@@ -101,8 +109,11 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     mask, config = samples.response_mask, job.ppo
     found = frozen_pass(models, samples, job)
     old, reference, sft, values = found["policy"], found["reference"], found["sft"], found.get("values")
-    scores = rewarded_scores(found["raw_scores"], samples, models.scale, config.score, job.generation.max_new_tokens)
-    judged = models.scale(found["raw_scores"])
+    raw, of_sources = found["raw_scores"], dict[str, Tensor]()
+    if models.rewards is not None:
+        raw, of_sources = models.rewards.score(raw, prompts, samples.texts(models.tokenizer))
+    scores = rewarded_scores(raw, samples, models.scale, config.score, job.generation.max_new_tokens)
+    judged = models.scale(raw)
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
     kept = in_losses(samples, scores, config)
@@ -116,7 +127,7 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
     # No KL where T is not 1: the tokens were drawn at T. The evaluation draws others at 1 (`ppo/kl_at_temperature_1`).
     at_1 = (found["policy_at_1"] - found["sft_at_1"]).masked_fill(~mask, 0)
     unread = {
-        "scores are finite": torch.isfinite(found["raw_scores"]).all(),
+        "scores are finite": torch.isfinite(raw).all(),
         "log-probabilities are finite": torch.isfinite(kl.k1).all(),
         "ppo/proxy_reward": judged.mean(),
         "ppo/rewarded_score": scores.mean(),
@@ -152,7 +163,7 @@ def gather_experience(models: Models, samples: Samples, job: PpoJob, beta: float
         raise CheckFailed("a log-probability isn't finite, so KL to the reference is unknown. Lower ppo.learning_rate.")
     if samples.seen is None:
         check_drift(metrics["ppo/sampler_drift"], job)
-    metrics |= lower_ends(kl.k1.sum(1), samples)
+    metrics |= lower_ends(kl.k1.sum(1), samples) | source_metrics(of_sources)
     if learned is not None:
         metrics["ppo/left_out"] = learned.count(False) / len(learned)
     # Whitening divided the rewards, and in them the score, by the unit: a KL beside them is divided likewise.

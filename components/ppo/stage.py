@@ -27,11 +27,12 @@ from components.models.sampling import Samples
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
 from components.ppo.curves import curve_metrics
-from components.ppo.evaluate import evaluate, evaluate_last
+from components.ppo.evaluate import evaluate, evaluate_last, sft_responses
 from components.ppo.experience import check_start, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.watch import Watch, put_weights, shown_samples
+from components.rewards.weighted import Rewards
 from components.rollouts.engine import Rollouts, open_rollouts
 from components.training.averaging import WeightAverage
 from components.training.checkpoint import Pace
@@ -72,6 +73,14 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     if not prompts:
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
     models = Models.load(job, inputs)
+    with with_sources(models, job, inputs, out):
+        return _trained_and_judged(models, job, prompts, data, out, observe)
+
+
+def _trained_and_judged(
+    models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, observe: Observe
+) -> dict[str, float]:
+    """Train, check what was held still, write the artifact, and return the metrics of the final evaluation."""
     held = {name: weights_digest(m) for name, m in _held(models).items()}
     models.spread(job.runtime.sharding)
     trained, watch = train(models, job, prompts, data, out, observe)
@@ -107,6 +116,28 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         metrics["ppo/rollouts_bit_exact"] = float(job.ppo.rollout.bit_exact)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
+
+
+@contextmanager
+def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: Path) -> Iterator[None]:
+    """Open the sources of `ppo.rewards`, where it names some, and measure their scales on SFT responses.
+
+    The responses are to prompts of the calibration split, as many as the pipeline's own scale was measured on. The
+    scales are written to `rewards.json`.
+    """
+    if job.ppo.rewards is None:
+        yield
+        return
+    rows = read_rows(inputs["data"] / "prompts.calibration.jsonl")[: models.scale.responses]
+    kept = out / "checkpoint" / "scores"
+    with Rewards.open(job.ppo.rewards, inputs, job.runtime, models.tokenizer, kept) as rewards:
+        texts, pipeline = sft_responses(models, [row["prompt"] for row in rows], job)
+        models.scale = rewards.measure(pipeline, [row["prompt"] for row in rows], texts, models.scale)
+        models.rewards = rewards
+        units = {name: {"shift": shift, "scale": scale} for name, (shift, scale) in rewards.units.items()}
+        written = {"sources": units, "sum": models.scale.model_dump(exclude_defaults=True)}
+        write_json(out / "artifact" / "rewards.json", written)
+        yield
 
 
 def _held(models: Models) -> dict[str, nn.Module]:
@@ -152,7 +183,7 @@ def train(
                 raise
             with _kept_if_stopped(out, update, samples) as batch:
                 # 2. score them, and weigh the score against KL to the reference
-                experience = gather_experience(models, samples, job, controller.beta)
+                experience = gather_experience(models, samples, job, controller.beta, [prompts[i] for i in chosen])
                 batch.append(experience)
                 if update == 0:
                     check_start(experience, job)

@@ -5,9 +5,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pydantic import JsonValue
 
 from components.base.errors import UserError
+from components.base.hashing import canonical_json
 from components.data.config import DataConfig, DecisionConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.prompts import parse_prompt
@@ -50,6 +53,8 @@ class RowSource(NamedTuple):
     """When votes decide a pair of preferences."""
     options: ReadingOptions = ReadingOptions()
     """What values of labels mean, and which differences of scores make a pair."""
+    kept: Sequence[str] = ()
+    """Columns to keep beside the prompt, for sources of reward."""
     needs_one: bool = True
     """Whether at least one row must be valid. A batch whose votes decide nothing is not a mistake."""
 
@@ -66,6 +71,7 @@ class RowSource(NamedTuple):
             label,
             data.decision,
             options_of(data),
+            () if name == "preferences" and data.prompts is not None else data.reward_columns,
         )
 
     @property
@@ -85,6 +91,13 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
     """
     source = RowSource.named(name, path, data)
     first = list(islice(source.rows, DETECT_ON))
+    readable = [raw.data for raw in first if raw.problem is None]
+    for column in source.kept:
+        if readable and not any(column in data for data in readable):
+            raise UserError(
+                f"data.reward_columns names the column {column!r}, which {source.shown} doesn't have: its columns are "
+                f"{listed(list(readable[0]))}. Name one of these, or add it to the rows."
+            )
     if is_gzipped(path):
         deque(source.rows, maxlen=0)
     if any(not row.problems for row in judged_rows(source._replace(rows=first), data.max_characters)):
@@ -129,10 +142,21 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
     logger.info("%s: read as %s", source.shown, shape.name if shape else name)
     for raw in every:
         for row in _parsed(raw, name, source, max_characters):
+            if row.item is not None and source.kept and source.name != "demonstrations":
+                row.item["columns"] = {name: _plain(raw.data[name]) for name in source.kept if name in raw.data}
             if row.item is not None and all(problem.check == VOTES_ONCE for problem in row.problems):
                 row.problems += (broken := schema_problems(row.item))
                 row.data = row.item if broken else {}
             yield row
+
+
+def _plain(value: Any) -> JsonValue:
+    """A column's value as JSON; what JSON does not know (a date, NaN) as text."""
+    try:
+        canonical_json(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return value
 
 
 def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> list[Row]:

@@ -11,6 +11,7 @@ from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
 from flows.data.pretrained import pinned_base
 from flows.data.rates import with_rates
+from flows.data.reward_sources import has_unversioned, settled_rewards
 from flows.launch.reports import write_reports
 from flows.people.sheets import with_guidelines
 from flows.sources import Sources, find_sources, kept_sft
@@ -63,10 +64,13 @@ def new_run(
     ends = _ends_after(until, refresh)
     check_kl_is_judged(config, profile)
     config, notes = _settled(with_guidelines(config), home)
+    config, told = settled_rewards(config, home)
+    notes = [*notes, *told]
     kept = kept_sft(config, home)
     sources = find_sources(config, home, taken=kept)
     origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
-    options = {"refresh": refreshed(refresh), "pinned": kept, **ends, **by_user(user)}
+    never_hit = ("ppo",) if has_unversioned(config) else ()
+    options = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends, **by_user(user)}
     ctx = begin_run(home, profile, config, origin, label, waivers, **options)
     return Launch(ctx, config, sources, notes + unnamed_gates(config))
 
@@ -126,12 +130,16 @@ def rerun(
     check_kl_is_judged(config, f"run {base.run}")
     config, chosen = _settled(with_guidelines(config).resolved(), home)
     notes += chosen
+    if "ppo" not in before:
+        config, told = settled_rewards(config, home)
+        notes += told
     if base.config.seed != config.seed and before:
         notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
     pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
     sources = find_sources(config, home, taken=pinned)
     origin = round_of(config) | {"stage": stage, "from": base.run} | ({"flow_run": flow_run} if flow_run else {}) | ends
-    options = {"refresh": refreshed([stage, *refresh]), "pinned": pinned, **ends, **by_user(user)}
+    never_hit = ("ppo",) if "ppo" not in before and has_unversioned(config) else ()
+    options = {"refresh": refreshed([stage, *refresh, *never_hit]), "pinned": pinned, **ends, **by_user(user)}
     ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, **options)
     return Launch(ctx, config, sources, notes + unnamed_gates(config))
 

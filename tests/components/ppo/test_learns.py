@@ -2,7 +2,13 @@
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +22,19 @@ from components.models.config import AdapterConfig, GenerationConfig, ScratchMod
 from components.models.folders import build_causal_lm, frozen
 from components.models.runtime import Runtime
 from components.models.sampling import Samples, sample
-from components.models.tokenizers import train_tokenizer
+from components.models.tokenizers import train_tokenizer, visible_text
 from components.ppo import models as ppo_models
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import SAMPLER_TOLERANCE, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, SeparateCritic, SharedCritic
 from components.reward.scoring import ScoreScale, last_counted
+from components.rewards.config import FunctionReward, HttpReward, VerifierReward
+from components.rewards.function import FunctionSource
+from components.rewards.http import HttpSource
+from components.rewards.source import Source
+from components.rewards.verifiers import Verifier
+from components.rewards.weighted import Rewards
 
 BETA = 0.5
 TETHER = 0.3
@@ -107,9 +119,10 @@ def trained(
     form: str,
     updates: int,
     beta: float = BETA,
+    rewards: Rewards | None = None,
     **options: Any,
 ) -> Tensor:
-    """Log-probabilities of every response after PPO at a fixed β."""
+    """Log-probabilities of every response after PPO at a fixed β; `rewards` score in the place of the task's table."""
     monkeypatch.setattr(ppo_models, "score_tokens", task.score)
     config = PpoConfig(
         updates=updates, batch_size=256, minibatch_size=256, micro_batch_size=256, epochs=2, learning_rate=5e-3,
@@ -120,11 +133,12 @@ def trained(
     head: Any = SharedCritic(16) if critic else None
     if critic == "separate":
         head = SeparateCritic(task.value_model(), UNIT)
-    learner = Learner.start(Models(task.policy, task.reference, None, head, task.tokenizer, UNIT), job)
+    models = Models(task.policy, task.reference, None, head, task.tokenizer, UNIT, rewards=rewards)
+    learner, asked = Learner.start(models, job), [[{"role": "user", "content": "one two"}]] * 256
     for update in range(updates):
         numbers = range(256 * update, 256 * (update + 1))
         samples = sample(task.policy, task.tokenizer, [task.prompt] * 256, job.generation, 2, numbers)
-        learner.update(gather_experience(learner.models, samples, job, beta), update)
+        learner.update(gather_experience(learner.models, samples, job, beta, asked), update)
     return task.distribution(task.policy)
 
 
@@ -168,6 +182,68 @@ class Verified(Small):
 
     def score(self, model: Any, ids: Tensor, mask: Tensor, runtime: Runtime, side: Any = None) -> Tensor:
         return (self.table[ids[torch.arange(len(ids)), last_counted(mask)]] > 0).float()
+
+
+def own_source(kind: str, right: Sequence[str], folder: Path) -> tuple[Any, Source]:
+    """A source that gives the responses `right` 1 and any other 0, and its config."""
+    unit: dict[str, Any] = {"shift": 0.0, "scale": 1.0, "name": "own"}
+    if kind == "function":
+        (folder / "mine.py").write_text(
+            f"RIGHT = {list(right)!r}\ndef score(prompts, responses, rows):\n"
+            "    return [each in RIGHT for each in responses]\n"
+        )
+        function = FunctionReward(source="function:mine:score", root=str(folder), **unit)
+        return function, FunctionSource(function)
+    if kind == "http":
+        http = HttpReward(source=f"http:{folder.joinpath('url').read_text()}", batch_size=256, **unit)
+        return http, HttpSource(http)
+    pattern = "|".join(re.escape(each) for each in right)
+    verifier = VerifierReward(source="verifier:regex", value=rf"\A(?:{pattern})\Z", **unit)
+    return verifier, Verifier(verifier)
+
+
+@contextmanager
+def scorer(right: Sequence[str], folder: Path) -> Iterator[None]:
+    """An HTTP scorer on loopback, whose address is in the file `url` of `folder`."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.dumps({"scores": [float(each in right) for each in asked["responses"]]}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        (folder / "url").write_text(f"http://127.0.0.1:{server.server_port}/score")
+        yield
+        server.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["function", "http", "verifier"])
+def test_rloo_reaches_the_optimum_of_a_source_of_ppo_rewards(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    task = Small(1)
+    said = [row[row != task.tokenizer.eos_token_id].tolist() for row in task.responses()[0]]
+    texts = [visible_text(task.tokenizer, row) for row in said]
+    right = sorted(set(texts))[::2]
+    scores = torch.tensor([float(each in right) for each in texts], dtype=torch.float64)
+    start = task.distribution(task.policy)
+    optimum = (start + scores / 0.3).log_softmax(-1)
+    assert distance(start, optimum) > 0.15
+    with scorer(right, tmp_path):
+        config, source = own_source(kind, right, tmp_path)
+        rewards = Rewards([config], {"own": source}, units={"own": (0.0, 1.0)})
+        found = trained(
+            task, runtime, monkeypatch, None, "reward", 100, beta=0.3, rewards=rewards, advantage="rloo", group_size=4
+        )
+        source.close()
+    assert distance(found, optimum) < 0.02
 
 
 def grpo_fixed_point(reference: Tensor, scores: Tensor, group_size: int, beta: float) -> Tensor:

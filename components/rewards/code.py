@@ -1,0 +1,97 @@
+"""The source of a reward function: the files that its module, and what that imports, are made of."""
+
+import ast
+from importlib.util import resolve_name
+from pathlib import Path
+
+from components.base.errors import UserError
+from components.base.hashing import digest_file, digest_json
+from components.base.paths import user_path
+from components.rewards.config import FunctionReward
+
+
+def root_of(config: FunctionReward) -> Path:
+    """The folder that the function's module is imported from. Raises UserError if it is not there."""
+    root = user_path(config.root, "ppo.rewards.root").resolve()
+    if not root.is_dir():
+        raise UserError(f"ppo.rewards: {config.source}: there is no folder {root}. Set root to the module's folder.")
+    return root
+
+
+def code_files(config: FunctionReward) -> list[Path]:
+    """The source files of the function's module and of all that it imports from its root, however far back.
+
+    Imports inside functions count; a module that is named only in a string is not seen.
+
+    Raises:
+        UserError: there is no such module, a file is no Python, or the function is not in it.
+    """
+    root, (module, name) = root_of(config), config.target
+    first = _file(module, root)
+    if first is None:
+        raise UserError(
+            f"ppo.rewards: {config.source}: there is no module {module} in {root}. Check the name, or set root to the "
+            f"folder that {module.replace('.', '/')}.py is in."
+        )
+    found: dict[str, Path] = {}
+    waiting = [module]
+    while waiting:
+        each = waiting.pop()
+        path = None if each in found else _file(each, root)
+        if path is None:
+            continue
+        found[each] = path
+        waiting += [*_imports(path, each, config), each.rpartition(".")[0]]
+    if not _binds(first, name):
+        raise UserError(f"ppo.rewards: {config.source}: {first} has no function {name}. Check the name.")
+    return sorted(found.values())
+
+
+def code_digest(config: FunctionReward) -> str:
+    """sha256 over the names, relative to the root, and the bytes of `code_files`."""
+    root = root_of(config)
+    return digest_json({path.relative_to(root).as_posix(): digest_file(path) for path in code_files(config)})
+
+
+def _file(module: str, root: Path) -> Path | None:
+    if not module:
+        return None
+    path = root.joinpath(*module.split("."))
+    return next((each for each in (path / "__init__.py", path.with_name(f"{path.name}.py")) if each.is_file()), None)
+
+
+def _tree(path: Path, config: FunctionReward) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"ppo.rewards: {config.source}: {path} is no Python that can be read: {error}.") from None
+
+
+def _imports(path: Path, module: str, config: FunctionReward) -> list[str]:
+    """Names that may be modules: what `path` imports, and what it imports from them."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found: list[str] = []
+    for node in ast.walk(_tree(path, config)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            try:
+                base = (
+                    resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
+                )
+            except ImportError:
+                continue
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def _binds(path: Path, name: str) -> bool:
+    """Whether a module's text mentions the name as something that it defines, assigns or imports."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
+            return True
+    return False

@@ -1,0 +1,191 @@
+"""Options of the sources of PPO's reward. Importable without torch."""
+
+import json
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
+
+from components.base.settings import Settings, unkeyed
+
+KINDS = ("pipeline", "model", "function", "http", "verifier")
+_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,39}$"
+
+
+class _SourceConfig(Settings):
+    """What every source has."""
+
+    name: str = Field("", pattern=_NAME)
+    """What its metrics are called after, as `ppo/reward_NAME`; letters, digits and `_`. Empty: its own name."""
+    weight: float = 1.0
+    """Its weight in the sum of the sources' scaled scores; below 0 it is a cost."""
+    judge: bool = False
+    """Only judge: score the final evaluation (`ppo/judge_NAME_gain`) and never reward, whatever `weight` is."""
+    shift: float | None = None
+    """What is taken off a raw score, in the source's unit; null: the mean over SFT responses."""
+    scale: float | None = Field(None, gt=0)
+    """What the shifted score is divided by, in the source's unit; null: the standard deviation over SFT responses."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        if isinstance(given, dict) and not given.get("name") and isinstance(given.get("source"), str):
+            return given | {"name": own_name(given["source"])}
+        return given
+
+    @model_validator(mode="after")
+    def _no_metric_of_another(self) -> Self:
+        if "gain" in self.name.split("_") or self.name == "rank_correlation":
+            raise ValueError(f"name = {self.name}: ppo/reward_{self.name} is another metric: choose another name")
+        return self
+
+
+class PipelineReward(_SourceConfig):
+    """The reward model of the stage `reward`."""
+
+    source: Literal["pipeline"] = "pipeline"
+    """`pipeline`."""
+
+
+class ModelReward(_SourceConfig):
+    """Another reward model: an artifact of a reward stage, or a Hugging Face sequence classifier with one label."""
+
+    source: str = unkeyed(..., pattern=r"^model:.+$")
+    """`model:` and a folder, or `org/name@revision` on the hub. It reads the conversation as text, through its own
+    tokenizer and chat template."""
+
+
+class FunctionReward(_SourceConfig):
+    """A Python function, called in a process of its own: `function(prompts, responses, rows)` returns the scores."""
+
+    source: str = Field(..., pattern=r"^function:[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`function:MODULE:NAME`."""
+    root: str = unkeyed(".", min_length=1)
+    """The folder that MODULE is imported from; `.`: the current directory when the run begins."""
+    timeout: float = unkeyed(60.0, gt=0)
+    """Seconds that one call may take, for all the responses of an update; importing the module, too."""
+    code: str = "auto"
+    """sha256 over the source of MODULE and of the modules that it imports from `root`; each run reads it anew."""
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """Module and name of the function."""
+        _, module, name = self.source.split(":")
+        return module, name
+
+
+class HttpReward(_SourceConfig):
+    """A scorer behind HTTP. A bearer token comes from the environment variable TETHER_REWARD_TOKEN."""
+
+    source: str = Field(..., pattern=r"^http:https?://[^\s/?#@]+(/[^\s?#]*)?$")
+    """`http:URL`, as `http:http://127.0.0.1:8000/score`; without credentials or a query."""
+    shape: Literal["tether", "openrlhf"] = "tether"
+    """`tether` sends prompts (messages), responses and rows; `openrlhf` sends what OpenRLHF sends its reward server."""
+    version: str = "auto"
+    """What the scorer calls its version. `auto` asks it (GET URL) when each run begins."""
+    told: str = ""
+    """The version that it told this run, `none` where it tells none: then no stored result of PPO is taken."""
+    batch_size: int = unkeyed(64, ge=1)
+    """Most responses a request."""
+    timeout: float = unkeyed(60.0, gt=0)
+    """Seconds that one answer may take."""
+    patience: float = unkeyed(300.0, ge=0)
+    """Seconds for which a scorer that is away, or answers 429 or 5xx, is asked again, after 1 s, then twice as long
+    each time, 15 s at most. Then the stage ends, and the same command goes on from its checkpoint."""
+
+    @property
+    def version_known(self) -> str:
+        """The version that scores must come from; `none` where the scorer tells none, empty before it was asked."""
+        return self.told if self.version == "auto" else self.version
+
+    @property
+    def url(self) -> str:
+        """The scorer's address."""
+        return self.source.removeprefix("http:")
+
+
+class VerifierReward(_SourceConfig):
+    """A built-in check of the response: 1 where it holds, 0 elsewhere."""
+
+    source: str = Field(..., pattern=r"^verifier:(exact|number|regex|json_schema)$")
+    """`verifier:exact` (the same text), `verifier:number` (the last number of the response), `verifier:regex` (the
+    pattern is found) or `verifier:json_schema` (JSON that fits the schema)."""
+    column: str | None = None
+    """The column of the prompt's row with what is expected; `data.reward_columns` must name it, too."""
+    value: JsonValue = None
+    """What is expected of every response, in place of `column`: a text, a number, a pattern or a schema."""
+    extract: str | None = None
+    """A regular expression: only what its first group (else all of it) matches is checked; no match scores 0."""
+    ignore_case: bool = False
+    """`exact` and `regex`: upper and lower case are the same."""
+    tolerance: float = Field(1e-6, ge=0)
+    """`number`: largest difference, as a share of the expected number's size, or of 1 where that is less."""
+
+    @property
+    def check(self) -> str:
+        """Which check it is."""
+        return self.source.partition(":")[2]
+
+    @model_validator(mode="after")
+    def _expects_one_thing(self) -> Self:
+        if (self.column is None) == (self.value is None):
+            raise ValueError(f"{self.source}: set either column (of the prompt's row) or value (one for all)")
+        patterns = [("extract", self.extract)] + ([("value", self.value)] if self.check == "regex" else [])
+        for field, pattern in patterns:
+            if pattern is not None:
+                try:
+                    re.compile(str(pattern))
+                except re.error as error:
+                    raise ValueError(f"{field} = {pattern}: this is no regular expression: {error}") from None
+        return self
+
+
+def own_name(source: str) -> str:
+    """The name of a source that is given none: the function's, the verifier's, the model's last part, or its kind."""
+    kind, _, rest = source.partition(":")
+    if kind == "model":
+        rest = rest.partition("@")[0].rstrip("/").rpartition("/")[2]
+    last = re.sub(r"\W+", "_", rest.rpartition(":")[2], flags=re.ASCII).strip("_")
+    return kind if kind in ("http", "pipeline") or not re.match(_NAME, last) else last
+
+
+def _kind(given: Any) -> str | None:
+    source = given.get("source") if isinstance(given, dict) else getattr(given, "source", None)
+    kind = str(source).partition(":")[0]
+    return kind if kind in KINDS else None
+
+
+RewardSource = Annotated[
+    Annotated[PipelineReward, Tag("pipeline")]
+    | Annotated[ModelReward, Tag("model")]
+    | Annotated[FunctionReward, Tag("function")]
+    | Annotated[HttpReward, Tag("http")]
+    | Annotated[VerifierReward, Tag("verifier")],
+    Discriminator(
+        _kind,
+        custom_error_type="reward_source",
+        custom_error_message="needs a source: pipeline, model:FOLDER_OR_HUB_ID, function:MODULE:NAME, http:URL or "
+        "verifier:NAME",
+    ),
+]
+"""An entry of `ppo.rewards`; which options it has depends on its `source`."""
+
+
+def check_rewards(sources: tuple[RewardSource, ...]) -> None:
+    """Raise ValueError where a list of sources gives no reward, or two of them share a name or a column is unfit."""
+    if not sources:
+        raise ValueError("rewards: the list is empty: name a source, or leave rewards out for the pipeline's own model")
+    if not any(each.weight and not each.judge for each in sources):
+        raise ValueError("rewards: no source has a weight and rewards: only judges are named")
+    names = [each.name for each in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"rewards: two sources are called {name}: give each a name of its own")
+
+
+def schema_of(value: JsonValue) -> Any:
+    """A JSON schema that is given as an object, or as its text. Raises ValueError where it is neither."""
+    found = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(found, dict | bool):
+        raise ValueError("a JSON schema is an object")
+    return found

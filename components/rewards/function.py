@@ -1,0 +1,122 @@
+"""A user's Python function as a source of reward, in a process of its own with a time limit."""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from components.base.errors import UserError
+from components.rewards import function_worker
+from components.rewards.code import code_digest, code_files, root_of
+from components.rewards.config import FunctionReward
+from components.rewards.source import Answers, named
+
+
+class FunctionSource:
+    """Calls the function; every mistake of it is a UserError that names module, function and response."""
+
+    def __init__(self, config: FunctionReward) -> None:
+        """Start its process.
+
+        Raises:
+            UserError: the module can't be imported, has no such function, or is no longer what the key was made of.
+        """
+        self._config, self._root = config, root_of(config)
+        self._known = {str(path.resolve()) for path in code_files(config)}
+        self._check_code()
+        module, name = config.target
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(function_worker.__file__).resolve()), str(self._root), module, name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": "0"},
+            start_new_session=True,  # Ctrl-C is for the stage; the process ends when its input does
+        )  # fmt: skip
+        self._rest = b""
+        try:
+            answer = self._answer("importing it")
+            if answer.get("error") == "missing":
+                raise self._error(f"{module} has nothing callable of this name. Check the name.")
+            if "error" in answer:
+                raise self._error(f"importing {module} raises {answer['text']}. Correct it.")
+        except BaseException:
+            self.close()
+            raise
+
+    def score(self, answers: Answers) -> list[float]:
+        """The function's scores, as floats."""
+        asked = {"prompts": answers.prompts, "responses": answers.responses, "rows": answers.rows}
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(asked, default=dict).encode() + b"\n")
+            self._process.stdin.flush()
+            answer = self._answer(f"scoring {len(answers.responses)} responses")
+        except BrokenPipeError:
+            raise self._ended() from None
+        row = answer.get("row")
+        where = "a call with all responses, though with none alone" if row is None else named(answers, row)
+        if answer.get("error") == "raised":
+            raise self._error(f"it raises {answer['text']} for {where}. Correct the function.")
+        if answer.get("error"):
+            raise self._error(
+                f"it gives {answer['text']} for {where}, and a score is a finite number. Correct the function."
+            )
+        if len(answer["scores"]) != len(answers.responses):
+            raise self._error(
+                f"it gives {len(answer['scores'])} scores for {len(answers.responses)} responses. Return a list with "
+                "one number for each response, in their order."
+            )
+        if unseen := sorted(set(answer["modules"]) - self._known):
+            raise self._error(
+                f"it imports {unseen[0]} by a name that is not in an import statement, so the run's key does not "
+                "depend on that file. Import it with an import statement."
+            )
+        return answer["scores"]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def _check_code(self) -> None:
+        if self._config.code != "auto" and (found := code_digest(self._config)) != self._config.code:
+            raise self._error(
+                f"its source is another than when the run began (now {found[:12]}, then {self._config.code[:12]}). Run "
+                "again, and leave the files as they are until PPO is done."
+            )
+
+    def _answer(self, what: str) -> dict[str, Any]:
+        """The next line of the process."""
+        assert self._process.stdout is not None
+        limit, file = time.monotonic() + self._config.timeout, self._process.stdout
+        with selectors.DefaultSelector() as selector:
+            selector.register(file, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                left = limit - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    self.close()
+                    raise self._error(
+                        f"{what} takes longer than its time limit of {self._config.timeout:g} s. Make it faster, or "
+                        "raise timeout."
+                    )
+                got = os.read(file.fileno(), 1 << 16)
+                if not got:
+                    raise self._ended()
+                self._rest += got
+        line, _, self._rest = self._rest.partition(b"\n")
+        return json.loads(line)
+
+    def _ended(self) -> UserError:
+        status = self._process.wait()
+        how = f"signal {-status}" if status < 0 else f"exit code {status}"
+        return self._error(f"its process ended ({how}). Look at what it printed above, and correct the function.")
+
+    def _error(self, text: str) -> UserError:
+        return UserError(f"ppo.rewards: {self._config.source}: {text}")

@@ -1,0 +1,93 @@
+"""The process that a reward function runs in: it answers one JSON line with another, and imports nothing of ours.
+
+Its standard output is the channel; what the function prints goes to standard error. Run as a script:
+`python function_worker.py ROOT MODULE NAME`.
+"""
+
+import importlib
+import json
+import linecache
+import math
+import os
+import sys
+import traceback
+from typing import Any
+
+
+def main() -> None:
+    root, module, name = sys.argv[1:4]
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.path[0] = root
+    try:
+        function = getattr(importlib.import_module(module), name, None)
+    except BaseException as error:
+        _tell(channel, {"error": "import", "text": _said(error, root)})
+        return
+    if not callable(function):
+        _tell(channel, {"error": "missing", "text": ""})
+        return
+    _tell(channel, {"ready": True})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        _tell(channel, _answer(function, asked["prompts"], asked["responses"], asked["rows"], root))
+
+
+def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[Any], root: str) -> dict[str, Any]:
+    try:
+        found = list(function(prompts, responses, rows))
+    except Exception as error:
+        return {"error": "raised", "text": _said(error, root), "row": _first_bad(function, prompts, responses, rows)}
+    scores = []
+    for row, each in enumerate(found):
+        try:
+            if isinstance(each, str | bytes) or each is None:
+                raise TypeError
+            number = float(each)
+        except (TypeError, ValueError, OverflowError):
+            return {"error": "no number", "text": repr(each)[:80], "row": min(row, len(responses) - 1)}
+        if not math.isfinite(number):
+            return {"error": "no number", "text": repr(number), "row": min(row, len(responses) - 1)}
+        scores.append(number)
+    return {"scores": scores, "modules": _modules(root)}
+
+
+def _first_bad(function: Any, prompts: list[Any], responses: list[str], rows: list[Any]) -> int | None:
+    """The first response for which the function also raises when it is asked for that one alone."""
+    for index in range(len(responses)):
+        here = slice(index, index + 1)
+        try:
+            function(prompts[here], responses[here], rows[here])
+        except Exception:
+            return index
+    return None
+
+
+def _said(error: BaseException, root: str) -> str:
+    """The error, and the last line of the user's own code that it came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(root + os.sep)]
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename and not own:
+        return f"{text} ({error.filename}, line {error.lineno})"
+    if not own:
+        return text
+    last = own[-1]
+    code = linecache.getline(last.filename, last.lineno or 0).strip()
+    return f"{text} ({os.path.relpath(last.filename, root)}, line {last.lineno}, in {last.name}: {code})"
+
+
+def _modules(root: str) -> list[str]:
+    """Files below `root` that are imported by now; not those of installed distributions."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    own = {os.path.realpath(file) for file in files if file and os.path.realpath(file).startswith(root + os.sep)}
+    return sorted(file for file in own if "-packages" + os.sep not in file and not file.startswith(sys.prefix + os.sep))
+
+
+def _tell(channel: Any, answer: dict[str, Any]) -> None:
+    channel.write(json.dumps(answer) + "\n")
+    channel.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""A scorer behind HTTP: what is sent, what comes back, and patience with one that is away.
+
+`shape: tether`: POST {"prompts": [[{role, content}, ...], ...], "responses": [...], "rows": [{...}, ...]} answers
+{"scores": [...]}. `shape: openrlhf`: POST {"query": [...], "prompts": [...], "labels": [...]} answers
+{"rewards": [...]}; a query is the prompt in the policy's chat template with the response behind it.
+GET at the same address answers {"version": "..."}; an answer to POST may name its `version` too.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from components.base.errors import Unreachable, UserError
+from components.base.jsonl import Message
+from components.rewards.config import HttpReward
+from components.rewards.source import Answers, named
+
+FIRST_WAIT, LONGEST_WAIT = 1.0, 15.0
+"""Seconds before a request goes again: the first wait, and the longest."""
+NO_VERSION = "none"
+"""The version of a scorer that tells none."""
+Render = Callable[[Sequence[Message]], str]
+
+
+class HttpSource:
+    """Asks the scorer."""
+
+    def __init__(self, config: HttpReward, render: Render | None = None) -> None:
+        """`render` gives a prompt in the policy's chat template; the shape `openrlhf` needs it."""
+        import httpx
+
+        self._config, self._render = config, render
+        token = os.environ.get("TETHER_REWARD_TOKEN")
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx.Timeout(config.timeout, connect=min(10.0, config.timeout)),
+        )
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def version(self) -> str:
+        """What the scorer calls its version; `NO_VERSION` where it tells none.
+
+        Raises:
+            Unreachable: it does not answer.
+        """
+        found = self._ask("GET", None)
+        try:
+            answer = found.json() if found.status_code < 300 else None
+        except ValueError:
+            answer = None
+        version = answer.get("version") if isinstance(answer, dict) else None
+        return str(version) if isinstance(version, str | int | float) and str(version) else NO_VERSION
+
+    def score(self, answers: Answers) -> list[float]:
+        """The scorer's scores.
+
+        Raises:
+            Unreachable: it does not answer for `patience` seconds. UserError: it refuses, answers something else, or
+                has another version than when the run began.
+        """
+        out: list[float] = []
+        for start in range(0, len(answers.responses), self._config.batch_size):
+            here = slice(start, start + self._config.batch_size)
+            out += self._some(Answers(answers.prompts[here], answers.responses[here], answers.rows[here]))
+        return out
+
+    def _some(self, answers: Answers) -> list[float]:
+        found = self._ask("POST", self._body(answers))
+        if found.status_code >= 300:
+            raise self._error(f"it refuses ({found.status_code}): {_said(found.text)}. Check its log, and shape.")
+        try:
+            answer = found.json()
+        except ValueError:
+            answer = None
+        field = "scores" if self._config.shape == "tether" else "rewards"
+        scores = answer.get(field) if isinstance(answer, dict) else None
+        if not isinstance(answer, dict) or not isinstance(scores, list):
+            raise self._error(
+                f'it answers {_said(found.text)!r}, and {{"{field}": [...]}} is expected of the shape '
+                f"{self._config.shape}. Check the address, and shape."
+            )
+        told = answer.get("version")
+        known = self._config.version_known
+        if told is not None and known not in ("", NO_VERSION) and str(told) != known:
+            raise self._error(
+                f"its version is {told} now, and {known} when the run began. Run again: with another "
+                "version PPO is computed anew."
+            )
+        if len(scores) != len(answers.responses):
+            raise self._error(
+                f"it gives {len(scores)} scores for {len(answers.responses)} responses. It must give one for each."
+            )
+        for index, score in enumerate(scores):
+            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                raise self._error(f"it gives {score!r:.80} for {named(answers, index)}, and a score is a finite number")
+        return [float(score) for score in scores]
+
+    def _body(self, answers: Answers) -> dict[str, Any]:
+        if self._config.shape == "tether":
+            rows = [dict(row) for row in answers.rows]
+            return {"prompts": list(answers.prompts), "responses": list(answers.responses), "rows": rows}
+        assert self._render is not None
+        prompts = [self._render(prompt) for prompt in answers.prompts]
+        queries = [prompt + response for prompt, response in zip(prompts, answers.responses, strict=True)]
+        return {"query": queries, "prompts": prompts, "labels": [row.get("label") for row in answers.rows]}
+
+    def _ask(self, method: str, body: object) -> Any:
+        """The answer to a request, which goes again while the scorer is away; raises Unreachable after `patience`."""
+        import httpx
+
+        limit, wait = time.monotonic() + self._config.patience, FIRST_WAIT
+        while True:
+            try:
+                found = self._http.request(method, self._config.url, json=body)
+                if found.status_code < 500 and found.status_code != 429:
+                    return found
+                problem = f"it answers {found.status_code}: {_said(found.text)}"
+                if method == "GET" and found.status_code == 501:  # Python's own server says so of what it lacks
+                    return found
+            except httpx.TransportError as error:
+                problem = str(error) or type(error).__name__
+            except httpx.InvalidURL as error:
+                raise self._error(f"this is no address: {error}") from None
+            if time.monotonic() + wait > limit:
+                raise Unreachable(
+                    f"ppo.rewards: {self._config.source}: the scorer can't be reached ({problem}), for "
+                    f"{self._config.patience:g} s. Is it running there? Once it is up, the same command goes on from "
+                    "the checkpoint."
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _error(self, text: str) -> UserError:
+        return UserError(f"ppo.rewards: {self._config.source}: {text}")
+
+
+def _said(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 200 else f"{text[:197]}..."

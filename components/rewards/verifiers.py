@@ -1,0 +1,116 @@
+"""Built-in checks of a response against what is expected: exact text, a number, a pattern, a JSON schema."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from components.base.errors import UserError
+from components.rewards.config import VerifierReward, schema_of
+from components.rewards.source import Answers, named
+
+_NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+−]?\.\d+")
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+
+
+class Verifier:
+    """Scores 1 where a check holds, 0 where it does not."""
+
+    def __init__(self, config: VerifierReward) -> None:
+        """Raises UserError where the value that all responses are checked against is unfit."""
+        self._config, self._holds = config, _CHECKS[config.check]
+        if config.value is not None:
+            self._ready(config.value, "value")
+
+    def score(self, answers: Answers) -> list[float]:
+        """1.0 or 0.0 a response. Raises UserError where a row lacks the column, or what it holds is unfit."""
+        return [float(self._one(answers, index)) for index in range(len(answers.responses))]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _one(self, answers: Answers, index: int) -> bool:
+        config, text = self._config, answers.responses[index]
+        if config.column is None:
+            expected = self._ready(config.value, "value")
+        else:
+            row = answers.rows[index]
+            if row.get(config.column) is None:
+                raise UserError(
+                    f"ppo.rewards: {config.source}: the row of {named(answers, index)} has no column {config.column!r} "
+                    f"(it has {', '.join(sorted(row)) or 'none'}). Name it in data.reward_columns, and give each row "
+                    "of the prompts a value."
+                )
+            expected = self._ready(row[config.column], f"column {config.column!r} of {named(answers, index)}")
+        if config.extract is not None:
+            found = re.search(config.extract, text, re.DOTALL)
+            if found is None:
+                return False
+            text = (found[1] if found.re.groups else found[0]) or ""
+        return self._holds(text, expected, config)
+
+    def _ready(self, value: Any, where: str) -> Any:
+        try:
+            return _EXPECTED[self._config.check](value, self._config)
+        except (ValueError, TypeError, re.error) as error:
+            raise UserError(f"ppo.rewards: {self._config.source}: {where} is {value!r:.80}: {error}.") from None
+
+
+def last_number(text: str) -> float | None:
+    """The last number that a text holds, thousands separated by commas or not; None where it holds none."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "").replace("−", "-")) if found else None
+
+
+def _number(value: Any, config: VerifierReward) -> float:
+    found = None if isinstance(value, bool) else last_number(str(value))
+    if found is None or not math.isfinite(found):
+        raise ValueError("expected a number")
+    return found
+
+
+def _schema(value: Any, config: VerifierReward) -> Any:
+    import jsonschema
+
+    try:
+        schema = schema_of(value)
+        kind = jsonschema.validators.validator_for(schema)
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"this is no JSON schema: {error.message}") from None
+    return kind(schema)
+
+
+def _is_same(text: str, expected: str, config: VerifierReward) -> bool:
+    ours, theirs = " ".join(text.split()), " ".join(expected.split())
+    return ours.casefold() == theirs.casefold() if config.ignore_case else ours == theirs
+
+
+def _is_number(text: str, expected: float, config: VerifierReward) -> bool:
+    found = last_number(text)
+    return found is not None and abs(found - expected) <= config.tolerance * max(1.0, abs(expected))
+
+
+def _is_found(text: str, expected: re.Pattern[str], config: VerifierReward) -> bool:
+    return expected.search(text) is not None
+
+
+def _fits(text: str, expected: Any, config: VerifierReward) -> bool:
+    fenced = _FENCE.search(text)
+    try:
+        found = json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError):
+        return False
+    return expected.is_valid(found)
+
+
+_EXPECTED: dict[str, Callable[[Any, VerifierReward], Any]] = {
+    "exact": lambda value, config: str(value),
+    "number": _number,
+    "regex": lambda value, config: re.compile(str(value), re.IGNORECASE if config.ignore_case else 0),
+    "json_schema": _schema,
+}
+_CHECKS: dict[str, Callable[[str, Any, VerifierReward], bool]] = {
+    "exact": _is_same, "number": _is_number, "regex": _is_found, "json_schema": _fits,
+}  # fmt: skip

@@ -1,0 +1,197 @@
+"""Several sources as one reward: each on a scale of its own, then their weighted sum."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from components.base.errors import UserError
+from components.base.hashing import canonical_json
+from components.base.jsonl import Message, read_rows
+from components.distributed import ranks
+from components.models.runtime import Runtime
+from components.models.tokenizers import rendered_prompt
+from components.reward.scoring import ScoreScale
+from components.rewards.config import (
+    FunctionReward,
+    HttpReward,
+    ModelReward,
+    PipelineReward,
+    RewardSource,
+    VerifierReward,
+)
+from components.rewards.function import FunctionSource
+from components.rewards.http import HttpSource
+from components.rewards.kept import KeptScores
+from components.rewards.model import ModelSource
+from components.rewards.source import Answers, Source
+from components.rewards.verifiers import Verifier
+
+INPUT = "rewards"
+"""A model's folder is the stage's input `rewards/NAME`."""
+
+
+@dataclass
+class Rewards:
+    """The sources of `ppo.rewards`, opened. The first rank asks them; all ranks get the scores."""
+
+    configs: Sequence[RewardSource]
+    sources: Mapping[str, Source]
+    """By name; the pipeline's own model is not among them, nor is any source on other ranks than the first."""
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """A prompt's canonical JSON to the other columns of its row."""
+    units: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Shift and scale of each source, in its raw score's unit; `measure` fills it."""
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    @classmethod
+    def open(
+        cls, configs: Sequence[RewardSource], inputs: Mapping[str, Path], runtime: Runtime, tokenizer: Any, kept: Path
+    ) -> "Rewards":
+        """Start and load the sources; close them by using the result as a context.
+
+        Args:
+            inputs: the stage's; `data` has the prompts' rows, `rewards/NAME` a model's folder.
+            tokenizer: the policy's.
+            kept: where the scores of HTTP scorers are kept for resuming.
+
+        Raises:
+            UserError: a source can't be used.
+        """
+        stack, sources = ExitStack(), dict[str, Source]()
+        with stack:
+            for config in configs if ranks.is_first() else ():
+                opened = _opened(config, inputs, runtime, lambda prompt: rendered_prompt(tokenizer, prompt), kept)
+                if opened is not None:
+                    sources[config.name] = opened
+                    stack.callback(opened.close)
+            rows = [row for split in ("train", "calibration", "test") for row in _prompts(inputs["data"], split)]
+            columns = {canonical_json(row["prompt"]): row["columns"] for row in rows if row.get("columns")}
+            return cls(configs, sources, columns, _stack=stack.pop_all())
+        raise AssertionError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def rewarding(self) -> list[RewardSource]:
+        """The sources whose scores are rewarded: all that do not only judge."""
+        return [each for each in self.configs if not each.judge]
+
+    def measure(
+        self, pipeline: Tensor, prompts: Sequence[Sequence[Message]], responses: Sequence[str], unit: ScoreScale
+    ) -> ScoreScale:
+        """Measure each source's shift and scale on SFT responses, and return the scale of the sources' weighted sum.
+
+        Where every scale is measured, the sum is scaled too, so that SFT responses have a standard deviation of 1; with
+        a scale set by hand the sum stays as it is.
+
+        Args:
+            pipeline: (n,) raw scores of the pipeline's own model.
+            unit: the scale of the pipeline's own model.
+
+        Raises:
+            UserError: a source gives every SFT response the same score.
+        """
+        raw = self._raw(self.configs, pipeline, prompts, responses).double()
+        for config, scores in zip(self.configs, raw, strict=True):
+            scale = float(scores.std()) if config.scale is None else config.scale
+            if not scale > 0:
+                raise UserError(
+                    f"ppo.rewards: {config.source} gives each of {len(scores)} SFT responses the same score "
+                    f"({float(scores[0]):g}), so its scale can't be measured. Set its scale (and shift) by hand, as in "
+                    "scale: 1, if that is as it should be."
+                )
+            self.units[config.name] = float(scores.mean()) if config.shift is None else config.shift, scale
+        indices = [i for i, config in enumerate(self.configs) if not config.judge]
+        total = self._sum(self._scaled(self.rewarding, raw[indices]))
+        by_hand = any(each.scale is not None for each in self.rewarding)
+        spread = float(total.std())
+        if not by_hand and not spread > 0:
+            raise UserError("ppo.rewards: the weighted sum is the same for every SFT response. Change the weights.")
+        scale = 1.0 if by_hand else spread
+        shift = 0.0 if by_hand else float(total.mean())
+        low = float(((total - shift) / scale).quantile(0.01))
+        return ScoreScale(
+            shift=shift, scale=scale, missing_eos_score=low, temperature=unit.temperature, responses=len(total)
+        )
+
+    def score(
+        self, pipeline: Tensor, prompts: Sequence[Sequence[Message]], responses: Sequence[str], judging: bool = False
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum (n,) of scaled scores, float32 on the device of `pipeline`, and each source's scaled scores.
+
+        Judges are asked only with `judging`, and are never in the sum.
+        """
+        asked = [each for each in self.configs if judging or not each.judge]
+        scaled = self._scaled(asked, self._raw(asked, pipeline, prompts, responses))
+        rewarded = [scores for config, scores in zip(asked, scaled, strict=True) if not config.judge]
+        return self._sum(rewarded), {config.name: scores for config, scores in zip(asked, scaled, strict=True)}
+
+    def _scaled(self, configs: Sequence[RewardSource], raw: Tensor) -> list[Tensor]:
+        units = [self.units[config.name] for config in configs]
+        return [(scores - shift) / scale for scores, (shift, scale) in zip(raw, units, strict=True)]
+
+    def _sum(self, scaled: Sequence[Tensor]) -> Tensor:
+        """Σ weight · scaled score over the sources that are rewarded, in their order."""
+        return torch.stack([each.weight * s for each, s in zip(self.rewarding, scaled, strict=True)]).sum(0)
+
+    def _raw(
+        self, configs: Sequence[RewardSource], pipeline: Tensor, prompts: Sequence[Sequence[Message]],
+        responses: Sequence[str],
+    ) -> Tensor:  # fmt: skip
+        """Raw scores (K, n) of these sources, float32 on the device of `pipeline`, the same on all ranks."""
+        found = torch.zeros(len(configs), len(responses))
+        if ranks.is_first():
+            rows = [self.columns.get(canonical_json(prompt), {}) for prompt in prompts] if self.columns else None
+            answers = Answers(prompts, responses, rows or [{}] * len(responses))
+            for place, config in enumerate(configs):
+                source = self.sources.get(config.name)
+                found[place] = pipeline.float().cpu() if source is None else torch.tensor(source.score(answers))
+        found = found.to(pipeline.device)
+        ranks.joined(found)
+        return found
+
+
+def agreement(scaled: Mapping[str, Tensor]) -> float | None:
+    """The lowest Spearman rank correlation of any two sources' scores (n,); None where none is defined."""
+    varied = [scores.cpu().numpy() for scores in scaled.values() if len(scores) > 1 and float(scores.std()) > 0]
+    found = [float(spearmanr(a, b).statistic) for a, b in itertools.combinations(varied, 2)]
+    return float(np.min(found)) if found else None
+
+
+def source_metrics(scaled: Mapping[str, Tensor]) -> dict[str, float]:
+    """`ppo/reward_NAME`: each source's mean scaled score over a batch, and `ppo/reward_rank_correlation`."""
+    lowest = agreement(scaled)
+    means = {f"ppo/reward_{name}": float(scores.mean()) for name, scores in scaled.items()}
+    return means | ({} if lowest is None else {"ppo/reward_rank_correlation": lowest})
+
+
+def _prompts(data: Path, split: str) -> list[Any]:
+    return read_rows(path) if (path := data / f"prompts.{split}.jsonl").is_file() else []
+
+
+def _opened(
+    config: RewardSource, inputs: Mapping[str, Path], runtime: Runtime, render: Callable[[Any], str], kept: Path
+) -> Source | None:
+    match config:
+        case PipelineReward():
+            return None
+        case ModelReward():
+            return ModelSource(config, inputs[f"{INPUT}/{config.name}"], runtime)
+        case FunctionReward():
+            return FunctionSource(config)
+        case HttpReward():
+            return KeptScores(HttpSource(config, render), kept / f"{config.name}.jsonl")
+        case VerifierReward():
+            return Verifier(config)

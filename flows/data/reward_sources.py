@@ -1,0 +1,80 @@
+"""The sources of `ppo.rewards` as a run begins: what of them its keys depend on is looked up once."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from components.base.errors import UserError
+from components.base.paths import user_path
+from components.rewards.code import code_digest, root_of
+from components.rewards.config import FunctionReward, HttpReward, ModelReward
+from components.rewards.http import NO_VERSION, HttpSource
+from flows.config.run_config import RunConfig
+from flows.data.hub_models import hub_model, is_hub_name
+
+
+def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
+    """Return `config` with each function's source digest, scorer's version and hub model's commit, and what to say.
+
+    They are looked up anew each time, whatever an earlier run found.
+
+    Raises:
+        UserError: a function or a model is not there. Unreachable: a scorer does not answer.
+    """
+    if config.ppo.rewards is None:
+        return config, []
+    found, notes = [], list[str]()
+    for each in config.ppo.rewards:
+        told: dict[str, Any] = {}
+        if isinstance(each, FunctionReward):
+            told = {"root": str(root_of(each)), "code": code_digest(each)}
+        elif isinstance(each, HttpReward) and each.version == "auto":
+            told = {"told": _version(each)}
+            if told["told"] == NO_VERSION:
+                notes.append(f"ppo.rewards: {each.url} tells no version, so ppo is computed whatever is stored")
+        elif isinstance(each, ModelReward):
+            name, _ = reward_model(each, home)
+            told = {"source": f"model:{name}"}
+            if told["source"] != each.source:
+                notes.append(f"ppo.rewards: {each.source} is now {name}")
+        found.append(each.model_copy(update=told))
+    ppo = config.ppo.model_copy(update={"rewards": tuple(found)})
+    return config.model_copy(update={"ppo": ppo}), notes
+
+
+def has_unversioned(config: RunConfig) -> bool:
+    """Whether a scorer tells no version: then no stored result of PPO may be taken."""
+    sources = config.ppo.rewards or ()
+    return any(isinstance(each, HttpReward) and each.version_known == NO_VERSION for each in sources)
+
+
+def reward_model(config: ModelReward, home: Path) -> tuple[str, Path]:
+    """What a reward model of `ppo.rewards` is called (with its commit, on the hub), and its folder.
+
+    Raises:
+        UserError: there is neither.
+    """
+    asked = config.source.removeprefix("model:")
+    field = "ppo.rewards: source"
+    path = user_path(asked, field)
+    if path.is_dir():
+        return asked, path
+    if is_hub_name(asked) and not path.exists():
+        return hub_model(asked, home, field)
+    raise UserError(
+        f"{field} = {config.source}: there is no such folder ({path.absolute()}). Give the folder of a reward model, "
+        f"or a sequence classifier of the hub as model:org/name@revision."
+    )
+
+
+def model_sources(config: RunConfig) -> Mapping[str, ModelReward]:
+    """The reward models that `ppo.rewards` names, by name."""
+    return {each.name: each for each in config.ppo.rewards or () if isinstance(each, ModelReward)}
+
+
+def _version(config: HttpReward) -> str:
+    source = HttpSource(config)
+    try:
+        return source.version()
+    finally:
+        source.close()

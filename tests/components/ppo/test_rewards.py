@@ -1,0 +1,161 @@
+"""PPO on several sources of reward: what is logged of each, their unit, judges, resuming, and other models."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.base.errors import UserError
+from components.base.jsonl import read_rows
+from components.models.batching import encode_prompt, encode_response
+from components.reward.scoring import ScoreScale, score_sequences
+from components.rewards.config import ModelReward
+from components.rewards.model import ModelSource
+from components.rewards.source import Answers
+from components.rewards.weighted import agreement
+
+
+class Forgetful:
+    """A scorer that gives a response its length, and 5 more if it is asked for the same again; it tells no version."""
+
+    def __init__(self) -> None:
+        self.seen = set[str]()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                told = list(map(str, zip(asked["prompts"], asked["responses"], strict=True)))
+                scores = [len(each) + 5.0 * (each in outer.seen) for each in told]
+                outer.seen |= set(told)
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps({"scores": scores}).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        self.source = f"http:http://127.0.0.1:{self.server.server_port}/score"
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[Forgetful]:
+    made = Forgetful()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory, forgetful: Forgetful) -> dict[str, Any]:
+    """The pipeline's model, a function and an HTTP scorer, and a judge."""
+    root = tmp_path_factory.mktemp("own")
+    (root / "mine.py").write_text(
+        "def brief(prompts, responses, rows):\n    return [-len(each) for each in responses]\n"
+    )
+    return {"updates": 3, "evaluate": 16, "rewards": [
+        {"source": "pipeline"}, {"source": "function:mine:brief", "root": str(root), "weight": 0.5},
+        {"source": forgetful.source, "weight": -0.25},
+        {"source": "verifier:regex", "value": "order", "name": "topic", "judge": True, "scale": 1.0},
+    ]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stages: Any, options: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    out = tmp_path_factory.mktemp("several")
+    return out, stages.run("ppo", out, **options)
+
+
+def test_each_source_is_logged_apart_and_the_reward_is_their_weighted_sum(undisturbed: Any) -> None:
+    out, metrics = undisturbed
+    for row in read_rows(out / "artifact" / "history.jsonl"):
+        names = {name for name in row if name.startswith("ppo/reward_")}
+        assert names == {f"ppo/reward_{name}" for name in ("pipeline", "brief", "http", "rank_correlation")}
+        assert -1 <= row["ppo/reward_rank_correlation"] <= 1
+    total = json.loads((out / "artifact" / "rewards.json").read_text())["sum"]
+    for each in read_rows(out / "artifact" / "evaluation.jsonl"):
+        row = each["policy"]
+        summed = row["reward_pipeline"] + 0.5 * row["reward_brief"] - 0.25 * row["reward_http"]
+        assert row["score"] == pytest.approx((summed - total["shift"]) / total["scale"], abs=1e-4)
+    assert metrics["ppo/reward_gain"] != metrics["ppo/reward_pipeline_gain"]
+
+
+def test_a_judge_has_a_gain_with_an_interval_and_is_in_no_reward(undisturbed: Any) -> None:
+    out, metrics = undisturbed
+    rows = read_rows(out / "artifact" / "evaluation.jsonl")
+    gain = [row["policy"]["reward_topic"] - row["sft"]["reward_topic"] for row in rows]
+    assert metrics["ppo/judge_topic_gain"] == pytest.approx(sum(gain) / len(gain))
+    assert (
+        metrics["ppo/judge_topic_gain_low"] <= metrics["ppo/judge_topic_gain"] <= metrics["ppo/judge_topic_gain_high"]
+    )
+    assert "ppo/reward_topic" not in read_rows(out / "artifact" / "history.jsonl")[0]
+
+
+def test_scales_are_measured_on_sft_responses(undisturbed: Any) -> None:
+    """The first update's responses are SFT's, to other prompts: their scaled scores are near mean 0."""
+    first = read_rows(undisturbed[0] / "artifact" / "history.jsonl")[0]
+    assert abs(first["ppo/reward_brief"]) < 1.5 and abs(first["ppo/reward_http"]) < 1.5
+    assert abs(first["ppo/proxy_reward"]) < 1.5
+
+
+def test_interrupted_and_resumed_it_ends_with_the_same_bytes_though_the_scorer_answers_otherwise_by_then(
+    stages: Any, options: Any, undisturbed: Any, forgetful: Forgetful, tmp_path: Path, interrupting: Any,
+    digests: Callable[[Path], Any],
+) -> None:  # fmt: skip
+    forgetful.seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("ppo", tmp_path, interrupting(3), **options)  # a checkpoint after 2: update 3 is scored again
+    assert stages.run("ppo", tmp_path, **options) == undisturbed[1]
+    assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
+
+
+def test_the_pipelines_model_alone_in_the_list_trains_as_without_a_list(stages: Any, tmp_path: Path) -> None:
+    """Shift and scale come from other SFT responses; with those of the reward stage set by hand, all is the same."""
+    plain = {"updates": 2, "evaluate": 8, "score": {"missing_eos": "keep"}}
+    unit = ScoreScale.read(stages.inputs["reward"])
+    stages.run("ppo", tmp_path / "plain", **plain)
+    listed = [{"source": "pipeline", "shift": unit.shift, "scale": unit.scale}]
+    stages.run("ppo", tmp_path / "listed", **plain, rewards=listed)
+    one, other = (read_rows(tmp_path / name / "artifact" / "history.jsonl") for name in ("listed", "plain"))
+    for a, b in zip(one, other, strict=True):
+        assert a["ppo/proxy_reward"] == pytest.approx(b["ppo/proxy_reward"], abs=1e-5)
+        assert a["ppo/kl"] == pytest.approx(b["ppo/kl"], abs=1e-5)
+    assert not (tmp_path / "plain" / "artifact" / "rewards.json").exists()
+
+
+def test_a_source_that_gives_all_sft_responses_one_score_needs_a_scale_by_hand(stages: Any, tmp_path: Path) -> None:
+    never = {"source": "verifier:exact", "value": "no such reply"}
+    with pytest.raises(UserError, match="gives each of 16 SFT responses the same score"):
+        stages.run("ppo", tmp_path, rewards=[never])
+
+
+def test_our_reward_model_as_an_external_one_scores_512_texts_as_the_stage_does(stages: Any) -> None:
+    from components.ppo.models import Models
+
+    models = Models.load(stages.job("ppo"), stages.inputs)
+    rows = [row for split in ("train", "calibration", "test") for row in read_rows(
+        stages.inputs["data"] / f"pairs.{split}.jsonl")]  # fmt: skip
+    said = [(row["prompt"], row[side]) for row in rows for side in ("chosen", "rejected")]
+    said = [(prompt, f"{text} {i}" if i >= len(said) else text) for i, (prompt, text) in enumerate([*said, *said])][
+        :512
+    ]
+    source = ModelSource(ModelReward(source="model:x"), stages.inputs["reward"], stages.job("ppo").runtime)
+    found = source.score(Answers([p for p, _ in said], [t for _, t in said], [{}] * len(said)))
+    ids = [encode_prompt(models.tokenizer, p, 1 << 30) + encode_response(models.tokenizer, t, 1 << 30) for p, t in said]
+    stage_scores = score_sequences(models.reward_model, models.tokenizer.pad_token_id, ids, stages.job("ppo").runtime)
+    assert len(found) == 512
+    assert (torch.tensor(found) - stage_scores).abs().max() < 1e-4
+
+
+def test_the_lowest_rank_correlation_of_any_two_sources_is_their_agreement() -> None:
+    a = torch.tensor([1.0, 2, 3, 4])
+    assert agreement({"a": a, "b": a**3, "c": -a}) == pytest.approx(-1)
+    assert agreement({"a": a, "b": torch.tensor([1.0, 3, 2, 4])}) == pytest.approx(0.8)
+    assert agreement({"a": a, "b": torch.ones(4)}) is None

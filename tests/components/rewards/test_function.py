@@ -1,0 +1,140 @@
+"""A user's function: its scores, and what is said of each mistake that it can make."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.base.errors import UserError
+from components.rewards.code import code_digest
+from components.rewards.config import FunctionReward
+from components.rewards.function import FunctionSource
+from components.rewards.source import Answers
+
+TWO = Answers([[{"role": "user", "content": "how many?"}]] * 2, ["one", "three"], [{"answer": 3}, {"answer": 5}])
+
+MODULE = """
+import helper
+print("this goes to standard error")
+
+def fine(prompts, responses, rows):
+    print("and this")
+    return [helper.length(each) + row["answer"] for each, row in zip(responses, rows)]
+
+def short(prompts, responses, rows):
+    return [1.0]
+
+def not_a_number(prompts, responses, rows):
+    return [1.0, float("nan")]
+
+def text(prompts, responses, rows):
+    return [1.0, "good"]
+
+def raises(prompts, responses, rows):
+    return [1 / (len(each) - 5) for each in responses]
+
+def slow(prompts, responses, rows):
+    while True:
+        pass
+
+def dies(prompts, responses, rows):
+    import os
+    os._exit(7)
+
+def hidden(prompts, responses, rows):
+    import importlib
+    importlib.import_module("unseen")
+    return [0.0, 0.0]
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Any]:
+    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "helper.py").write_text("def length(text):\n    return len(text)\n")
+    (tmp_path / "unseen.py").write_text("")
+    opened: list[FunctionSource] = []
+
+    def make(name: str, **options: Any) -> FunctionSource:
+        config = FunctionReward(source=f"function:mine:{name}", root=str(tmp_path), **options)
+        opened.append(FunctionSource(config))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def test_a_function_gets_prompts_responses_and_rows_and_what_it_prints_disturbs_nothing(source: Any) -> None:
+    fine = source("fine")
+    assert fine.score(TWO) == [6.0, 10.0]
+    assert fine.score(TWO) == [6.0, 10.0], "its process stays"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("short", "it gives 1 scores for 2 responses"),
+        ("not_a_number", "it gives nan for response 2 of 2 (prompt 'how many?', response 'three')"),
+        ("text", "it gives 'good' for response 2 of 2"),
+        ("raises", "ZeroDivisionError: float division by zero (mine.py, line 19, in <listcomp>: return [1 / "),
+        ("raises", "for response 2 of 2 (prompt 'how many?', response 'three')"),
+        ("dies", "its process ended (exit code 7)"),
+        ("hidden", "unseen.py by a name that is not in an import statement"),
+    ],
+)
+def test_each_mistake_of_a_function_is_the_users_and_names_function_and_response(
+    source: Any, name: str, said: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        source(name).score(TWO)
+    assert f"ppo.rewards: function:mine:{name}: " in str(raised.value)
+    assert said.replace("float division", "division") in str(raised.value).replace("float division", "division")
+
+
+def test_a_function_that_takes_too_long_is_stopped(source: Any) -> None:
+    slow = source("slow", timeout=1.0)
+    with pytest.raises(UserError, match="scoring 2 responses takes longer than its time limit of 1 s"):
+        slow.score(TWO)
+    assert slow._process.poll() is not None
+
+
+def test_what_is_no_function_or_no_module_is_refused(source: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing callable"):
+        source("constant")
+    with pytest.raises(UserError, match="has no function absent"):
+        source("absent")
+    (tmp_path / "mine.py").write_text("import helper\nhelper.absent\ndef fine(*_):\n    pass\n")
+    with pytest.raises(UserError, match=r"importing mine raises AttributeError.*\(mine.py, line 2"):
+        source("fine")
+    with pytest.raises(UserError, match="there is no module other"):
+        code_digest(FunctionReward(source="function:other:fine", root=str(tmp_path)))
+
+
+def test_an_edit_of_an_imported_module_changes_the_digest_and_one_of_another_file_does_not(tmp_path: Path) -> None:
+    package = tmp_path / "rules"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "scores.py").write_text("def f(p, r, rows):\n    from . import words\n    return words.count(r)\n")
+    (package / "words.py").write_text("import deep\ndef count(r):\n    return [0.0 for _ in r]\n")
+    for name in ("deep", "other"):
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    config = FunctionReward(source="function:rules.scores:f", root=str(tmp_path))
+    seen = {code_digest(config)}
+    (tmp_path / "other.py").write_text("x = 2\n")
+    assert code_digest(config) in seen, "nothing imports it"
+    for path in (package / "words.py", tmp_path / "deep.py", package / "__init__.py", package / "scores.py"):
+        path.write_text(path.read_text() + "y = 2\n")
+        assert code_digest(config) not in seen, path
+        seen.add(code_digest(config))
+
+
+def test_a_function_edited_after_the_run_began_is_refused(source: Any, tmp_path: Path) -> None:
+    code = code_digest(FunctionReward(source="function:mine:fine", root=str(tmp_path)))
+    source("fine", code=code)
+    (tmp_path / "helper.py").write_text("def length(text):\n    return 0\n")
+    with pytest.raises(UserError, match="its source is another than when the run began"):
+        source("fine", code=code)

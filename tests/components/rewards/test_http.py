@@ -1,0 +1,85 @@
+"""A scorer behind HTTP, on loopback: both shapes, patience, versions, and scores that are kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.base.errors import Unreachable, UserError
+from components.rewards import http
+from components.rewards.config import HttpReward
+from components.rewards.http import NO_VERSION, HttpSource
+from components.rewards.kept import KeptScores
+from components.rewards.source import Answers
+
+THREE = Answers([[{"role": "user", "content": "q"}]] * 3, ["a", "bb", "ccc"], [{"label": i} for i in range(3)])
+
+
+def source(scorer: Any, **options: Any) -> HttpSource:
+    return HttpSource(HttpReward(source=f"http:{scorer.url}", **options), lambda prompt: f"<{prompt[-1]['content']}>")
+
+
+def test_the_published_shape_is_sent_in_batches(scorer: Any) -> None:
+    assert source(scorer, batch_size=2).score(THREE) == [1.0, 2.0, 3.0]
+    prompts = [[{"role": "user", "content": "q"}]]
+    assert scorer.asked == [
+        {"prompts": prompts * 2, "responses": ["a", "bb"], "rows": [{"label": 0}, {"label": 1}]},
+        {"prompts": prompts, "responses": ["ccc"], "rows": [{"label": 2}]},
+    ]
+
+
+def test_openrlhfs_shape_is_sent_and_read(scorer: Any) -> None:
+    scorer.answer = lambda body: (200, {"rewards": [len(each) for each in body["query"]]})
+    assert source(scorer, shape="openrlhf").score(THREE) == [4.0, 5.0, 6.0]
+    assert scorer.asked == [{"query": ["<q>a", "<q>bb", "<q>ccc"], "prompts": ["<q>"] * 3, "labels": [0, 1, 2]}]
+
+
+def test_a_scorer_that_is_away_for_60_seconds_is_waited_for(scorer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is the test's; the scorer answers 503 until 60 s have passed on it."""
+    clock = [0.0]
+    monkeypatch.setattr(http.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(http.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    scorer.answer = lambda body: (503, {}) if clock[0] < 60 else (200, {"scores": [0.0] * 3})
+    assert source(scorer).score(THREE) == [0.0] * 3
+    assert 60 <= clock[0] < 80 and len(scorer.asked) == 8
+    clock[0] = 0.0
+    with pytest.raises(Unreachable, match="can't be reached"):
+        source(scorer, patience=30).score(THREE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((422, {"detail": "no rows"}), "it refuses .422.*no rows"),
+        ((200, {"rewards": [1, 2, 3]}), "expected of the shape tether"),
+        ((200, {"scores": [1, 2]}), "it gives 2 scores for 3 responses"),
+        ((200, {"scores": [1, "x", 2]}), "it gives 'x' for response 2 of 3"),
+        ((200, {"scores": [1, 2, 3], "version": "2"}), "its version is 2 now, and 1 when the run began"),
+    ],
+)
+def test_a_wrong_answer_is_named(scorer: Any, answer: tuple[int, object], said: str) -> None:
+    scorer.answer = lambda body: answer
+    with pytest.raises(UserError, match=said):
+        source(scorer, told="1").score(THREE)
+
+
+def test_its_version_is_asked_for_and_none_is_told_apart(scorer: Any) -> None:
+    assert source(scorer).version() == NO_VERSION
+    scorer.version = "7"
+    assert source(scorer).version() == "7"
+
+
+def test_a_response_that_was_scored_once_keeps_its_score_also_after_a_kill(scorer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "scores" / "own.jsonl"
+    first = KeptScores(source(scorer), path)
+    assert first.score(Answers(*(list(each)[:2] for each in THREE))) == [1.0, 2.0]
+    first.close()
+    with path.open("ab") as file:
+        file.write(b'["cut off')  # killed in the midst of a line
+    scorer.answer = lambda body: (200, {"scores": [9.0] * len(body["responses"])})
+    again = KeptScores(source(scorer), path)
+    assert again.score(THREE) == [1.0, 2.0, 9.0]
+    assert [len(body["responses"]) for body in scorer.asked] == [2, 1]
+    other = Answers(THREE.prompts, THREE.responses, [{"label": 5}] * 3)
+    assert again.score(other) == [9.0] * 3, "another row is another question"
+    again.close()

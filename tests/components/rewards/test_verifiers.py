@@ -1,0 +1,67 @@
+"""Built-in checks: what holds, what does not, and what is unfit to be checked against."""
+
+from typing import Any
+
+import pytest
+
+from components.base.errors import UserError
+from components.rewards.config import VerifierReward
+from components.rewards.source import Answers
+from components.rewards.verifiers import Verifier, last_number
+
+
+def verdict(check: str, expected: Any, response: str, **options: Any) -> float:
+    """The same by a fixed value and by a column of the row."""
+    answers = Answers([[{"role": "user", "content": "q"}]], [response], [{"answer": expected}])
+    fixed = Verifier(VerifierReward(source=f"verifier:{check}", value=expected, **options)).score(answers)
+    column = Verifier(VerifierReward(source=f"verifier:{check}", column="answer", **options)).score(answers)
+    assert fixed == column
+    return fixed[0]
+
+
+SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer", "minimum": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("check", "expected", "response", "holds", "options"),
+    [
+        ("exact", "Paris", " Paris\n", 1, {}),
+        ("exact", "Paris", "paris", 0, {}),
+        ("exact", "Paris", "paris", 1, {"ignore_case": True}),
+        ("exact", "Paris", "So: <a>Paris</a>", 1, {"extract": "<a>(.*?)</a>"}),
+        ("exact", "Paris", "So: Paris", 0, {"extract": "<a>(.*?)</a>"}),
+        ("number", 1234.5, "12 boxes cost $1,234.50.", 1, {}),
+        ("number", "#### 72", "That is 48 + 24 = 72", 1, {}),
+        ("number", 72, "72 and then 73", 0, {}),
+        ("number", 72, "none", 0, {}),
+        ("number", -3, "it is -3", 1, {}),
+        ("number", 3.14159, "3.14", 0, {}),
+        ("number", 3.14159, "3.14", 1, {"tolerance": 1e-3}),
+        ("regex", r"^\d+$", "42", 1, {}),
+        ("regex", r"^\d+$", "42 x", 0, {}),
+        ("regex", r"sorry", "Sorry!", 1, {"ignore_case": True}),
+        ("json_schema", SCHEMA, '{"n": 2}', 1, {}),
+        ("json_schema", SCHEMA, 'Here:\n```json\n{"n": 2}\n```', 1, {}),
+        ("json_schema", SCHEMA, '{"n": 0}', 0, {}),
+        ("json_schema", SCHEMA, '{"n": 2', 0, {}),
+        ("json_schema", '{"type": "array"}', "[]", 1, {}),
+    ],
+)
+def test_a_check_holds_exactly_where_it_should(
+    check: str, expected: Any, response: str, holds: int, options: dict[str, Any]
+) -> None:
+    assert verdict(check, expected, response, **options) == holds
+
+
+def test_numbers_are_read_as_people_write_them() -> None:
+    assert [last_number(t) for t in ("1,234", "1,23", "−5", ".5", "2e3", "a1b")] == [1234, 23, -5, 0.5, 2000, 1]
+
+
+def test_a_row_without_the_column_and_an_unfit_value_are_the_users() -> None:
+    answers = Answers([[{"role": "user", "content": "q"}]], ["x"], [{"other": 1, "answer": "many"}])
+    with pytest.raises(UserError, match=r"no column 'right' \(it has answer, other\).*data.reward_columns"):
+        Verifier(VerifierReward(source="verifier:exact", column="right")).score(answers)
+    with pytest.raises(UserError, match=r"column 'answer' of response 1 of 1.*expected a number"):
+        Verifier(VerifierReward(source="verifier:number", column="answer")).score(answers)
+    with pytest.raises(UserError, match="this is no JSON schema"):
+        Verifier(VerifierReward(source="verifier:json_schema", value={"type": "nothing"}))
