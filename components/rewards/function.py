@@ -14,7 +14,7 @@ from components.base.errors import UserError
 from components.rewards import function_worker
 from components.rewards.code import code_digest, code_files, root_of
 from components.rewards.config import FunctionReward
-from components.rewards.source import Answers, named
+from components.rewards.source import Replies, named
 
 
 class FunctionSource:
@@ -46,27 +46,27 @@ class FunctionSource:
             self.close()
             raise
 
-    def score(self, answers: Answers) -> list[float]:
+    def score(self, replies: Replies) -> list[float]:
         """The function's scores, as floats."""
-        asked = {"prompts": answers.prompts, "responses": answers.responses, "rows": answers.rows}
+        asked = {"prompts": replies.prompts, "responses": replies.responses, "rows": replies.rows}
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(asked, default=dict).encode() + b"\n")
             self._process.stdin.flush()
-            answer = self._answer(f"scoring {len(answers.responses)} responses")
+            answer = self._answer(f"scoring {len(replies.responses)} responses")
         except BrokenPipeError:
             raise self._ended() from None
         row = answer.get("row")
-        where = "a call with all responses, though with none alone" if row is None else named(answers, row)
+        where = "a call with all responses, though with none alone" if row is None else named(replies, row)
         if answer.get("error") == "raised":
             raise self._error(f"it raises {answer['text']} for {where}. Correct the function.")
         if answer.get("error"):
             raise self._error(
                 f"it gives {answer['text']} for {where}, and a score is a finite number. Correct the function."
             )
-        if len(answer["scores"]) != len(answers.responses):
+        if len(answer["scores"]) != len(replies.responses):
             raise self._error(
-                f"it gives {len(answer['scores'])} scores for {len(answers.responses)} responses. Return a list with "
+                f"it gives {len(answer['scores'])} scores for {len(replies.responses)} responses. Return a list with "
                 "one number for each response, in their order."
             )
         if unseen := sorted(set(answer["modules"]) - self._known):

@@ -15,7 +15,7 @@ from typing import Any
 from components.base.errors import Unreachable, UserError
 from components.base.jsonl import Message
 from components.rewards.config import HttpReward
-from components.rewards.source import Answers, named
+from components.rewards.source import Replies, named
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 15.0
 """Seconds before a request goes again: the first wait, and the longest."""
@@ -56,7 +56,7 @@ class HttpSource:
         version = answer.get("version") if isinstance(answer, dict) else None
         return str(version) if isinstance(version, str | int | float) and str(version) else NO_VERSION
 
-    def score(self, answers: Answers) -> list[float]:
+    def score(self, replies: Replies) -> list[float]:
         """The scorer's scores.
 
         Raises:
@@ -64,13 +64,13 @@ class HttpSource:
                 has another version than when the run began.
         """
         out: list[float] = []
-        for start in range(0, len(answers.responses), self._config.batch_size):
+        for start in range(0, len(replies.responses), self._config.batch_size):
             here = slice(start, start + self._config.batch_size)
-            out += self._some(Answers(answers.prompts[here], answers.responses[here], answers.rows[here]))
+            out += self._some(Replies(replies.prompts[here], replies.responses[here], replies.rows[here]))
         return out
 
-    def _some(self, answers: Answers) -> list[float]:
-        found = self._ask("POST", self._body(answers))
+    def _some(self, replies: Replies) -> list[float]:
+        found = self._ask("POST", self._body(replies))
         if found.status_code >= 300:
             raise self._error(f"it refuses ({found.status_code}): {_said(found.text)}. Check its log, and shape.")
         try:
@@ -91,23 +91,23 @@ class HttpSource:
                 f"its version is {told} now, and {known} when the run began. Run again: with another "
                 "version PPO is computed anew."
             )
-        if len(scores) != len(answers.responses):
+        if len(scores) != len(replies.responses):
             raise self._error(
-                f"it gives {len(scores)} scores for {len(answers.responses)} responses. It must give one for each."
+                f"it gives {len(scores)} scores for {len(replies.responses)} responses. It must give one for each."
             )
         for index, score in enumerate(scores):
             if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                raise self._error(f"it gives {score!r:.80} for {named(answers, index)}, and a score is a finite number")
+                raise self._error(f"it gives {score!r:.80} for {named(replies, index)}, and a score is a finite number")
         return [float(score) for score in scores]
 
-    def _body(self, answers: Answers) -> dict[str, Any]:
+    def _body(self, replies: Replies) -> dict[str, Any]:
         if self._config.shape == "tether":
-            rows = [dict(row) for row in answers.rows]
-            return {"prompts": list(answers.prompts), "responses": list(answers.responses), "rows": rows}
+            rows = [dict(row) for row in replies.rows]
+            return {"prompts": list(replies.prompts), "responses": list(replies.responses), "rows": rows}
         assert self._render is not None
-        prompts = [self._render(prompt) for prompt in answers.prompts]
-        queries = [prompt + response for prompt, response in zip(prompts, answers.responses, strict=True)]
-        return {"query": queries, "prompts": prompts, "labels": [row.get("label") for row in answers.rows]}
+        prompts = [self._render(prompt) for prompt in replies.prompts]
+        queries = [prompt + response for prompt, response in zip(prompts, replies.responses, strict=True)]
+        return {"query": queries, "prompts": prompts, "labels": [row.get("label") for row in replies.rows]}
 
     def _ask(self, method: str, body: object) -> Any:
         """The answer to a request, which goes again while the scorer is away; raises Unreachable after `patience`."""

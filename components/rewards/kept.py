@@ -6,7 +6,7 @@ from pathlib import Path
 
 from components.base.files import make_folder
 from components.base.hashing import digest_json
-from components.rewards.source import Answers, Source
+from components.rewards.source import Replies, Source
 
 
 class KeptScores:
@@ -33,17 +33,17 @@ class KeptScores:
         self._file = path.open("ab")
         self._file.truncate(whole)
 
-    def score(self, answers: Answers) -> list[float]:
+    def score(self, replies: Replies) -> list[float]:
         """Scores; only what is not known is asked for."""
         keys = [
             digest_json({"prompt": prompt, "response": response, "row": dict(row)})
-            for prompt, response, row in zip(*answers, strict=True)
+            for prompt, response, row in zip(*replies, strict=True)
         ]
         missing = {key: index for index, key in reversed(list(enumerate(keys))) if key not in self._known}
         asked = sorted(missing.values())
         if asked:
-            prompts, responses, rows = answers
-            few = Answers([prompts[i] for i in asked], [responses[i] for i in asked], [rows[i] for i in asked])
+            prompts, responses, rows = replies
+            few = Replies([prompts[i] for i in asked], [responses[i] for i in asked], [rows[i] for i in asked])
             scores = self._source.score(few)
             found = {keys[i]: score for i, score in zip(asked, scores, strict=True)}
             self._file.write(b"".join(json.dumps([key, score]).encode() + b"\n" for key, score in found.items()))

@@ -6,7 +6,7 @@ from components.base.errors import UserError
 from components.models.runtime import Runtime
 from components.reward.suites.scorer import RewardScorer
 from components.rewards.config import ModelReward
-from components.rewards.source import Answers
+from components.rewards.source import Replies
 
 
 class ModelSource:
@@ -16,9 +16,9 @@ class ModelSource:
         """Load it. Raises UserError where the folder holds neither."""
         self._config, self._scorer = config, RewardScorer(folder, runtime, f"ppo.rewards: {config.source}")
 
-    def score(self, answers: Answers) -> list[float]:
+    def score(self, replies: Replies) -> list[float]:
         """Raw scores. Raises UserError where one is not finite."""
-        said = zip(answers.prompts, answers.responses, strict=True)
+        said = zip(replies.prompts, replies.responses, strict=True)
         found = self._scorer.score([[*prompt, {"role": "assistant", "content": text}] for prompt, text in said])
         if not found.scores.isfinite().all():
             raise UserError(f"ppo.rewards: {self._config.source}: a score is NaN or infinite. Use an undamaged model.")

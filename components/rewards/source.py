@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from components.base.jsonl import Message
 
 
-class Answers(NamedTuple):
+class Replies(NamedTuple):
     """n responses with what they answer. Each list has n entries."""
 
     prompts: Sequence[Sequence[Message]]
@@ -19,7 +19,7 @@ class Answers(NamedTuple):
 class Source(Protocol):
     """Scores responses; the same ones get the same scores."""
 
-    def score(self, answers: Answers) -> list[float]:
+    def score(self, replies: Replies) -> list[float]:
         """Return a finite number for each response. Raises UserError where the user's scorer gives none."""
         ...
 
@@ -28,11 +28,11 @@ class Source(Protocol):
         ...
 
 
-def named(answers: Answers, index: int) -> str:
+def named(replies: Replies, index: int) -> str:
     """Response `index` for a message: its number from 1, its prompt's last turn and its text, cut short."""
-    prompt, response = answers.prompts[index], answers.responses[index]
+    prompt, response = replies.prompts[index], replies.responses[index]
     asked = prompt[-1]["content"] if prompt else ""
-    return f"response {index + 1} of {len(answers.responses)} (prompt {_short(asked)}, response {_short(response)})"
+    return f"response {index + 1} of {len(replies.responses)} (prompt {_short(asked)}, response {_short(response)})"
 
 
 def _short(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from components.base.errors import UserError
 from components.rewards.config import VerifierReward, schema_of
-from components.rewards.source import Answers, named
+from components.rewards.source import Replies, named
 
 _NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+−]?\.\d+")
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
@@ -23,26 +23,26 @@ class Verifier:
         if config.value is not None:
             self._ready(config.value, "value")
 
-    def score(self, answers: Answers) -> list[float]:
+    def score(self, replies: Replies) -> list[float]:
         """1.0 or 0.0 a response. Raises UserError where a row lacks the column, or what it holds is unfit."""
-        return [float(self._one(answers, index)) for index in range(len(answers.responses))]
+        return [float(self._one(replies, index)) for index in range(len(replies.responses))]
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _one(self, answers: Answers, index: int) -> bool:
-        config, text = self._config, answers.responses[index]
+    def _one(self, replies: Replies, index: int) -> bool:
+        config, text = self._config, replies.responses[index]
         if config.column is None:
             expected = self._ready(config.value, "value")
         else:
-            row = answers.rows[index]
+            row = replies.rows[index]
             if row.get(config.column) is None:
                 raise UserError(
-                    f"ppo.rewards: {config.source}: the row of {named(answers, index)} has no column {config.column!r} "
+                    f"ppo.rewards: {config.source}: the row of {named(replies, index)} has no column {config.column!r} "
                     f"(it has {', '.join(sorted(row)) or 'none'}). Name it in data.reward_columns, and give each row "
                     "of the prompts a value."
                 )
-            expected = self._ready(row[config.column], f"column {config.column!r} of {named(answers, index)}")
+            expected = self._ready(row[config.column], f"column {config.column!r} of {named(replies, index)}")
         if config.extract is not None:
             found = re.search(config.extract, text, re.DOTALL)
             if found is None:

@@ -31,7 +31,7 @@ from components.rewards.function import FunctionSource
 from components.rewards.http import HttpSource
 from components.rewards.kept import KeptScores
 from components.rewards.model import ModelSource
-from components.rewards.source import Answers, Source
+from components.rewards.source import Replies, Source
 from components.rewards.verifiers import Verifier
 
 INPUT = "rewards"
@@ -154,10 +154,10 @@ class Rewards:
         found = torch.zeros(len(configs), len(responses))
         if ranks.is_first():
             rows = [self.columns.get(canonical_json(prompt), {}) for prompt in prompts] if self.columns else None
-            answers = Answers(prompts, responses, rows or [{}] * len(responses))
+            replies = Replies(prompts, responses, rows or [{}] * len(responses))
             for place, config in enumerate(configs):
                 source = self.sources.get(config.name)
-                found[place] = pipeline.float().cpu() if source is None else torch.tensor(source.score(answers))
+                found[place] = pipeline.float().cpu() if source is None else torch.tensor(source.score(replies))
         found = found.to(pipeline.device)
         ranks.joined(found)
         return found

@@ -240,7 +240,7 @@ def test_rloo_reaches_the_optimum_of_a_source_of_ppo_rewards(
         config, source = own_source(kind, right, tmp_path)
         rewards = Rewards([config], {"own": source}, units={"own": (0.0, 1.0)})
         found = trained(
-            task, runtime, monkeypatch, None, "reward", 100, beta=0.3, rewards=rewards, advantage="rloo", group_size=4
+            task, runtime, monkeypatch, None, "reward", 70, beta=0.3, rewards=rewards, advantage="rloo", group_size=4
         )
         source.close()
     assert distance(found, optimum) < 0.02

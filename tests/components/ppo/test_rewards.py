@@ -16,7 +16,7 @@ from components.models.batching import encode_prompt, encode_response
 from components.reward.scoring import ScoreScale, score_sequences
 from components.rewards.config import ModelReward
 from components.rewards.model import ModelSource
-from components.rewards.source import Answers
+from components.rewards.source import Replies
 from components.rewards.weighted import agreement
 
 
@@ -147,7 +147,7 @@ def test_our_reward_model_as_an_external_one_scores_512_texts_as_the_stage_does(
         :512
     ]
     source = ModelSource(ModelReward(source="model:x"), stages.inputs["reward"], stages.job("ppo").runtime)
-    found = source.score(Answers([p for p, _ in said], [t for _, t in said], [{}] * len(said)))
+    found = source.score(Replies([p for p, _ in said], [t for _, t in said], [{}] * len(said)))
     ids = [encode_prompt(models.tokenizer, p, 1 << 30) + encode_response(models.tokenizer, t, 1 << 30) for p, t in said]
     stage_scores = score_sequences(models.reward_model, models.tokenizer.pad_token_id, ids, stages.job("ppo").runtime)
     assert len(found) == 512

@@ -10,9 +10,9 @@ from components.base.errors import UserError
 from components.rewards.code import code_digest
 from components.rewards.config import FunctionReward
 from components.rewards.function import FunctionSource
-from components.rewards.source import Answers
+from components.rewards.source import Replies
 
-TWO = Answers([[{"role": "user", "content": "how many?"}]] * 2, ["one", "three"], [{"answer": 3}, {"answer": 5}])
+TWO = Replies([[{"role": "user", "content": "how many?"}]] * 2, ["one", "three"], [{"answer": 3}, {"answer": 5}])
 
 MODULE = """
 import helper

@@ -10,9 +10,9 @@ from components.rewards import http
 from components.rewards.config import HttpReward
 from components.rewards.http import NO_VERSION, HttpSource
 from components.rewards.kept import KeptScores
-from components.rewards.source import Answers
+from components.rewards.source import Replies
 
-THREE = Answers([[{"role": "user", "content": "q"}]] * 3, ["a", "bb", "ccc"], [{"label": i} for i in range(3)])
+THREE = Replies([[{"role": "user", "content": "q"}]] * 3, ["a", "bb", "ccc"], [{"label": i} for i in range(3)])
 
 
 def source(scorer: Any, **options: Any) -> HttpSource:
@@ -72,7 +72,7 @@ def test_its_version_is_asked_for_and_none_is_told_apart(scorer: Any) -> None:
 def test_a_response_that_was_scored_once_keeps_its_score_also_after_a_kill(scorer: Any, tmp_path: Path) -> None:
     path = tmp_path / "scores" / "own.jsonl"
     first = KeptScores(source(scorer), path)
-    assert first.score(Answers(*(list(each)[:2] for each in THREE))) == [1.0, 2.0]
+    assert first.score(Replies(*(list(each)[:2] for each in THREE))) == [1.0, 2.0]
     first.close()
     with path.open("ab") as file:
         file.write(b'["cut off')  # killed in the midst of a line
@@ -80,6 +80,6 @@ def test_a_response_that_was_scored_once_keeps_its_score_also_after_a_kill(score
     again = KeptScores(source(scorer), path)
     assert again.score(THREE) == [1.0, 2.0, 9.0]
     assert [len(body["responses"]) for body in scorer.asked] == [2, 1]
-    other = Answers(THREE.prompts, THREE.responses, [{"label": 5}] * 3)
+    other = Replies(THREE.prompts, THREE.responses, [{"label": 5}] * 3)
     assert again.score(other) == [9.0] * 3, "another row is another question"
     again.close()

@@ -6,13 +6,13 @@ import pytest
 
 from components.base.errors import UserError
 from components.rewards.config import VerifierReward
-from components.rewards.source import Answers
+from components.rewards.source import Replies
 from components.rewards.verifiers import Verifier, last_number
 
 
 def verdict(check: str, expected: Any, response: str, **options: Any) -> float:
     """The same by a fixed value and by a column of the row."""
-    answers = Answers([[{"role": "user", "content": "q"}]], [response], [{"answer": expected}])
+    answers = Replies([[{"role": "user", "content": "q"}]], [response], [{"answer": expected}])
     fixed = Verifier(VerifierReward(source=f"verifier:{check}", value=expected, **options)).score(answers)
     column = Verifier(VerifierReward(source=f"verifier:{check}", column="answer", **options)).score(answers)
     assert fixed == column
@@ -58,7 +58,7 @@ def test_numbers_are_read_as_people_write_them() -> None:
 
 
 def test_a_row_without_the_column_and_an_unfit_value_are_the_users() -> None:
-    answers = Answers([[{"role": "user", "content": "q"}]], ["x"], [{"other": 1, "answer": "many"}])
+    answers = Replies([[{"role": "user", "content": "q"}]], ["x"], [{"other": 1, "answer": "many"}])
     with pytest.raises(UserError, match=r"no column 'right' \(it has answer, other\).*data.reward_columns"):
         Verifier(VerifierReward(source="verifier:exact", column="right")).score(answers)
     with pytest.raises(UserError, match=r"column 'answer' of response 1 of 1.*expected a number"):
