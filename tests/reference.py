@@ -95,16 +95,16 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _options(path: str, models: list[type[BaseModel]], above: set[type[BaseModel]]) -> Iterator[tuple[str, ...]]:
-    seen = set[str]()
+    seen = set[tuple[str, str | None]]()
     for model in models:
         if model in above:
             continue
         for name, field in model.model_fields.items():
             under = list(_models(field.annotation))
             key = f"{path}.{name}"
-            if key in seen:
+            if (key, field.description) in seen:  # members of a union share some options, and others by name alone
                 continue
-            seen.add(key)
+            seen.add((key, field.description))
             unkeyed = field.json_schema_extra == {"keyed": False}
             words = (field.description or "") + (" *Not keyed.*" if unkeyed else "")
             yield f"`{key}`", _type(field.annotation), "" if under else _default(field), words
