@@ -160,7 +160,9 @@ def sample(
 ) -> Samples:
     """Sample one response a prompt from the whole softmax at `generation.temperature`, until EOS or the cap.
 
-    The pad token is never sampled. Rows that have ended are dropped from the forward pass.
+    A temperature of 0 is greedy: the likeliest token, and what is known of it is of the softmax at 1. (A
+    `GenerationConfig` of the user's has none; an evaluation may copy it with one.) The pad token is never sampled. Rows
+    that have ended are dropped from the forward pass.
 
     Args:
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
@@ -186,9 +188,10 @@ def sample(
     hidden = context.read_prompts()
     for t in range(cap):
         logits = vocabulary_logits(model, hidden)
-        scaled = logits if generation.temperature == 1.0 else logits / generation.temperature
+        scaled = logits if generation.temperature in (0.0, 1.0) else logits / generation.temperature
         probabilities = torch.softmax(scaled, -1)
-        tokens = response[rows, t] = _choose(probabilities, uniforms[rows, t])
+        tokens = logits.argmax(-1) if generation.temperature == 0 else _choose(probabilities, uniforms[rows, t])
+        response[rows, t] = tokens
         facts = _facts(logits, scaled, probabilities, tokens)
         if value_head is not None:
             facts["values"] = value_head(hidden.float())

@@ -233,6 +233,10 @@ class PpoConfig(OptimizerConfig):
     stop_early: bool = True
     """Whether a run ends before its last update where its tether breaks (`kl.stop_above`, `watch.kl_high`) or
     `watch.patience` ends. False switches every stop off; a broken tether fails the gate `ppo.stopped` all the same."""
+    evaluate_temperature: float | None = Field(None, ge=0)
+    """Temperature of the responses of the final evaluation, where a model is to be used at another one than it trains
+    at; 0 is greedy. KL and entropy stay those at `generation.temperature`, of further responses drawn at it, since only
+    there they are what β holds; null is that temperature for all."""
     best_of: int | None = Field(None, ge=2)
     """Also evaluate, as a baseline, the best-scored of so many SFT responses to each held-out prompt; null for none."""
     sample_every: int = Field(20, ge=1)

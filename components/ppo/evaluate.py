@@ -62,10 +62,13 @@ class Answered(NamedTuple):
 
 
 def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
-    """Sample a response of each policy to held-out prompts; write `evaluation.jsonl`, return the stage's metrics."""
+    """Sample a response of each policy to held-out prompts; write `evaluation.jsonl`, return the stage's metrics.
+
+    Where `evaluate_temperature` is another one than the policy trains at, KL and entropy are of further responses.
+    """
     prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.ppo.evaluate]]
-    policy = respond(models, models.policy, prompts, job, data, judging=True)
-    sft = respond(models, models.sft, prompts, job, data, judging=True)
+    policy, drawn = _answers(models, models.policy, prompts, job, data, judging=True)
+    sft, its_drawn = _answers(models, models.sft, prompts, job, data, judging=True)
     write_rows(
         out / "artifact" / "evaluation.jsonl",
         ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True)),
@@ -73,15 +76,16 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
     clusters = [str(p) for p in prompts]
     metrics = {
         "ppo/evaluated": float(len(prompts)),
+        **_kl(drawn, clusters, "ppo/kl"),
         **_judged(policy, sft, clusters),
         **_diversity(policy, sft, clusters),
+        **_entropy(drawn, its_drawn, clusters),
         **_forgetting(models, job, data),
-        "ppo/kl_at_temperature_1": _mean(r.kl for r in policy)
+        "ppo/kl_at_temperature_1": _mean(r.kl for r in drawn)
         if job.generation.temperature == 1
         else kl_at_1(models, prompts, job, data),
         "ppo/proxy_reward": _mean(r.score for r in policy),
         "ppo/rewarded_score": _mean(r.reward for r in policy),
-        "ppo/entropy": _mean(r.entropy for r in policy),
         "ppo/response_tokens": _mean(r.tokens for r in policy),
         "ppo/sft_special_tokens": _mean(r.special_tokens > 0 for r in sft),
         **_by_source(models, policy, sft, clusters),
@@ -111,18 +115,36 @@ def evaluate_last(models: Models, job: PpoJob, data: Path, out: Path) -> dict[st
     Writes `last.jsonl`. The metrics are called `ppo/last_kl`, `ppo/last_proxy_reward` and so on; no gate judges them.
     """
     prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.ppo.evaluate]]
-    rows = respond(models, models.policy, prompts, job, data)
+    rows, drawn = _answers(models, models.policy, prompts, job, data)
     write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in zip(prompts, rows, strict=True)))
     clusters = [str(p) for p in prompts]
-    found = clustered_mean([r.kl for r in rows], clusters).metrics("ppo/last_kl")
-    found |= clustered_ratio([r.kl for r in rows], [r.tokens for r in rows], clusters).metrics("ppo/last_kl_per_token")
-    for name in ("repetition", "echo", "ended", "entropy"):
+    found = _kl(drawn, clusters, "ppo/last_kl") | {"ppo/last_entropy": _mean(r.entropy for r in drawn)}
+    for name in ("repetition", "echo", "ended"):
         found[f"ppo/last_{name}"] = _mean(getattr(r, name) for r in rows)
     return found | {
         "ppo/last_proxy_reward": _mean(r.score for r in rows),
         "ppo/last_response_tokens": _mean(r.tokens for r in rows),
         **{f"ppo/last_{name}": _mean(r.truth[name] for r in rows) for name in rows[0].truth},
     }
+
+
+def _answers(
+    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, judging: bool = False
+) -> tuple[list[Answered], list[Answered]]:
+    """Responses of `model` at the temperature of the evaluation, and those that it is drawn from as it trains."""
+    at = job.ppo.evaluate_temperature
+    if at is None or at == job.generation.temperature:
+        drawn = respond(models, model, prompts, job, data, judging=judging)
+        return drawn, drawn
+    drawn = respond(models, model, prompts, job, data)
+    return respond(models, model, prompts, job, data, judging=judging, temperature=at), drawn
+
+
+def _kl(rows: Sequence[Answered], clusters: Sequence[str], name: str) -> dict[str, float]:
+    """KL to SFT, nats a response and a token."""
+    a_response = clustered_mean([r.kl for r in rows], clusters)
+    a_token = clustered_ratio([r.kl for r in rows], [r.tokens for r in rows], clusters)
+    return a_response.metrics(name) | a_token.metrics(f"{name}_per_token")
 
 
 def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
@@ -134,8 +156,6 @@ def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Seque
     gain = [a.score - b.score for a, b in zip(policy, sft, strict=True)]
     both = [a.ended and b.ended for a, b in zip(policy, sft, strict=True)]
     metrics = {
-        **clustered_mean([r.kl for r in policy], clusters).metrics("ppo/kl"),
-        **clustered_ratio([r.kl for r in policy], [r.tokens for r in policy], clusters).metrics("ppo/kl_per_token"),
         **clustered_mean(gain, clusters).metrics("ppo/reward_gain"),
         "ppo/both_ended": _mean(both),
         **clustered_ratio([r.tokens for r in policy], [r.tokens for r in sft], clusters).metrics("ppo/length_ratio"),
@@ -175,14 +195,18 @@ def _diversity(policy: Sequence[Answered], sft: Sequence[Answered], prompts: Seq
         mine, its = (measure([r.response for r in rows], prompts) for rows in (policy, sft))
         metrics |= {f"ppo/{name}": mine.value, f"ppo/sft_{name}": its.value}
         metrics |= jackknifed_ratio(mine.value, its.value, mine.without, its.without).metrics(f"ppo/{ratio}")
-    entropy, its_entropy = ([r.entropy for r in rows] for rows in (policy, sft))
     return {
         **metrics,
         "ppo/distinct": len({r.response for r in policy}) / len(policy),
         "ppo/sft_distinct": len({r.response for r in sft}) / len(sft),
-        "ppo/sft_entropy": _mean(its_entropy),
-        **clustered_ratio(entropy, its_entropy, prompts).metrics("ppo/entropy_ratio"),
     }
+
+
+def _entropy(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
+    """Entropy of a token of the policy, nats, against SFT's."""
+    mine, its = ([r.entropy for r in rows] for rows in (policy, sft))
+    ratio = clustered_ratio(mine, its, clusters).metrics("ppo/entropy_ratio")
+    return {"ppo/entropy": _mean(mine), "ppo/sft_entropy": _mean(its), **ratio}
 
 
 def kl_at_1(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path) -> float:
@@ -216,12 +240,17 @@ def _mean(values: Iterable[float]) -> float:
 
 def respond(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation",
-    judging: bool = False,
+    judging: bool = False, temperature: float | None = None,
 ) -> list[Answered]:  # fmt: skip
     """One response of `model` to each prompt. Two models that share a `stream` share its random numbers.
 
-    With `judging`, the sources of `ppo.rewards` that only judge score them too.
+    Args:
+        judging: the sources of `ppo.rewards` that only judge score them too.
+        temperature: of sampling, 0 for greedy; None is the job's. What is measured of a response is of the job's: where
+            they differ, `kl` is a log-ratio and no KL.
     """
+    drawn = {} if temperature is None else {"temperature": temperature}
+    generation = job.generation.model_copy(update=drawn)
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
     seed, rows = torch_seed(job.seed, "ppo", stream), []
@@ -229,7 +258,7 @@ def respond(
         for start in range(0, len(prompts), job.ppo.batch_size):
             batch = slice(start, start + job.ppo.batch_size)
             numbers = range(start, min(start + job.ppo.batch_size, len(prompts)))
-            samples = engine.sample(encoded[batch], job.generation, seed, numbers)
+            samples = engine.sample(encoded[batch], generation, seed, numbers)
             found = frozen_pass(asked, replace(samples, seen=None), job)  # the judged KL is the training path's
             mask = samples.response_mask
             kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)

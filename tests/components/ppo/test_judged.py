@@ -165,6 +165,7 @@ def test_a_point_estimate_within_its_threshold_fails_where_its_interval_crosses_
     for worse_share, passes in ((share / 3, True), (share, False)):
         policy = [row._replace(**worse) if i < worse_share * 512 else row for i, row in enumerate(sft)]
         metrics = evaluate._judged(policy, sft, prompts) | evaluate._diversity(policy, sft, prompts)
+        metrics |= evaluate._kl(policy, prompts, "ppo/kl") | evaluate._entropy(policy, sft, prompts)
         found = verdict(gate, metrics, gates)
         point = metrics[re.sub("_(low|high)$", "", found.metric)]
         assert point >= bound if found.op == ">=" else point <= bound
@@ -177,5 +178,5 @@ def test_a_policy_that_collapses_to_a_few_answers_fails_every_gate_on_diversity(
     names = ("ppo.distinct", "ppo.dissimilarity", "ppo.entropy_ratio")
     for answers, passing in ((1, set()), (512, set(names))):
         policy = [sft[i % answers]._replace(entropy=1.0 if answers > 1 else 0.02) for i in range(512)]
-        metrics = evaluate._diversity(policy, sft, prompts)
+        metrics = evaluate._diversity(policy, sft, prompts) | evaluate._entropy(policy, sft, prompts)
         assert {name for name in names if verdict(name, metrics, gates).passed} == passing

@@ -13,10 +13,13 @@ from safetensors.torch import load_file
 
 from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_rows
+from components.models.batching import encode_prompt
 from components.models.config import GenerationConfig
 from components.models.folders import load_causal_lm
+from components.models.tokenizers import visible_text
 from components.ppo import maths, models
 from components.ppo.config import PpoConfig, ScoreConfig
+from components.ppo.evaluate import evaluate
 from components.ppo.experience import gather_experience, rewarded_scores
 from components.ppo.learner import Learner
 from components.ppo.models import shared_runs, weights_digest
@@ -289,6 +292,33 @@ def test_by_default_none_of_them_does_anything() -> None:
     assert (config.clip_range_high, config.dual_clip, config.aggregation, config.ema) == (None, None, "token", None)
     assert not config.mask_truncated and not config.mask_tied_groups and config.critic.warmup == 0
     assert config.ptx.coefficient == 0 and config.score.length_buffer is None and config.micro_batch_tokens is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_the_evaluation_may_have_a_temperature_of_its_own_and_kl_stays_that_of_training(
+    load: Load, stages: Any, tmp_path: Path, temperature: float
+) -> None:
+    metrics, rows = {}, {}
+    for at in (None, temperature):
+        job, loaded, _ = load(evaluate=8, evaluate_temperature=at)
+        loaded.policy.model.norm.weight.data.add_(0.3)
+        (tmp_path / str(at) / "artifact").mkdir(parents=True)
+        metrics[at] = evaluate(loaded, job, stages.inputs["data"], tmp_path / str(at))
+        rows[at] = read_rows(tmp_path / str(at) / "artifact" / "evaluation.jsonl")
+    for name in ("kl", "kl_low", "kl_per_token", "entropy", "sft_entropy", "entropy_ratio", "kl_at_temperature_1"):
+        assert metrics[temperature][f"ppo/{name}"] == metrics[None][f"ppo/{name}"], name
+    judged = [row["policy"] for row in rows[temperature]]
+    assert metrics[temperature]["ppo/proxy_reward"] == pytest.approx(np.mean([row["score"] for row in judged]))
+    assert judged != [row["policy"] for row in rows[None]]
+    if temperature == 0:  # the likeliest token at every step, by a plain loop
+        ids = encode_prompt(loaded.tokenizer, rows[0.0][0]["prompt"], 64)
+        said: list[int] = []
+        while len(said) < job.generation.max_new_tokens and loaded.tokenizer.eos_token_id not in said:
+            with torch.no_grad():
+                logits = loaded.policy(torch.tensor([ids + said])).logits[0, -1]
+            logits[loaded.tokenizer.pad_token_id] = -torch.inf
+            said.append(int(logits.argmax()))
+        assert judged[0]["response"] == visible_text(loaded.tokenizer, said)
 
 
 def of_lengths(*lengths: int) -> dict[int, int]:
