@@ -61,6 +61,9 @@ def test_a_wrong_answer_is_named(scorer: Any, answer: tuple[int, object], said: 
     scorer.answer = lambda body: answer
     with pytest.raises(UserError, match=said):
         source(scorer, told="1").score(THREE)
+    if "version" in said:
+        with pytest.raises(UserError, match="its version is 2 now, and 7 when"):
+            source(scorer, version="7").score(THREE)
 
 
 def test_its_version_is_asked_for_and_none_is_told_apart(scorer: Any) -> None:
