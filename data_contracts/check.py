@@ -79,6 +79,13 @@ def _report(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
     if found.pairs is not None and found.pairs.ledger.models:
         report["models"], why = model_table(found.pairs.ledger, found.job.seed)
         report |= {"inseparable": why} if why else {}
+    noise = found.label_noise
+    if isinstance(noise, float):
+        report["label_noise"] = {"share": None, "interval": None, "accuracy": noise}
+    elif noise is not None:
+        report["label_noise"] = {
+            "share": noise.value, "interval": [noise.low, noise.high], "accuracy": noise.accuracy
+        }  # fmt: skip
     if languages := found.languages:
         report["languages"] = languages
     return report

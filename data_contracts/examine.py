@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.base.errors import CheckFailed
-from components.data.inputs import KINDS, VOTES, label_of, of_kind
+from components.data.inputs import DECONTAMINATE, DEPLOYMENT, KINDS, SUITE, VOTES, label_of, of_kind
 from components.data.readers import read_source
 from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS
@@ -24,6 +24,8 @@ from components.stats.dawid_skene import DawidSkene
 from components.stats.intervals import Interval, clustered_proportion
 from data_contracts.config import ValidateJob
 from data_contracts.expectations import suites
+from data_contracts.expectations.own import UserSuite, load_suite
+from data_contracts.expectations.rows import row_checks
 from data_contracts.findings import drift
 from data_contracts.findings.agreement import (
     Agreement,
@@ -33,6 +35,14 @@ from data_contracts.findings.agreement import (
     agreement_of,
     annotator_table,
 )
+from data_contracts.findings.beside import (
+    compared_prompts,
+    forbidden_prompts,
+    mark_contaminated,
+    sampled_prompts,
+)
+from data_contracts.findings.judging import RowJudge, refuse_unknown
+from data_contracts.findings.noise import LabelNoise, label_noise
 from data_contracts.findings.strengths import ModelRow
 from data_contracts.findings.texts import SAMPLE, RowTexts, read_texts
 from data_contracts.findings.whole import (
@@ -47,13 +57,23 @@ from data_contracts.findings.whole import (
     relabelled,
 )
 from data_contracts.rows import frames
-from data_contracts.rows.gather import RowSource, judged_rows, not_one_valid
+from data_contracts.rows.gather import DETECT_ON, RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import FACTS, Ledger, combined, first_of_each
 from data_contracts.rows.schemas import SourceReading
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int], None]
+
+
+class LabelNoiseReport(TypedDict):
+    """How many labels are flipped, as far as the pairs tell it."""
+
+    share: float | None
+    """None where the model is right too rarely for an estimate."""
+    interval: list[float] | None
+    accuracy: float
+    """Share of pairs that a cross-validated model of words and lengths agrees with."""
 
 
 class FileReport(AgreementReport):
@@ -77,6 +97,7 @@ class FileReport(AgreementReport):
     """Models that votes name, the strongest first."""
     inseparable: NotRequired[str]
     """Why those have no strengths."""
+    label_noise: NotRequired[LabelNoiseReport]
     languages: NotRequired[dict[str, float]]
     """Share of each language (ISO 639-1) in a sample of the kept responses, or of prompts, the most frequent first."""
 
@@ -88,6 +109,8 @@ class Examined:
     sources: Sequence[RowSource]
     """The files that they stand in."""
     ledger: Ledger
+    judge: RowJudge
+    """The contract on them."""
     kept: NDArray[np.bool_] = field(init=False)
     """Rows that neither quarantine nor `max_pairs` keeps out (n,)."""
     texts: RowTexts = field(init=False)
@@ -115,7 +138,8 @@ class Examination:
 
         Args:
             inputs: `preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts` (files or saved
-                folders) and `base` (a pretrained model's folder), where the job names them.
+                folders), `suite`, `decontaminate` (likewise), `deployment_prompts` and `base` (a pretrained model's
+                folder), where the job names them.
             folder: for what is too large for memory; it may be removed when this is.
             progress: told now and then of how many rows the fields, and then the texts, are read.
             alone: judge what is given alone; else what is lacking is generated.
@@ -131,12 +155,23 @@ class Examination:
         self.read = 0
         """Rows read so far, those whose texts are read counted again."""
         self._progress = progress
+        self.context = suites.context()
+        """Great Expectations' context, which knows everything that is judged."""
+        self.suite = load_suite(inputs[SUITE]) if SUITE in inputs else UserSuite(Path())
+        """The user's own expectations."""
+        beside = of_kind(inputs, DECONTAMINATE)
+        self.forbidden = forbidden_prompts(beside, job.data) if beside else None
         self.competence: DawidSkene | None = None
         """The annotators' model, where the labels are its."""
-        self.sources = {name: self._read(name, sources) for name, sources in self._sources().items()}
+        found = self._sources()
+        self._main = next(iter(found), "")
+        self.sources = {name: self._read(name, sources) for name, sources in found.items()}
         place_judged([examined.ledger for examined in self.sources.values()])
         self.pairs = self.sources.get("preferences")
         self.tokenizer = self._tokenizer() if tokenized and not self.nothing else None
+        for examined in self.sources.values():
+            if self.tokenizer is None:
+                examined.judge.leave_out_tokens()
         for name, examined in self.sources.items():
             self._examine_texts(examined)
             self._need_one(name, examined.sources, examined.ledger)
@@ -178,22 +213,42 @@ class Examination:
 
     def _read(self, name: str, sources: Sequence[RowSource]) -> Examined:
         data = self.job.data
-        ledger = Ledger(self.folder / f"{name}.jsonl", data.checks, data.split, self.job.seed, bool(data.max_pairs))
-        rows: Iterable[Row] = _judged(sources, data.max_characters)
+        ledger = Ledger(self.folder / f"{name}.jsonl", data.split, self.job.seed, bool(data.max_pairs))
+        judge = self._judge_of(name, ledger)
+        further = tuple(judge.further())
+        if self.suite.rows or self.suite.whole:
+            refuse_unknown(judge, self.suite.path, self._columns(name, sources))
+        rows: Iterable[Row] = _judged(_asking(sources, further), data.max_characters)
         if name == "preferences" and data.labels == "dawid_skene":
             self.competence = competence(rows, _shown(sources))
             again = [*(self._given(name) or sources[:1]), *self._votes()]  # a file's rows are read once
-            rows = relabelled(_judged(again, data.max_characters), self.competence.posterior)
+            rows = relabelled(_judged(_asking(again, further), data.max_characters), self.competence.posterior)
         before = self.read
-        ledger.fill(rows, lambda seen: self._progress(before + seen))
+        ledger.fill(rows, lambda seen: self._progress(before + seen), further)
         self.read += len(ledger.facts)
-        mark_duplicates(ledger)
+        judge.judge("read")
+        ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # what is kept out teaches nothing
         for source in sources:
             of = ledger.of(source.file)
-            if source.needs_one and len(sources) > 1 and ledger.facts["out"][of].all():
+            if source.needs_one and len(sources) > 1 and ledger.out[of].all():
                 raise not_one_valid(source, ledger.count(of), ledger.reasons(source.file), ledger.named)
+        mark_duplicates(ledger)
+        judge.judge("compared")
         self._need_one(name, sources, ledger)
-        return Examined(sources, ledger)
+        return Examined(sources, ledger, judge)
+
+    def _judge_of(self, name: str, ledger: Ledger) -> RowJudge:
+        ours = self.suite.over(row_checks(self.job.data, self.job.generation, name))
+        rows, whole = (
+            [check for check in checks if (check.source or self._main) == name]
+            for checks in (self.suite.rows, self.suite.whole)
+        )
+        return RowJudge(self.context, name, ledger, [*ours, *rows], whole)
+
+    def _columns(self, name: str, sources: Sequence[RowSource]) -> list[str]:
+        """The columns of the first rows of the sources."""
+        first = (row for source in self._given(name) or sources for row in islice(source.rows, DETECT_ON))
+        return list(dict.fromkeys(str(column) for row in first for column in row.data))
 
     def _tokenizer(self) -> Any:
         """The pretrained model's, or one made as SFT makes its own, of the training rows that are good so far.
@@ -218,10 +273,14 @@ class Examination:
         job, ledger, before = self.job, examined.ledger, self.read
         near = job.data.near_duplicate
         examined.texts = read_texts(
-            ledger, self.tokenizer, job.generation, near, lambda seen: self._progress(before + seen)
-        )
+            ledger, self.tokenizer, job.generation, near, lambda seen: self._progress(before + seen),
+            examined.judge.asks("language"),
+        )  # fmt: skip
         self.read += len(examined.texts.index)
         mark_near_duplicates(ledger, examined.texts, near)
+        if self.forbidden is not None:
+            mark_contaminated(ledger, examined.texts, self.forbidden, near)
+        examined.judge.judge("texts")
 
     def _need_one(self, name: str, sources: Sequence[RowSource], ledger: Ledger) -> None:
         if not ledger.good().any():
@@ -261,6 +320,15 @@ class Examination:
         return annotator_table(self.only_pairs.ledger, self.competence) if named else []
 
     @cached_property
+    def label_noise(self) -> LabelNoise | float | None:
+        """The share of flipped labels, as `noise.label_noise`, from up to a few thousand kept pairs of every split."""
+        if self.pairs is None:
+            return None
+        pairs, splits = self.pairs, range(len(SPLITS))
+        rows = [item for split in splits for item in pairs.texts.samples.get(split, [])]
+        return label_noise([row["chosen"] for row in rows], [row["rejected"] for row in rows], self.job.seed)
+
+    @cached_property
     def languages(self) -> dict[str, float]:
         """Share of each language in a sample of what is kept, the most frequent first."""
         examined = self.pairs or next(iter(self.sources.values()))
@@ -285,10 +353,9 @@ class Examination:
     def judge(self) -> tuple[list[suites.JudgedCheck], Any]:
         """Every check's outcome (see `suites.judge`), and the Great Expectations context that knows them."""
         checks, contract = self.job.data.checks, []
-        for name, examined in self.sources.items():
-            asked = suites.row_checks(checks, name, self.tokenizer is not None)
-            frame = frames.row_frame(examined.ledger, [check.name for check in asked])
-            contract.append(suites.Suite(f"{name}_rows", frame, asked))
+        outcomes = []
+        for examined in self.sources.values():
+            outcomes += [*examined.judge.outcomes(), *examined.judge.judge_whole(examined.kept)]
         if self.pairs is not None:
             prompts, splits = self.standing
             facts, near = self.pairs.facts, self.job.data.near_duplicate
@@ -301,13 +368,13 @@ class Examination:
             frame = frames.measure_frame({name: measured.value for name, measured in measures.items()})
             chance = {name: measured.chance for name, measured in measures.items()}
             contract.append(suites.Suite("whole", frame, suites.measure_checks(checks, chance)))
-        context = suites.context()
-        outcomes = [outcome for suite in contract for outcome in suites.judge(context, suite)]
+        outcomes += [outcome for suite in contract for outcome in suites.judge(self.context, suite)]
         for outcome in outcomes:
-            outcome["source"] = outcome["suite"].removesuffix("_rows") if outcome["suite"].endswith("_rows") else "kept"
+            of = outcome["suite"].partition("_")[0]
+            outcome["source"] = of if of in KINDS else "kept"
             if outcome["name"] == "length_preference" and self.longer_wins is not None:
                 outcome |= {"interval": ends} if (ends := self.longer_wins.ends) else {}
-        return outcomes, context
+        return outcomes, self.context
 
     def _measures(self) -> dict[str, drift.DriftMeasure]:
         """Measures of the whole that make sense here, each with what chance alone would reach."""
@@ -324,6 +391,9 @@ class Examination:
                 every = range(len(SPLITS))
                 one, other = (_prompts(self._sample(examined, every)) for examined in (pairs, prompts))
                 found["prompts_alike"] = drift.told_apart(one, other, self.job.seed)
+            if (deployed := self.inputs.get(DEPLOYMENT)) is not None:
+                theirs = sampled_prompts(deployed, self.job.data, self.job.seed)
+                found |= compared_prompts(self._sample(pairs, range(len(SPLITS))), theirs, self.job.seed)
         if self.tokenizer is not None:
             found["known_tokens"] = drift.DriftMeasure((self.pairs or self.taught).texts.unknown, 0)
         return {name: measured for name, measured in found.items() if measured is not None}
@@ -338,6 +408,10 @@ class Examination:
 
 def _judged(sources: Iterable[RowSource], max_characters: int) -> Iterator[Row]:
     return chain.from_iterable(judged_rows(source, max_characters) for source in sources)
+
+
+def _asking(sources: Iterable[RowSource], further: tuple[str, ...]) -> list[RowSource]:
+    return [source._replace(extra=further) for source in sources]
 
 
 def _shown(sources: Iterable[RowSource]) -> str:

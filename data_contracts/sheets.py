@@ -55,7 +55,7 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
             "side_position": np.where(for_a_side, counts[:, 0] / np.maximum(for_a_side, 1), np.nan),
         }
     )
-    asked = [check for check in suites.sheet_checks(checks) if frame[check.column].notna().any()]
+    asked = [check for check in suites.sheet_checks(checks) if frame[str(check.options["column"])].notna().any()]
     context = suites.context()
     outcomes = suites.judge(context, suites.Suite("rating_sheet", frame, asked))
     reasons: dict[int, list[Problem]] = {}

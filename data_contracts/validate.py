@@ -24,9 +24,10 @@ from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck
+from data_contracts.findings.noise import LabelNoise
 from data_contracts.findings.texts import overlong
 from data_contracts.findings.whole import TRAIN
-from data_contracts.rows.ledger import BIT, ROW_CHECKS, combined, first_of_each
+from data_contracts.rows.ledger import combined, first_of_each
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,15 @@ def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
         "data/leaked_prompts": (found.standing[1] > 1).sum(),
         "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
     }
+    contaminated = [check["rows"] for check in checks if check["name"] == "uncontaminated"]
+    values |= {"data/contaminated": sum(contaminated)} if contaminated else {}
+    noise = found.label_noise
+    if isinstance(noise, LabelNoise):
+        values |= {
+            "data/label_noise": noise.value,
+            "data/label_noise_low": noise.low,
+            "data/label_noise_high": noise.high,
+        }
     for name, interval in (
         ("data/length_preference", found.longer_wins),
         ("data/annotator_agreement", agreement.kappa),
@@ -149,6 +159,10 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
             is_asked = prompts if examined is asked else nothing
             for index, line in ledger.mixed_lines():
                 split = ledger.facts["split"][index]
+                if not (is_taught[index] or is_asked[index] or (examined is pairs and examined.kept[index])):
+                    continue
+                if ledger.facts["noted"][index]:
+                    line = json_line(ledger.item_of(index, line))
                 if examined is pairs and examined.kept[index]:
                     more = {"weight": weight} if (weight := weights.get(index)) else {}
                     if overlong_pairs[index].any():
@@ -201,9 +215,10 @@ def write_quarantine(found: Examination, artifact: Path) -> int:
         (artifact / "review.jsonl").open("wb") as review,
     ):
         for examined in found.sources.values():
+            undecided = ~examined.ledger.passes("decided")
             for index, line in examined.ledger.quarantined():
                 out.write(line)
-                if examined.ledger.facts["failed"][index] & BIT["decided"]:
+                if undecided[index]:
                     review.write(line)
     return sum(len(examined.ledger.rows(~examined.ledger.good())) for examined in found.sources.values())
 
@@ -239,5 +254,6 @@ def source_counts(found: Examination) -> list[SourceCounts]:
 def quarantine_reasons(found: Examination) -> dict[str, int]:
     """How many of the rows that were kept out fail each check, most first."""
     out = [(source.ledger, ~source.ledger.good()) for source in found.sources.values()]
-    counts = {name: sum(len(ledger.rows(bad & ~ledger.passes(name))) for ledger, bad in out) for name in ROW_CHECKS}
+    names = dict.fromkeys(name for ledger, _ in out for name in ledger.named_by)
+    counts = {name: sum(len(ledger.rows(bad & ~ledger.passes(name))) for ledger, bad in out) for name in names}
     return dict(sorted(((name, n) for name, n in counts.items() if n), key=lambda found: -found[1]))

@@ -15,7 +15,18 @@ from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, list_runs, load_status, own_runs
 from tasks.stages import PIPELINE, STAGES
 
-SOURCES = ("data.preferences", "data.demonstrations", "data.prompts", "data.hub", "data.votes", "sft.base", "sft.keep")
+SOURCES = (
+    "data.preferences",
+    "data.demonstrations",
+    "data.prompts",
+    "data.suite",
+    "data.decontaminate",
+    "data.deployment_prompts",
+    "data.hub",
+    "data.votes",
+    "sft.base",
+    "sft.keep",
+)
 """Config fields that name external inputs. They enter keys by content, so a job's keyed values lack them."""
 
 

@@ -10,7 +10,7 @@ from components.base.errors import UserError
 from components.base.files import whole_folder
 from components.base.paths import user_path
 from components.data.hub import resolve_source
-from components.data.inputs import KINDS, VOTES, input_names, kind_of, label_of, values_of
+from components.data.inputs import BESIDE, KINDS, VOTES, input_names, kind_of, label_of, values_of
 from components.human_eval.blinding import SEAL, home_seal
 from components.human_eval.halves import JUDGED
 from components.store.graph import Graph
@@ -30,8 +30,8 @@ class Sources:
     """The inputs of a run, digested."""
 
     data: dict[str, Input] = field(default_factory=dict)
-    """`preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts`, where the config names
-    them; else the built-in task is generated."""
+    """`preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts`, `suite`, `decontaminate`,
+    `deployment_prompts`, where the config names them; without preferences the built-in task is generated."""
     base: dict[str, Input] = field(default_factory=dict)
     """`base`, the pretrained model's folder, where the config names one."""
     previous: dict[str, Input] = field(default_factory=dict)
@@ -95,11 +95,11 @@ def compared_sources(
 
 def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
     data: dict[str, Input] = {}
-    for kind in KINDS:
+    for kind in (*KINDS, *BESIDE):
         found: dict[str, Input] = {}  # by digest
         for value in values_of(getattr(config.data, kind)):
             path = resolve_source(value, config.data.hub, home / "datasets", f"data.{kind}")
-            if path.is_file():
+            if path.is_file() and kind in KINDS:
                 refuse_ratings(path, f"data.{kind}", config.data)
                 look_at(kind, path, config.data)
             given = Input.of(path)
@@ -181,7 +181,7 @@ def _data_of(validated: Record, config: RunConfig, home: Path) -> dict[str, Inpu
     data: dict[str, Input] = {}
     recorded: dict[str, Path] | None = None
     for name, digest in validated.inputs.items():
-        if kind_of(name) in KINDS:
+        if kind_of(name) in (*KINDS, *BESIDE):
             values = values_of(getattr(config.data, kind_of(name)))
             if len(values) > 1 and recorded is None:
                 recorded = recorded_paths(home, [validated.run])

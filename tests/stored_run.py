@@ -35,7 +35,7 @@ METRICS: dict[str, dict[str, float]] = {
         "ppo/kl": 2.345, "ppo/kl_high": 2.789, "ppo/proxy_reward": 1.357, "ppo/reward_gain": 1.246, "ppo/stopped": 0,
         "ppo/demonstration_perplexity_ratio": 1.5, "ppo/length_ratio": 1.1, "ppo/length_ratio_low": 1.0,
         "ppo/length_ratio_high": 1.2, "ppo/demonstration_perplexity_ratio_high": 1.6,
-        "ppo/ratio_max": 1.9, "ppo/clip_fraction_max": 0.2,
+        "ppo/ratio_max": 1.9, "ppo/clip_fraction_max": 0.2, "ppo/replaced_max": 0.1, "ppo/score_spread_min": 0.8,
     },
     "human_eval": {
         "human_eval/win_rate": 0.6543, "human_eval/win_rate_low": 0.5987, "human_eval/win_rate_high": 0.7056,

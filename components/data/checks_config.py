@@ -17,7 +17,7 @@ UNUSABLE = (
 """Row checks without which there is no pair."""
 OF_THE_WHOLE = (
     "every_split", "enough_pairs", "enough_test_pairs", "length_drift", "language_drift", "prompts_alike",
-    "known_tokens",
+    "known_tokens", "deployment_length", "deployment_language", "deployment_category", "deployment_words",
 )  # fmt: skip
 """Checks of one value of all that is kept; the others' thresholds are shares."""
 
@@ -122,6 +122,8 @@ class RowChecks(_Checks):
     near_unique: CheckConfig = _warn(0.05)
     """The row nearly repeats no earlier one (MinHash over words, or over characters of scripts without spaces;
     data.near_duplicate)."""
+    uncontaminated: CheckConfig = _quarantine(0.05)
+    """The prompt nearly repeats no prompt of data.decontaminate."""
     template_takes: CheckConfig = _error(0.05)
     """The tokenizer's chat template takes the prompt: some refuse a system message."""
     template_agrees: CheckConfig = _error(0.05)
@@ -167,6 +169,16 @@ class SetChecks(_Checks):
     prompts_alike: CheckConfig = _warn(0.65)
     """How well a classifier tells preference prompts from the prompts PPO will use (data.prompts): area under the ROC
     curve, 0.5 is not at all."""
+    deployment_length: CheckConfig = _warn(0.2)
+    """Largest difference of the distributions of length, in words, of the preferences' prompts and of
+    data.deployment_prompts (Kolmogorov-Smirnov; what chance alone exceeds in 5 of 100 draws is allowed)."""
+    deployment_language: CheckConfig = _warn(0.1)
+    """Total variation distance of the languages of these prompts (chance is allowed as above)."""
+    deployment_category: CheckConfig = _warn(0.2)
+    """Total variation distance of their categories, where both files name them (chance is allowed as above)."""
+    deployment_words: CheckConfig = _warn(0.65)
+    """How well a classifier on words and pairs of words tells these prompts apart: area under the ROC curve, 0.5 is not
+    at all."""
     known_tokens: CheckConfig = _warn(0.01)
     """Share of unknown tokens in the kept texts."""
 

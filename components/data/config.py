@@ -112,6 +112,15 @@ class DataConfig(Settings):
     """When votes decide a pair."""
     checks: ChecksConfig = ChecksConfig()
     """What is checked, how grave each finding is, and from where on."""
+    suite: str | None = unkeyed(None)
+    """A path of expectations of your own, JSON as Great Expectations writes it; they add to the checks or replace them.
+    The file's bytes are part of the key."""
+    decontaminate: tuple[str, ...] = unkeyed(())
+    """Paths or hub names of files, such as benchmarks, whose prompts the data must not nearly repeat: rows whose prompt
+    does are left out and counted (check `uncontaminated`, similarity by `data.near_duplicate`)."""
+    deployment_prompts: str | None = unkeyed(None)
+    """A path or hub name of prompts that the model will be asked when it is in use. The preferences' prompts are
+    compared with them (the checks `deployment_length`, `_language`, `_category` and `_words`)."""
     near_duplicate: NearDuplicateConfig = NearDuplicateConfig()
     """What counts as a near-duplicate."""
     generator: SupportDeskConfig = SupportDeskConfig()

@@ -13,6 +13,9 @@ T = TypeVar("T")
 
 KINDS = ("preferences", "demonstrations", "prompts")
 """What data a run reads, as the config and the inputs of `validate` call it."""
+SUITE, DECONTAMINATE, DEPLOYMENT = "suite", "decontaminate", "deployment_prompts"
+BESIDE = (SUITE, DECONTAMINATE, DEPLOYMENT)
+"""What `validate` reads beside them: a user's expectations, and prompts that the data are compared with."""
 VOTES = "votes"
 """What people said of earlier policies, scored (`votes/1` is the first round's): an artifact of `human_eval` each."""
 

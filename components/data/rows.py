@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Annotated, NamedTuple, Required
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, StringConstraints, with_config
@@ -100,6 +101,8 @@ class RawRow(NamedTuple):
     problem: Problem | None = None
     others: tuple[int, ...] = ()
     """Numbers of further rows that it was gathered from."""
+    extra: Mapping[str, object] = MappingProxyType({})
+    """Values of further columns that a user's suite asks for, as the source has them."""
 
 
 class Ballot(NamedTuple):
@@ -124,6 +127,14 @@ class Row:
     """Whether the response that the source puts first is preferred; None where the format has no order."""
     votes: tuple[tuple[str, int], ...] = ()
     """Annotator and place in `Ballot` of each vote, where the source names its annotators."""
+    lead: float | None = None
+    """0 for a tie; else the lead of the answer that decides, where the ballot alone does not tell it."""
+    decided_otherwise: bool = False
+    """Whether experts or a model of the annotators decide, and the number of votes does not count."""
+    given_out: bool = False
+    """Whether Tether gave the pair out to label."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Values of further columns of the source that a user's suite asks for."""
     models: tuple[str, str] | None = None
     """The models that wrote the first and the second response, where the source names them."""
     data: Mapping[str, object] = field(default_factory=dict)

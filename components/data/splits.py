@@ -21,7 +21,7 @@ def prompt_key(prompt: Sequence[Message]) -> str:
 
 def split_of(key: str, shares: SplitConfig) -> str:
     """The split of a prompt, by its key: u = the first 8 bytes of sha256("split" + key) / 2^64, cut at the shares."""
-    digest = hashlib.sha256(("split" + key).encode()).digest()
+    digest = hashlib.sha256(("split" + key).encode("utf-8", "surrogatepass")).digest()
     u = int.from_bytes(digest[:8], "big") / 2**64
     if u < shares.train:
         return "train"

@@ -48,6 +48,8 @@ _GATES = (
     Gate("validate.leaked_prompts", "<=", "no prompt is in two splits", "data/leaked_prompts"),
     Gate("validate.annotator_agreement", ">=", "annotators agree (Fleiss' kappa), lower end",
          "data/annotator_agreement_low"),
+    Gate("validate.label_noise", "<=", "share of labels that are flipped, as estimated from the pairs, upper end",
+         "data/label_noise_high"),
     Gate("sft.loss", "<=", "held-out loss, nats per response token, upper end", "sft/loss_high"),
     Gate("sft.perplexity_ratio", "<=", "held-out perplexity against the baseline's, upper end",
          "sft/perplexity_ratio_high"),
@@ -88,6 +90,8 @@ _GATES = (
          warn_only=True, if_measured=True),
     Gate("ppo.ratio_max", "<=", "largest ratio of a token's probability to the old policy's", warn_only=True),
     Gate("ppo.clip_fraction_max", "<=", "no update had most of its tokens at the clip", warn_only=True),
+    Gate("ppo.replaced_max", "<=", "no update had most of its scores replaced for a missing EOS", if_measured=True),
+    Gate("ppo.score_spread_min", ">", "scores told the rollouts of every update apart, SFT deviations"),
     Gate("ppo.evaluated", ">=", "held-out prompts that all these are measured on"),
     Gate("ppo.reward_gain_low", ">", "gain in the reward model's score over SFT on held-out prompts, lower end"),
     Gate("ppo.demonstration_perplexity_ratio", "<=", "perplexity of demonstrations against SFT's (capability kept), "
@@ -146,6 +150,7 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("data/pairs", "pairs that are left", brief=True, card=False),
         MainMetric("data/quarantined", "rows kept out", brief=True, card=False),
         MainMetric("data/overlong", "share of pairs with a response that is cut", card=False),
+        MainMetric("data/label_noise", "share of labels that are flipped, as estimated", card=False),
         MainMetric("data/annotator_agreement", "agreement of the annotators (Fleiss' kappa)", brief=True, card=False),
     ),
     "sft": (

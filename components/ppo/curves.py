@@ -22,7 +22,20 @@ def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
     """
     largest = {f"ppo/{new}": max(row[f"ppo/{old}"] for row in history)
                for new, old in (("ratio_max", "ratio_max"), ("clip_fraction_max", "clip_fraction"))}  # fmt: skip
-    return largest | unsettled_tether(history, config) | unpaid_reward(history)
+    return largest | uniform_scores(history) | unsettled_tether(history, config) | unpaid_reward(history)
+
+
+def uniform_scores(history: Sequence[Row]) -> dict[str, float]:
+    """How far rollouts were told apart by their scores, in the update where they were least.
+
+    `ppo/replaced_max`: the largest share of responses whose score the missing-EOS score replaced, which then says
+    nothing of them (absent where `ppo.score.missing_eos` is not replace). `ppo/score_spread_min`: the smallest standard
+    deviation of the rewarded scores, in SFT deviations; at 0 nothing can be learnt from them.
+    """
+    replaced = [row["ppo/replaced"] for row in history if "ppo/replaced" in row]
+    spreads = [row["ppo/score_spread"] for row in history if "ppo/score_spread" in row]
+    found = {"ppo/replaced_max": max(replaced)} if replaced else {}
+    return found | ({"ppo/score_spread_min": min(spreads)} if spreads else {})
 
 
 def unsettled_tether(history: Sequence[Row], config: KLConfig) -> dict[str, float]:

@@ -139,7 +139,10 @@ def gather_experience(
         "ppo/entropy": masked_mean(found["entropy"], mask),
         "ppo/response_tokens": mask.sum(1).float().mean(),
         "ppo/ended": samples.ended.float().mean(),
+        "ppo/score_spread": scores.std(correction=0),
     }
+    if config.score.missing_eos == "replace":
+        unread["ppo/replaced"] = 1 - unread["ppo/ended"]
     if not config.has_critic:
         unread["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean()
     importance = None

@@ -1,5 +1,6 @@
 """The PPO stage, a few numbered steps an update, with its checks, checkpoints and final evaluation."""
 
+import logging
 import math
 import time
 import warnings
@@ -39,6 +40,9 @@ from components.training.checkpoint import Pace
 from components.training.loop import restore_state, save_state, shuffled_passes, torch_seed
 
 SAMPLES_SHOWN = 8
+MOSTLY_REPLACED = 0.5
+"""Share of replaced scores in an update from which on it is said."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -49,6 +53,8 @@ class Progress:
     """`update` (from 1) and the metrics of each update."""
     samples: list[dict[str, object]] = field(default_factory=list)
     """Some responses, with `update` (from 0)."""
+    warned: bool = False
+    """Whether it was said that scores tell rollouts hardly apart."""
     broke: bool = False
     """KL was over the ceiling, or outside its band, for certain at some update."""
     stopped: bool = False
@@ -140,6 +146,21 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
         yield
 
 
+def warn_of_scores(update: int, metrics: Mapping[str, float]) -> bool:
+    """Warn where the scores of an update tell its rollouts hardly apart; returns whether they did."""
+    if metrics["ppo/score_spread"] == 0:
+        logger.warning("update %d: all rollouts have the same score, so nothing is learnt from it.", update)
+    elif metrics.get("ppo/replaced", 0.0) >= MOSTLY_REPLACED:
+        logger.warning(
+            "update %d: %.0f %% of the responses have no EOS, and their scores are replaced by the missing-EOS score "
+            "(ppo.score.missing_eos). Raise generation.max_new_tokens, or train sft on responses that fit.",
+            update, 100 * metrics["ppo/replaced"],
+        )  # fmt: skip
+    else:
+        return False
+    return True
+
+
 def _held(models: Models) -> dict[str, nn.Module]:
     return {"SFT policy": models.sft, "reward model": models.reward_model}
 
@@ -191,6 +212,7 @@ def train(
                 metrics = experience.metrics | learner.update(experience, update)
             if average is not None:
                 average.update(models.policy)
+            seen.warned = seen.warned or warn_of_scores(update + 1, metrics)
             # 4. move the tether
             held = "ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"
             low = metrics.get(f"{held}_low", -math.inf)

@@ -1,19 +1,21 @@
-"""The contract as Great Expectations suites over narrow frames of derived columns: no text ever reaches a report.
+"""Great Expectations judges narrow frames of measured columns: no text ever reaches a report.
 
 Great Expectations takes seconds to import, so it is imported where it is used. It reports nothing to anyone: its
 analytics are switched off before the import.
 """
 
+import ast
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
-from components.base.errors import CheckFailed
-from components.data.checks_config import CheckConfig, ChecksConfig, RangeConfig, RowChecks, Severity, SheetChecks
+from components.base.errors import CheckFailed, UserError
+from components.data.checks_config import OF_THE_WHOLE, CheckConfig, ChecksConfig, RangeConfig, Severity, SheetChecks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,19 +23,59 @@ if TYPE_CHECKING:
 FIRST_ROWS = 10
 """How many of a check's rows pages for people name."""
 _SEVERITY = {"error": "critical", "quarantine": "warning", "warn": "info"}
+_IN_META = {"error": "error", "quarantine": "quarantine", "warn": "warning"}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One expectation: on which column, what it asks, and what its failure means."""
+    """One expectation: its kind and options in Great Expectations' terms, and what its failure means."""
 
     name: str
-    column: str
     description: str
     severity: Severity
     threshold: float | tuple[float, float]
     kind: str
+    """The class, as `ExpectColumnValuesToBeBetween`."""
     options: Mapping[str, object]
+    """`column` and all else that the class takes."""
+    stays: bool = False
+    """Whether the rows that it names are kept, whatever its severity."""
+    of_user: bool = False
+    """Whether it is from a user's suite."""
+    source: str = ""
+    """Of a user's expectation, the kind of data that it judges; empty for the preferences, or what is given alone."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it looks at, those of its row condition too."""
+        named = [self.options[name] for name in ("column", "column_A", "column_B") if name in self.options]
+        listed = self.options.get("column_list") or self.options.get("column_set") or ()
+        condition = self.options.get("row_condition")
+        return list(dict.fromkeys([*map(str, named), *map(str, _each(listed)), *_names(condition)]))
+
+    def configured(self) -> dict[str, object]:
+        """As an entry of a suite's `expectations`, in Great Expectations' own format."""
+        return {
+            "type": re.sub(r"(?<!^)([A-Z])", r"_\1", self.kind).lower(),
+            "kwargs": dict(self.options),
+            "severity": _SEVERITY[self.severity],
+            "meta": {"check": self.name, "severity": _IN_META[self.severity], "sentence": self.description},
+        }
+
+
+def _each(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, list | tuple | set) else []
+
+
+def _names(condition: object) -> list[str]:
+    """The names of columns in a row condition: an object of Great Expectations' own, or an expression of pandas."""
+    if isinstance(condition, str):
+        return [node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)]
+    if isinstance(condition, Mapping):
+        column = condition.get("column")
+        own = [str(column["name"])] if isinstance(column, Mapping) and "name" in column else []
+        return [*own, *(name for inner in _each(condition.get("conditions")) for name in _names(inner))]
+    return []
 
 
 class JudgedCheck(TypedDict):
@@ -57,29 +99,6 @@ class JudgedCheck(TypedDict):
     interval: NotRequired[list[float]]
 
 
-_PAIRS_ONLY = {
-    "prompts_agree", "responses_differ", "votes_valid", "votes_once", "consistent", "decided", "differ_truncated"
-}  # fmt: skip
-_DEMONSTRATIONS_ONLY = {"desirable"}
-_TOKENS_ONLY = {"differ_truncated", "template_takes", "template_agrees", "prompt_fits", "response_fits"}
-_RESPONSES_ONLY = {"template_agrees", "response_fits"}
-
-
-def row_checks(checks: ChecksConfig, source: str, tokenized: bool = True) -> list[Check]:
-    """The checks of the rows of a source (`preferences`, `demonstrations`, `prompts`).
-
-    Each passes while at most its threshold's share of the rows fail it.
-    """
-    left_out = set() if tokenized else set(_TOKENS_ONLY)
-    if source != "preferences":
-        left_out |= _PAIRS_ONLY
-    if source != "demonstrations":
-        left_out |= _DEMONSTRATIONS_ONLY
-    if source == "prompts":
-        left_out |= _RESPONSES_ONLY
-    return [_check(checks, name) for name in RowChecks.model_fields if name not in left_out]
-
-
 def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
     """The checks of the pairs that are kept and split; those of a mean only where `frame` has values for it."""
     found = [
@@ -88,7 +107,7 @@ def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
         _check(checks, "length_preference", "longer_wins"),
         _check(checks, "label_position", "first_wins"),
     ]
-    return [check for check in found if frame[check.column].notna().any()]
+    return [check for check in found if frame[str(check.options["column"])].notna().any()]
 
 
 def sheet_checks(checks: ChecksConfig) -> list[Check]:
@@ -105,7 +124,7 @@ def measure_checks(checks: ChecksConfig, chance: Mapping[str, float]) -> list[Ch
     for name, by_chance in chance.items():
         limit = getattr(checks, name).threshold
         ends = {"min_value": limit} if name in _AT_LEAST else {"max_value": max(limit, by_chance)}
-        out.append(replace(_check(checks, name), kind="ExpectColumnMaxToBeBetween", options=ends))
+        out.append(check_of(checks, name, "ExpectColumnMaxToBeBetween", {"column": name, **ends}))
     return out
 
 
@@ -113,14 +132,23 @@ def _check(checks: ChecksConfig, name: str, column: str = "", passing: object = 
     """The check `name` of a column (of its own name where none is given): of its mean, or of rows, which should hold
     `passing`."""
     asked: CheckConfig | RangeConfig = getattr(checks, name)
-    description = (ChecksConfig.model_fields[name].description or "").replace("\n", " ")
-    options: dict[str, object]
     if isinstance(asked, RangeConfig):
-        kind, (low, high) = "ExpectColumnMeanToBeBetween", asked.threshold
-        options = {"min_value": low, "max_value": high}
-    else:
-        kind, options = "ExpectColumnValuesToBeInSet", {"value_set": [passing], "mostly": 1 - asked.threshold}
-    return Check(name, column or name, description, asked.severity, asked.threshold, kind, options)
+        low, high = asked.threshold
+        options = {"column": column or name, "min_value": low, "max_value": high}
+        return check_of(checks, name, "ExpectColumnMeanToBeBetween", options)
+    return check_of(checks, name, "ExpectColumnValuesToBeInSet", {"column": column or name, "value_set": [passing]})
+
+
+def check_of(checks: ChecksConfig, name: str, kind: str, options: Mapping[str, object], stays: bool = False) -> Check:
+    """An expectation of the check `name`, with the severity, threshold and sentence that the config has for it.
+
+    A threshold of rows is the share of them that may fail (`mostly` = 1 - threshold).
+    """
+    asked: CheckConfig | RangeConfig = getattr(checks, name)
+    description = (ChecksConfig.model_fields[name].description or "").replace("\n", " ")
+    if isinstance(asked, CheckConfig) and name not in OF_THE_WHOLE:
+        options = {**options, "mostly": 1 - asked.threshold}
+    return Check(name, description, asked.severity, asked.threshold, kind, options, stays)
 
 
 _NAMING_A_ROW = ("file", "row_id")
@@ -156,30 +184,70 @@ def context() -> Any:
     return made
 
 
+class ExpectationResult(NamedTuple):
+    """What one expectation found."""
+
+    check: Check
+    success: bool
+    named: Sequence[Mapping[str, Any]]
+    """The rows that it names, by groups of lists of the columns that name a row."""
+    result: Mapping[str, Any]
+
+
 def judge(made: Any, suite: Suite) -> list[JudgedCheck]:
-    """Run `suite` in the context `made`."""
+    """Run `suite`, whose checks are one expectation each, in the context `made`."""
+    naming = [name for name in _NAMING_A_ROW if name in suite.frame]
+    return [_outcome(suite.name, found) for found in validate(made, suite, naming)]
+
+
+def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[ExpectationResult]:
+    """Run `suite` in the context `made`: its findings, in the order of its checks.
+
+    Args:
+        naming: the columns of the frame that name a row.
+
+    Raises:
+        CheckFailed: an expectation could not be judged. UserError: so could one of a user's suite.
+    """
     gx = great_expectations()
-    expectations = [
-        getattr(gx.expectations, c.kind)(
-            column=c.column,
-            description=c.description,
-            severity=_SEVERITY[c.severity],
-            meta={"check": c.name},
-            **c.options,
-        )
-        for c in suite.checks
-    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        expectations = [_expectation(gx, check, place) for place, check in enumerate(suite.checks)]
     asset = made.data_sources.add_pandas(suite.name).add_dataframe_asset(suite.name)
     batch = asset.add_batch_definition_whole_dataframe(suite.name)
     stored = made.suites.add(gx.ExpectationSuite(suite.name, expectations=expectations))
     definition = made.validation_definitions.add(gx.ValidationDefinition(name=suite.name, data=batch, suite=stored))
     shown = {
-        "result_format": "COMPLETE", "exclude_unexpected_values": True,
-        "unexpected_index_column_names": [name for name in _NAMING_A_ROW if name in suite.frame],
+        "result_format": "COMPLETE", "exclude_unexpected_values": True, "unexpected_index_column_names": list(naming),
     }  # fmt: skip
-    found = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=shown)
-    by_name = {result.expectation_config.meta["check"]: result for result in found.results}
-    return [_outcome(suite.name, check, by_name[check.name]) for check in suite.checks]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of pandas, about comparisons that its engine makes
+        warnings.simplefilter("ignore", UserWarning)  # and about groups in a user's regular expression
+        warnings.simplefilter("ignore", DeprecationWarning)  # a user's row condition may be an expression of pandas
+        found = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=shown)
+    by_place = {result.expectation_config.meta["place"]: result for result in found.results}
+    return [_result_of(check, by_place[place]) for place, check in enumerate(suite.checks)]
+
+
+def _expectation(gx: Any, check: Check, place: int) -> Any:
+    return getattr(gx.expectations, check.kind)(
+        **check.options,
+        description=check.description,
+        severity=_SEVERITY[check.severity],
+        meta={"check": check.name, "place": place},
+    )
+
+
+def _result_of(check: Check, result: Any) -> ExpectationResult:
+    info = result.exception_info or {}
+    for raised in [info] if "raised_exception" in info else info.values():  # one, or one for each metric that failed
+        if raised["raised_exception"]:
+            message = str(raised["exception_message"]).strip().splitlines() or ["no reason given"]
+            error = UserError if check.of_user else CheckFailed
+            hint = ". Correct the expectation in your suite (data.suite)." if check.of_user else ""
+            raise error(f"Great Expectations could not judge {check.name}: {message[0].rstrip('.')}{hint}")
+    found = result.result
+    return ExpectationResult(check, bool(result.success), found.get("unexpected_index_list") or (), found)
 
 
 def first_rows(check: JudgedCheck) -> str:
@@ -195,14 +263,10 @@ def _first(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:FIRST_ROWS])) + more
 
 
-def _outcome(suite: str, check: Check, result: Any) -> JudgedCheck:
-    info = result.exception_info or {}
-    for raised in [info] if "raised_exception" in info else info.values():  # one, or one for each metric that failed
-        if raised["raised_exception"]:
-            raise CheckFailed(f"Great Expectations could not judge {check.name}: {raised['exception_message']}")
-    found = result.result
+def _outcome(suite: str, finding: ExpectationResult) -> JudgedCheck:
+    check, found = finding.check, finding.result
     bad: dict[str, set[int]] = {}  # of one file by the name ""
-    for group in found.get("unexpected_index_list") or ():
+    for group in finding.named:
         for number, file in zip(group["row_id"], group.get("file") or repeat(""), strict=False):
             bad.setdefault(file, set()).add(int(number))
     by_file = {file: sorted(numbers) for file, numbers in sorted(bad.items())}
@@ -211,11 +275,19 @@ def _outcome(suite: str, check: Check, result: Any) -> JudgedCheck:
     value = found.get("observed_value")
     if "unexpected_count" in found:
         value = count / of if of else 0.0
+    return judged_check(suite, check, value, by_file, finding.success)
+
+
+def judged_check(
+    suite: str, check: Check, value: Any, numbers: Mapping[str, Sequence[int]], passed: bool
+) -> JudgedCheck:
+    """What a check found, for reports. `numbers` are those of the rows that fail, by file; "" is the only file."""
+    by_file = {file: list(of) for file, of in numbers.items()}
     outcome: JudgedCheck = {
         "name": check.name, "suite": suite, "description": check.description, "severity": check.severity,
         "threshold": list(check.threshold) if isinstance(check.threshold, tuple) else check.threshold,
         "value": round(float(value), 6) if isinstance(value, Real) else None,
-        "rows": sum(map(len, by_file.values())), "row_numbers": by_file.pop("", []), "passed": bool(result.success),
+        "rows": sum(map(len, by_file.values())), "row_numbers": by_file.pop("", []), "passed": passed,
     }  # fmt: skip
     if by_file:
         outcome["rows_by_file"] = by_file

@@ -35,21 +35,27 @@ def length_drift(train: NDArray[Any], heldout: NDArray[Any]) -> DriftMeasure | N
 
 def language_drift(train: Sequence[str], heldout: Sequence[str], seed: int, draws: int = 500) -> DriftMeasure | None:
     """Total variation distance of the languages of texts, chance by permuting them; None where a side is empty."""
-    if not train or not heldout:
+    one, other = ([language_of(text) for text in texts[:LANGUAGE_SAMPLE]] for texts in (train, heldout))
+    return distance(one, other, seed, draws)
+
+
+def distance(one: Sequence[str], other: Sequence[str], seed: int, draws: int = 500) -> DriftMeasure | None:
+    """Total variation distance of the shares of names on two sides, chance by permuting them; None where one is
+    empty."""
+    if not one or not other:
         return None
-    sides = [texts[:LANGUAGE_SAMPLE] for texts in (train, heldout)]
-    found = [language_of(text) for side in sides for text in side]
+    found = [*one, *other]
     names = {name: place for place, name in enumerate(dict.fromkeys(found))}
     codes = np.array([names[name] for name in found])
-    first = np.arange(len(codes)) < len(sides[0])
+    first = np.arange(len(codes)) < len(one)
 
-    def distance(side: NDArray[np.bool_]) -> float:
+    def between(side: NDArray[np.bool_]) -> float:
         shares = [np.bincount(codes[s], minlength=len(names)) / s.sum() for s in (side, ~side)]
         return float(np.abs(shares[0] - shares[1]).sum() / 2)
 
     rng = np.random.default_rng(seed)
-    chance = np.quantile([distance(rng.permutation(first)) for _ in range(draws)], CHANCE)
-    return DriftMeasure(distance(first), float(chance))
+    chance = np.quantile([between(rng.permutation(first)) for _ in range(draws)], CHANCE)
+    return DriftMeasure(between(first), float(chance))
 
 
 def language_of(text: str) -> str:

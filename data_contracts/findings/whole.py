@@ -50,6 +50,7 @@ def relabelled(rows: Iterable[Row], posterior: NDArray[np.float64]) -> Iterator[
         if row.item is not None and np.isfinite(first):
             label = int(np.argmax([first, second, equal]))
             row.problems = [problem for problem in row.problems if problem.check != "decided"]
+            row.decided_otherwise, row.lead = True, 0.0 if label == EQUAL else abs(float(first - second))
             if label == EQUAL:
                 row.problems.append(Problem("decided", "most likely a tie (Dawid-Skene)"))
             elif (label == SECOND) == bool(row.first_wins):
@@ -62,21 +63,24 @@ def relabelled(rows: Iterable[Row], posterior: NDArray[np.float64]) -> Iterator[
 
 
 def mark_duplicates(ledger: Ledger) -> None:
-    """Note rows that stand there before, and all pairs whose two responses are also preferred the other way."""
+    """Measure of each good row whether it stands there before (`copies_before`), and whether its two responses are also
+    preferred the other way (`contradictions`)."""
     facts, good = ledger.facts, np.flatnonzero(ledger.good())
     texts = combined(facts["prompt"], facts["chosen"], facts["rejected"])
     turned_texts = combined(facts["prompt"], facts["rejected"], facts["chosen"])
     _, first, group = np.unique(texts[good], return_index=True, return_inverse=True)
     repeats = first[group] != np.arange(len(good))
     for index, before in zip(good[repeats], good[first[group[repeats]]], strict=True):
-        ledger.fail(int(index), Problem("unique", f"duplicate of {ledger.named(facts['row'][before])}"))
+        ledger.note(int(index), Problem("unique", f"duplicate of {ledger.named(facts['row'][before])}"))
     once = good[~repeats]
     order = np.argsort(texts[once])
     place = np.searchsorted(texts[once], turned_texts[once], sorter=order)
     other = once[order[np.minimum(place, len(once) - 1)]] if len(once) else once
     turned = (texts[other] == turned_texts[once]) & (other != once)
     for index, against in zip(once[turned], other[turned], strict=True):
-        ledger.fail(int(index), Problem("consistent", f"contradicts {ledger.named(facts['row'][against])}"))
+        ledger.note(int(index), Problem("consistent", f"contradicts {ledger.named(facts['row'][against])}"))
+    ledger.measure("copies_before", good, repeats)
+    ledger.measure("contradictions", once, turned)
 
 
 def place_judged(ledgers: Sequence[Ledger]) -> None:
@@ -94,14 +98,16 @@ def place_judged(ledgers: Sequence[Ledger]) -> None:
 
 
 def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateConfig) -> None:
-    """Note rows that nearly repeat an earlier one: of a ranking, whose pairs are alike, all by the first of them."""
+    """Measure which rows nearly repeat an earlier one (`near_copies_before`): of a ranking, whose pairs are alike, all
+    by the first of them."""
     rows = ledger.facts["row"][texts.index]
     _, first, of_row = np.unique(rows, return_index=True, return_inverse=True)
     sketch = texts.sketch if len(first) == len(rows) else texts.sketch[first]  # copying costs 256 bytes a row
     earlier = near_earlier(sketch, near.jaccard)[of_row]
     for place in np.flatnonzero(earlier >= 0):
         text = f"nearly repeats {ledger.named(rows[first[earlier[place]]])}"
-        ledger.fail(int(texts.index[place]), Problem("near_unique", text))
+        ledger.note(int(texts.index[place]), Problem("near_unique", text))
+    ledger.measure("near_copies_before", texts.index, earlier >= 0)
 
 
 def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near: NearDuplicateConfig) -> NDArray[Any]:

@@ -1,4 +1,7 @@
-"""Whether the votes on a pair decide it: enough of them, a lead that is wide enough, and experts before all others."""
+"""Say in words why the votes on a pair do not decide it: too few, a narrow lead, a tie. Experts come before all others.
+
+The contract judges the same by the columns `lead` and `deciding_votes`; these words explain its verdict.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +11,7 @@ from components.data.formats.pairs import COMPARISONS, parse_pair, parse_pairs
 from components.data.rows import Problem, RawRow, Row
 from components.data.spreadsheet import LABELLED
 from components.human_eval.halves import JUDGED_IN
+from data_contracts.rows.ledger import lead_of
 
 
 def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: DecisionConfig) -> list[Row]:
@@ -21,9 +25,12 @@ def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: D
     if name in ("ranking", COMPARISONS) or rows[0].item is None or rows[0].ballot is None:
         return rows
     (row,) = rows
+    row.given_out = _is_given_out(raw)
     if experts := _of_experts(raw.data.get("votes"), config.experts):
         decided = parse_pair(raw._replace(data={**raw.data, "votes": experts}), name, source, max_characters)
-        decided.ballot, decided.votes = row.ballot, row.votes
+        if decided.lead is None and decided.ballot is not None:
+            decided.lead = lead_of(decided.ballot)
+        decided.ballot, decided.votes, decided.decided_otherwise = row.ballot, row.votes, True
         decided.data = raw.data if decided.problems else {}
         return [decided]
     if not any(problem.check == "decided" for problem in row.problems) and (text := _undecided(raw, row, config)):
@@ -39,11 +46,15 @@ def _of_experts(votes: object, experts: tuple[str, ...]) -> list[Mapping[str, An
     return [each for each in votes if isinstance(each, dict) and str(each.get("annotator")) in experts]
 
 
+def _is_given_out(raw: RawRow) -> bool:
+    """Whether Tether gave the pair out to label."""
+    return str(raw.data.get("id", "")).startswith(LABELLED) or JUDGED_IN in raw.data
+
+
 def _undecided(raw: RawRow, row: Row, config: DecisionConfig) -> str:
     """Why the votes of a row that has a majority do not decide it; empty where they do."""
     assert row.ballot is not None
-    ours = str(raw.data.get("id", "")).startswith(LABELLED) or JUDGED_IN in raw.data
-    minimum = config.minimum or (OWN_MINIMUM if ours else 1)
+    minimum = config.minimum or (OWN_MINIMUM if row.given_out else 1)
     _, second, first = sorted(row.ballot)
     votes = sum(row.ballot)
     if votes < minimum:

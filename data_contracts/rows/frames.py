@@ -1,4 +1,4 @@
-"""The narrow frames that the contract judges: row numbers, booleans and measures, never a text."""
+"""The narrow frames of what is kept, and of the whole: row numbers and measures, never a text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,15 +9,6 @@ from numpy.typing import NDArray
 
 from components.data.splits import SPLITS
 from data_contracts.rows.ledger import Ledger, places
-
-
-def row_frame(ledger: Ledger, checks: Sequence[str]) -> pd.DataFrame:
-    """A line a row of the files: the columns of `named_rows` and, for each of `checks`, whether what was made of the
-    row passes it (of a ranking all its pairs)."""
-    rows = ledger.rows()
-    failed = {name: ledger.rows(~ledger.passes(name)) for name in checks}
-    judged = {name: ~np.isin(rows, bad, assume_unique=True) for name, bad in failed.items()}
-    return pd.DataFrame({**named_rows(ledger, rows), **judged})
 
 
 def named_rows(ledger: Ledger, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:

@@ -11,15 +11,18 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
+from components.data.checks_config import UNUSABLE
 from components.data.config import DataConfig, DecisionConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.prompts import parse_prompt
-from components.data.formats.public import ReadingOptions, narrow, shape_of, standard_rows, votes_of_columns
+from components.data.formats.public import shape_of, standard_rows
+from components.data.formats.public_fields import ReadingOptions, votes_of_columns
+from components.data.formats.public_scores import narrow
 from components.data.formats.single_votes import gather_votes
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import Problem, RawRow, Row, listed
 from data_contracts.rows.decided import by_votes
-from data_contracts.rows.ledger import VOTES_ONCE, Reason, count_reason
+from data_contracts.rows.ledger import Reason, count_reason
 from data_contracts.rows.schemas import schema_problems
 
 logger = logging.getLogger(__name__)
@@ -55,6 +58,8 @@ class RowSource(NamedTuple):
     """What values of labels mean, and which differences of scores make a pair."""
     kept: Sequence[str] = ()
     """Columns to keep beside the prompt, for sources of reward."""
+    extra: tuple[str, ...] = ()
+    """Further columns of the source that a user's suite asks for."""
     needs_one: bool = True
     """Whether at least one row must be valid. A batch whose votes decide nothing is not a mistake."""
 
@@ -144,9 +149,10 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
         for row in _parsed(raw, name, source, max_characters):
             if row.item is not None and source.kept and source.name != "demonstrations":
                 row.item["columns"] = {name: _plain(raw.data[name]) for name in source.kept if name in raw.data}
-            if row.item is not None and all(problem.check == VOTES_ONCE for problem in row.problems):
+            row.extra = raw.extra
+            if row.item is not None and not any(problem.check in UNUSABLE for problem in row.problems):
                 row.problems += (broken := schema_problems(row.item))
-                row.data = row.item if broken else {}
+                row.data = row.data or (row.item if broken else {})
             yield row
 
 
@@ -185,6 +191,8 @@ def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
 def renamed(source: RowSource) -> Iterator[RawRow]:
     """The rows of `source` under the standard names. Raises UserError if the first lacks a column that is named."""
     for position, raw in enumerate(source.rows):
+        if source.extra:
+            raw = raw._replace(extra={name: raw.data.get(name) for name in source.extra})
         if source.columns and not raw.problem:
             named = set(columns_of(source.columns))
             missing = sorted(named - raw.data.keys())

@@ -1,25 +1,28 @@
 """Rows on their way through the contract: their texts on disk, of each a few numbers in memory.
 
 What has to look at all rows (duplicates, leaks, agreement) looks at the numbers: 64-bit hashes of texts, of which two
-differing ones agree by chance in 1 of 10 million sets of 1.6 million rows, counts and flags; about 110 bytes a row.
+differing ones agree by chance in 1 of 10 million sets of 1.6 million rows, counts and flags; about 170 bytes a row.
+
+The ledger measures and explains; it does not judge. Which rows are kept out is what a validation of Great Expectations
+names (`Ledger.name`), on columns made of these numbers (`data_contracts.rows.columns`).
 """
 
 import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.base.errors import naming
 from components.base.jsonl import json_line
-from components.data.checks_config import ChecksConfig, RowChecks
+from components.data.checks_config import RowChecks
 from components.data.config import SplitConfig
-from components.data.rows import CanonicalRow, Problem, Row
+from components.data.rows import Ballot, CanonicalRow, Problem, Row
 from components.data.splits import SPLITS, loose_key, prompt_key, split_of
 from components.data.words import words_of
 from components.human_eval.halves import may_train
@@ -27,13 +30,39 @@ from components.human_eval.halves import may_train
 ROW_CHECKS = tuple(RowChecks.model_fields)
 VOTES_ONCE = "votes_once"
 """The check whose rows stay: their extra votes are left out instead."""
-BIT = {name: np.uint32(1 << place) for place, name in enumerate(ROW_CHECKS)}
+WHOLE = "whole"
+"""How far a row was read that was read to its end."""
+STOPPED = {
+    "readable": "unreadable",
+    "fields_present": "fields_missing",
+    "turns_valid": "turns_broken",
+    "prompts_agree": "prompts_differ",
+    "votes_valid": "votes_broken",
+    "votes_once": "second_vote",
+}
+"""Where reading a row stopped, by the check that says so."""
+READINGS = (WHOLE, *STOPPED.values(), "undecided")
+"""Every value of the column `reading`; of an undecided row no two responses can be compared."""
 
 FACTS = np.dtype(
     [
         ("row", "i8"),  # its file and its number there (`Ledger.place`)
-        ("failed", "u4"),  # bits of ROW_CHECKS
-        ("out", "?"),  # kept out when it was read
+        ("noted", "?"),  # its line is a record with item, source fields and notes, else its item
+        ("made", "?"),  # it has a canonical form
+        ("reading", "i1"),  # place in READINGS
+        ("roles", "i4"),  # place in `Ledger.roles`; -1 where the row could not be read, as below
+        ("turns", "i4"),  # messages of the prompt
+        ("characters", "i4"),  # of the prompt and the longer response
+        ("empty", "i2"),  # texts that a reader sees nothing in
+        ("unclean", "i2"),  # texts with a control or replacement character
+        ("marked", "i2"),  # texts with a marker of a chat template
+        ("same", "i1"),  # the two responses are one
+        ("lead", "f8"),  # of the most frequent answer over the next, as a share of the votes; 0 for a tie, NaN without
+        ("deciding", "i4"),  # votes that decide the pair; -1 where experts or a model of the annotators do
+        ("given_out", "?"),  # Tether gave the pair out to label
+        ("margin", "f8"),  # NaN without
+        ("repeated", "i1"),  # an annotator voted twice on it
+        ("undesirable", "i1"),  # a demonstration labelled so
         ("split", "i1"),  # place in SPLITS
         ("prompt", "u8"),  # 0 where the row could not be read
         ("loose", "u8"),  # the prompt but for case, punctuation and white space
@@ -47,7 +76,10 @@ FACTS = np.dtype(
         ("voted", "?"),
     ]
 )
+_COUNTED = {"texts_filled": "empty", "text_clean": "unclean", "no_markers": "marked"}
+"""Checks whose notes are counted: one for each text."""
 _CHUNK = 20_000
+_RESPONSES: tuple[Literal["chosen", "rejected", "response"], ...] = ("chosen", "rejected", "response")
 _FILE = 40
 """Bits for a row's number in its file; those above say which file."""
 
@@ -94,11 +126,20 @@ def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> N
 class Ledger:
     """The rows of one kind of data, from one file or several."""
 
-    def __init__(self, path: Path, checks: ChecksConfig, split: SplitConfig, seed: int, ranked: bool = False) -> None:
+    def __init__(self, path: Path, split: SplitConfig, seed: int, ranked: bool = False) -> None:
         """`ranked`: whether rows will be chosen by `rank`."""
         self.path, self.split, self.seed, self.ranked = path, split, seed, ranked
-        self.stay = {name for name in ROW_CHECKS if getattr(checks, name).severity == "warn"} | {VOTES_ONCE}
         self.facts: NDArray[Any] = np.empty(0, FACTS)
+        self.out: NDArray[np.bool_] = np.empty(0, bool)
+        """Which rows validations keep out, so far (n,)."""
+        self.named_by: dict[str, NDArray[np.bool_]] = {}
+        """By check, which rows (n,) a validation named; no entry where it named none."""
+        self.measured: dict[str, NDArray[Any]] = {}
+        """Columns (n,) that only the whole or the texts show, NaN where a row was not looked at."""
+        self.roles: dict[str, int] = {}
+        """Roles of the turns of a prompt, a letter each, and their place."""
+        self.extra: dict[str, list[Any]] = {}
+        """Further columns of the source that a user's suite asks for, a value a row."""
         self.votes: NDArray[np.int32] = np.empty((0, 3), np.int32)
         """Row index, annotator (place in `annotators`) and place in `Ballot` of each vote that names its annotator."""
         self.annotators: dict[str, int] = {}
@@ -112,17 +153,25 @@ class Ledger:
         """What the files are called, in the order in which they were read."""
         self._starts: list[int] = []
         """Place of the first row of each in the ledger's own file (bytes)."""
-        self._reasons: dict[str, dict[str, Reason]] = defaultdict(dict)
-        """By file, and there by check."""
+        self._first_notes: dict[tuple[str, str], tuple[int, str]] = {}
+        """By file and check, the index and the text of the first note at reading."""
         self.late: dict[int, list[Problem]] = {}
-        """What was found in the whole, by row index."""
+        """Notes of what only the whole or the texts show, by row index."""
+        self._generic: dict[str, Callable[[int], str]] = {}
+        """By check, what to say of a row (index) that has no note of its own."""
+        self._keeping_out: dict[str, bool] = {}
+        """Checks that named rows, and whether they keep them out."""
 
-    def fill(self, rows: Iterable[Row], progress: Callable[[int], None]) -> None:
-        """Read all rows, writing each as a line: a good row's canonical JSON, a bad row's quarantine record.
+    def fill(self, rows: Iterable[Row], progress: Callable[[int], None], extra: Sequence[str] = ()) -> None:
+        """Read all rows, writing each as a line: its canonical JSON, or a record of it, its source fields and notes.
 
         The rows of a file stand together.
+
+        Args:
+            extra: further columns of the source to keep.
         """
         parts, lines, votes, named, gathered, compared = [], [], [self.votes], [], [], []
+        self.extra = {name: [] for name in extra}
         with naming(self.path), self.path.open("wb") as out:
             for index, row in enumerate(rows):
                 if row.source not in self.files[-1:]:
@@ -134,47 +183,55 @@ class Ledger:
                 if row.models is not None:
                     one, other = (self.models.setdefault(model, len(self.models)) for model in row.models)
                     compared.append((index, one, other))
-                out.write(self._line(row))
+                for name, values in self.extra.items():
+                    values.append(row.extra.get(name))
+                out.write(self._line(index, row))
                 if len(lines) == _CHUNK:
                     parts.append(np.array(lines, FACTS))
                     votes.append(_votes(named))
                     lines, named = [], []
                     progress(index + 1)
         self.facts = np.concatenate([*parts, np.array(lines, FACTS)])
+        self.out = np.zeros(len(self.facts), bool)
         self.votes = np.concatenate([*votes, _votes(named)])
         self.compared = _votes(compared)
         self.gathered = np.array(gathered, np.int64).reshape(-1, 2)
 
-    def _line(self, row: Row) -> bytes:
-        if row.item is not None and not self._is_out(row):
+    def _line(self, index: int, row: Row) -> bytes:
+        if row.item is not None and not row.problems:
             return json_line(row.item)
         for problem in row.problems:
-            count_reason(self._reasons[row.source], self._code(row.number), problem)
-        return quarantine_line(row.source, row.number, row.problems, row.data or row.item or {})
-
-    def _is_out(self, row: Row) -> bool:
-        return row.item is None or any(problem.check not in self.stay for problem in row.problems)
+            self._first_notes.setdefault((row.source, problem.check), (index, problem.text))
+        record = {"item": row.item, "data": row.data or row.item or {}, "notes": row.problems}
+        return (json.dumps(record, default=str) + "\n").encode()
 
     def _facts(self, row: Row) -> tuple[Any, ...]:
-        failed = 0
-        for problem in row.problems:
-            failed |= int(BIT[problem.check])
-        item, out = row.item, self._is_out(row)
+        item, stop = row.item, WHOLE
+        notes = Counter(problem.check for problem in row.problems)
+        stops = (check for check in notes if check in STOPPED and (item is None or check != VOTES_ONCE))
+        stop = STOPPED.get(next(stops, ""), WHOLE)
+        if item is None and stop == WHOLE:
+            stop = READINGS[-1]
         hashes: tuple[int, ...] = (0,) * 5  # of prompt, loose, chosen, rejected, rank
-        split, words, half = 0, (-1, -1), -1
-        if item is not None and not out:
+        split, words, half, turns, characters, roles = 0, (-1, -1), -1, -1, -1, -1
+        if item is not None:
             hashes, split = self._hashes(item)
             half = int(may_train(item["prompt"])) if "judged_in" in item else -1
-        elif item is not None:  # its votes count in agreement, whose intervals are clustered by prompt
-            hashes = (hash64(prompt_key(item["prompt"])), *hashes[1:])
-            if "judged_in" in item and not may_train(item["prompt"]):  # people judged it, though they decided nothing
-                hashes, half = (hashes[0], hash64(loose_key(item["prompt"])), *hashes[2:]), 0
+            named = "".join(message["role"][0] for message in item["prompt"])
+            turns, roles = len(named), self.roles.setdefault(named, len(self.roles))
+            responses = [len(text) for side in _RESPONSES if (text := item.get(side)) is not None]
+            characters = sum(len(message["content"]) for message in item["prompt"]) + max(responses, default=0)
         if item is not None and "chosen" in item:
             words = len(words_of(item["chosen"])), len(words_of(item["rejected"]))
+        margin = None if item is None else item.get("margin")
         first_wins = -1 if row.first_wins is None else int(row.first_wins)
         ballot, voted = tuple(row.ballot or (0, 0, 0)), row.ballot is not None
-        texts = *hashes[:2], half, *hashes[2:]
-        return (self._code(row.number), failed, out, split, *texts, words, first_wins, ballot, voted)
+        return (
+            self._code(row.number), bool(row.problems) or item is None, item is not None, READINGS.index(stop), roles,
+            turns, characters, *(notes[check] for check in _COUNTED), notes["responses_differ"], _lead(row),
+            _deciding(row), row.given_out, np.nan if margin is None else margin, notes[VOTES_ONCE], notes["desirable"],
+            split, *hashes[:2], half, *hashes[2:], words, first_wins, ballot, voted,
+        )  # fmt: skip
 
     def _hashes(self, item: CanonicalRow) -> tuple[tuple[int, ...], int]:
         key = prompt_key(item["prompt"])
@@ -202,10 +259,27 @@ class Ledger:
         """Which rows are of a file (n,)."""
         return places(self.facts["row"])[0] == (self.files.index(file) if file in self.files else -1)
 
-    def fail(self, index: int, problem: Problem) -> None:
-        """Note a problem that only the whole shows."""
+    def note(self, index: int, problem: Problem) -> None:
+        """Say in words what the whole or the texts show of a row: it explains a measured value, and judges nothing."""
         self.late.setdefault(index, []).append(problem)
-        self.facts["failed"][index] |= BIT[problem.check]
+
+    def measure(self, column: str, index: NDArray[np.int64], values: Any) -> None:
+        """Set `values` (m,) of a column at the rows `index` (m,)."""
+        self.measured.setdefault(column, np.full(len(self.facts), np.nan, np.float32))[index] = values
+
+    def name(self, check: str, lines: NDArray[np.int64], keeps_out: bool, generic: Callable[[int], str]) -> None:
+        """Take down that a validation names the rows `lines` (indices) under `check`.
+
+        Args:
+            keeps_out: whether the rows are quarantined; else they stay.
+            generic: what to say of a row (index) that has no note of its own.
+        """
+        self._generic.setdefault(check, generic)
+        if len(lines):
+            self.named_by.setdefault(check, np.zeros(len(self.facts), bool))[lines] = True
+            self._keeping_out[check] = self._keeping_out.get(check, False) or keeps_out
+            if keeps_out:
+                self.out[lines] = True
 
     def rows(self, which: NDArray[np.bool_] | slice = slice(None)) -> NDArray[np.int64]:
         """The rows of the files, each once, that the pairs or other rows `which` (n,) were made of (see `place`)."""
@@ -221,25 +295,29 @@ class Ledger:
     def reasons(self, file: str | None = None) -> dict[str, Reason]:
         """Why rows (of a file) are kept out, so far, by the check they fail; rows by their field `row` of the facts."""
         found: dict[str, Reason] = {}
-        for each in self.files if file is None else [file]:
-            for check, reason in self._reasons[each].items():
-                known = found.get(check, reason._replace(rows=0))
-                found[check] = known._replace(rows=known.rows + reason.rows, last=reason.last)
-        for index, problems in sorted(self.late.items()):
-            code = int(self.facts["row"][index])
-            for problem in problems:
-                if problem.check not in self.stay and file in (None, self.place(code)[0]):
-                    count_reason(found, code, problem)
+        here = self.out if file is None else self.out & self.of(file)
+        for check, mask in self.named_by.items():
+            indices = np.flatnonzero(mask & here)
+            if self._keeping_out[check] and len(indices):
+                codes = np.unique(self.facts["row"][indices])
+                found[check] = Reason(self._said(check, int(indices[0])), int(codes[0]), len(codes), int(codes[-1]))
         return found
+
+    def _said(self, check: str, index: int) -> str:
+        """Why the row `index` fails `check`."""
+        source = self.place(int(self.facts["row"][index]))[0]
+        first, text = self._first_notes.get((source, check), (-1, ""))
+        late = (problem.text for problem in self.late.get(index, ()) if problem.check == check)
+        return text if first == index else next(late, None) or self._generic[check](index)
 
     def good(self) -> NDArray[np.bool_]:
         """Which rows nothing keeps out, so far (n,)."""
-        keep_out = np.bitwise_or.reduce([bit for name, bit in BIT.items() if name not in self.stay])
-        return ~self.facts["out"] & (self.facts["failed"] & keep_out == 0)
+        return ~self.out
 
     def passes(self, check: str) -> NDArray[np.bool_]:
         """Which rows pass a check (n,)."""
-        return self.facts["failed"] & BIT[check] == 0
+        named = self.named_by.get(check)
+        return np.ones(len(self.facts), bool) if named is None else ~named
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Index and line of every row, in order."""
@@ -265,16 +343,50 @@ class Ledger:
         """Index and canonical form of the rows of `wanted` (n,), which are good ones, in order or as `mixed_lines`."""
         for index, line in self.mixed_lines() if mixed else self.lines():
             if wanted[index]:
-                yield index, json.loads(line)
+                yield index, self.item_of(index, line)
+
+    def item_of(self, index: int, line: bytes) -> CanonicalRow:
+        """The canonical form of a good row, from its line."""
+        row: Any = json.loads(line)
+        item: CanonicalRow = row["item"] if self.facts["noted"][index] else row
+        return item
 
     def quarantined(self) -> Iterator[tuple[int, bytes]]:
         """Index and quarantine record, a line each, of the rows that are kept out."""
-        good, code = self.good(), self.facts["row"].tolist()
+        code = self.facts["row"].tolist()
         for index, line in self.lines():
-            if self.facts["out"][index]:
-                yield index, line
-            elif not good[index]:
-                yield index, quarantine_line(*self.place(code[index]), self.late[index], json.loads(line))
+            if self.out[index]:
+                row = json.loads(line)
+                noted = self.facts["noted"][index]
+                notes = [Problem(*note) for note in row["notes"]] if noted else []
+                problems = self._problems(index, [*notes, *self.late.get(index, ())])
+                yield index, quarantine_line(*self.place(code[index]), problems, row["data"] if noted else row)
+
+    def _problems(self, index: int, notes: list[Problem]) -> list[Problem]:
+        """Why the row `index` is kept out: its notes on the checks that name it, then checks without a note."""
+        checks = [check for check, named in self.named_by.items() if named[index]]
+        said = [note for note in notes if note.check in checks]
+        noted = {note.check for note in said}
+        return [*said, *(Problem(check, self._generic[check](index)) for check in checks if check not in noted)]
+
+
+def lead_of(ballot: Ballot) -> float:
+    """The lead of the most frequent answer over the next, as a share of the votes; 0 if most say that neither is
+    better, or two answers are as frequent."""
+    _, second, first = sorted(ballot)
+    return 0.0 if ballot.equal == first else (first - second) / sum(ballot)
+
+
+def _lead(row: Row) -> float:
+    if row.lead is not None:
+        return row.lead
+    if row.item is None:
+        return 0.0 if any(problem.check == "decided" for problem in row.problems) else np.nan
+    return np.nan if row.ballot is None else lead_of(row.ballot)
+
+
+def _deciding(row: Row) -> int:
+    return -1 if row.ballot is None or row.decided_otherwise else sum(row.ballot)
 
 
 def places(codes: Any) -> tuple[Any, Any]:

@@ -16,7 +16,8 @@ from components.base.errors import UserError
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.labels import KTO
-from components.data.formats.public import ReadingOptions, Shape, reads, shape_of
+from components.data.formats.public import Shape, reads, shape_of
+from components.data.formats.public_fields import ReadingOptions
 from components.data.readers import read_source
 from components.data.rows import RawRow
 from components.human_eval.batch.reading import looks_like_sheet

@@ -57,6 +57,24 @@ def check(
         raise typer.Exit(FAILED)
 
 
+@command(data, "suite")
+def suite(
+    from_: Annotated[
+        str, typer.Option("--from", metavar="FILE", help="A good file of pairs, demonstrations, prompts.")
+    ],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As data.columns.chosen=better.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here; else it is printed.")] = None,
+) -> None:
+    """Draft a suite of expectations from a good file, for you to edit and name as data.suite."""
+    from flows.config.profiles import parse_override
+    from flows.data.suite import draft_suite
+
+    text = draft_suite(tether_home(), from_, [parse_override(each) for each in set_ or []], out)
+    echo(text.rstrip() if out is None else f"Written to {out}. Edit it, then give it with --set data.suite={out}.")
+
+
 @command(data, "candidates")
 def candidates(
     prompts: Annotated[str, typer.Argument(help="A file (or hub name) of prompts or preference pairs.")],

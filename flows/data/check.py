@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.base.errors import GateFailed, UserError
+from components.base.hashing import digest_json
 from components.base.text import line
 from components.data.hub import resolve_source
+from components.data.inputs import BESIDE, input_names, values_of
 from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
-from flows.config.run_config import load_config
+from flows.config.run_config import RunConfig, load_config
 from flows.data.pretrained import find_base
 
 if TYPE_CHECKING:
-    from data_contracts.examine import FileReport
+    from data_contracts.examine import FileReport, LabelNoiseReport
     from data_contracts.findings.agreement import AnnotatorRow, PairwiseRow
 
 FAILED = GateFailed.exit_code
@@ -68,6 +70,7 @@ def check_file(
             if name in inputs:
                 raise UserError(f"--{name} {value}: {file} holds {name} too. Give one of them.")
             inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
+    inputs |= _beside(config, home) if kind != "sheet" else {}
     written = nullcontext() if out is None else whole_folder(out)
     if kind == "sheet":
         with written as folder:
@@ -103,6 +106,22 @@ def check_file(
             f"{file} looks like preferences, and no pair was read from it: it was read as {reading.format}",
         ]
     return report
+
+
+def _beside(config: RunConfig, home: Path) -> dict[str, Path]:
+    """The suite and the prompts that the config names for a contract, as inputs."""
+    found: dict[str, Path] = {}
+    for kind in BESIDE:
+        values = values_of(getattr(config.data, kind))
+        paths = [resolve_source(value, config.data.hub, home / "datasets", f"data.{kind}") for value in values]
+        found |= {name: path for path, name in zip(paths, _names(kind, paths), strict=True)}
+    return found
+
+
+def _names(kind: str, paths: Sequence[Path]) -> list[str]:
+    """The names of files as inputs, as a run calls them unless two of a name are told apart by their bytes."""
+    absolute = [path.absolute() for path in paths]
+    return input_names(kind, absolute, [digest_json(str(path)) for path in absolute])
 
 
 def _interval(ends: list[float] | None) -> str:
@@ -141,6 +160,13 @@ def _models(report: "FileReport") -> str:
         f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in table[:MOST_MODELS]
     )
     return f"Bradley-Terry strengths (logit) of {len(table)} models: {said}{_more(len(table) - MOST_MODELS)}."
+
+
+def _label_noise(found: "LabelNoiseReport") -> str:
+    agrees = f"a model of words and lengths agrees with {found['accuracy']:.1%} of held-out pairs"
+    if found["share"] is None:
+        return f"Flipped labels can't be estimated: {agrees}, which is too few."
+    return f"Flipped labels, as estimated: {found['share']:.1%}{_interval(found['interval'])}; {agrees}."
 
 
 def _read_as(report: "FileReport") -> Iterator[str]:
@@ -212,6 +238,8 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     if report.get("languages"):
         shares = [f"{name} {share:.1%}" for name, share in report["languages"].items()]
         say(f"Languages of a sample: {', '.join(shares[:LOWEST])}{_more(len(shares) - LOWEST)}.")
+    if report.get("label_noise"):
+        say(_label_noise(report["label_noise"]))
     if report["longer_wins"] is not None:
         kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
         more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"

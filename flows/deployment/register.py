@@ -20,7 +20,7 @@ from pydantic import JsonValue
 from components.base.errors import UserError
 from components.base.redaction import has_credentials, redacted
 from components.base.settings import Settings
-from components.data.inputs import KINDS
+from components.data.inputs import BESIDE, KINDS
 from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
 from flows.deployment import flows, form
@@ -53,7 +53,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     def each_absolute(value: str | tuple[str, ...] | None) -> str | tuple[str | None, ...] | None:
         return tuple(map(absolute, value)) if isinstance(value, tuple) else absolute(value)
 
-    data = {name: each_absolute(getattr(config.data, name)) for name in KINDS}
+    data = {name: each_absolute(getattr(config.data, name)) for name in (*KINDS, *BESIDE)}
     update: dict[str, Settings] = {
         "data": config.data.model_copy(update=data),
         "sft": config.sft.model_copy(update={"base": absolute(config.sft.base)}),

@@ -73,7 +73,8 @@ def test_the_gated_numbers_are_those_of_the_rows(tmp_path, validate, source):
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
     assert not broken and expected["data/contract"] == 1 and 80 < expected["data/pairs"] < 120
     assert metrics["data/annotator_agreement"] == pytest.approx(kappa(voted)) and len({r["prompt"] for r in rows}) < 90
-    assert expected.keys() == {gate.metric for gate in GATES.values() if gate.stage == "validate"}
+    judged = {gate.metric for gate in GATES.values() if gate.stage == "validate"}
+    assert expected.keys() == judged - {"data/label_noise_high"}, "which needs 1,000 pairs: findings/test_noise.py"
 
 
 def test_prompts_in_two_splits_are_counted_and_break_the_contract(tmp_path, validate, source, monkeypatch):

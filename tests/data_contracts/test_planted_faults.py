@@ -330,7 +330,7 @@ def test_a_template_that_fails_in_any_way_on_a_prompt_refuses_that_row_alone(exa
 
 def test_every_check_of_rows_is_planted_somewhere_here():
     elsewhere = {"consistent", "prompts_agree", "turns_valid", "template_takes", "template_agrees", "desirable",
-                 "votes_once"}  # fmt: skip
+                 "votes_once", "uncontaminated"}  # fmt: skip
     assert set(FAULTS) | elsewhere == set(RowChecks.model_fields)
 
 
@@ -338,7 +338,8 @@ def test_a_new_check_of_the_whole_has_to_be_planted_here():
     """All but the guard of our own splitting, which no file can make fail."""
     planted = {
         "every_split", "enough_pairs", "enough_test_pairs", "no_near_duplicate", "length_preference", "label_position",
-        "length_drift", "language_drift", "prompts_alike", "known_tokens",
+        "length_drift", "language_drift", "prompts_alike", "known_tokens", "deployment_length", "deployment_language",
+        "deployment_category", "deployment_words",
     }  # fmt: skip
     assert planted | {"no_leak"} == set(SetChecks.model_fields)
 

@@ -121,8 +121,9 @@ def saved(folder: Path) -> Path:
 
 def read_data(path: Path) -> None:
     """As a run and `tether data check` read a file: by its kind, into a ledger, its bad rows into quarantine."""
+    import numpy as np
+
     from components.base.errors import TetherError
-    from components.data.checks_config import ChecksConfig
     from components.data.config import DataConfig, SplitConfig
     from data_contracts.rows.gather import RowSource, judged_rows
     from data_contracts.rows.ledger import Ledger
@@ -135,9 +136,11 @@ def read_data(path: Path) -> None:
     finally:
         for name in ("preferences", "demonstrations", "prompts"):
             try:
-                ledger = Ledger(path.parent.parent / "ledger", ChecksConfig(), SplitConfig(), 0)
+                ledger = Ledger(path.parent.parent / "ledger", SplitConfig(), 0)
                 rows = judged_rows(RowSource.named(name, source, data), data.max_characters)
                 ledger.fill(rows, lambda seen: None)
+                bad = np.flatnonzero(ledger.facts["noted"])  # as if every note were a finding
+                ledger.name("readable", bad, True, lambda index: "")
                 for _ in ledger.quarantined():
                     pass
                 ledger.reasons()

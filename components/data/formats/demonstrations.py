@@ -6,6 +6,9 @@ conversation  `messages` or `conversations`: a list that ends with the assistant
 transcript    `text`: a conversation with "\\n\\nHuman:" and "\\n\\nAssistant:" turns
 KTO           any of these with `label` or `kto_tag`: true is desirable, and false rows are not imitated
 
+Rows of one response with `helpfulness` (HelpSteer) are refused: most are worse than another response to the same
+prompt, and which score is good enough to imitate is the user's choice.
+
 With any of the first three, a `system` text becomes the system message, and Alpaca's `history` (pairs of an earlier
 instruction and its answer) becomes the turns before the prompt.
 """
@@ -28,6 +31,8 @@ from components.data.rows import BadRow, Message, Problem, RawRow, Row, listed, 
 
 _ANSWERS = ("response", "completion", "output")
 _LISTS = ("messages", "conversations")
+SCORED = {"prompt", "response", "helpfulness"}
+"""The fields of rows that are scored responses, whose scores say which to imitate."""
 
 
 def detect(rows: Sequence[RawRow], path: object) -> str:
@@ -37,6 +42,12 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
         UserError: they have none; it names the fields found and those expected.
     """
     found, fields = most_common_format(rows, _format_of)
+    if set(fields) >= SCORED:
+        raise UserError(
+            f"{path}: its rows are responses with scores (HelpSteer), good and bad ones to the same prompt, and as "
+            "demonstrations all of them would be imitated. Give the file as data.preferences, whose chosen responses "
+            "are taught, or write a file of the best response to each prompt, without the column `helpfulness`."
+        )
     if found:
         return KTO if looks_like_kto(rows) else found
     raise UserError(

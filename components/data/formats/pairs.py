@@ -160,6 +160,7 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
             row.problems.append(Problem("votes_once", text))
         if pair.tie or (ballot and pair.first_wins is None and ballot.first == ballot.second):
             row.problems.append(Problem("decided", "tie"))
+            row.lead = 0.0
     except BadRow as bad:
         row.problems = [bad.problem]
     if row.problems:

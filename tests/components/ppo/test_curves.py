@@ -106,6 +106,8 @@ def by_hand(rows: list[dict[str, float]]) -> dict[str, float]:
         CLIMB: max(0.0, lines[0][0] - lines[0][1]) if level else 0.0,
         "ppo/ratio_max": sorted(row["ppo/ratio_max"] for row in rows)[-1],
         "ppo/clip_fraction_max": sorted(row["ppo/clip_fraction"] for row in rows)[-1],
+        "ppo/replaced_max": sorted(row["ppo/replaced"] for row in rows)[-1],
+        "ppo/score_spread_min": sorted(row["ppo/score_spread"] for row in rows)[0],
     }
 
 
@@ -116,6 +118,7 @@ def test_the_gated_numbers_are_those_of_other_code() -> None:
         rows, config = history(chance, 18 + run, 0.4, level, lambda share, kl: share, noise=0.15)
         for row in rows:
             row |= {"ppo/ratio_max": 1 + chance.random(), "ppo/clip_fraction": chance.random()}
+            row |= {"ppo/replaced": chance.random(), "ppo/score_spread": chance.random()}
         found, expected = curve_metrics(rows, config), by_hand(rows)
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6, abs=1e-9)
         seen = {name: count + (expected[name] > 0) for name, count in seen.items()}

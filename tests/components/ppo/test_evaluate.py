@@ -182,7 +182,9 @@ def test_the_rows_gated_numbers_are_those_of_the_policy_and_not_of_sft(ppo: Eval
     assert {name: ppo.metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert {name: ppo.metrics[name] for name in beside(ppo.rows)} == pytest.approx(beside(ppo.rows), rel=1e-9)
     elsewhere = {"ppo/stopped", "ppo/demonstration_perplexity_ratio_high"}
-    elsewhere |= {f"ppo/{name}" for name in ("ratio_max", "clip_fraction_max")}  # these and the next in test_curves.py
+    elsewhere |= {
+        f"ppo/{name}" for name in ("ratio_max", "clip_fraction_max", "replaced_max", "score_spread_min")
+    }  # these and the next in test_curves.py
     elsewhere |= {f"ppo/{name}" for name in ("beta_drift_below_target", "proxy_rise_at_level_kl")}
     assert {gate.metric for gate in GATES.values() if gate.stage == "ppo"} == expected.keys() | elsewhere
 

@@ -51,7 +51,7 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
         "kl kl_high kl_per_token proxy_reward reward_gain reward_gain_low demonstration_perplexity_ratio repetition "
         "rewarded_score both_ended distinct_ratio dissimilarity_ratio entropy_ratio special_tokens sft_special_tokens "
         "distinct length_ratio ended echo gold violations violations_excess stopped entropy response_tokens beta "
-        "clip_fraction approx_kl explained_variance ratio_max"
+        "clip_fraction approx_kl explained_variance ratio_max replaced_max score_spread_min"
     )
     assert {f"ppo/{name}" for name in names.split()} <= metrics.keys()
     assert all(torch.isfinite(torch.tensor(v)) for v in metrics.values())
@@ -274,7 +274,7 @@ def test_reports_tell_metrics_by_step_with_speed_and_the_total(stages: Any, tmp_
     stages.run("ppo", tmp_path, observe, updates=2)
     names = (
         "proxy_reward kl kl_per_token beta entropy response_tokens clip_fraction approx_kl explained_variance "
-        "ratio_max learning_rate samples_per_second tokens_per_second gold violations"
+        "ratio_max learning_rate samples_per_second tokens_per_second gold violations replaced score_spread"
     )
     assert [(step, total) for step, _, total in seen] == [(1, 2), (2, 2)]
     assert tokens == pytest.approx([8 * metrics["ppo/response_tokens"] for _, metrics, _ in seen])

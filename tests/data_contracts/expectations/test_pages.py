@@ -2,12 +2,12 @@ import re
 
 import pytest
 
-from components.data.checks_config import ChecksConfig
-from components.data.config import SplitConfig
+from components.data.config import DataConfig, SplitConfig
 from components.data.rows import Problem, Row
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import index_page, sanitized, write_data_docs
-from data_contracts.rows.frames import row_frame
+from data_contracts.expectations.rows import row_checks
+from data_contracts.findings.judging import RowJudge
 from data_contracts.rows.ledger import Ledger
 
 SECRET = "a very private response"
@@ -20,19 +20,19 @@ def docs(tmp_path_factory):
         Row("p", n, data={"chosen": SECRET}, problems=[Problem("turns_valid" if n < 9 else "readable", SECRET)])
         for n in range(1, 21)
     ]
-    ledger = Ledger(folder.parent / "rows.jsonl", ChecksConfig(), SplitConfig(), 0)
+    ledger = Ledger(folder.parent / "rows.jsonl", SplitConfig(), 0)
     ledger.fill(rows, lambda rows: None)
-    asked = suites.row_checks(ChecksConfig(), "preferences")
-    frame = row_frame(ledger, [check.name for check in asked])
     context = suites.context()
-    checks = suites.judge(context, suites.Suite("pair_rows", frame, asked))
-    write_data_docs(context, folder, checks, {"preferences": "<mine>.jsonl"})
+    judge = RowJudge(context, "preferences", ledger, row_checks(DataConfig(), None, "preferences"), [])
+    judge.judge("read")
+    assert ledger.out.all()
+    write_data_docs(context, folder, judge.outcomes(), {"preferences": "<mine>.jsonl"})
     return {page.relative_to(folder).as_posix(): page.read_text() for page in folder.rglob("*") if page.is_file()}
 
 
 def test_the_index_and_a_page_of_results_are_written(docs):
     assert "index.html" in docs
-    assert [name for name in docs if name.startswith("validations/pair_rows/")]
+    assert [name for name in docs if name.startswith("validations/preferences_read/")]
 
 
 def test_no_page_loads_or_links_anything_from_elsewhere(docs):

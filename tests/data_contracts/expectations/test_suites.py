@@ -1,4 +1,3 @@
-import json
 import os
 import socket
 import threading
@@ -9,12 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from components.base.errors import CheckFailed
-from components.data.checks_config import CheckConfig, ChecksConfig, RowChecks
-from components.data.config import SplitConfig
+from components.data.checks_config import CheckConfig, ChecksConfig
+from components.data.config import DataConfig, SplitConfig
+from components.models.config import GenerationConfig
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import write_data_docs
-from data_contracts.rows.frames import length_preference, measure_frame, pair_frame, row_frame
-from data_contracts.rows.ledger import BIT, FACTS, Ledger
+from data_contracts.expectations.rows import row_checks
+from data_contracts.findings.judging import RowJudge
+from data_contracts.rows.frames import length_preference, measure_frame, pair_frame
+from data_contracts.rows.ledger import FACTS, Ledger
 
 
 @pytest.fixture(scope="module")
@@ -23,24 +25,35 @@ def context():
 
 
 CHECKS = ChecksConfig()
+LENGTHS = GenerationConfig(max_prompt_tokens=64, max_new_tokens=64)
 NAMES = (f"suite{n}" for n in range(1000))
 
 
-def facts(bad=0, of=100, check="prompts_agree"):
+def facts(of=100):
+    """Clean pairs that were read to their end."""
     out = np.zeros(of, FACTS)
     out["row"] = range(1, of + 1)
-    out["failed"][:bad] = BIT[check]
+    out["made"], out["lead"], out["deciding"], out["turns"] = True, 1.0, 5, 1
     return out
 
 
 def ledger_of(found):
-    ledger = Ledger(Path("never-written"), CHECKS, SplitConfig(), 0)
-    ledger.facts = found
+    ledger = Ledger(Path("never-written"), SplitConfig(), 0)
+    ledger.facts, ledger.out, ledger.files = found, np.zeros(len(found), bool), ["pairs"]
+    ledger.roles = {"u": 0, "uu": 1}
+    for column in (
+        "copies_before",
+        "contradictions",
+        "near_copies_before",
+        "contaminated",
+        "special_texts",
+        "template",
+    ):
+        ledger.measure(column, np.arange(len(found)), 0)
+    ledger.measure("distinct_cut_responses", np.arange(len(found)), 2)
+    ledger.measure("prompt_tokens", np.arange(len(found)), 5)
+    ledger.measure("response_tokens", np.arange(len(found)), 5)
     return ledger
-
-
-def frame_of(found, checks):
-    return row_frame(ledger_of(found), checks)
 
 
 def frame_of_kept(found, splits=1, near=False):
@@ -51,48 +64,6 @@ def frame_of_kept(found, splits=1, near=False):
 def judged(context, frame, checks):
     outcomes = suites.judge(context, suites.Suite(next(NAMES), frame, checks))
     return {outcome["name"]: outcome for outcome in outcomes}
-
-
-def row_outcomes(context, found, checks=CHECKS, source="preferences"):
-    asked = suites.row_checks(checks, source)
-    return judged(context, frame_of(found, [check.name for check in asked]), asked)
-
-
-@pytest.mark.parametrize(("bad", "passed"), [(0, True), (5, True), (6, False)])
-def test_a_row_check_fails_once_more_than_its_threshold_of_rows_fail_it(context, bad, passed):
-    outcomes = row_outcomes(context, facts(bad))
-    found = outcomes.pop("prompts_agree")
-    assert (found["passed"], found["rows"], found["severity"], found["value"]) == (passed, bad, "error", bad / 100)
-    assert found["row_numbers"] == list(range(1, bad + 1)) and found["threshold"] == 0.05
-    assert all(outcome["passed"] and outcome["rows"] == 0 for outcome in outcomes.values())
-
-
-@pytest.mark.parametrize("check", list(RowChecks.model_fields))
-def test_every_row_check_sees_its_own_fault(context, check):
-    source, checks = "preferences", CHECKS
-    if check == "desirable":  # undesirable rows are no fault by default, whatever their share
-        limit = {"severity": "quarantine", "threshold": 0.05}
-        source, checks = "demonstrations", ChecksConfig.model_validate({check: limit})
-    outcomes = row_outcomes(context, facts(50, check=check), checks, source)
-    assert [name for name, outcome in outcomes.items() if not outcome["passed"]] == [check]
-
-
-def test_a_threshold_of_the_config_is_the_one_that_judges(context):
-    loose = ChecksConfig.model_validate({"prompts_agree": {"severity": "quarantine", "threshold": 0.5}})
-    found = row_outcomes(context, facts(40), loose)["prompts_agree"]
-    assert (found["passed"], found["severity"], found["threshold"]) == (True, "quarantine", 0.5)
-
-
-def test_what_is_asked_of_one_source_changes_nothing_for_the_next():
-    before = [check.name for check in suites.row_checks(CHECKS, "preferences", tokenized=False)]
-    suites.row_checks(CHECKS, "prompts", tokenized=False)
-    assert [check.name for check in suites.row_checks(CHECKS, "preferences", tokenized=False)] == before
-
-
-def test_a_report_of_many_bad_rows_names_them_all_and_is_plain_json(context):
-    found = row_outcomes(context, facts(90))["prompts_agree"]
-    assert found["rows"] == 90 and found["row_numbers"] == list(range(1, 91))
-    assert json.loads(json.dumps(found)) == found
 
 
 def kept(n=100, **columns):
@@ -155,7 +126,8 @@ def test_a_measure_is_judged_by_its_threshold_or_by_what_chance_allows(context, 
 
 def test_a_share_beyond_0_to_1_is_refused_by_name_and_every_other_threshold_may_be_any_number():
     of_pairs = suites.pair_checks(CHECKS, frame_of_kept(kept()))
-    of_rows = [each for source in ("preferences", "demonstrations") for each in suites.row_checks(CHECKS, source)]
+    data = DataConfig(decontaminate=("benchmark.jsonl",))
+    of_rows = [each for kind in ("preferences", "demonstrations") for each in row_checks(data, LENGTHS, kind)]
     checks = [*of_rows, *of_pairs, *suites.sheet_checks(CHECKS)]
     shares = {check.name for check in checks if "mostly" in check.options}
     assert shares > {"unique", "no_leak", "no_near_duplicate", "rated"}
@@ -171,9 +143,11 @@ def test_a_share_beyond_0_to_1_is_refused_by_name_and_every_other_threshold_may_
 
 def test_a_check_that_great_expectations_cannot_judge_is_no_pass(context):
     options = {"value_set": [True]}
-    check = suites.Check("lost", "no_such_column", "x", "error", 0, "ExpectColumnValuesToBeInSet", options)
+    check = suites.Check(
+        "lost", "x", "error", 0, "ExpectColumnValuesToBeInSet", {"column": "no_such_column", **options}
+    )
     with pytest.raises(CheckFailed, match="could not judge lost"):
-        judged(context, frame_of(facts(), []), [check])
+        judged(context, frame_of_kept(facts()), [check])
 
 
 def test_judging_and_its_pages_ask_nobody_for_anything(monkeypatch, tmp_path):
@@ -184,7 +158,8 @@ def test_judging_and_its_pages_ask_nobody_for_anything(monkeypatch, tmp_path):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     fresh = suites.context()
-    one = next(c for c in suites.row_checks(CHECKS, "preferences") if c.name == "prompts_agree")
-    checks = suites.judge(fresh, suites.Suite("alone", frame_of(facts(1), ["prompts_agree"]), [one]))
-    write_data_docs(fresh, tmp_path / "docs", checks, {})
+    one = next(c for c in row_checks(DataConfig(), None, "preferences") if c.name == "prompts_agree")
+    judge = RowJudge(fresh, "preferences", ledger_of(facts()), [one], [])
+    judge.judge("read")
+    write_data_docs(fresh, tmp_path / "docs", judge.outcomes(), {})
     assert os.environ["GX_ANALYTICS_ENABLED"] == "False"

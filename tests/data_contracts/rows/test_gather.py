@@ -3,7 +3,6 @@ import json
 import pytest
 
 from components.base.errors import UserError
-from components.data.checks_config import ChecksConfig
 from components.data.config import DataConfig, SplitConfig
 from components.data.rows import RawRow
 from data_contracts.findings.whole import mark_duplicates
@@ -27,7 +26,7 @@ def late(tmp_path):
     """What the whole shows of rows, by row number."""
 
     def late(rows, name="preferences"):
-        ledger = Ledger(tmp_path / "rows.jsonl", ChecksConfig(), SplitConfig(), 0)
+        ledger = Ledger(tmp_path / "rows.jsonl", SplitConfig(), 0)
         ledger.fill(gather(rows, name=name), lambda rows: None)
         mark_duplicates(ledger)
         return {int(ledger.facts["row"][i]): [p.text for p in found] for i, found in ledger.late.items()}

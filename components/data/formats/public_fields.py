@@ -1,0 +1,75 @@
+"""Fields that several shapes of public preference data share: prompts, responses, the two sides, annotators."""
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from components.data.formats.pairs import text_field
+from components.data.formats.transcripts import as_messages, earlier_turns, instruction_of, message_text
+from components.data.rows import Message, blank
+
+Data = Mapping[str, Any]
+
+
+class ReadingOptions(NamedTuple):
+    """What the config says of labels and scores."""
+
+    label_values: Mapping[str, str] = MappingProxyType({})
+    """What values of labels mean."""
+    score: str | None = None
+    """Which score of a response counts; None for the format's own."""
+    threshold: float = 0.0
+    """Largest difference of scores that makes no pair."""
+
+
+KEPT = ("category", "source", "id", "judged_in")
+LISTS = ("conversations", "messages")
+PROMPTS = ("prompt", "instruction", "input", "question", "context", "history")
+TWO = (
+    ("output_1", "output_2"),
+    ("response1", "response2"),
+    ("response_1", "response_2"),
+    ("response_a", "response_b"),
+)
+VERDICTS = ("label", "preference", "winner")
+ONE_HOT = {"winner_model_a": "a", "winner_model_b": "b", "winner_tie": "tie"}
+STRENGTHS = ("preference_strength", "overall_preference")
+ANNOTATOR = re.compile(r"annotator_?\d+")
+_ULTRA_SCORES = ("fine-grained_score", "overall_score")
+
+
+def prompt_of(data: Data) -> list[Message]:
+    """The prompt of a row under one of the names that public sets have for it, after `system` and `history` turns."""
+    if data.get("instruction") is not None:
+        return earlier_turns(data, [{"role": "user", "content": instruction_of(data)}])
+    name = next((name for name in (*LISTS, *PROMPTS) if data.get(name) is not None), "prompt")
+    prompt = as_messages(data.get(name), name)
+    return prompt if name == "history" else earlier_turns(data, prompt)
+
+
+def response_of(data: Data, name: str) -> str:
+    """Return the response in field `name`, a text or one message."""
+    value = data.get(name)
+    return message_text(value, name) if isinstance(value, dict | list) else text_field(data, name)
+
+
+def kept_fields(data: Data) -> dict[str, Any]:
+    """Return the fields of a row that are taken over as they are."""
+    return {name: data[name] for name in KEPT if name in data}
+
+
+def sides_of(data: Data) -> tuple[str, str] | None:
+    """Return the names of the two columns of responses, None without."""
+    return next((two for two in TWO if set(two) <= data.keys()), None)
+
+
+def annotators_of(data: Data) -> list[str]:
+    """Return the columns that hold an annotator's vote each."""
+    return [name for name in data if ANNOTATOR.fullmatch(str(name))]
+
+
+def votes_of_columns(data: Data, columns: Iterable[str]) -> list[dict[str, Any]]:
+    """A vote for each of `columns` that holds one; the column's name is the annotator's."""
+    votes = ((name, data.get(name)) for name in columns)
+    return [{"annotator": name, "label": vote} for name, vote in votes if vote is not None and not blank(str(vote))]

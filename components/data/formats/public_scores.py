@@ -1,0 +1,147 @@
+"""Public shapes whose rows score responses: a difference of scores makes a pair, and is its margin."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import Any
+
+from components.data.formats.pairs import number_field, text_field
+from components.data.formats.public_fields import (
+    _ULTRA_SCORES,
+    PROMPTS,
+    STRENGTHS,
+    Data,
+    ReadingOptions,
+    kept_fields,
+    prompt_of,
+    response_of,
+    sides_of,
+)
+from components.data.formats.transcripts import as_messages
+from components.data.rows import BadRow, RawRow
+
+
+def _signed(data: Data, a: str, b: str, difference: float) -> dict[str, Any]:
+    """A row of the format `votes` by a difference of scores, above 0 where the first is better; its margin is judged
+    where the rows are gathered."""
+    label = "tie" if difference == 0 else "a" if difference > 0 else "b"
+    return {**kept_fields(data), "prompt": prompt_of(data), "a": a, "b": b, "label": label, "margin": abs(difference)}
+
+
+def narrow(difference: float, threshold: float) -> str:
+    """Say that two scores differ too little to make a pair."""
+    return f"narrow: the scores differ by {difference:g}, not more than {threshold:g} (data.score.threshold)"
+
+
+def is_strength(data: Data, options: ReadingOptions) -> bool:
+    """Tell whether a row has two responses and how strongly one is preferred."""
+    return sides_of(data) is not None and bool(data.keys() & set(STRENGTHS)) and bool(data.keys() & set(PROMPTS))
+
+
+def strength(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a row of HelpSteer's preferences as one of the format `votes`."""
+    sides = sides_of(data)
+    name = next((name for name in STRENGTHS if data.get(name) is not None), STRENGTHS[0])
+    if sides is None:
+        raise BadRow("fields_present", "the two responses are not both there")
+    first, second = (response_of(data, side) for side in sides)
+    return _signed(data, first, second, -number_field(data.get(name), name))
+
+
+def is_shp(data: Data, options: ReadingOptions) -> bool:
+    """Tell whether a row has the fields of SHP."""
+    return {"history", "human_ref_A", "human_ref_B", "score_A", "score_B"} <= data.keys()
+
+
+def shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a row of SHP as one of the format `votes`."""
+    difference = number_field(data.get("score_A"), "score_A") - number_field(data.get("score_B"), "score_B")
+    if data.get("labels") is not None and difference:
+        label = number_field(data["labels"], "labels")
+        if label not in (0, 1) or (label == 1) != (difference > 0):
+            raise BadRow("votes_valid", f"`labels` is {label:g}, and score_A - score_B is {difference:g} (1 prefers A)")
+    return _signed(data, text_field(data, "human_ref_A"), text_field(data, "human_ref_B"), difference)
+
+
+def is_ultrafeedback(data: Data, options: ReadingOptions) -> bool:
+    """Tell whether a row has scored completions."""
+    completions = data.get("completions")
+    of_dicts = isinstance(completions, list) and all(isinstance(each, dict) for each in completions)
+    return of_dicts and bool(data.keys() & {"instruction", "prompt"})
+
+
+def ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a row of UltraFeedback as one of comparisons."""
+    scored = []
+    for i, each in enumerate(data["completions"]):
+        score = next((s for name in _names(options, _ULTRA_SCORES) if (s := _rating(each, name)) is not None), None)
+        if score is not None and str(score).strip().upper() != "N/A":
+            scored.append((text_field(each, "response"), number_field(score, f"completions[{i}]: score")))
+    return {**kept_fields(data), "prompt": prompt_of(data), "pairs": _compared(scored, options)}
+
+
+def _names(options: ReadingOptions, own: Sequence[str]) -> Sequence[str]:
+    return own if options.score is None else (options.score,)
+
+
+def _rating(completion: Data, name: str) -> object:
+    """A score of a completion, or the `Rating` of an aspect of its `annotations`."""
+    if completion.get(name) is not None:
+        return completion[name]
+    annotations = completion.get("annotations")
+    aspect = annotations.get(name) if isinstance(annotations, dict) else None
+    return aspect.get("Rating") if isinstance(aspect, dict) else None
+
+
+def _compared(scored: Sequence[tuple[str, float]], options: ReadingOptions) -> list[dict[str, Any]]:
+    """The pairs of responses whose scores differ by more than the threshold, the better one first, with the margin."""
+    if len(scored) < 2:
+        name = f"`{options.score}`" if options.score else "a score"
+        raise BadRow(
+            "decided", f"{len(scored)} responses to this prompt with {name}: nothing to compare (data.score.name)"
+        )
+    pairs, widest = [], 0.0
+    for (one, score), (other, other_score) in combinations(scored, 2):
+        difference = score - other_score
+        widest = max(widest, abs(difference))
+        if abs(difference) > options.threshold:
+            better, worse = (one, other) if difference > 0 else (other, one)
+            pairs.append({"chosen": better, "rejected": worse, "margin": abs(difference)})
+    if not pairs:
+        raise BadRow("decided", narrow(widest, options.threshold) if widest else "tie")
+    return pairs
+
+
+def is_helpsteer(data: Data, options: ReadingOptions) -> bool:
+    """Tell whether a row is one scored response."""
+    return {"prompt", "response", options.score or "helpfulness"} <= data.keys() and "chosen" not in data
+
+
+def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Iterator[RawRow]:
+    """A row for each prompt with all its scored responses, held in memory until the file is read."""
+    prompts: dict[str, tuple[RawRow, list[tuple[str, float]], list[int]]] = {}
+    score = options.score or "helpfulness"
+    for row in rows:
+        if row.problem is None:
+            try:
+                scored = text_field(row.data, "response"), number_field(row.data.get(score), score)
+                key = json.dumps(row.data.get("prompt"), sort_keys=True, default=str)
+                first, responses, others = prompts.setdefault(key, (row, [], []))
+                responses.append(scored)
+                others += [row.number] if row is not first else []
+                continue
+            except BadRow as bad:
+                row = row._replace(problem=bad.problem)
+        yield row
+    for first, responses, others in prompts.values():
+        data = {**kept_fields(first.data), "prompt": first.data.get("prompt"), "scored": responses}
+        yield first._replace(data=data, others=tuple(others))
+
+
+def helpsteer(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return the gathered responses to one prompt as a row of comparisons."""
+    return {
+        **kept_fields(data),
+        "prompt": as_messages(data.get("prompt"), "prompt"),
+        "pairs": _compared(data["scored"], options),
+    }

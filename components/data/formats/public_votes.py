@@ -1,0 +1,125 @@
+"""Public shapes whose rows say which of two responses is better."""
+
+import json
+from typing import Any
+
+from components.data.formats.public_fields import (
+    ONE_HOT,
+    PROMPTS,
+    VERDICTS,
+    Data,
+    ReadingOptions,
+    annotators_of,
+    kept_fields,
+    prompt_of,
+    response_of,
+    sides_of,
+    votes_of_columns,
+)
+from components.data.formats.transcripts import split_messages
+from components.data.rows import BadRow, Message, blank, shown
+
+
+def is_arena(data: Data, options: ReadingOptions) -> bool:
+    """Tell whether a row has the fields of MT-Bench and Chatbot Arena."""
+    return {"conversation_a", "conversation_b", "winner"} <= data.keys()
+
+
+def arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a row of MT-Bench or Chatbot Arena as one of the format `votes`."""
+    (one, a), (other, b) = (_judged_turn(data, f"conversation_{side}") for side in "ab")
+    if one != other:
+        raise BadRow("prompts_agree", "prompts differ: the two models' earlier responses are not the same")
+    return _voted(data, one, a, b, data["winner"], data.get("judge"), ("model_a", "model_b"))
+
+
+def _judged_turn(data: Data, name: str) -> tuple[list[Message], str]:
+    """The messages before the response that is judged, and that response: the last, or that of `turn` (from 1)."""
+    value, turn = data[name], data.get("turn")
+    if isinstance(value, list):
+        value = [_as_text(message) for message in value]
+    if isinstance(value, list) and isinstance(turn, int) and not isinstance(turn, bool):
+        answers = [i for i, message in enumerate(value) if _role(message) in ("assistant", "gpt")]
+        if not 1 <= turn <= len(answers):
+            raise BadRow("turns_valid", f"`turn` is {turn}, and `{name}` has {len(answers)} responses")
+        value = value[: answers[turn - 1] + 1]
+    return split_messages(value, name)
+
+
+def _role(message: Any) -> object:
+    return message.get("role", message.get("from")) if isinstance(message, dict) else None
+
+
+def _as_text(message: Any) -> Any:
+    """A message whose content is a list of parts, all of them text, with the parts put together."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+        return {**message, "content": "\n".join(part["text"] for part in content)}
+    return message
+
+
+def _voted(
+    data: Data, prompt: list[Message], a: str, b: str, label: object, annotator: object, models: tuple[str, str]
+) -> dict[str, Any]:
+    """A row of the format `votes`; a label that is the name of one of the row's two models means that one."""
+    names = [data.get(model) for model in models]
+    if isinstance(label, str) and names.count(label) == 1:
+        label = "ab"[names.index(label)]
+    who = {} if annotator is None or blank(str(annotator)) else {"annotator": str(annotator)}
+    called = dict(zip(("model_a", "model_b"), names, strict=True)) if all(isinstance(n, str) for n in names) else {}
+    return {**kept_fields(data), **called, **who, "prompt": prompt, "a": a, "b": b, "label": label}
+
+
+def is_two_responses(data: Data, options: ReadingOptions) -> bool:
+    """Tell whether a row has two responses and a verdict on them."""
+    if sides_of(data) is None or "item" in data or not data.keys() & set(PROMPTS):
+        return False
+    return bool(data.keys() & {*VERDICTS, "winner_model_a"}) or bool(annotators_of(data))
+
+
+def two_responses(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a row of two responses as one of the format `votes`."""
+    sides = sides_of(data)
+    if sides is None:
+        raise BadRow("fields_present", "the two responses are not both there")
+    if "winner_model_a" in data:
+        return _one_hot(data, sides)
+    a, b = (response_of(data, side) for side in sides)
+    models = next((two for two in (("model_a", "model_b"), ("generator_1", "generator_2")) if two[0] in data), ("", ""))
+    label = next((data[name] for name in VERDICTS if data.get(name) is not None), None)
+    row = _voted(data, prompt_of(data), a, b, label, data.get("annotator"), models)
+    if columns := annotators_of(data):
+        del row["label"]
+        row["votes"] = votes_of_columns(data, columns)
+    return row
+
+
+def _one_hot(data: Data, sides: tuple[str, str]) -> dict[str, Any]:
+    """Chatbot Arena as a table: turns as lists of texts (or their JSON), the winner as 1 in one of its columns."""
+    won = [side for name, side in ONE_HOT.items() if str(data.get(name)).strip() in ("1", "1.0", "True")]
+    if len(won) != 1:
+        raise BadRow("votes_valid", f"{len(won)} of {', '.join(ONE_HOT)} are 1, expected one")
+    asked, a, b = (_turns(data.get(name), name) for name in ("prompt", *sides))
+    if not len(asked) == len(a) == len(b) or not asked:
+        raise BadRow("turns_valid", f"{len(asked)} prompts, {len(a)} and {len(b)} responses")
+    if a[:-1] != b[:-1]:
+        raise BadRow("prompts_agree", "prompts differ: the two models' earlier responses are not the same")
+    before = [
+        {"role": role, "content": text}
+        for question, answer in zip(asked, a[:-1], strict=False)
+        for role, text in (("user", question.strip()), ("assistant", answer))
+    ]
+    prompt = [*before, {"role": "user", "content": asked[-1].strip()}]
+    return _voted(data, prompt, a[-1], b[-1], won[0], None, ("model_a", "model_b"))
+
+
+def _turns(value: Any, name: str) -> list[str]:
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return [value]
+    turns = [value] if isinstance(value, str) else value
+    if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+        raise BadRow("fields_present", f"`{name}` is {shown(value)}, expected a text or a list of texts")
+    return turns

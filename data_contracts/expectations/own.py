@@ -1,0 +1,172 @@
+"""A user's suite in Great Expectations' own JSON; an error in it names file, expectation and field."""
+
+import ast
+import difflib
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from components.base.errors import UserError
+from components.base.strict_json import BadJson, parse_json
+from components.data.checks_config import UNUSABLE, RowChecks, Severity
+from components.data.inputs import KINDS
+from data_contracts.expectations.suites import Check, great_expectations
+
+_SEVERITIES: dict[str, Severity] = {"error": "error", "quarantine": "quarantine", "warning": "warn", "warn": "warn"}
+_OF_GX: dict[str, Severity] = {"critical": "error", "warning": "quarantine", "info": "warn"}
+_META = ("check", "severity", "sentence", "source")
+REPLACES = "replaces_ours"
+"""In the `meta` of a suite: true leaves out all checks of ours but those without which a row cannot be used."""
+
+
+class UserSuite(NamedTuple):
+    """What a user's suite asks."""
+
+    path: Path
+    rows: tuple[Check, ...] = ()
+    """Of single rows."""
+    whole: tuple[Check, ...] = ()
+    """Of all that is kept."""
+    replaces: bool = False
+
+    def over(self, ours: list[Check]) -> list[Check]:
+        """`ours` without those that this suite replaces, by their names or all."""
+        names = {check.name for check in self.rows}
+        return [c for c in ours if c.name not in names and (not self.replaces or c.name in UNUSABLE or c.stays)]
+
+
+def load_suite(path: Path) -> UserSuite:
+    """Read a suite.
+
+    Raises:
+        UserError: it is no suite; it names the file, and of an expectation its place, type and field.
+    """
+    try:
+        document = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"data.suite: {path} can't be read: {error.strerror}. Give the path of a JSON file.") from error
+    except (UnicodeDecodeError, BadJson) as error:
+        where = f" at line {error.line}" if isinstance(error, BadJson) and error.line else ""
+        raise UserError(f"data.suite: {path} is not JSON{where}: {error}. Correct it.") from error
+    entries = document.get("expectations") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise UserError(
+            f"data.suite: {path} has no `expectations`, a list with one expectation or more. `tether data suite --from "
+            "FILE` drafts one."
+        )
+    meta = document.get("meta") or {}
+    replaces = meta.get(REPLACES, False) if isinstance(meta, dict) else None
+    if not isinstance(replaces, bool):
+        raise UserError(f"data.suite: {path}: meta.{REPLACES} is {json.dumps(replaces)}, expected true or false.")
+    rows: list[Check] = []
+    whole: list[Check] = []
+    names: set[str] = set()
+    for place, entry in enumerate(entries):
+        check, of_rows = _check(path, place, entry, names)
+        names.add(check.name)
+        (rows if of_rows else whole).append(check)
+    return UserSuite(path, tuple(rows), tuple(whole), replaces)
+
+
+def _check(path: Path, place: int, entry: Any, names: set[str]) -> tuple[Check, bool]:
+    """The expectation `entry`, and whether it is of single rows."""
+    kind = entry.get("type") if isinstance(entry, dict) else None
+    where = f"data.suite: {path}: expectations[{place}]" + (f" ({kind})" if isinstance(kind, str) else "")
+
+    def refuse(text: str) -> NoReturn:
+        raise UserError(f"{where}: {text}")
+
+    if not isinstance(kind, str):
+        refuse("it has no `type`, such as expect_column_values_to_be_between.")
+    if unknown := sorted(entry.keys() - {"type", "kwargs", "meta", "severity", "id", "notes", "description"}):
+        refuse(f"the field `{unknown[0]}` is unknown. The fields are type, kwargs, meta and severity.")
+    options, meta = entry.get("kwargs") or {}, entry.get("meta") or {}
+    if not isinstance(options, dict) or not isinstance(meta, dict):
+        refuse("`kwargs` and `meta` must be objects.")
+    made, of_rows = _made(kind, options, refuse)
+    severity = _severity(entry, meta, of_rows, refuse)
+    if (source := meta.get("source", "")) and source not in KINDS:
+        refuse(f"meta.source is {source!r}, expected one of {', '.join(KINDS)}.")
+    name = str(meta.get("check") or _name_of(kind, options))
+    if name in names:
+        refuse(f"another expectation has the name {name!r}. Give each its own in meta.check.")
+    if name in UNUSABLE:
+        refuse(f"meta.check is {name!r}, a check of ours without which a row can't be used. Give it another name.")
+    if name in RowChecks.model_fields and not of_rows:
+        refuse(f"meta.check is {name!r}, a check of single rows, and this expectation is of the whole. Rename it.")
+    sentence = str(meta.get("sentence") or entry.get("description") or f"{kind} {json.dumps(options, sort_keys=True)}")
+    return Check(
+        name, sentence, severity, _threshold(options, of_rows), made, options, of_user=True, source=source
+    ), of_rows
+
+
+def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool]:
+    """The class of an expectation whose options it takes, and whether it is of single rows."""
+    gx = great_expectations()
+    from great_expectations.compatibility import pydantic
+    from great_expectations.expectations import expectation as base
+
+    known = {_snake(name): name for name in dir(gx.expectations) if name.startswith("Expect")}
+    if kind not in known:
+        near = difflib.get_close_matches(kind, known, 1)
+        refuse(f"Great Expectations has no such expectation{f'; do you mean {near[0]}?' if near else '.'}")
+    condition = options.get("row_condition")
+    if isinstance(condition, str):
+        try:
+            ast.parse(condition, mode="eval")
+        except SyntaxError:
+            refuse(f"kwargs.row_condition is {condition!r}, which is no expression of pandas such as 'turns > 1'.")
+        if options.get("condition_parser") != "pandas":
+            refuse('kwargs.condition_parser must be "pandas" beside a row_condition that is a text.')
+    made = getattr(gx.expectations, known[kind])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made(**options)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"] if part != "__root__")
+        refuse(f"kwargs{f'.{field}' if field else ''}: {first['msg']}.")
+    except (TypeError, ValueError) as error:
+        refuse(f"kwargs: {str(error).splitlines()[0]}.")
+    maps = (base.ColumnMapExpectation, base.ColumnPairMapExpectation, base.MulticolumnMapExpectation)
+    return known[kind], issubclass(made, maps)
+
+
+def _severity(entry: Mapping[str, Any], meta: Mapping[str, Any], of_rows: bool, refuse: Any) -> Severity:
+    if "severity" in meta:
+        if meta["severity"] not in _SEVERITIES:
+            refuse(f"meta.severity is {meta['severity']!r}, expected error, quarantine or warning.")
+        severity = _SEVERITIES[meta["severity"]]
+    else:
+        given = entry.get("severity", "critical")
+        if given not in _OF_GX:
+            refuse(f"severity is {given!r}, expected critical, warning or info.")
+        severity = _OF_GX[given]
+    if severity == "quarantine" and not of_rows:
+        if "severity" in meta:
+            refuse(
+                "meta.severity is quarantine, and no single row fails an expectation of the whole: error or warning."
+            )
+        severity = "warn"
+    return severity
+
+
+def _threshold(options: Mapping[str, Any], of_rows: bool) -> float | tuple[float, float]:
+    """The share of rows that may fail, or the ends of a value."""
+    if of_rows:
+        return round(1 - float(options.get("mostly", 1)), 12)
+    ends = [options.get(name) for name in ("min_value", "max_value")]
+    known = [float(end) for end in ends if isinstance(end, int | float)]
+    return (known[0], known[1]) if len(known) == 2 else known[0] if known else 0.0
+
+
+def _name_of(kind: str, options: Mapping[str, Any]) -> str:
+    column = next((options[name] for name in ("column", "column_A") if name in options), "")
+    return f"{kind.removeprefix('expect_')}{f': {column}' if column else ''}"
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

@@ -1,0 +1,101 @@
+"""The contract on rows: which values of the measured columns are allowed, as native expectations.
+
+The columns are those of `data_contracts.rows.columns`. A check is one expectation or several; `data.checks` has its
+severity and threshold, other limits come from the options that name them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from components.data.config import OWN_MINIMUM, DataConfig
+from components.models.config import GenerationConfig
+from data_contracts.expectations.suites import Check, check_of
+
+PAIRS_ONLY = {
+    "prompts_agree", "responses_differ", "votes_valid", "votes_once", "consistent", "decided", "differ_truncated"
+}  # fmt: skip
+DEMONSTRATIONS_ONLY = {"desirable"}
+TOKENS_ONLY = {"differ_truncated", "template_takes", "template_agrees", "prompt_fits", "response_fits"}
+RESPONSES_ONLY = {"template_agrees", "response_fits"}
+ROLES = "^s?a?(?:ua)*u$"
+"""A system message first or nowhere, then user and assistant in turn, the user last; a letter each."""
+
+
+def row_checks(
+    data: DataConfig, generation: GenerationConfig | None, source: str, tokenized: bool = True
+) -> list[Check]:
+    """The expectations on the rows of a source (`preferences`, `demonstrations`, `prompts`).
+
+    Args:
+        generation: lengths in tokens; None leaves out what needs them, as `tokenized` False does.
+    """
+    tokenized = tokenized and generation is not None
+    left_out = set() if tokenized else set(TOKENS_ONLY)
+    if source != "preferences":
+        left_out |= PAIRS_ONLY
+    if source != "demonstrations":
+        left_out |= DEMONSTRATIONS_ONLY
+    if source == "prompts":
+        left_out |= RESPONSES_ONLY
+    return [
+        check_of(data.checks, name, kind, options, stays=name == "votes_once" and "reading" not in options.values())
+        for name, kind, options in _table(data, generation, tokenized)
+        if name not in left_out
+    ]
+
+
+def _table(data: DataConfig, generation: GenerationConfig | None, tokenized: bool) -> Iterator[tuple[str, str, Any]]:
+    yield from (
+        (name, *_not("reading", reading))
+        for name, reading in (
+            ("readable", "unreadable"), ("fields_present", "fields_missing"), ("turns_valid", "turns_broken"),
+            ("prompts_agree", "prompts_differ"), ("votes_valid", "votes_broken"), ("votes_once", "second_vote"),
+        )
+    )  # fmt: skip
+    yield "roles_alternate", "ExpectColumnValuesToMatchRegex", {"column": "roles", "regex": ROLES}
+    yield "texts_filled", *_at_most("empty_texts", 0)
+    yield "responses_differ", *_at_least("distinct_responses", 2)
+    yield "text_clean", *_at_most("unclean_texts", 0)
+    yield "desirable", "ExpectColumnValuesToBeInSet", {"column": "desirable", "value_set": [1]}
+    yield "votes_once", *_at_most("repeated_votes", 0)
+    yield "no_markers", *_at_most("marked_texts", 0)
+    yield "length_within", *_at_most("characters", data.max_characters)
+    yield from (("decided", *each) for each in _decided(data))
+    yield "consistent", *_at_most("contradictions", 0)
+    yield "unique", *_at_most("copies_before", 0)
+    yield "near_unique", *_at_most("near_copies_before", 0)
+    if data.decontaminate:
+        yield "uncontaminated", *_at_most("contaminated", 0)
+    if tokenized and generation is not None:
+        yield "no_markers", *_at_most("special_texts", 0)
+        yield "differ_truncated", *_at_least("distinct_cut_responses", 2)
+        yield "template_takes", *_not("template", 1)
+        yield "template_agrees", *_not("template", 2)
+        yield "prompt_fits", *_at_most("prompt_tokens", generation.max_prompt_tokens)
+        yield "response_fits", *_at_most("response_tokens", generation.max_new_tokens)
+
+
+def _decided(data: DataConfig) -> Iterator[tuple[str, dict[str, object]]]:
+    """A lead that is wide enough, enough votes, and scores that differ enough."""
+    narrow = data.decision.margin + 1e-9 if data.decision.margin else 0.0
+    yield "ExpectColumnValuesToBeBetween", {"column": "lead", "min_value": narrow, "strict_min": True}
+    kind, options = _at_least("deciding_votes", data.decision.minimum or OWN_MINIMUM)
+    if data.decision.minimum is None:
+        ours = {"type": "comparison", "column": {"name": "given_out"}, "operator": "==", "parameter": 1}
+        options |= {"row_condition": ours}
+    yield kind, options
+    if data.score.threshold:
+        options = {"column": "margin", "min_value": data.score.threshold, "strict_min": True}
+        yield "ExpectColumnValuesToBeBetween", options
+
+
+def _at_most(column: str, limit: float) -> tuple[str, dict[str, object]]:
+    return "ExpectColumnValuesToBeBetween", {"column": column, "max_value": limit}
+
+
+def _at_least(column: str, limit: float) -> tuple[str, dict[str, object]]:
+    return "ExpectColumnValuesToBeBetween", {"column": column, "min_value": limit}
+
+
+def _not(column: str, value: object) -> tuple[str, dict[str, object]]:
+    return "ExpectColumnValuesToNotBeInSet", {"column": column, "value_set": [value]}

@@ -1,0 +1,84 @@
+"""A first suite from a good file: the ranges and categories that it has, for its user to edit."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from components.base.errors import UserError
+from components.data.config import DataConfig, SplitConfig
+from components.data.inputs import KINDS
+from data_contracts.expectations import suites
+from data_contracts.expectations.rows import row_checks
+from data_contracts.findings.judging import RowJudge
+from data_contracts.rows.columns import COLUMNS, column_of
+from data_contracts.rows.gather import RowSource, judged_rows, not_one_valid
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.reading import reading_of
+
+MOST_VALUES = 20
+"""Distinct values of a column up to which they are a list of what is allowed."""
+_MEASURED = ("turns", "roles", "characters", "chosen_words", "rejected_words", "votes", "lead", "margin")
+"""The measured columns that differ from file to file; the others count faults, which our own checks judge."""
+
+
+def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
+    """Draft a suite from the rows of a file that our own checks keep, in Great Expectations' own format.
+
+    Args:
+        scratch: a folder for what is too large for memory.
+
+    Raises:
+        UserError: the file can't be read, is a rating sheet, or has not one valid row.
+    """
+    reading = reading_of(path, data)
+    if reading.kind not in KINDS:
+        raise UserError(f"{path} is a rating sheet. Give pairs, demonstrations or prompts.")
+    source = RowSource.named(reading.kind, path, data)._replace(extra=tuple(reading.ignored))
+    ledger = Ledger(scratch / "draft.jsonl", SplitConfig(), seed=0)
+    ledger.fill(judged_rows(source, data.max_characters), lambda seen: None, source.extra)
+    judge = RowJudge(suites.context(), reading.kind, ledger, row_checks(data, None, reading.kind), [])
+    judge.judge("read")
+    good = ledger.good()
+    if not good.any():
+        raise not_one_valid(source, ledger.count(), ledger.reasons(), ledger.named)
+    names = [name for name in _MEASURED if reading.kind in COLUMNS[name].kinds]
+    entries = [
+        entry
+        for name in [*names, *(name for name in reading.ignored if name not in COLUMNS)]
+        for entry in _expected(name, pd.Series(column_of(ledger, name))[good], path.name, reading.kind)
+    ]
+    if not entries:
+        raise UserError(f"{path} has no column with a range or few values. Write a suite by hand (docs/guide/data.md).")
+    return {"name": "my_suite", "expectations": entries, "meta": {"replaces_ours": False}}
+
+
+def _expected(name: str, values: "pd.Series[Any]", file: str, kind: str) -> Iterator[dict[str, Any]]:
+    """The expectation that a column's values give, if they give one."""
+    known = values.dropna()
+    if not len(known):
+        return
+    if pd.api.types.is_numeric_dtype(known):
+        low, high = _plain(known.min()), _plain(known.max())
+        options: dict[str, Any] = {"column": name, "min_value": low, "max_value": high}
+        said = f"{name} is {low} to {high} in {file}"
+        yield _entry("expect_column_values_to_be_between", options, said, kind)
+        return
+    distinct = sorted(known.unique().tolist(), key=str)
+    if len(distinct) <= MOST_VALUES:
+        said = f"{name} has {len(distinct)} values in {file}"
+        yield _entry("expect_column_values_to_be_in_set", {"column": name, "value_set": distinct}, said, kind)
+
+
+def _entry(kind: str, options: dict[str, Any], said: str, source: str) -> dict[str, Any]:
+    meta = {"severity": "quarantine", "sentence": said, "source": source}
+    return {"type": kind, "kwargs": options | {"mostly": 0.95}, "meta": meta}
+
+
+def _plain(value: Any) -> float | int:
+    """A number as JSON has it, whole where it is whole."""
+    number = float(np.round(float(value), 6))
+    return int(number) if number == math.floor(number) else number

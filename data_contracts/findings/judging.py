@@ -1,0 +1,172 @@
+"""Rows before Great Expectations, phase by phase: what a validation names is taken down in their ledger."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from components.base.errors import CheckFailed, UserError
+from components.data.checks_config import RowChecks
+from components.data.rows import shown
+from data_contracts.expectations.suites import Check, ExpectationResult, JudgedCheck, Suite, judged_check, validate
+from data_contracts.rows.columns import COLUMNS, LINE, PHASES, column_of, kept_frame, numbers_of, row_frame
+from data_contracts.rows.ledger import Ledger
+
+_ORDER = {name: place for place, name in enumerate(RowChecks.model_fields)}
+_AS_NUMBER = "{} as a number, else {}"
+
+
+class RowJudge:
+    """The judge of the rows of one kind of data."""
+
+    def __init__(
+        self, context: Any, kind: str, ledger: Ledger, checks: Sequence[Check], whole: Sequence[Check]
+    ) -> None:
+        """`checks` are those of single rows, `whole` a user's of all that is kept."""
+        self.context, self.kind, self.ledger, self.checks, self.whole = context, kind, ledger, checks, whole
+        self._succeeded: dict[str, bool] = {}
+
+    def leave_out_tokens(self) -> None:
+        """Ask nothing of tokens: there is no tokenizer."""
+
+        def askable(checks: Sequence[Check]) -> list[Check]:
+            return [c for c in checks if not any(name in COLUMNS and COLUMNS[name].tokens for name in c.columns)]
+
+        self.checks, self.whole = askable(self.checks), askable(self.whole)
+
+    def further(self) -> list[str]:
+        """The columns that are none of ours, which the source has to have."""
+        named = (column for check in [*self.checks, *self.whole] for column in check.columns)
+        return [column for column in dict.fromkeys(named) if column not in COLUMNS]
+
+    def asks(self, column: str) -> bool:
+        """Whether an expectation looks at a column."""
+        return any(column in check.columns for check in [*self.checks, *self.whole])
+
+    def judge(self, phase: str) -> None:
+        """Judge what `phase` measured: rows that an expectation names are named in the ledger, and go if it says so.
+
+        Raises:
+            CheckFailed: a row that holds nothing to keep is let through. UserError: an expectation of a user's suite
+                can't be judged.
+        """
+        checks = [check for check in self.checks if phase_of(check) == phase]
+        if checks:
+            suite = Suite(f"{self.kind}_{phase}", *self._frame(checks))
+            for check, found in zip(checks, validate(self.context, suite, [LINE]), strict=True):
+                self._take(check, found)
+        if phase == PHASES[0]:
+            unusable = np.flatnonzero(~self.ledger.facts["made"] & ~self.ledger.out)
+            if len(unusable):
+                named = self.ledger.named(self.ledger.facts["row"][unusable[0]])
+                raise CheckFailed(f"{named} holds nothing that can be kept, and no expectation names it")
+
+    def _frame(self, checks: Sequence[Check]) -> tuple[pd.DataFrame, list[Check]]:
+        """The frame that `checks` look at, and the checks on its columns.
+
+        Where a check asks for numbers of a further column of the source, a value that is none is infinite: outside.
+        """
+        columns = dict.fromkeys(column for check in checks for column in check.columns)
+        frame, judged = row_frame(self.ledger, columns), []
+        for check in checks:
+            column = str(check.options.get("column"))
+            if _wants_numbers(check) and column not in COLUMNS and not pd.api.types.is_numeric_dtype(frame[column]):
+                text = frame[column].astype(object)
+                number = pd.to_numeric(text, errors="coerce").astype(float)
+                outside = np.inf if check.options.get("max_value") is not None else -np.inf
+                name = _AS_NUMBER.format(column, outside)
+                frame[name] = number.mask(number.isna() & text.notna(), outside)
+                check = replace(check, options={**check.options, "column": name})
+            judged.append(check)
+        return frame, judged
+
+    def _take(self, check: Check, found: ExpectationResult) -> None:
+        lines = np.array([int(line) for group in found.named for line in group[LINE]], np.int64)
+        self._succeeded[check.name] = found.success and self._succeeded.get(check.name, True)
+        keeps_out = check.severity != "warn" and not check.stays
+        self.ledger.name(check.name, lines, keeps_out, lambda index: self._reason(check, index))
+
+    def _reason(self, check: Check, index: int) -> str:
+        """What to say of a row that has no note: the values that the expectation looks at, and its sentence."""
+        values = (f"{column} is {_shown(column_of(self.ledger, column), index)}" for column in check.columns)
+        return f"{check.name}: {', '.join(values)}. {check.description}"
+
+    def outcomes(self) -> list[JudgedCheck]:
+        """What each check of rows found, its expectations together.
+
+        A check of ours passes while the rows that it names are at most its threshold's share of the rows of the files.
+        A row may make several lines, as a ranking does, so the count is of rows. A user's passes as Great Expectations
+        says.
+        """
+        by_name = {check.name: check for check in self.checks if check.name in self._succeeded}
+        total, out = self.ledger.count(), []
+        for name in sorted(by_name, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
+            check = by_name[name]
+            numbers = numbers_of(self.ledger, np.flatnonzero(~self.ledger.passes(name)))
+            share = sum(map(len, numbers.values())) / max(1, total)
+            allowed = check.threshold if isinstance(check.threshold, float | int) else 1.0
+            passed = self._succeeded[name] if check.of_user else share <= allowed + 1e-12
+            out.append(judged_check(f"{self.kind}_rows", check, share, self._by_file(numbers), passed))
+        return out
+
+    def _by_file(self, numbers: Mapping[str, list[int]]) -> dict[str, list[int]]:
+        return dict(numbers) if len(self.ledger.files) > 1 else dict(zip([""], numbers.values(), strict=False))
+
+    def judge_whole(self, kept: NDArray[np.bool_]) -> list[JudgedCheck]:
+        """What the user's expectations of the whole find in the rows that are kept."""
+        if not self.whole:
+            return []
+        columns = dict.fromkeys(column for check in self.whole for column in check.columns)
+        frame = kept_frame(self.ledger, kept, columns)
+        found = validate(self.context, Suite(f"{self.kind}_kept", frame, self.whole), [LINE])
+        return [
+            judged_check(f"{self.kind}_kept", each.check, each.result.get("observed_value"), {}, each.success)
+            for each in found
+        ]
+
+
+def phase_of(check: Check) -> str:
+    """The phase in which all columns of a check are measured."""
+    return max(
+        (COLUMNS[column].phase for column in check.columns if column in COLUMNS), key=PHASES.index, default=PHASES[0]
+    )
+
+
+def refuse_unknown(judge: RowJudge, path: object, columns: Iterable[str]) -> None:
+    """Refuse a user's expectation on a column that neither the source nor Tether has.
+
+    Args:
+        path: the suite's, for the message.
+        columns: those that the source has.
+
+    Raises:
+        UserError: it names file, expectation and column.
+    """
+    have = list(columns)
+    for check in [*judge.checks, *judge.whole]:
+        for column in check.columns:
+            ours = COLUMNS.get(column)
+            if check.of_user and (judge.kind not in ours.kinds if ours else column not in have):
+                measured = [name for name, each in COLUMNS.items() if judge.kind in each.kinds]
+                raise UserError(
+                    f"data.suite: {path}: the expectation {check.name!r} names the column {column!r}, which the "
+                    f"{judge.kind} do not have. Their columns are {', '.join(have) or 'none'}; Tether measures "
+                    f"{', '.join(measured)}. Name one of these."
+                )
+
+
+def _wants_numbers(check: Check) -> bool:
+    ends = [check.options.get(end) for end in ("min_value", "max_value")]
+    return check.kind == "ExpectColumnValuesToBeBetween" and any(
+        isinstance(end, int | float) and not isinstance(end, bool) for end in ends
+    )
+
+
+def _shown(values: Any, index: int) -> str:
+    value = pd.Series(values).iloc[index]
+    if isinstance(value, float | np.floating):
+        return f"{value:g}"
+    return shown(value.item() if isinstance(value, np.generic) else value)

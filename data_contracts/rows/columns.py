@@ -1,0 +1,168 @@
+"""The columns that the contract judges: what is measured of each row, as numbers and categories, never as text.
+
+A column belongs to the phase that measures it. `read`: the row alone, for every row. `compared`: the row beside all
+others, if the first phase keeps it. `texts`: what the run's tokenizer makes of it, if it is still kept.
+Where a row was not measured its value is missing, and expectations pass over it.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from components.data.splits import SPLITS
+from data_contracts.rows.ledger import READINGS, Ledger, places
+
+LINE = "line"
+"""The column that numbers the lines of a frame: the place of the row in its ledger."""
+PHASES = ("read", "compared", "texts")
+"""In order."""
+PAIRS, DEMONSTRATIONS, PROMPTS = "preferences", "demonstrations", "prompts"
+_EVERY = (PAIRS, DEMONSTRATIONS, PROMPTS)
+
+
+class Column(NamedTuple):
+    """A measured column."""
+
+    phase: str
+    meaning: str
+    kinds: tuple[str, ...] = _EVERY
+    """The kinds of data that have it."""
+    tokens: bool = False
+    """Whether only a run's tokenizer shows it."""
+    make: Callable[[Ledger], Any] | None = None
+    """None where `Ledger.measured` has it."""
+    category: bool = False
+
+
+def _fact(name: str) -> Callable[[Ledger], Any]:
+    """A count that every row has which could be read."""
+    return lambda ledger: _where(ledger.facts[name], ledger.facts["made"])
+
+
+def _where(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.float32]:
+    return np.where(known, values, np.nan).astype(np.float32)
+
+
+def _words(side: int) -> Callable[[Ledger], Any]:
+    return lambda ledger: _where(ledger.facts["words"][:, side], ledger.facts["words"][:, side] >= 0)
+
+
+def _deciding(votes: NDArray[Any]) -> Any:
+    return _where(votes, votes >= 0)
+
+
+def _votes(ledger: Ledger) -> Any:
+    return _where(ledger.facts["ballot"].sum(1), ledger.facts["voted"])
+
+
+def _named(codes: NDArray[Any], names: Iterable[str]) -> Any:
+    """A category of `names` by its place (n,), -1 where it is missing."""
+    return pd.Categorical.from_codes(codes.astype(np.int64), pd.Index(list(names)))
+
+
+def _roles(ledger: Ledger) -> Any:
+    return _named(ledger.facts["roles"], ledger.roles)
+
+
+COLUMNS: dict[str, Column] = {
+    "reading": Column("read", f"how far the row was read: {', '.join(READINGS)}", category=True,
+                      make=lambda ledger: _named(ledger.facts["reading"], READINGS)),
+    "roles": Column("read", "roles of the prompt's turns, a letter each (sua: system, user, assistant)", category=True,
+                    make=_roles),
+    "turns": Column("read", "turns of the prompt, a system message among them", make=_fact("turns")),
+    "characters": Column("read", "characters of the prompt and of the longer response", make=_fact("characters")),
+    "empty_texts": Column("read", "turns and responses in which a reader sees nothing", make=_fact("empty")),
+    "unclean_texts": Column("read", "texts with a control or replacement character", make=_fact("unclean")),
+    "marked_texts": Column("read", "turns and responses with a marker of a chat template", make=_fact("marked")),
+    "distinct_responses": Column("read", "distinct responses, 1 or 2", (PAIRS,),
+                                 make=lambda ledger: _where(2 - ledger.facts["same"], ledger.facts["made"])),
+    "chosen_words": Column("read", "words of the chosen response (characters of scripts without spaces)", (PAIRS,),
+                           make=_words(0)),
+    "rejected_words": Column("read", "words of the rejected response", (PAIRS,), make=_words(1)),
+    "votes": Column("read", "votes on the pair", (PAIRS,), make=_votes),
+    "votes_for_neither": Column("read", "votes that say neither response is better", (PAIRS,),
+                                make=lambda ledger: _where(ledger.facts["ballot"][:, 2], ledger.facts["voted"])),
+    "lead": Column("read", "lead of the most frequent answer over the next, a share of the votes; 0 is a tie",
+                   (PAIRS,), make=lambda ledger: ledger.facts["lead"]),
+    "deciding_votes": Column("read", "votes that decide the pair; missing where experts or data.labels decide",
+                             (PAIRS,), make=lambda ledger: _deciding(ledger.facts["deciding"])),
+    "given_out": Column("read", "1 where Tether gave the pair out to label", (PAIRS,), make=_fact("given_out")),
+    "repeated_votes": Column("read", "1 where an annotator voted twice on the pair", (PAIRS,), make=_fact("repeated")),
+    "margin": Column("read", "how much better the chosen response is, in the source's units", (PAIRS,),
+                     make=lambda ledger: ledger.facts["margin"]),
+    "desirable": Column("read", "0 where a label says that the response is undesirable", (DEMONSTRATIONS,),
+                        make=lambda ledger: _where(1 - ledger.facts["undesirable"], ledger.facts["made"])),
+    "split": Column("read", f"{', '.join(SPLITS)}: by the prompt's own words", category=True,
+                    make=lambda ledger: _named(np.where(ledger.facts["made"], ledger.facts["split"], -1), SPLITS)),
+    "copies_before": Column("compared", "1 where an earlier row has the same prompt and responses"),
+    "contradictions": Column("compared", "1 where another row prefers the same responses the other way", (PAIRS,)),
+    "near_copies_before": Column("texts", "1 where an earlier row is nearly the same (data.near_duplicate)"),
+    "contaminated": Column("texts", "1 where the prompt nearly repeats one of data.decontaminate"),
+    "language": Column("texts", "likeliest language of the responses (ISO 639-1)", category=True),
+    "special_texts": Column("texts", "turns and responses with a special token of the tokenizer", tokens=True),
+    "template": Column("texts", "0: the chat template renders the row unchanged, 1: it refuses it, 2: it changes it",
+                       tokens=True),
+    "distinct_cut_responses": Column("texts", "distinct responses once cut to generation.max_new_tokens", (PAIRS,),
+                                     tokens=True),
+    "prompt_tokens": Column("texts", "tokens of the prompt in the chat template", tokens=True),
+    "response_tokens": Column("texts", "tokens of the longer response, EOS included", (PAIRS, DEMONSTRATIONS),
+                              tokens=True),
+    "chosen_tokens": Column("texts", "tokens of the chosen response", (PAIRS,), tokens=True),
+    "rejected_tokens": Column("texts", "tokens of the rejected response", (PAIRS,), tokens=True),
+}  # fmt: skip
+"""Every measured column, by name."""
+
+
+def column_of(ledger: Ledger, name: str) -> Any:
+    """The values (n,) of a column: a measured one, or a further one of the source (`further`)."""
+    if name not in COLUMNS:
+        return further(ledger.extra[name])
+    column = COLUMNS[name]
+    if column.make is not None:
+        return column.make(ledger)
+    values = ledger.measured.get(name)
+    return np.full(len(ledger.facts), np.nan, np.float32) if values is None else values
+
+
+def further(values: list[Any]) -> Any:
+    """A column of the source: numbers where every value is one (a CSV's are texts), else categories.
+
+    Lists and objects become their type's name: nothing is expected of what is inside them.
+    """
+    flat = [type(value).__name__ if isinstance(value, list | dict) else value for value in values]
+    known = [value for value in flat if value is not None]
+    if known and all(isinstance(value, bool) for value in known):
+        return pd.Series(flat, dtype="boolean").astype(object)
+    try:
+        return pd.to_numeric(pd.Series(flat, dtype=object), errors="raise").astype(float)
+    except (TypeError, ValueError, OverflowError):
+        return pd.Categorical([None if value is None else str(value) for value in flat])
+
+
+def row_frame(ledger: Ledger, columns: Iterable[str]) -> pd.DataFrame:
+    """A line for each row of the ledger: `line`, and the `columns`."""
+    lines = np.arange(len(ledger.facts))
+    return pd.DataFrame({LINE: lines, **{name: column_of(ledger, name) for name in columns}})
+
+
+def kept_frame(ledger: Ledger, kept: NDArray[np.bool_], columns: Iterable[str]) -> pd.DataFrame:
+    """The same, of the rows that are kept: what only other rows hold makes no column a category."""
+    frame = row_frame(ledger, ())[kept].reset_index(drop=True)
+    for name in columns:
+        if name in COLUMNS:
+            frame[name] = pd.Series(column_of(ledger, name))[kept].reset_index(drop=True)
+        else:
+            values = ledger.extra[name]
+            frame[name] = further([values[index] for index in np.flatnonzero(kept)])
+    return frame
+
+
+def numbers_of(ledger: Ledger, lines: NDArray[np.int64]) -> dict[str, list[int]]:
+    """The numbers of the rows of the files that `lines` were made of, by file."""
+    which = np.zeros(len(ledger.facts), bool)
+    which[lines] = True
+    file, numbers = places(ledger.rows(which))
+    return {ledger.files[each]: numbers[file == each].tolist() for each in np.unique(file)}

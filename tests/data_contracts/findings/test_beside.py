@@ -1,0 +1,82 @@
+"""Data against a benchmark's prompts, and against prompts of deployment."""
+
+import json
+import random
+
+import pytest
+
+from components.base.errors import UserError
+from data_contracts.check import check
+
+WORDS = "river garden window letter market bridge winter summer forest kitchen teacher doctor village station".split()
+GERMAN = "der Fluss fließt langsam durch das alte Tal und die Kinder spielen am Ufer mit ihren Freunden".split()
+
+
+def sentence(rng, count=14, words=WORDS):
+    return " ".join(rng.choice(words) for _ in range(count))
+
+
+def pairs(n=200, **more):
+    rng = random.Random(1)
+    return [{"prompt": f"number {i}: {sentence(rng)}", "chosen": sentence(rng, 8), "rejected": sentence(rng, 7), **more}
+            for i in range(n)]  # fmt: skip
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def examined(tmp_path, job):
+    def examined(rows, beside, **options):
+        inputs = {"preferences": write(tmp_path / "p.jsonl", rows)}
+        inputs |= {name: write(tmp_path / f"{name.replace('/', '-')}.jsonl", found) for name, found in beside.items()}
+        report = check(job(preferences="p.jsonl", **options), inputs, tmp_path / "scratch", tmp_path / "out",
+                       lambda rows: None, tokenized=False)  # fmt: skip
+        gone = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").read_text().splitlines()]
+        return {each["name"]: each for each in report["checks"]}, {row["row"]: row["reasons"] for row in gone}
+
+    return examined
+
+
+def test_rows_whose_prompt_nearly_repeats_one_of_two_benchmarks_are_left_out_by_row(examined):
+    rows = pairs()
+    rng = random.Random(9)
+    fresh = [{"prompt": f"item {i} {sentence(rng, 20)}"} for i in range(50)]
+    long = sentence(rng, 60)
+    rows[11]["prompt"], one = long, {"prompt": long.upper() + "!"}
+    rows[23]["prompt"], other = f"{long} river", {"prompt": sentence(rng, 30)}
+    rows[40]["prompt"] = other["prompt"]
+    beside = {"decontaminate/a.jsonl": [*fresh, one], "decontaminate/b.jsonl": [other]}
+    checks, gone = examined(rows, beside, decontaminate=("a.jsonl", "b.jsonl"))
+    assert checks["uncontaminated"]["row_numbers"] == [12, 24, 41] and set(gone) == {12, 24, 41}
+    assert gone[12] == ["its prompt nearly repeats row 51 of a.jsonl (data.decontaminate)"]
+    assert gone[41] == ["its prompt nearly repeats row 1 of b.jsonl (data.decontaminate)"]
+    clean, gone = examined(pairs(), {"decontaminate": fresh}, decontaminate=("d.jsonl",))
+    assert clean["uncontaminated"]["rows"] == 0 and gone == {}
+    assert "uncontaminated" not in examined(pairs(), {})[0]
+
+
+def test_a_benchmark_without_prompts_is_the_users_error_by_file(examined):
+    with pytest.raises(UserError, match=r"data\.decontaminate: .*decontaminate\.jsonl has not one prompt"):
+        examined(pairs(), {"decontaminate": [{"question": "what?"}]}, decontaminate=("d.jsonl",))
+
+
+def test_deployment_prompts_of_the_same_kind_pass_and_each_difference_is_found_by_its_own_check(examined):
+    rng = random.Random(5)
+    rows = pairs(400, category="chat")
+    alike = [{"prompt": f"number {i}: {sentence(rng)}", "category": "chat"} for i in range(400)]
+
+    def failing(prompts):
+        checks, _ = examined(rows, {"deployment_prompts": prompts}, deployment_prompts="d.jsonl")
+        found = {name: each["passed"] for name, each in checks.items() if name.startswith("deployment_")}
+        assert len(found) == 4
+        return {name for name, passed in found.items() if not passed}
+
+    assert failing(alike) == set()
+    assert failing([row | {"category": "code"} for row in alike]) == {"deployment_category"}
+    longer = [row | {"prompt": f"{row['prompt']} {sentence(rng, 10)}"} for row in alike]
+    assert "deployment_length" in failing(longer)
+    german = [{"prompt": f"number {i}: {sentence(rng, 14, GERMAN)}", "category": "chat"} for i in range(400)]
+    assert failing(german) == {"deployment_language", "deployment_words"}

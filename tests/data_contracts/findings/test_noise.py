@@ -1,0 +1,73 @@
+"""The share of flipped labels: the fit against another one, on scores and on texts whose flips are known."""
+
+import gzip
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from data_contracts.findings.noise import LEAST_PAIRS, LabelNoise, flip_rate, label_noise
+
+DATA = Path(os.environ.get("TETHER_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
+
+
+def scores(flips, n=4000, seed=0, scale=1.7):
+    """Scores of a model whose logits are `scale` times too small, and labels flipped at a rate."""
+    rng = np.random.default_rng(seed)
+    logit = rng.normal(0, 4, n)
+    side = np.where(rng.random(n) < expit(logit), 1.0, -1.0)
+    return logit / scale * np.where(rng.random(n) < flips, -side, side)
+
+
+@pytest.mark.parametrize("flips", [0.0, 0.1, 0.3])
+def test_the_fit_is_that_of_a_free_search_and_its_interval_holds_the_planted_share(flips):
+    found = scores(flips)
+    value, low, high = flip_rate(found)
+
+    def loss(at):
+        share = expit(at[0]) / 2
+        return -np.log(share + (1 - 2 * share) * expit(np.exp(at[1]) * found)).sum()
+
+    best = min((minimize(loss, [start, 0.0], method="Nelder-Mead") for start in (-4.0, 0.0)), key=lambda r: r.fun)
+    share = expit(best.x[0]) / 2
+    assert value == pytest.approx(share, abs=0.005) and low <= flips <= high and high - low < 0.1
+    for end in (low, high):
+        if end:
+            start = np.log(2 * end / (1 - 2 * end))
+            at_end = minimize(lambda at, start=start: loss([start, at[0]]), [0.0]).fun
+            assert 2 * (at_end - best.fun) < 3.9, "both ends are within 3.84 of the best fit, to the grid's step"
+
+
+def test_too_few_pairs_and_scores_that_say_nothing_give_no_estimate():
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(["one", "two", "three", "four"], 6)) for _ in range(2 * LEAST_PAIRS)]
+    assert label_noise(texts[: LEAST_PAIRS - 1], texts[LEAST_PAIRS : 2 * LEAST_PAIRS - 1], 0) is None
+    accuracy = label_noise(texts[:LEAST_PAIRS], texts[LEAST_PAIRS:], 0)
+    assert isinstance(accuracy, float) and 0.4 < accuracy < 0.6
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("flips", [0.0, 0.1, 0.3])
+def test_flips_planted_in_real_pairs_are_estimated_within_the_interval(flips):
+    """Pairs of UKPConvArg1 on whose better side all annotators agree, so that next to none is flipped to begin with."""
+    path = DATA / "ukpconvarg1/pairs.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is absent (set TETHER_DATA to the folder of real data)")
+    pairs = []
+    for line in gzip.decompress(path.read_bytes()).splitlines():
+        row = json.loads(line)
+        counts = Counter(vote["label"] if isinstance(vote, dict) else vote for vote in row["votes"])
+        (answer, most), *_ = counts.most_common()
+        if most == len(row["votes"]) and answer in ("a", "a1", "b", "a2"):
+            pairs.append((row["a"], row["b"]) if answer in ("a", "a1") else (row["b"], row["a"]))
+    assert len(pairs) > 3000
+    flipped = np.random.default_rng(3).random(len(pairs)) < flips
+    turned = [(b, a) if flip else (a, b) for (a, b), flip in zip(pairs, flipped, strict=True)]
+    found = label_noise(*map(list, zip(*turned, strict=True)), 0)
+    assert isinstance(found, LabelNoise) and found.low <= flipped.mean() <= found.high
+    assert found.high - found.low < 0.1

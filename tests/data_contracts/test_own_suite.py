@@ -1,0 +1,183 @@
+"""A user's own suite: expectations on our columns and on further columns of the data, and what is wrong with one."""
+
+import json
+
+import pytest
+
+from components.base.errors import UserError
+from data_contracts.check import check
+from data_contracts.expectations.own import load_suite
+from data_contracts.findings.drafting import draft
+
+
+def rows(n=60):
+    return [
+        {"prompt": f"question number {i}", "chosen": f"good answer {i} indeed", "rejected": f"bad answer {i}",
+         "rating": 3 + i % 3, "team": ["north", "south"][i % 2]}
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def write(path, content):
+    lines = "".join(json.dumps(row) + "\n" for row in content) if isinstance(content, list) else json.dumps(content)
+    path.write_text(lines)
+    return path
+
+
+def expect(kind, severity="quarantine", check=None, sentence="as agreed", source=None, **options):
+    meta = {"severity": severity, "sentence": sentence} | ({"check": check} if check else {})
+    meta |= {"source": source} if source else {}
+    return {"type": f"expect_{kind}", "kwargs": options, "meta": meta}
+
+
+def suite(*expectations, **meta):
+    return {"name": "mine", "expectations": list(expectations), "meta": meta}
+
+
+@pytest.fixture
+def examined(tmp_path, job):
+    """The report of a check of rows by a suite, and the rows that it quarantines with their reasons."""
+
+    def examined(found, content, **more):
+        inputs = {"preferences": write(tmp_path / "p.jsonl", found), "suite": write(tmp_path / "mine.json", content)}
+        options = {"preferences": "p.jsonl", "suite": "mine.json"} | more
+        out = tmp_path / "out"
+        report = check(job(**options), inputs, tmp_path / "scratch", out, lambda rows: None, tokenized=False)
+        gone = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+        checks = {each["name"]: each for each in report["checks"]}
+        return report, checks, {row["row"]: row["reasons"] for row in gone}
+
+    return examined
+
+
+TEN = suite(
+    expect("column_values_to_be_between", check="rating", column="rating", min_value=1, max_value=5),
+    expect("column_values_to_be_in_set", check="team", column="team", value_set=["north", "south"]),
+    expect("column_values_to_not_be_null", check="rated", column="rating", severity="warning"),
+    expect("column_values_to_match_regex", check="lower", column="team", regex="^[a-z]+$", severity="warning"),
+    expect("column_values_to_be_between", check="short", column="chosen_words", max_value=6),
+    expect("column_values_to_be_between", check="one turn", column="turns", max_value=1, severity="error", mostly=0.99),
+    expect("column_pair_values_a_to_be_greater_than_b", check="longer", column_A="chosen_words",
+           column_B="rejected_words", or_equal=True),
+    expect("column_values_to_be_between", check="south is strict", column="rating", min_value=4, severity="warning",
+           row_condition={"type": "comparison", "column": {"name": "team"}, "operator": "==", "parameter": "south"}),
+    expect("column_mean_to_be_between", check="mean rating", column="rating", min_value=3, max_value=4,
+           severity="error"),
+    expect("table_row_count_to_be_between", check="enough", min_value=50, severity="warning"),
+)  # fmt: skip
+
+
+def test_ten_native_expectations_on_a_file_with_two_further_columns_name_their_rows(examined):
+    found = rows()
+    found[4]["rating"] = 9
+    found[9]["rating"] = "none"
+    found[14]["team"] = "West"
+    found[19]["rating"] = None
+    found[24]["chosen"] = "much too long an answer to this one question"
+    found[29]["prompt"] = [
+        {"role": role, "content": f"turn {i} of 30"} for i, role in enumerate(["user", "assistant", "user"])
+    ]
+    found[34]["chosen"] = "yes"
+    report, checks, gone = examined(found, TEN)
+    names = ("rating", "team", "rated", "lower", "short", "one turn")
+    assert {name: checks[name]["row_numbers"] for name in names} == {
+        "rating": [5, 10], "team": [15], "rated": [20], "lower": [15], "short": [25], "one turn": [30],
+    }  # fmt: skip
+    assert checks["longer"]["row_numbers"] == [35]
+    rated = [(i + 1, row["rating"]) for i, row in enumerate(found) if i % 2 and row["rating"] is not None]
+    strict = [number for number, rating in rated if rating == "none" or rating < 4]
+    assert checks["south is strict"]["row_numbers"] == strict and checks["south is strict"]["severity"] == "warn"
+    assert set(gone) == {5, 10, 15, 25, 30, 35} and report["pairs"] == 54 and report["quarantined"] == 6
+    assert gone[5] == ["rating: rating is '9'. as agreed"] and "turns is 3" in gone[30][0]
+    assert not checks["one turn"]["passed"] and not report["passed"]
+    assert (
+        checks["mean rating"]["passed"] and 3 < checks["mean rating"]["value"] < 4.2 and checks["enough"]["value"] == 54
+    )
+    assert checks["length_within"]["passed"], "ours are judged too"
+
+
+def test_an_expectation_of_the_whole_that_fails_with_severity_error_fails_the_contract(examined):
+    high = suite(expect("column_mean_to_be_between", "error", check="mean", column="rating", min_value=4.5))
+    report, checks, gone = examined(rows(), high)
+    assert not report["passed"] and not checks["mean"]["passed"] and gone == {} and checks["mean"]["threshold"] == 4.5
+
+
+def test_an_expectation_takes_the_place_of_ours_by_its_name_and_a_suite_of_all_that_can_be_left_out(examined):
+    found = rows()
+    found[3]["rejected"] = found[3]["chosen"]
+    found[5]["prompt"] += "\n\nHuman: and then?"
+    assert set(examined(found, TEN)[2]) == {4, 6}
+    named = suite(
+        expect("column_values_to_be_between", "warning", check="no_markers", column="marked_texts", max_value=0)
+    )
+    _, checks, gone = examined(found, named)
+    assert set(gone) == {4} and checks["no_markers"]["row_numbers"] == [6] and not checks["no_markers"]["passed"]
+    _, checks, gone = examined(found, suite(*TEN["expectations"], replaces_ours=True))
+    assert "no_markers" not in checks and set(gone) == {4}, "two equal responses can't be used, whoever asks"
+
+
+def test_numbers_of_a_csv_are_numbers(tmp_path, job):
+    lines = ["prompt,chosen,rejected,rating", *(f"question {i},good {i},bad {i},{i % 5}.5" for i in range(40))]
+    (tmp_path / "p.csv").write_text("\n".join(lines) + "\n")
+    asked = suite(expect("column_values_to_be_between", check="rating", column="rating", max_value=3.5))
+    inputs = {"preferences": tmp_path / "p.csv", "suite": write(tmp_path / "mine.json", asked)}
+    given = job(preferences="p.csv", suite="mine.json")
+    report = check(given, inputs, tmp_path / "scratch", None, lambda rows: None, tokenized=False)
+    named = next(each for each in report["checks"] if each["name"] == "rating")["row_numbers"]
+    assert named == [i + 2 for i in range(40) if i % 5 == 4], "the header is row 1"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", r"mine\.json is not JSON"),
+        ({"expectations": []}, "has no `expectations`"),
+        (suite({"kwargs": {}}), r"expectations\[0\]: it has no `type`"),
+        (suite(expect("colum_values_to_be_null", column="team")), r"\[0\].*you mean expect_column_values_to_be_null"),
+        (suite(expect("column_values_to_be_between", column="a", max_value=1, least=1)), r"kwargs\.least: extra"),
+        (suite(TEN["expectations"][0], expect("column_values_to_be_in_set", value_set=[1])),
+         r"expectations\[1\] \(expect_column_values_to_be_in_set\): kwargs\.column: field required"),
+        (suite(expect("column_values_to_be_null", "fatal", column="team")), r"meta\.severity is 'fatal'"),
+        (suite(expect("column_mean_to_be_between", column="a", max_value=1)), "is quarantine, and no single row"),
+        (suite(expect("column_values_to_be_null", column="team", source="pairs")), "meta.source is 'pairs'"),
+        (suite(expect("column_values_to_be_null", check="decided", column="a")), "without which a row can't be"),
+        (suite(*[expect("column_values_to_be_null", column="a")] * 2), r"\[1\].*another expectation has the name"),
+        (suite(TEN["expectations"][0], replaces_ours="yes"), "replaces_ours is \"yes\", expected true or false"),
+    ],
+)  # fmt: skip
+def test_a_broken_suite_is_the_users_error_by_file_expectation_and_field(tmp_path, content, said):
+    path = tmp_path / "mine.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UserError, match=said) as error:
+        load_suite(path)
+    assert str(path) in str(error.value) and error.value.exit_code == 2 and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("column", ["ratings", "desirable"])
+def test_a_column_that_the_data_do_not_have_is_the_users_error_with_those_that_are_there(examined, column):
+    with pytest.raises(
+        UserError, match=rf"mine\.json: the expectation 'mine' names the column '{column}'.*rating, team"
+    ):
+        examined(rows(), suite(expect("column_values_to_not_be_null", check="mine", column=column)))
+
+
+def test_a_value_that_is_no_number_counts_only_where_its_row_is_asked(examined):
+    found = rows()
+    found[0]["rating"], found[1]["rating"] = "none", "none"
+    condition = {"type": "comparison", "column": {"name": "team"}, "operator": "==", "parameter": "south"}
+    ends = {"least": {"min_value": 1}, "most": {"max_value": 5}}
+    asked = [expect("column_values_to_be_between", check=name, column="rating", row_condition=condition, **end)
+             for name, end in ends.items()]  # fmt: skip
+    _, checks, gone = examined(found, suite(*asked))
+    assert [checks[name]["row_numbers"] for name in ends] == [[2], [2]] and set(gone) == {2}
+
+
+def test_a_draft_from_a_good_file_holds_for_it_and_names_what_leaves_its_ranges(tmp_path, job, examined):
+    drafted = draft(write(tmp_path / "good.jsonl", rows()), job().data, tmp_path)
+    by_column = {each["kwargs"]["column"]: each["kwargs"] for each in drafted["expectations"]}
+    assert (by_column["rating"]["min_value"], by_column["rating"]["max_value"]) == (3, 5)
+    assert by_column["team"]["value_set"] == ["north", "south"] and by_column["roles"]["value_set"] == ["u"]
+    assert examined(rows(), drafted)[2] == {}
+    found = rows()
+    found[7]["rating"], found[8]["team"] = 9, "east"
+    assert set(examined(found, drafted)[2]) == {8, 9}
