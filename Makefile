@@ -50,6 +50,7 @@ test-simulator: $(INSTALLED)
 
 # A batch through a real Label Studio, which infra/label-studio.sh installs (1 GB) into .tether/.
 test-label-studio: $(INSTALLED)
+	sh infra/label-studio.sh
 	$(BIN)/python -m pytest -m labelstudio $(ARGS)
 
 # Runs killed at 60 moments, `iterate` at 10, other commands at 30, and 110 other faults: full disks, damaged files, servers that die, signals.
