@@ -161,7 +161,7 @@ def iterate(
 
     The votes refresh the reward model, PPO runs again from SFT, and a new sample waits for people."""
     from flows.config.profiles import parse_override
-    from flows.iterate import next_round
+    from flows.launch.rounds import next_round
     from tasks.runs.label import Label
 
     label = Label.of(name, tag or [])

@@ -25,6 +25,8 @@ from tasks.runs.journal import write_model
 
 logger = logging.getLogger(__name__)
 
+DRAIN_SECONDS = 5
+"""How long the last events may take to reach a server that is about to end."""
 TAG = "tether"
 """Every flow run of ours has it, and the deployments: automations match it, so that they touch nobody else's runs."""
 
@@ -170,6 +172,9 @@ def own_server(home: Path, seconds: float = START_SECONDS) -> Iterator[str]:
         os.environ["PREFECT_API_URL"] = url
         yield url
     finally:
+        # Prefect keeps one worker of events a process, with its first server: a later run gets one of its own.
+        if worker := sys.modules.get("prefect.events.worker"):
+            worker.EventsWorker.drain_all(timeout=DRAIN_SECONDS)
         os.environ.pop("PREFECT_API_URL", None)
         process.terminate()
         try:

@@ -34,8 +34,8 @@ from components.store.store import ArtifactStore
 from data_contracts.rows.gather import RowSource, judged_rows
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config
-from flows.iterate import next_round
 from flows.launch.begin import Launch, new_run
+from flows.launch.rounds import next_round
 from flows.rlhf import pipeline
 from tasks.execution.runner import run_stage
 from tasks.runs.status import load_status

@@ -9,9 +9,9 @@ from components.data.splits import loose_key
 from components.human_eval.halves import JUDGED, PREFERENCES
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
-from flows.iterate import next_round
 from flows.launch.begin import new_run
 from flows.launch.computing import everything_is_stored
+from flows.launch.rounds import next_round
 from tasks.runs.status import load_status
 from tests.bench.rounds import run, voted
 

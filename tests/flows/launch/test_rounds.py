@@ -12,8 +12,8 @@ from components.gates.table import GATES
 from components.store.store import ArtifactStore, Record
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
-from flows.iterate import held, next_round
 from flows.launch.begin import new_run, rerun
+from flows.launch.rounds import held, next_round
 from flows.reports.rounds import Round, all_rounds, rounds_chart, rounds_up_to
 from tasks.execution.context import RunContext
 from tasks.retention.archive import export_run, import_run
