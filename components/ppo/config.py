@@ -144,6 +144,25 @@ class PtxConfig(Settings):
     """Demonstrations an optimiser step; overlong ones are left out."""
 
 
+MonitorName = Literal[
+    "length", "nll", "repetition", "echo", "special_token", "rare_token", "flattery", "hedge", "filler",
+    "overconfidence", "refusal", "agreement", "role_mark", "template", "length_score",
+]  # fmt: skip
+"""Names of the alarms of components/ppo/monitors/alarms.py."""
+
+
+class MonitorConfig(Settings):
+    """What is watched in every batch, with limits from SFT's own responses (docs/guide/training.md has each alarm)."""
+
+    responses: int | None = Field(256, ge=8)
+    """SFT responses, to prompts of the calibration split, that the limits come from; null for no monitors."""
+    false_alarms: float = Field(0.01, gt=0, lt=1)
+    """Chance of any alarm in the whole run, of a policy within the monitors' margins of SFT."""
+    stop_on: tuple[MonitorName, ...] = ()
+    """Alarms that stop the run and fail it, as a broken tether does; all others warn. The best checkpoint is published
+    whatever stopped the run."""
+
+
 class PpoConfig(OptimizerConfig):
     """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""
 
@@ -230,9 +249,12 @@ class PpoConfig(OptimizerConfig):
     Null: no evaluation, and the last policy is published."""
     watch: WatchConfig = WatchConfig()
     """These evaluations."""
+    monitors: MonitorConfig = MonitorConfig()
+    """What is watched in every batch."""
     stop_early: bool = True
-    """Whether a run ends before its last update where its tether breaks (`kl.stop_above`, `watch.kl_high`) or
-    `watch.patience` ends. False switches every stop off; a broken tether fails the gate `ppo.stopped` all the same."""
+    """Whether a run ends before its last update where its tether breaks (`kl.stop_above`, `watch.kl_high`), an alarm of
+    `monitors.stop_on` is raised or `watch.patience` ends. False switches every stop off; a broken tether, and such an
+    alarm, fail the gate `ppo.stopped` all the same."""
     evaluate_temperature: float | None = Field(None, ge=0)
     """Temperature of the responses of the final evaluation, where a model is to be used at another one than it trains
     at; 0 is greedy. KL and entropy stay those at `generation.temperature`, of further responses drawn at it, since only

@@ -18,7 +18,7 @@ from components.ppo.config import PpoJob
 from components.ppo.experience import rewarded_scores
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models, frozen_pass
-from components.ppo.texture import dissimilarity, distinct_ngrams, echo, repetition
+from components.ppo.monitors.texture import dissimilarity, distinct_ngrams, echo, repetition
 from components.rewards.weighted import source_metrics
 from components.sft.demonstrations import choose_demonstrations, perplexity_ratio, response_losses
 from components.stats.intervals import (

@@ -59,6 +59,8 @@ class Experience:
     """Weight of the KL loss beside the policy loss on these advantages; 0 where KL is in the reward."""
     metrics: dict[str, float]
     """What is known of the batch before the update."""
+    sft: Tensor | None = None
+    """(B, T) log π_SFT; None only where an experience was made by hand."""
     importance: Tensor | None = None
     """(B, T) truncated importance weights between sampler and training path; None where nothing is weighed."""
     learned: list[bool] | None = None
@@ -172,7 +174,7 @@ def gather_experience(
     # Whitening divided the rewards, and in them the score, by the unit: a KL beside them is divided likewise.
     kl_weight = 0.0 if in_reward else beta / unit
     return Experience(
-        samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics,
+        samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics, sft,
         importance, learned,
     )  # fmt: skip
 

@@ -32,6 +32,7 @@ from components.ppo.evaluate import evaluate, evaluate_last, sft_responses
 from components.ppo.experience import check_start, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
+from components.ppo.monitors.batches import alarm_samples, batch_of, limits_of_sft, new_alarms
 from components.ppo.watch import Watch, put_weights, shown_samples
 from components.rewards.weighted import Rewards
 from components.rollouts.engine import Rollouts, open_rollouts
@@ -55,8 +56,10 @@ class Progress:
     """Some responses, with `update` (from 0)."""
     warned: bool = False
     """Whether it was said that scores tell rollouts hardly apart."""
+    alarms: list[dict[str, object]] = field(default_factory=list)
+    """The first of each name: `update` (from 1), value, SFT's value, a sample, and what it means."""
     broke: bool = False
-    """KL was over the ceiling, or outside its band, for certain at some update."""
+    """KL was over the ceiling or outside its band for certain at some update, or an alarm was raised that stops."""
     stopped: bool = False
     """The training ends here, whatever updates are left."""
 
@@ -107,6 +110,7 @@ def _trained_and_judged(
     write_rows(out / "artifact" / "history.jsonl", trained.history)
     write_rows(out / "artifact" / "samples.jsonl", trained.samples)
     about = {"published_update": published, "reason": reason, "last_update": updates, "evaluations": watch.looks}
+    about["alarms"] = trained.alarms
     write_json(out / "artifact" / "metadata.json", about)
     metrics |= evaluate(models, job, data, out)
     last = trained.history[-1]
@@ -117,6 +121,7 @@ def _trained_and_judged(
         "ppo/stopped": float(trained.broke),
         "ppo/updates": float(updates),
         "ppo/published_update": float(published),
+        "ppo/alarms": float(len(trained.alarms)),
     }
     if job.ppo.rollout.by_server:
         metrics["ppo/rollouts_bit_exact"] = float(job.ppo.rollout.bit_exact)
@@ -189,6 +194,7 @@ def train(
         kept = {"state": asdict(seen), "tether": controller.state(), "watch": watch.state()}
         save_state(folder, step, modules, learner.optimizers, kept, watch.weights)
 
+    limits = limits_of_sft(models, job, data)
     sampled = open_rollouts(config.rollout, models.tokenizer, job.runtime, job.generation, out / "sent")
     with sampled as rollouts, Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
         while len(seen.history) < config.updates and not seen.stopped:
@@ -213,24 +219,33 @@ def train(
             if average is not None:
                 average.update(models.policy)
             seen.warned = seen.warned or warn_of_scores(update + 1, metrics)
+            texts, asked_of = samples.texts(models.tokenizer), [prompts[i] for i in chosen]
+            raised = list[dict[str, object]]()
+            if limits is not None and experience.sft is not None:
+                measured = batch_of(
+                    samples, asked_of, texts, experience.sft, experience.judged, models.tokenizer, config.group_size
+                )
+                values, alarms = limits.judge(measured)
+                metrics |= {f"ppo/monitor_{name}": value for name, value in values.items()}
+                raised = new_alarms(alarms, measured, seen.alarms, update + 1)
+                seen.alarms += raised
             # 4. move the tether
             held = "ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"
             low = metrics.get(f"{held}_low", -math.inf)
-            stops = [controller.stops(metrics[held], low), watch.leaves(update + 1, low)]
+            alarmed = any(row["name"] in config.monitors.stop_on for row in raised)
+            stops = [controller.stops(metrics[held], low), watch.leaves(update + 1, low), alarmed]
             seen.broke = seen.broke or any(stops)
             seen.stopped = config.stop_early and seen.broke
             controller.update(metrics[held])
             if refresh_every and (update + 1) % refresh_every == 0:
                 models.refresh_reference()
             # 5. keep what was seen
-            asked_of = [prompts[i] for i in chosen]
-            texts = samples.texts(models.tokenizer)
             truths = [task_scores(data, prompt, text) for prompt, text in zip(asked_of, texts, strict=True)]
             metrics |= {f"ppo/{name}": sum(each[name] for each in truths) / len(truths) for name in truths[0]}
             last = update + 1 == config.updates or seen.stopped
             watched: dict[str, Any] = {}
             speed: dict[str, float] = {}
-            if watch.due(update + 1, last):
+            if watch.due(update + 1, last, metrics[held]):
                 looking = time.perf_counter()
                 with nullcontext() if average is None else average.instead(models.policy):
                     answers = watch.look(models, job, data, update + 1)
@@ -239,6 +254,8 @@ def train(
                 speed["ppo/watched_seconds"] = time.perf_counter() - looking
                 seen.stopped = seen.stopped or (config.stop_early and watch.out_of_patience())
                 last = last or seen.stopped
+            if raised:
+                watched["samples"] = [*watched.get("samples", ()), *alarm_samples(raised)]
             seen.history.append({"update": update + 1, **metrics})
             if update % config.sample_every == 0 or last:
                 scores = experience.judged.tolist(), experience.scores.tolist()

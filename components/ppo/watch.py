@@ -64,12 +64,20 @@ class Watch:
         self.scores = {int(update): each for update, each in state["scores"].items()}
         self.weights = dict(weights)
 
-    def due(self, update: int, last: bool) -> bool:
-        """Whether to evaluate after `update` updates. The last is compared only where another one could be better."""
-        every = self.config.evaluate_every
+    def due(self, update: int, last: bool, kl: float) -> bool:
+        """Whether to evaluate after `update` updates, the batch of the last of which had mean KL `kl` (in `kl.unit`).
+
+        The last is compared only where another one could be better. Where KL runs off, it may cross the whole band
+        between two evaluations: so one is made, beside the others, each time that KL rises by an eighth of the band
+        above all that was evaluated, at most eight times in the band.
+        """
+        every, most = self.config.evaluate_every, self.config.watch.kl_high
         if every is None or len(self.prompts) < 2:
             return False
-        return update % every == 0 or (last and bool(self.looks))
+        name = "kl" if self.config.kl.unit == "response" else "kl_per_token"
+        reached = max((look[name] for look in self.looks), default=0.0)
+        rose = most is not None and kl <= most and kl >= reached + most / 8
+        return update % every == 0 or rose or (last and bool(self.looks))
 
     def look(self, models: Models, job: PpoJob, data: Path, update: int) -> list[Answered]:
         """Evaluate the policy after `update` updates, and keep its weights if none before is better.

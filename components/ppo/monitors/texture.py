@@ -14,23 +14,25 @@ from scipy import sparse
 from components.stats.intervals import FloatArray, cluster_codes
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """The words of a text, in lower case."""
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def _ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    return list(zip(*(words[i:] for i in range(n)), strict=False))
+def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    """All runs of `n` of `tokens`, in their order."""
+    return list(zip(*(tokens[i:] for i in range(n)), strict=False))
 
 
 def repetition(text: str, n: int = 4) -> float:
     """Share of a text's n-grams that stood in it before (0 where it has none)."""
-    grams = _ngrams(_words(text), n)
+    grams = ngrams(words(text), n)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def echo(prompt: str, response: str, n: int = 4) -> float:
     """Share of a response's n-grams that stand in the prompt (0 where it has none)."""
-    grams, source = _ngrams(_words(response), n), set(_ngrams(_words(prompt), n))
+    grams, source = ngrams(words(response), n), set(ngrams(words(prompt), n))
     return sum(gram in source for gram in grams) / len(grams) if grams else 0.0
 
 
@@ -96,8 +98,8 @@ def _incidence(
     column: dict[tuple[str, ...], int] = {}
     rows, columns = [], []
     for row, text in enumerate(responses):
-        words = _words(text)
-        for gram in _ngrams(words, n) or [tuple(words)]:
+        found = words(text)
+        for gram in ngrams(found, n) or [tuple(found)]:
             rows.append(row)
             columns.append(column.setdefault(gram, len(column)))
     shape = len(responses), len(column)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.ppo.texture import LeaveOneOut, dissimilarity, distinct_ngrams, echo
+from components.ppo.monitors.texture import LeaveOneOut, dissimilarity, distinct_ngrams, echo
 from components.stats.intervals import jackknifed_ratio
 
 WORDS = st.sampled_from(["we", "will", "replace", "it", "."])

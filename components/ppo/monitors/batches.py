@@ -1,0 +1,104 @@
+"""Batches as the monitors see them: the rows of an update, and SFT's own responses that the limits come from."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from components.base.jsonl import read_rows
+from components.base.text import line
+from components.models.batching import encode_prompt
+from components.models.sampling import Samples, rollout_engine
+from components.ppo.config import PpoJob
+from components.ppo.models import Models, frozen_pass
+from components.ppo.monitors.alarms import Alarm, Limits
+from components.ppo.monitors.measures import Batch
+from components.training.loop import torch_seed
+
+logger = logging.getLogger(__name__)
+
+STREAM = "monitors"
+
+
+def batch_of(
+    samples: Samples,
+    prompts: Sequence[Any],
+    texts: Sequence[str],
+    sft: Tensor,
+    scores: Tensor,
+    tokenizer: Any,
+    group: int,
+) -> Batch:
+    """The first response to each prompt of `samples`, whose rows hold `group` responses to a prompt beside each other.
+
+    Args:
+        sft: (B, T) log-probabilities under SFT.
+        scores: (B,) as judged.
+    """
+    nll = -(sft.masked_fill(~samples.response_mask, 0).sum(1) / samples.response_mask.sum(1))
+    likelihoods, judged = torch.stack([nll.double(), scores.double()]).cpu().numpy()[:, ::group]  # read once
+    return Batch(
+        [prompt[-1]["content"] for prompt in prompts[::group]], texts[::group], samples.said[::group],
+        samples.special_tokens(tokenizer)[::group], np.array(samples.response_lengths[::group], dtype=np.float64),
+        judged, likelihoods,
+    )  # fmt: skip
+
+
+def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
+    """Limits from responses of SFT; None where nothing is watched, or too few prompts are there to say anything."""
+    config = job.ppo.monitors
+    if config.responses is None:
+        return None
+    prompts = [row["prompt"] for row in read_rows(data / "prompts.calibration.jsonl")[: config.responses]]
+    if len(prompts) < 8:
+        return None
+    asked = Models(models.sft, models.sft, models.reward_model, None, models.tokenizer, models.scale)
+    seed, parts = torch_seed(job.seed, "ppo", STREAM), list[Batch]()
+    with rollout_engine(models.sft, models.tokenizer, job.runtime) as engine:
+        for start in range(0, len(prompts), job.ppo.batch_size):
+            some = prompts[start : start + job.ppo.batch_size]
+            encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in some]
+            samples = engine.sample(encoded, job.generation, seed, range(start, start + len(some)))
+            found = frozen_pass(asked, replace(samples, seen=None), job)
+            texts, scores = samples.texts(models.tokenizer), models.scale(found["raw_scores"])
+            parts.append(batch_of(samples, some, texts, found["sft"], scores, models.tokenizer, 1))
+    return Limits.of(_joined(parts), config.false_alarms, job.ppo.updates)
+
+
+def new_alarms(
+    alarms: Sequence[Alarm], batch: Batch, before: Sequence[Mapping[str, object]], update: int
+) -> list[dict[str, object]]:
+    """Those of `alarms` that a run raises for the first time, as JSON objects; each is logged as a warning."""
+    known, found = {row["name"] for row in before}, list[dict[str, object]]()
+    for alarm in alarms:
+        if alarm.name not in known:
+            sentence = alarm.sentence(batch.texts[alarm.sample])
+            logger.warning("ppo, update %d: %s", update, line(sentence))
+            found.append(
+                {"update": update, "prompt": batch.prompts[alarm.sample], "response": batch.texts[alarm.sample]}
+                | {"name": alarm.name, "value": alarm.value, "sft": alarm.sft, "phrase": alarm.what}
+                | {"meaning": sentence}
+            )
+    return found
+
+
+def alarm_samples(raised: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Alarms as samples for people to read."""
+    return [
+        {"prompt": f"ALARM {row['name']}: {row['prompt']}", "response": row["response"]}
+        | {"alarm": row["meaning"], "value": row["value"], "sft": row["sft"]}
+        for row in raised
+    ]
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    def all_of(name: str) -> list[Any]:
+        return [each for part in parts for each in getattr(part, name)]
+
+    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "scores", "nll"))
+    return Batch(all_of("prompts"), all_of("texts"), all_of("token_ids"), all_of("special"), *arrays)

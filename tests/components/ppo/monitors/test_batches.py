@@ -1,0 +1,92 @@
+"""Monitors in a training: they leave no trace in it, their alarms warn once or stop, and a resumption repeats none."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.base.jsonl import read_rows
+from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
+from components.ppo.monitors.batches import batch_of, limits_of_sft
+
+OPTIONS = {"updates": 3, "group_size": 2, "learning_rate": 1e-2, "checkpoint_every": 2, "evaluate": 4}
+
+
+def about(out: Path) -> dict[str, Any]:
+    return json.loads((out / "artifact" / "metadata.json").read_text())
+
+
+@pytest.fixture
+def alarmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch raises the alarm `hedge`."""
+    judge = Limits.judge
+    monkeypatch.setattr(Limits, "judge", lambda self, batch: (judge(self, batch)[0], [Alarm("hedge", 0.9, 0.1, 1)]))
+
+
+def test_monitors_leave_no_trace_in_the_training(stages: Any, tmp_path: Path) -> None:
+    stages.run("ppo", tmp_path / "on", **OPTIONS)
+    stages.run("ppo", tmp_path / "off", monitors={"responses": None}, **OPTIONS)
+    on, off = (read_rows(tmp_path / name / "artifact" / "history.jsonl") for name in ("on", "off"))
+    assert {f"ppo/monitor_{name}" for name in MONITORS} <= on[0].keys()
+    assert [{k: v for k, v in row.items() if "monitor_" not in k} for row in on] == off
+
+
+def test_an_alarm_warns_once_is_shown_as_a_sample_and_is_kept_when_resumed(
+    stages: Any, tmp_path: Path, alarmed: None, interrupting: Any, digests: Callable[[Path], Any], caplog: Any
+) -> None:
+    shown: list[Any] = []
+
+    def observe(step: int, metrics: Any, total: Any = None, samples: Any = (), **_: Any) -> None:
+        shown.extend(samples or ())
+
+    with caplog.at_level(logging.WARNING):
+        metrics = stages.run("ppo", tmp_path / "whole", observe, **OPTIONS)
+    (alarm,) = about(tmp_path / "whole")["alarms"]
+    assert alarm["update"] == 1 and alarm["name"] == "hedge" and MONITORS["hedge"].meaning in alarm["meaning"]
+    assert metrics["ppo/alarms"] == 1 and metrics["ppo/stopped"] == 0 and metrics["ppo/updates"] == 3
+    assert sum("alarm hedge" in record.getMessage() for record in caplog.records) == 1
+    assert [row["alarm"] for row in shown if "alarm" in row] == [alarm["meaning"]]
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("ppo", tmp_path / "cut", interrupting(3), **OPTIONS)
+    stages.run("ppo", tmp_path / "cut", **OPTIONS)
+    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+def test_an_alarm_that_stops_ends_the_run_and_fails_it_unless_every_stop_is_off(
+    stages: Any, tmp_path: Path, alarmed: None
+) -> None:
+    stops = OPTIONS | {"monitors": {"stop_on": ["hedge", "length"]}}
+    metrics = stages.run("ppo", tmp_path / "stopped", **stops)
+    assert metrics["ppo/updates"] == 1 and metrics["ppo/stopped"] == 1
+    metrics = stages.run("ppo", tmp_path / "on", **stops, stop_early=False)
+    assert metrics["ppo/updates"] == 3 and metrics["ppo/stopped"] == 1
+    metrics = stages.run("ppo", tmp_path / "other", **OPTIONS | {"monitors": {"stop_on": ["length"]}})
+    assert metrics["ppo/updates"] == 3 and metrics["ppo/stopped"] == 0
+
+
+def test_limits_are_of_sfts_responses_to_calibration_prompts_and_rows_of_a_batch_are_one_a_prompt(stages: Any) -> None:
+    from components.models.batching import encode_prompt
+    from components.models.sampling import rollout_engine
+    from components.ppo.models import Models, frozen_pass
+
+    job = stages.job("ppo", **OPTIONS)
+    models, data = Models.load(job, stages.inputs), stages.inputs["data"]
+    limits = limits_of_sft(models, job, data)
+    assert limits is not None and limits.responses == 30 and limits.unseen == 15
+    assert limits_of_sft(models, stages.job("ppo", monitors={"responses": 12}), data).responses == 12  # type: ignore[union-attr]
+    prompts = [row["prompt"] for row in read_rows(data / "prompts.calibration.jsonl")[:2] for _ in range(2)]
+    encoded = [encode_prompt(models.tokenizer, p, 64) for p in prompts]
+    with rollout_engine(models.sft, models.tokenizer, job.runtime) as engine:
+        samples = engine.sample(encoded, job.generation, 1)
+    found = frozen_pass(models, samples, job)
+    texts, scores = samples.texts(models.tokenizer), torch.arange(4.0)
+    batch = batch_of(samples, prompts, texts, found["sft"], scores, models.tokenizer, 2)
+    assert batch.texts == [texts[0], texts[2]] and batch.scores.tolist() == [0.0, 2.0]
+    mask = samples.response_mask
+    plain = [-float(found["sft"][row][mask[row]].mean()) for row in (0, 2)]
+    assert batch.nll.tolist() == pytest.approx(plain, rel=1e-5)
+    assert batch.lengths.tolist() == [int(mask[0].sum()), int(mask[2].sum())]
