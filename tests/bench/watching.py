@@ -4,9 +4,9 @@
     python -m tests.bench.watching --seeds 100 --planted flattery length template --updates 16
 
 Each seed's data, SFT policy and reward model are those of `tether run demo --until reward` in the home, which are hits
-the second time; PPO runs in this process with the demo's options. `--cut` has β = 0 and no ceiling: what is published is compared
-with SFT and with the last policy. With `--planted NAME` the reward model's score is replaced by a feature of the
-response, in standard deviations of SFT's responses: what is printed is the update of the first alarm of that name and
+the second time; PPO runs in this process with the demo's options. `--cut` has β = 0 and no ceiling: what is published
+is compared with SFT and with the last policy. With `--planted NAME` the reward model's score is replaced by a feature
+of the response, in standard deviations of SFT's responses: printed is the update of the first alarm of that name, and
 the batch's proxy reward then.
 """
 

@@ -202,8 +202,8 @@ class Limits:
             return False
         z = stats.norm.isf([level, level / self.updates])
         sft = math.tanh(math.atanh(min(self.length_score, 0.999)) + z[0] / math.sqrt(self.responses - 3))
-        limit = min(sft + MONITORS["length_score"].margin, 0.999)
-        return math.atanh(r) - z[1] / math.sqrt(size - 3) > math.atanh(limit)
+        limit = sft + MONITORS["length_score"].margin
+        return limit < 1 and math.tanh(math.atanh(r) - z[1] / math.sqrt(size - 3)) > limit
 
 
 def upper_bound(count: Any, size: int, level: float) -> FloatArray:

@@ -139,6 +139,13 @@ def test_tokens_that_only_the_first_half_of_sfts_responses_lacks_are_counted_as_
     assert limits.unseen == 64 and limits.counts["rare_token"] >= 28 and RARE not in limits.common
 
 
+def test_where_sfts_own_score_is_a_measure_of_length_no_batch_is_blamed_for_it() -> None:
+    lengths = np.arange(64) + np.random.default_rng(0).normal(size=64) / 1000
+    alike = {"lengths": np.arange(64) * 1.0, "scores": lengths}
+    sft, batch = draw(0, 64, **alike), draw(1, 64, **alike)
+    assert "length_score" not in {alarm.name for alarm in Limits.of(sft, 0.01, 60).judge(batch)[1]}
+
+
 def test_thresholds_are_sfts_99th_percentiles_and_every_alarm_says_what_to_change() -> None:
     sft = draw(0, 200)
     limits = Limits.of(sft, 0.01, 60)
