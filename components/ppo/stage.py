@@ -100,7 +100,7 @@ def _trained_and_judged(
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
     models.policy.eval()
     updates = len(trained.history)
-    published, reason = watch.choose(updates)
+    published, reason = watch.choose(updates, trained.history[-1]["ppo/beta"])
     metrics = {} if published == updates else evaluate_last(models, job, data, out)
     if published != updates:
         put_weights(models.policy, watch.weights)

@@ -12,7 +12,7 @@ from components.base.jsonl import read_rows
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.evaluate import Answered, respond
 from components.ppo.models import Models
-from components.stats.intervals import Interval, clustered_mean, clustered_ratio, paired_gain
+from components.stats.intervals import LEVEL, Interval, clustered_mean, clustered_ratio, paired_gain
 from components.training.loop import kept_parameters, whole_tensors
 
 STREAM = "watch"
@@ -36,6 +36,8 @@ class Watch:
     """`update` (from 1), `score`, `gain` over SFT and `kl`, each with `_low` and `_high`, by evaluation."""
     scores: dict[int, list[float]] = field(default_factory=dict)
     """Each prompt's score of the best evaluation inside the band and of the last one, by update."""
+    nats: dict[int, list[float]] = field(default_factory=dict)
+    """KL of each prompt's response (summed k1) in the same evaluations."""
     best: int = 0
     """The update of the highest score inside the band; 0 for none."""
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -53,15 +55,19 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it as JSON; `weights` are its tensors."""
-        scores = {str(update): each for update, each in self.scores.items()}
+        by_update = {
+            name: {str(update): each for update, each in getattr(self, name).items()} for name in ("scores", "nats")
+        }
         named = ("sft", "looks", "best", "outside", "left")
-        return {name: getattr(self, name) for name in named} | {"scores": scores}
+        return {name: getattr(self, name) for name in named} | by_update
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         """Become what a checkpoint holds."""
         for name, value in state.items():
             setattr(self, name, value)
-        self.scores = {int(update): each for update, each in state["scores"].items()}
+        self.scores, self.nats = (
+            {int(update): each for update, each in state[name].items()} for name in ("scores", "nats")
+        )
         self.weights = dict(weights)
 
     def due(self, update: int, last: bool, kl: float) -> bool:
@@ -99,11 +105,14 @@ class Watch:
         for name in rows[0].truth:
             found[name] = sum(row.truth[name] for row in rows) / len(rows)
         self.looks.append(found)
-        before = {at: each for at, each in self.scores.items() if at == self.best}
+        before = self.best
         if self.is_inside(found) and (not self.best or found["score"] > self._at(self.best)["score"]):
-            self.best, before = update, {}
+            self.best = before = update
             self.weights = whole_tensors(kept_parameters(models.policy))
-        self.scores = before | {update: scores}
+        self.scores, self.nats = (
+            {at: each for at, each in held.items() if at == before} | {update: own}
+            for held, own in ((self.scores, scores), (self.nats, kl))
+        )
         return rows
 
     def is_inside(self, look: Mapping[str, float]) -> bool:
@@ -128,11 +137,13 @@ class Watch:
         since = [look for look in self.looks if look["update"] > self.best]
         return patience is not None and bool(self.best) and len(since) >= patience
 
-    def choose(self, last: int) -> tuple[int, str]:
+    def choose(self, last: int, beta: float) -> tuple[int, str]:
         """The update that is published, and why, in a sentence.
 
-        The last one, if it is inside the band and no earlier one there is certainly better (paired over the prompts,
-        95 %): what differs by chance alone is no reason to throw updates away. Else the one with the highest score.
+        The one with the highest score inside the band, if the last is outside. If the last is inside, that one must be
+        certainly better than the last in what PPO maximises, score - β KL with the last update's β: a higher score that
+        more KL paid for is what the tether holds back. Certainly: by an interval paired over the prompts, at 95 % for
+        all evaluations together (Bonferroni), since the best of many noisy means looks better than it is.
         """
         band = "" if self.config.watch.kl_high is None else f" inside the KL band [0, {self.config.watch.kl_high:g}]"
         if not self.looks:
@@ -150,15 +161,15 @@ class Watch:
                 f"Update {self.best} is published: {told}. The last, update {last}, is outside (KL {kl:.3g} nats a "
                 f"{self.config.kl.unit})."
             )
-        gain = self._gain(self.best, last)
+        gain = self._gain(self.best, last, beta)
         if gain.low > 0:
             return self.best, (
-                f"Update {self.best} is published: {told}. It is certainly better than the last, update {last} (by "
-                f"{gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}])."
+                f"Update {self.best} is published: {told}. It is certainly better than the last, update {last} (score "
+                f"less β KL: by {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}])."
             )
         return last, (
             f"Update {last}, the last, is published: no earlier one{band} is certainly better (the highest score is "
-            f"update {self.best}'s, by {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}] SFT deviations)."
+            f"update {self.best}'s; score less β KL differs by {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}])."
         )
 
     def metrics(self) -> dict[str, float]:
@@ -168,8 +179,14 @@ class Watch:
     def _at(self, update: int) -> dict[str, float]:
         return next(look for look in self.looks if look["update"] == update)
 
-    def _gain(self, a: int, b: int) -> Interval:
-        return paired_gain(self.scores[a], self.scores[b], [str(prompt) for prompt in self.prompts])
+    def _gain(self, a: int, b: int, beta: float) -> Interval:
+        """How much larger score - β KL is at update `a` than at `b`, for certain over all evaluations."""
+        worth = {
+            at: [score - beta * kl for score, kl in zip(self.scores[at], self.nats[at], strict=True)] for at in (a, b)
+        }
+        differences = [x - y for x, y in zip(worth[a], worth[b], strict=True)]
+        level = 1 - (1 - LEVEL) / len(self.looks)
+        return clustered_mean(differences, [str(prompt) for prompt in self.prompts], level)
 
 
 def put_weights(model: Any, weights: Mapping[str, Tensor]) -> None:

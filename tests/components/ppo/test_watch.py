@@ -149,11 +149,13 @@ def seen(looks: Sequence[tuple[int, float, float]], spread: float = 0.1, **optio
     for update, score, high in looks:
         found = {"update": update, "score": score, "kl": high - 1, "kl_high": high}
         watch.looks.append(found)
-        kept = {at: each for at, each in watch.scores.items() if at == watch.best}
+        kept = watch.best
         if watch.is_inside(found) and (not watch.best or score > watch._at(watch.best)["score"]):
-            watch.best, kept = update, {}
+            watch.best = kept = update
         # (update - 4) alternates from prompt to prompt, so that two updates differ by chance as well
-        watch.scores = kept | {update: [score + spread * (update - 4) * (-1) ** i for i in range(8)]}
+        own = [score + spread * (update - 4) * (-1) ** i for i in range(8)]
+        watch.scores = {at: each for at, each in watch.scores.items() if at == kept} | {update: own}
+        watch.nats = {at: each for at, each in watch.nats.items() if at == kept} | {update: [high - 1] * 8}
     return watch
 
 
@@ -169,8 +171,21 @@ def seen(looks: Sequence[tuple[int, float, float]], spread: float = 0.1, **optio
     ],
 )
 def test_the_choice_and_its_reason(looks: list[tuple[int, float, float]], published: int, words: str) -> None:
-    found, reason = seen(looks).choose(9)
+    found, reason = seen(looks).choose(9, 0.0)
     assert found == published and words in reason
+
+
+def test_a_score_that_more_kl_paid_for_does_not_displace_the_last() -> None:
+    watch = seen([(3, 2.0, 4.9), (9, 1.0, 2.9)], spread=0.01)  # 1 more of score for 2 nats
+    assert watch.choose(9, 0.4)[0] == 3 and watch.choose(9, 0.6)[0] == 9
+
+
+def test_the_best_of_many_evaluations_must_be_better_than_chance_makes_the_best_of_so_many() -> None:
+    few = seen([(3, 1.0, 4.0), (9, 0.9, 4.0)], spread=0.01)
+    assert few.choose(9, 0.0)[0] == 3
+    many = seen([(3, 1.0, 4.0), *((3 + n / 1000, 0.5, 4.0) for n in range(1, 400)), (9, 0.9, 4.0)], spread=0.01)
+    low, high = few._gain(3, 9, 0.0), many._gain(3, 9, 0.0)
+    assert high.low < low.low < low.value == pytest.approx(0.1)
 
 
 def test_two_batches_in_a_row_above_the_band_break_the_tether_and_one_does_not() -> None:
