@@ -65,7 +65,10 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
             encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in some]
             samples = engine.sample(encoded, job.generation, seed, range(start, start + len(some)))
             found = frozen_pass(asked, replace(samples, seen=None), job)
-            texts, scores = samples.texts(models.tokenizer), models.scale(found["raw_scores"])
+            texts, raw = samples.texts(models.tokenizer), found["raw_scores"]
+            if models.rewards is not None:
+                raw, _ = models.rewards.score(raw, some, texts)
+            scores = models.scale(raw)
             parts.append(batch_of(samples, some, texts, found["sft"], scores, models.tokenizer, 1))
     return Limits.of(_joined(parts), config.false_alarms, job.ppo.updates)
 
