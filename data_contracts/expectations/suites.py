@@ -6,7 +6,6 @@ analytics are switched off before the import.
 
 import ast
 import os
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 FIRST_ROWS = 10
 """How many of a check's rows pages for people name."""
 _SEVERITY = {"error": "critical", "quarantine": "warning", "warn": "info"}
-_IN_META = {"error": "error", "quarantine": "quarantine", "warn": "warning"}
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,6 @@ class Check:
         listed = self.options.get("column_list") or self.options.get("column_set") or ()
         condition = self.options.get("row_condition")
         return list(dict.fromkeys([*map(str, named), *map(str, _each(listed)), *_names(condition)]))
-
-    def configured(self) -> dict[str, object]:
-        """As an entry of a suite's `expectations`, in Great Expectations' own format."""
-        return {
-            "type": re.sub(r"(?<!^)([A-Z])", r"_\1", self.kind).lower(),
-            "kwargs": dict(self.options),
-            "severity": _SEVERITY[self.severity],
-            "meta": {"check": self.name, "severity": _IN_META[self.severity], "sentence": self.description},
-        }
 
 
 def _each(values: Any) -> list[Any]:

@@ -9,7 +9,7 @@ that did not see it. If labels are flipped at random at a rate ε, a model that 
 The floor ε is the share of flipped labels, fitted by maximum likelihood; its 95 % interval is that of the profile
 likelihood (twice the log-likelihood ratio within 3.84; Wilks 1938). Northcutt et al. (2021, Confident Learning,
 equations 1 and 2) estimate the same from the pairs that the model is sure of, and count its own mistakes as flips: on
-real pairs with 31.5 % planted flips that gave 0.39, this 0.33 (docs/benchmarks.md).
+real pairs with some 31 % planted flips that gave 0.39, this 0.33 (docs/decisions.md).
 
 The limit: a taste that the features do not show looks like a flip, as no score is ever sure then. So where the model
 is right in less than `LEAST_ACCURACY` of the pairs, or they are fewer than `LEAST_PAIRS`, there is no estimate.
