@@ -30,8 +30,9 @@ class FunctionSource:
         self._known = {str(path.resolve()) for path in code_files(config)}
         self._check_code()
         module, name = config.target
+        worker = str(Path(function_worker.__file__).resolve())
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(function_worker.__file__).resolve()), str(self._root), module, name],
+            [sys.executable, worker, str(self._root), module, name, str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": "0"},
             start_new_session=True,  # Ctrl-C is for the stage; the process ends when its input does
         )  # fmt: skip

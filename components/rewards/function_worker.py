@@ -1,7 +1,7 @@
 """The process that a reward function runs in: it answers one JSON line with another, and imports nothing of ours.
 
 Its standard output is the channel; what the function prints goes to standard error. Run as a script:
-`python function_worker.py ROOT MODULE NAME`.
+`python function_worker.py ROOT MODULE NAME PARENT`. It ends when its input does, or when the process PARENT is gone.
 """
 
 import importlib
@@ -10,12 +10,15 @@ import linecache
 import math
 import os
 import sys
+import threading
+import time
 import traceback
 from typing import Any
 
 
 def main() -> None:
     root, module, name = sys.argv[1:4]
+    threading.Thread(target=_end_with, args=(int(sys.argv[4]),), daemon=True).start()
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.path[0] = root
@@ -31,6 +34,13 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         _tell(channel, _answer(function, asked["prompts"], asked["responses"], asked["rows"], root))
+
+
+def _end_with(parent: int) -> None:
+    """End this process, whatever the function is at, once its parent was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[Any], root: str) -> dict[str, Any]:

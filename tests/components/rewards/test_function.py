@@ -1,9 +1,14 @@
 """A user's function: its scores, and what is said of each mistake that it can make."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from components.base.errors import UserError
@@ -12,6 +17,7 @@ from components.rewards.config import FunctionReward
 from components.rewards.function import FunctionSource
 from components.rewards.source import Replies
 
+ROOT = Path(__file__).resolve().parents[3]
 TWO = Replies([[{"role": "user", "content": "how many?"}]] * 2, ["one", "three"], [{"answer": 3}, {"answer": 5}])
 
 MODULE = """
@@ -100,6 +106,29 @@ def test_a_function_that_takes_too_long_is_stopped(source: Any) -> None:
     with pytest.raises(UserError, match="scoring 2 responses takes longer than its time limit of 1 s"):
         slow.score(TWO)
     assert slow._process.poll() is not None
+
+
+KILLED_STAGE = """
+import os, signal, sys, threading
+from components.rewards.config import FunctionReward
+from components.rewards.function import FunctionSource
+from tests.components.rewards.test_function import TWO
+
+slow = FunctionSource(FunctionReward(source="function:mine:slow", root=sys.argv[1], timeout=60))
+print(slow._process.pid, flush=True)
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+slow.score(TWO)
+"""
+
+
+def test_a_function_without_an_end_ends_when_the_stage_is_killed(source: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED_STAGE, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Its standard error is the function's too, and open as long as that is.
+    killed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    psutil.wait_procs([p for p in psutil.process_iter() if p.pid == int(killed.stdout)], timeout=20)
+    assert not psutil.pid_exists(int(killed.stdout))
 
 
 def test_what_is_no_function_or_no_module_is_refused(source: Any, tmp_path: Path) -> None:
