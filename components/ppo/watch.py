@@ -44,8 +44,6 @@ class Watch:
     """Its parameters, whole and on the CPU."""
     outside: int = 0
     """Batches in a row, the last one included, whose KL was certainly above the band."""
-    left: int = 0
-    """The update at which KL had left the band for certain; 0 while it has not."""
 
     @classmethod
     def start(cls, job: PpoJob, data: Path) -> "Watch":
@@ -58,7 +56,7 @@ class Watch:
         by_update = {
             name: {str(update): each for update, each in getattr(self, name).items()} for name in ("scores", "nats")
         }
-        named = ("sft", "looks", "best", "outside", "left")
+        named = ("sft", "looks", "best", "outside")
         return {name: getattr(self, name) for name in named} | by_update
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -121,14 +119,13 @@ class Watch:
         name = "kl_high" if self.config.kl.unit == "response" else "kl_per_token_high"
         return most is None or look.get(name, float("inf")) <= most
 
-    def leaves(self, update: int, low: float) -> bool:
+    def leaves(self, low: float) -> bool:
         """Count a batch whose KL's interval begins at `low` (in `kl.unit`); whether KL has left the band for certain.
 
         One batch in forty lies above its own mean's upper end by chance: two in a row, one in 1,600.
         """
         most = self.config.watch.kl_high
         self.outside = self.outside + 1 if most is not None and low > most else 0
-        self.left = self.left or (update if self.outside >= LEAVES_AFTER else 0)
         return self.outside >= LEAVES_AFTER
 
     def out_of_patience(self) -> bool:

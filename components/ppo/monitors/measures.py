@@ -80,23 +80,6 @@ def correlation(x: FloatArray, y: FloatArray) -> float:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def most_kl(
-    kl: Sequence[Sequence[float]], token_ids: Sequence[Sequence[int]], most: int = 5
-) -> list[tuple[int, float]]:
-    """The tokens whose summed k1 over the batch is largest, with their share of the sum of all positive k1.
-
-    Args:
-        kl: log π - log π_ref of each token of each response, nats.
-    """
-    total: dict[int, float] = {}
-    for row, ids in zip(kl, token_ids, strict=True):
-        for value, token in zip(row, ids, strict=False):
-            total[token] = total.get(token, 0.0) + value
-    positive = sum(value for value in total.values() if value > 0)
-    largest = sorted(total.items(), key=lambda each: (-each[1], each[0]))[:most]
-    return [(token, value / positive) for token, value in largest if value > 0]
-
-
 def rates(numbers: Mapping[str, FloatArray], thresholds: Mapping[str, float]) -> dict[str, FloatArray]:
     """Events (B,) by name, 0 or 1: a measure of `EXCEEDS` is one where it is above its threshold."""
     return {
