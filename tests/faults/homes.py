@@ -29,7 +29,7 @@ RULES = [
         r"store/\.(views\.)?lock",
         rf"work/{HASH}\.leases/\d{{9}}\.free",
         r"runs/[\w-]+/(run\.json|config\.yaml|report\.(md|html)|cards/[\w-]+\.md|mlflow\.(json|lock)|metrics/\w+\.jsonl"
-        r"|done/[\w.]+\.json)",
+        r"|samples/\w+\.txt|done/[\w.]+\.json)",
     )
 ]
 """Every file below store/, work/ and runs/ of a home in which nothing runs; views hold links alone."""

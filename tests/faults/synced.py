@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 WATCHED = ("store", "runs", "work")
-APPENDED = re.compile(r"store/\.(views\.)?lock|runs/[^/]+/(mlflow\.lock|metrics/\w+\.jsonl)")
+APPENDED = re.compile(r"store/\.(views\.)?lock|runs/[^/]+/(mlflow\.lock|metrics/\w+\.jsonl|samples/\w+\.txt)")
 """What may be written under its own name: locks, which hold nothing, and points, whose reader expects a torn end."""
 
 
