@@ -77,6 +77,7 @@ def test_a_secret_in_an_option_is_refused_and_not_repeated(
     ("variable", "scheme"),
     [("TETHER_STORE", "s3"), ("TETHER_STORE", "nonsense"), ("MLFLOW_TRACKING_URI", "postgresql")],
 )
+@pytest.mark.whole
 def test_a_url_with_a_password_that_leads_nowhere_is_said_without_it(
     tether: Tether, tmp_path: Path, variable: str, scheme: str
 ) -> None:

@@ -67,7 +67,9 @@ def suite(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here; else it is printed.")] = None,
 ) -> None:
-    """Draft a suite of expectations from a good file, for you to edit and name as data.suite."""
+    """Draft a suite of expectations from a good file.
+
+    Edit it, and name it as data.suite."""
     from flows.config.profiles import parse_override
     from flows.data.suite import draft_suite
 

@@ -100,6 +100,7 @@ def test_responses_end_where_the_table_says(tiny: tuple[Any, Any], variant: Any)
     assert ours.ended.tolist() == [variant == "ragged"] * work.batch
 
 
+@pytest.mark.whole
 def test_tokens_that_need_no_exchange_are_the_sampler_s_own(tiny: tuple[Any, Any]) -> None:
     work = Workload("135m", "full", "float32", updates=0)
     prompts = work.prompts(tiny[1], torch.full((8,), 16))

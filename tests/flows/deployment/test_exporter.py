@@ -149,6 +149,7 @@ def test_a_prefect_server_that_is_away_is_said_and_hides_no_run(tmp_path: Path) 
     assert not samples(RunCollector(tmp_path).collect(), "prefect_up"), "there is none to be away"
 
 
+@pytest.mark.whole
 def test_what_is_told_of_a_whole_run_is_what_its_files_say(whole: Any) -> None:
     home = whole[0].path
     status, collector = load_status(home), RunCollector(home)
