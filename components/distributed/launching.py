@@ -61,6 +61,8 @@ class _Ranks:
     _stopped: set[int] = field(default_factory=set, init=False)
     _read: int = field(default=0, init=False)
     _failing: float | None = field(default=None, init=False)
+    _silent: list[int] = field(default_factory=list, init=False)
+    """The ranks that had ended without a word when the first failure was seen."""
 
     def observed(self) -> Iterator[dict[str, object]]:
         """What the stage observed since the last call."""
@@ -97,10 +99,11 @@ class _Ranks:
     def kill_if_stuck(self) -> None:
         """Kill all ranks a while after one has failed: the others may wait for it where no signal reaches them."""
         gone = [r for r, each in self.processes().items() if not is_alive(each)]  # type: ignore[arg-type]
-        died = any(not entry.done_file(self.folder, rank).exists() for rank in gone)
-        failed = any(not each.signal for each in outcome.read_ended(self.folder))
-        if self._failing is None and (died or failed):
-            self._failing = time.monotonic()
+        died = [rank for rank in gone if not entry.done_file(self.folder, rank).exists()]
+        ended = outcome.read_ended(self.folder)
+        if self._failing is None and (died or any(not each.signal for each in ended)):
+            self._failing, told = time.monotonic(), {each.rank for each in ended}
+            self._silent = [rank for rank in died if rank not in told]
         if self._failing is not None and time.monotonic() - self._failing > GRACE_SECONDS:
             self.kill()
 
@@ -129,7 +132,7 @@ class _Ranks:
         if number:
             raise Stopped(number)
         if ended or died or self.processes():
-            raise outcome.error_of(self.name, ended, died)
+            raise outcome.error_of(self.name, ended, died, self._silent)
         raise TetherError(f"{self.name}: its ranks could not be started: {self._said()}")
 
     def _said(self) -> str:

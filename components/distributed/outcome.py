@@ -6,7 +6,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,13 +70,15 @@ def told_to_stop(ended: list[Ended], died: Mapping[int, int]) -> int:
     return 0 if killed or first.of_ranks else number
 
 
-def error_of(stage: str, ended: list[Ended], died: Mapping[int, int]) -> Exception:
+def error_of(stage: str, ended: list[Ended], died: Mapping[int, int], silent: Sequence[int] = ()) -> Exception:
     """The error that ends the stage: that of the rank that failed first, not of the ranks that then lost it.
 
     Args:
         ended: what the ranks wrote, the earliest first.
         died: the exit codes other than 0, in the order in which the ranks were found to have ended. The agent ends the
             others once one has failed.
+        silent: ranks that ended first, and wrote nothing. It stands in for `died` where the agent was killed, since the
+            others did not end in time, before it could write the exit codes.
     """
     own = [each for each in ended if not each.of_ranks and not each.signal]
     if own:
@@ -93,6 +95,10 @@ def error_of(stage: str, ended: list[Ended], died: Mapping[int, int]) -> Excepti
         return WorkerDied(f"{stage}: rank {rank} was ended by {signal.Signals(number).name}.{why} {_RESUMES}")
     if missed is not None:
         return _with_trace(missed, f"{stage}: rank {missed.rank} lost its connection to another rank")
+    if silent and not died:
+        return WorkerDied(
+            f"{stage}: rank {silent[0]} ended without a word, as a process does that is killed. {_RESUMES}"
+        )
     codes = ", ".join(f"rank {rank} with exit code {code}" for rank, code in sorted(died.items())) or "nobody said why"
     return WorkerDied(f"{stage}: its ranks ended, {codes}. {_RESUMES}")
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from components.base.errors import UserError
 from components.gates.judging import GatesConfig, Threshold, Verdict, Waiver, judge
@@ -39,6 +39,7 @@ class _Point(BaseModel):
     total: float | None = None
     tokens: float | None = None
     resumed: bool | None = None
+    samples: list[dict[str, JsonValue]] | None = None
 
 
 def believed_files(archive: Archive) -> tuple[RunFile, dict[str, bytes]]:

@@ -68,3 +68,9 @@ def test_a_signal_that_the_agent_sent_the_others_is_no_stop(tmp_path: Path) -> N
 @pytest.mark.parametrize("error", [CheckFailed("gloo/ is in this text"), ValueError("a plain error")])
 def test_only_an_error_of_the_connection_blames_another_rank(error: Exception) -> None:
     assert not failed(0, error).of_ranks
+
+
+def test_a_rank_that_ended_without_a_word_is_named_where_no_exit_code_is_known(tmp_path: Path) -> None:
+    error = error_of("sft", [], {}, [1])
+    assert isinstance(error, WorkerDied) and "sft: rank 1 ended without a word" in str(error)
+    assert "rank 0 was ended by SIGKILL" in str(error_of("sft", [], {0: -signal.SIGKILL}, [1]))

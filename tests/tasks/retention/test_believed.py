@@ -171,7 +171,7 @@ def test_a_config_that_tether_does_not_write_is_refused(archive: Path, tmp_path:
         b'{\r{"step": 1, "metrics": {}}\n', b"{}\n", b"5\n", b"{\n",
         b'{"step": 1, "metrics": {"a": "b"}}\n', b'{"step": -1, "metrics": {}}\n',
         b'{"step": 1, "metrics": {}, "more": 1}\n', b'{"step": 1, "time": "x", "metrics": {}}\n',
-        b"[" * 100_000 + b"\n",
+        b'{"step": 1, "metrics": {}, "samples": ["x"]}\n', b"[" * 100_000 + b"\n",
     ],
 )  # fmt: skip
 def test_points_that_tether_does_not_write_are_refused_with_their_row(
@@ -181,6 +181,13 @@ def test_points_that_tether_does_not_write_are_refused_with_their_row(
     changed = edited(archive, "run/metrics/ppo.jsonl", lambda _: whole + data)
     refused(changed, tmp_path / "home", r"metrics/ppo\.jsonl: row 2: ")
     refused(edited(archive, "run/metrics/x.jsonl", lambda _: whole), tmp_path / "home", "no stage")
+
+
+def test_the_samples_of_a_stage_that_trained_come_with_its_points(archive: Path, tmp_path: Path) -> None:
+    line = b'{"step": 0, "metrics": {}, "samples": [{"prompt": "Late?", "response": "Sorry.", "kl": 0.5}]}\n'
+    import_run(ArtifactStore(tmp_path / "home"), edited(archive, "run/metrics/ppo.jsonl", lambda _: line))
+    (points,) = (tmp_path / "home" / "runs").glob("*/metrics/ppo.jsonl")
+    assert points.read_bytes() == line
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml"])
