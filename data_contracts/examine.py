@@ -18,7 +18,7 @@ from components.data.readers import read_source
 from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS
 from components.data.support_desk.desk import generate
-from components.human_eval.halves import JUDGED, PREFERENCES
+from components.human_eval.batch.halves import JUDGED, PREFERENCES
 from components.models.tokenizers import load_tokenizer, texts_of, train_tokenizer
 from components.stats.dawid_skene import DawidSkene
 from components.stats.intervals import Interval, clustered_proportion

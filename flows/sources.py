@@ -11,8 +11,8 @@ from components.base.files import whole_folder
 from components.base.paths import user_path
 from components.data.hub import resolve_source
 from components.data.inputs import BESIDE, KINDS, VOTES, input_names, kind_of, label_of, values_of
+from components.human_eval.batch.halves import JUDGED
 from components.human_eval.blinding import SEAL, home_seal
-from components.human_eval.halves import JUDGED
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from data_contracts.rows.gather import look_at

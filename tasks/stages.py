@@ -93,7 +93,7 @@ COMPARISON: dict[str, Stage] = {
     for stage in (
         _stage(
             "human_eval.compare",
-            "components.comparison.sample",
+            "components.human_eval.comparison.sample",
             "components.human_eval.config:SampleJob",
             TORCH,
             shown="human_eval",
@@ -101,7 +101,7 @@ COMPARISON: dict[str, Stage] = {
         ),
         _stage(
             "human_eval.compared",
-            "components.comparison.score",
+            "components.human_eval.comparison.score",
             "components.human_eval.config:ScoreJob",
             ("pandas",),
             shown="human_eval",

@@ -10,9 +10,9 @@ from components.base.observe import Observe
 from components.data.splits import loose_key
 from components.data.support_desk.task import task_name
 from components.human_eval.batch.attention import held_out_replies, with_attention
+from components.human_eval.batch.halves import JUDGED_IN
 from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
 from components.human_eval.config import CRITERIA, HumanEvalConfig, SampleJob
-from components.human_eval.halves import JUDGED_IN
 from components.human_eval.respond import respond
 from components.human_eval.selection import HeldOutPrompt, choose
 from components.human_eval.sheet import (

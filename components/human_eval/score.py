@@ -9,8 +9,8 @@ from components.base.hashing import canonical_json
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
+from components.human_eval.batch.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.config import ScoreJob
-from components.human_eval.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.labels import Labels, Sample, asked, given, rated_columns
 from components.human_eval.results.outcomes import equal_length, outcomes, rating_outcomes
 from components.human_eval.results.reward_model import reward_agreement, reward_metrics

@@ -10,7 +10,7 @@ from components.data.config import OWN_MINIMUM, DecisionConfig
 from components.data.formats.pairs import COMPARISONS, parse_pair, parse_pairs
 from components.data.rows import Problem, RawRow, Row
 from components.data.spreadsheet import LABELLED
-from components.human_eval.halves import JUDGED_IN
+from components.human_eval.batch.halves import JUDGED_IN
 from data_contracts.rows.ledger import lead_of
 
 

@@ -25,7 +25,7 @@ from components.data.config import SplitConfig
 from components.data.rows import Ballot, CanonicalRow, Problem, Row
 from components.data.splits import SPLITS, loose_key, prompt_key, split_of
 from components.data.words import words_of
-from components.human_eval.halves import may_train
+from components.human_eval.batch.halves import may_train
 
 ROW_CHECKS = tuple(RowChecks.model_fields)
 VOTES_ONCE = "votes_once"

@@ -84,7 +84,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
 
 def _write_comparison(ctx: RunContext) -> None:
     """Write what came of a comparison of models into the run's folder, where its labels have been scored."""
-    from components.comparison.pairs import RESULT
+    from components.human_eval.comparison.pairs import RESULT
     from flows.models.compared import result_text
     from tasks.runs.compared import compared_names
 

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.gates.judging import Waiver
-from components.human_eval.halves import JUDGED
+from components.human_eval.batch.halves import JUDGED
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import check_config, check_kl_is_judged

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.base.errors import UserError
 from components.base.paths import user_path
-from components.comparison.pairs import RESULT, input_name
+from components.human_eval.comparison.pairs import RESULT, input_name
 from components.store.graph import Graph
 from components.store.store import ArtifactStore
 from flows.data.candidates import STAGES, find_models
@@ -17,7 +17,7 @@ from tasks.runs.status import has_run, load_status
 from tasks.tracking.registry import find_version
 
 if TYPE_CHECKING:
-    from components.comparison.score import ComparisonResult
+    from components.human_eval.comparison.score import ComparisonResult
 
 
 def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:

@@ -15,11 +15,11 @@ from pydantic import JsonValue
 
 from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten, group
-from components.comparison.pairs import RESULT
 from components.data.inputs import BESIDE, KINDS, label_of, of_kind, values_of
 from components.gates.judging import Verdict, stand_in
 from components.gates.table import GATES
 from components.gates.text import number, outcome, rule
+from components.human_eval.comparison.pairs import RESULT
 from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
 from data_contracts.expectations.suites import JudgedCheck, first_rows

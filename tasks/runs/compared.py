@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from components.comparison.pairs import input_name
+from components.human_eval.comparison.pairs import input_name
 
 COMPARED = "compare"
 """What a run's origin calls the models that it compares."""

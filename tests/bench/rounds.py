@@ -24,7 +24,7 @@ from components.base.jsonl import read_rows, write_json
 from components.data.readers import read_source
 from components.data.splits import prompt_key
 from components.data.support_desk.desk import gold
-from components.human_eval.halves import JUDGED, JUDGED_IN
+from components.human_eval.batch.halves import JUDGED, JUDGED_IN
 from components.models.folders import load_causal_lm
 from components.models.sampling import generate_responses
 from components.reward.loading import load_scorer

@@ -6,7 +6,7 @@ import pytest
 
 from components.base.jsonl import read_rows
 from components.data.splits import loose_key
-from components.human_eval.halves import JUDGED, PREFERENCES
+from components.human_eval.batch.halves import JUDGED, PREFERENCES
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from flows.launch.begin import new_run

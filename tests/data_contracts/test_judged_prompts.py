@@ -6,7 +6,7 @@ import pytest
 
 from components.base.jsonl import read_rows, write_rows
 from components.data.config import DecisionConfig
-from components.human_eval.halves import may_train
+from components.human_eval.batch.halves import may_train
 from data_contracts.examine import Examination
 from data_contracts.validate import write_splits
 

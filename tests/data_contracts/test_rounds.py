@@ -19,9 +19,9 @@ from components.base.jsonl import read_rows, write_rows
 from components.data.splits import loose_key
 from components.data.spreadsheet import write_csv
 from components.human_eval import sample, score
+from components.human_eval.batch.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.batch.reading import read_sheet
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
-from components.human_eval.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.sheet import as_record
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime

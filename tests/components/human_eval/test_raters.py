@@ -12,8 +12,8 @@ from components.base.jsonl import read_rows
 from components.data.formats.pairs import parse_pair
 from components.data.rows import RawRow
 from components.gates.judging import GatesConfig, judge
+from components.human_eval.batch.halves import may_train
 from components.human_eval.blinding import blind, home_seal
-from components.human_eval.halves import may_train
 from components.human_eval.selection import Chosen
 from components.human_eval.sheet import SheetRow
 from components.stats.betting import always_valid_low

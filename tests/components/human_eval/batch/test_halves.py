@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.human_eval.halves import may_train
+from components.human_eval.batch.halves import may_train
 
 
 def asked(text: str) -> list:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
-from components.comparison.pairs import MODELS, ComparedItem, model_inputs
 from components.human_eval.blinding import blind, sealed_key
+from components.human_eval.comparison.pairs import MODELS, ComparedItem, model_inputs
 from components.human_eval.config import SampleJob
 from components.human_eval.respond import respond
 from components.human_eval.sample import check_judges, simulate, write_sheet

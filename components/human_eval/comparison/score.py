@@ -8,8 +8,8 @@ from components.base.errors import UserError
 from components.base.hashing import canonical_json
 from components.base.jsonl import write_json
 from components.base.observe import Observe
-from components.comparison.pairs import RESULT, input_name, models_of
 from components.data.spreadsheet import write_csv
+from components.human_eval.comparison.pairs import RESULT, input_name, models_of
 from components.human_eval.config import ScoreJob
 from components.human_eval.labels import Labels, Sample, asked, given
 from components.human_eval.results.summary import TIES, per_rater, prompt_of, rater_checks, rating_score

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from components.base.jsonl import read_rows
-from components.comparison import sample, score
-from components.comparison.pairs import models_of
 from components.data.spreadsheet import write_csv
 from components.human_eval.batch.reading import read_sheet
+from components.human_eval.comparison import sample, score
+from components.human_eval.comparison.pairs import models_of
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.sheet import SheetRow, as_record
 from components.models.config import GenerationConfig
