@@ -103,12 +103,11 @@ class Watch:
         for name in rows[0].truth:
             found[name] = sum(row.truth[name] for row in rows) / len(rows)
         self.looks.append(found)
-        before = self.best
         if self.is_inside(found) and (not self.best or found["score"] > self._at(self.best)["score"]):
-            self.best = before = update
+            self.best = update
             self.weights = whole_tensors(kept_parameters(models.policy))
         self.scores, self.nats = (
-            {at: each for at, each in held.items() if at == before} | {update: own}
+            {at: each for at, each in held.items() if at == self.best} | {update: own}
             for held, own in ((self.scores, scores), (self.nats, kl))
         )
         return rows
@@ -146,7 +145,7 @@ class Watch:
         if not self.looks:
             return last, f"Update {last} is published: it is the last, and no earlier checkpoint was evaluated."
         if not self.best:
-            return last, f"Update {last}, the last, is published: no evaluated checkpoint is{band or ' finite'}."
+            return last, f"Update {last}, the last, is published: no evaluated checkpoint is{band}."
         if self.best == last:
             return last, f"Update {last}, the last, is published: no evaluated checkpoint{band} scores higher."
         score = self._at(self.best)["score"]

@@ -198,12 +198,13 @@ class Limits:
 
     def _correlates(self, r: float, size: int, level: float) -> bool:
         """Whether a batch's r is above SFT's by more than the margin, by Fisher's z: variance 1 / (n - 3)."""
-        if size < 4 or self.responses < 4 or abs(r) >= 1:
+        if size < 4 or self.responses < 4:
             return False
         z = stats.norm.isf([level, level / self.updates])
         sft = math.tanh(math.atanh(min(self.length_score, 0.999)) + z[0] / math.sqrt(self.responses - 3))
         limit = sft + MONITORS["length_score"].margin
-        return limit < 1 and math.tanh(math.atanh(r) - z[1] / math.sqrt(size - 3)) > limit
+        own = math.atanh(min(max(r, -1 + 1e-12), 1 - 1e-12))  # a score that is a line in length has an r of 1
+        return limit < 1 and math.tanh(own - z[1] / math.sqrt(size - 3)) > limit
 
 
 def upper_bound(count: Any, size: int, level: float) -> FloatArray:

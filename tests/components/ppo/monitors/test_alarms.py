@@ -139,6 +139,14 @@ def test_tokens_that_only_the_first_half_of_sfts_responses_lacks_are_counted_as_
     assert limits.unseen == 64 and limits.counts["rare_token"] >= 28 and RARE not in limits.common
 
 
+@pytest.mark.parametrize(("slope", "raised"), [(1.0, True), (2.0, True), (-1.0, False)])
+def test_a_score_that_is_exactly_a_line_in_length_is_the_clearest_alarm_of_all(slope: float, raised: bool) -> None:
+    lengths = np.array([1.0, 2, 3, 4] * 16)
+    found, alarms = Limits.of(draw(0, 256), 0.01, 60).judge(draw(1, 64, lengths=lengths, scores=slope * lengths))
+    assert abs(found["length_score"]) == 1, "else this tests nothing"
+    assert ("length_score" in {alarm.name for alarm in alarms}) == raised
+
+
 def test_where_sfts_own_score_is_a_measure_of_length_no_batch_is_blamed_for_it() -> None:
     lengths = np.arange(64) + np.random.default_rng(0).normal(size=64) / 1000
     alike = {"lengths": np.arange(64) * 1.0, "scores": lengths}
