@@ -108,7 +108,11 @@ def _options(path: str, models: list[type[BaseModel]], above: set[type[BaseModel
             unkeyed = field.json_schema_extra == {"keyed": False}
             words = (field.description or "") + (" *Not keyed.*" if unkeyed else "")
             yield f"`{key}`", _type(field.annotation), "" if under else _default(field), words
-            several = get_origin(field.annotation) in (list, tuple, dict)
+            several = {get_origin(each) for each in (field.annotation, *get_args(field.annotation))} & {
+                list,
+                tuple,
+                dict,
+            }
             yield from _options(f"{key}[]" if several else key, under, above | {model})
 
 
@@ -140,6 +144,8 @@ def _default(field: FieldInfo) -> str:
         return ""
     if value is None:
         return "`null`"
+    if value == "":
+        return "empty"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple | list | dict) and not value:

@@ -1,4 +1,4 @@
-"""The source of a reward function: the files that its module, and what that imports, are made of."""
+"""The source files of a reward function: its module's, and those of the modules that it imports."""
 
 import ast
 from importlib.util import resolve_name
@@ -19,12 +19,12 @@ def root_of(config: FunctionReward) -> Path:
 
 
 def code_files(config: FunctionReward) -> list[Path]:
-    """The source files of the function's module and of all that it imports from its root, however far back.
+    """The source files of the function's module and of every module that it imports from its root, also indirectly.
 
     Imports inside functions count; a module that is named only in a string is not seen.
 
     Raises:
-        UserError: there is no such module, a file is no Python, or the function is not in it.
+        UserError: there is no such module, a file is not valid Python, or the function is not in it.
     """
     root, (module, name) = root_of(config), config.target
     first = _file(module, root)
@@ -42,7 +42,7 @@ def code_files(config: FunctionReward) -> list[Path]:
             continue
         found[each] = path
         waiting += [*_imports(path, each, config), each.rpartition(".")[0]]
-    if not _binds(first, name):
+    if not _binds(_tree(first, config), name):
         raise UserError(f"ppo.rewards: {config.source}: {first} has no function {name}. Check the name.")
     return sorted(found.values())
 
@@ -64,7 +64,7 @@ def _tree(path: Path, config: FunctionReward) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"ppo.rewards: {config.source}: {path} is no Python that can be read: {error}.") from None
+        raise UserError(f"ppo.rewards: {config.source}: {path} is not valid Python: {error}. Correct it.") from None
 
 
 def _imports(path: Path, module: str, config: FunctionReward) -> list[str]:
@@ -85,9 +85,9 @@ def _imports(path: Path, module: str, config: FunctionReward) -> list[str]:
     return found
 
 
-def _binds(path: Path, name: str) -> bool:
-    """Whether a module's text mentions the name as something that it defines, assigns or imports."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
+def _binds(module: ast.Module, name: str) -> bool:
+    """Whether a module defines, assigns or imports the name somewhere."""
+    for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
             return True
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):

@@ -1,6 +1,5 @@
 """Options of the sources of PPO's reward. Importable without torch."""
 
-import json
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -16,15 +15,15 @@ class _SourceConfig(Settings):
     """What every source has."""
 
     name: str = Field("", pattern=_NAME)
-    """What its metrics are called after, as `ppo/reward_NAME`; letters, digits and `_`. Empty: its own name."""
+    """Names its metrics, as `ppo/reward_NAME`; letters, digits and `_`. Empty: a name made from `source`."""
     weight: float = 1.0
     """Its weight in the sum of the sources' scaled scores; below 0 it is a cost."""
     judge: bool = False
-    """Only judge: score the final evaluation (`ppo/judge_NAME_gain`) and never reward, whatever `weight` is."""
+    """Only score the final evaluation (`ppo/judge_NAME_gain`), and never reward, whatever `weight` is."""
     shift: float | None = None
-    """What is taken off a raw score, in the source's unit; null: the mean over SFT responses."""
+    """Subtracted from a raw score, in the source's unit; null: the mean over SFT responses."""
     scale: float | None = Field(None, gt=0)
-    """What the shifted score is divided by, in the source's unit; null: the standard deviation over SFT responses."""
+    """Divides the shifted score, in the source's unit; null: the standard deviation over SFT responses."""
 
     @model_validator(mode="before")
     @classmethod
@@ -63,9 +62,9 @@ class FunctionReward(_SourceConfig):
     root: str = unkeyed(".", min_length=1)
     """The folder that MODULE is imported from; `.`: the current directory when the run begins."""
     timeout: float = unkeyed(60.0, gt=0)
-    """Seconds that one call may take, for all the responses of an update; importing the module, too."""
+    """Time limit in seconds of one call, which scores all responses of an update, and of importing the module."""
     code: str = "auto"
-    """sha256 over the source of MODULE and of the modules that it imports from `root`; each run reads it anew."""
+    """sha256 over the source of MODULE and of the modules that it imports from `root`; each run computes it again."""
 
     @property
     def target(self) -> tuple[str, str]:
@@ -84,18 +83,18 @@ class HttpReward(_SourceConfig):
     version: str = "auto"
     """What the scorer calls its version. `auto` asks it (GET URL) when each run begins."""
     told: str = ""
-    """The version that it told this run, `none` where it tells none: then no stored result of PPO is taken."""
+    """The version that it reported to this run; `none`: it reports none, and no stored result of PPO is reused."""
     batch_size: int = unkeyed(64, ge=1)
-    """Most responses a request."""
+    """Most responses in one request."""
     timeout: float = unkeyed(60.0, gt=0)
-    """Seconds that one answer may take."""
+    """Time limit of one answer in seconds."""
     patience: float = unkeyed(300.0, ge=0)
-    """Seconds for which a scorer that is away, or answers 429 or 5xx, is asked again, after 1 s, then twice as long
-    each time, 15 s at most. Then the stage ends, and the same command goes on from its checkpoint."""
+    """How many seconds to retry if the scorer does not answer, or answers 429 or 5xx; the waits double from 1 s to
+    15 s. After that the stage ends, and the same command continues from its checkpoint."""
 
     @property
     def version_known(self) -> str:
-        """The version that scores must come from; `none` where the scorer tells none, empty before it was asked."""
+        """The version that scores must come from; `none` if the scorer reports none, empty before it was asked."""
         return self.told if self.version == "auto" else self.version
 
     @property
@@ -136,7 +135,7 @@ class VerifierReward(_SourceConfig):
                 try:
                     re.compile(str(pattern))
                 except re.error as error:
-                    raise ValueError(f"{field} = {pattern}: this is no regular expression: {error}") from None
+                    raise ValueError(f"{field} = {pattern}: this is not a regular expression: {error}") from None
         return self
 
 
@@ -172,20 +171,12 @@ RewardSource = Annotated[
 
 
 def check_rewards(sources: tuple[RewardSource, ...]) -> None:
-    """Raise ValueError where a list of sources gives no reward, or two of them share a name or a column is unfit."""
+    """Raise ValueError where a list of sources gives no reward, or two of them share a name."""
     if not sources:
         raise ValueError("rewards: the list is empty: name a source, or leave rewards out for the pipeline's own model")
     if not any(each.weight and not each.judge for each in sources):
-        raise ValueError("rewards: no source has a weight and rewards: only judges are named")
+        raise ValueError("rewards: no source rewards: each is a judge or has weight 0. Give one a weight")
     names = [each.name for each in sources]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"rewards: two sources are called {name}: give each a name of its own")
-
-
-def schema_of(value: JsonValue) -> Any:
-    """A JSON schema that is given as an object, or as its text. Raises ValueError where it is neither."""
-    found = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(found, dict | bool):
-        raise ValueError("a JSON schema is an object")
-    return found

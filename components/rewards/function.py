@@ -14,17 +14,17 @@ from components.base.errors import UserError
 from components.rewards import function_worker
 from components.rewards.code import code_digest, code_files, root_of
 from components.rewards.config import FunctionReward
-from components.rewards.source import Replies, named
+from components.rewards.source import A_SCORE, Replies, named
 
 
 class FunctionSource:
-    """Calls the function; every mistake of it is a UserError that names module, function and response."""
+    """Calls the function; each of its mistakes is a UserError that names module, function and response."""
 
     def __init__(self, config: FunctionReward) -> None:
         """Start its process.
 
         Raises:
-            UserError: the module can't be imported, has no such function, or is no longer what the key was made of.
+            UserError: the module can't be imported, has no such function, or was edited after the run began.
         """
         self._config, self._root = config, root_of(config)
         self._known = {str(path.resolve()) for path in code_files(config)}
@@ -62,9 +62,7 @@ class FunctionSource:
         if answer.get("error") == "raised":
             raise self._error(f"it raises {answer['text']} for {where}. Correct the function.")
         if answer.get("error"):
-            raise self._error(
-                f"it gives {answer['text']} for {where}, and a score is a finite number. Correct the function."
-            )
+            raise self._error(f"it gives {answer['text']} for {where}; {A_SCORE}. Correct the function.")
         if len(answer["scores"]) != len(replies.responses):
             raise self._error(
                 f"it gives {len(answer['scores'])} scores for {len(replies.responses)} responses. Return a list with "
@@ -89,8 +87,8 @@ class FunctionSource:
     def _check_code(self) -> None:
         if self._config.code != "auto" and (found := code_digest(self._config)) != self._config.code:
             raise self._error(
-                f"its source is another than when the run began (now {found[:12]}, then {self._config.code[:12]}). Run "
-                "again, and leave the files as they are until PPO is done."
+                f"its source files changed after the run began (from {self._config.code[:12]} to {found[:12]}). Run "
+                "again, and do not edit them until PPO is done."
             )
 
     def _answer(self, what: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The process that a reward function runs in: it answers one JSON line with another, and imports nothing of ours.
+"""The process that runs a reward function: it answers each JSON line with one, and imports nothing of Tether.
 
 Its standard output is the channel; what the function prints goes to standard error. Run as a script:
 `python function_worker.py ROOT MODULE NAME PARENT`. It ends when its input does, or when the process PARENT is gone.
@@ -9,6 +9,7 @@ import json
 import linecache
 import math
 import os
+import struct
 import sys
 import threading
 import time
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process, whatever the function is at, once its parent was killed."""
+    """End this process, even in the middle of a call, once its parent was killed."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
@@ -54,6 +55,7 @@ def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[
             if isinstance(each, str | bytes) or each is None:
                 raise TypeError
             number = float(each)
+            struct.pack("<f", number)  # PPO computes in float32
         except (TypeError, ValueError, OverflowError):
             return {"error": "no number", "text": repr(each)[:80], "row": min(row, len(responses) - 1)}
         if not math.isfinite(number):
@@ -74,7 +76,7 @@ def _first_bad(function: Any, prompts: list[Any], responses: list[str], rows: li
 
 
 def _said(error: BaseException, root: str) -> str:
-    """The error, and the last line of the user's own code that it came through."""
+    """The error, and the innermost line of the user's own code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(root + os.sep)]
     text = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""A scorer behind HTTP: what is sent, what comes back, and patience with one that is away.
+"""A scorer behind HTTP: requests, answers, and retries while it does not answer.
 
 `shape: tether`: POST {"prompts": [[{role, content}, ...], ...], "responses": [...], "rows": [{...}, ...]} answers
 {"scores": [...]}. `shape: openrlhf`: POST {"query": [...], "prompts": [...], "labels": [...]} answers
@@ -6,7 +6,6 @@
 GET at the same address answers {"version": "..."}; an answer to POST may name its `version` too.
 """
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +14,12 @@ from typing import Any
 from components.base.errors import Unreachable, UserError
 from components.base.jsonl import Message
 from components.rewards.config import HttpReward
-from components.rewards.source import Replies, named
+from components.rewards.source import A_SCORE, LARGEST, Replies, named
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 15.0
 """Seconds before a request goes again: the first wait, and the longest."""
 NO_VERSION = "none"
-"""The version of a scorer that tells none."""
+"""The version of a scorer that reports none."""
 Render = Callable[[Sequence[Message]], str]
 
 
@@ -43,7 +42,7 @@ class HttpSource:
         self._http.close()
 
     def version(self) -> str:
-        """What the scorer calls its version; `NO_VERSION` where it tells none.
+        """What the scorer calls its version; `NO_VERSION` if it reports none.
 
         Raises:
             Unreachable: it does not answer.
@@ -81,23 +80,23 @@ class HttpSource:
         scores = answer.get(field) if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(scores, list):
             raise self._error(
-                f'it answers {_said(found.text)!r}, and {{"{field}": [...]}} is expected of the shape '
-                f"{self._config.shape}. Check the address, and shape."
+                f"it answers {_said(found.text)!r}; with shape {self._config.shape} it must answer "
+                f'{{"{field}": [...]}}. Check the address, and shape.'
             )
         told = answer.get("version")
         known = self._config.version_known
         if told is not None and known not in ("", NO_VERSION) and str(told) != known:
             raise self._error(
-                f"its version is {told} now, and {known} when the run began. Run again: with another "
-                "version PPO is computed anew."
+                f"its version is {told} now, and was {known} when the run began. Run again: PPO is computed again "
+                "with the new version."
             )
         if len(scores) != len(replies.responses):
             raise self._error(
                 f"it gives {len(scores)} scores for {len(replies.responses)} responses. It must give one for each."
             )
         for index, score in enumerate(scores):
-            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                raise self._error(f"it gives {score!r:.80} for {named(replies, index)}, and a score is a finite number")
+            if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= LARGEST:
+                raise self._error(f"it gives {score!r:.80} for {named(replies, index)}; {A_SCORE}. Correct the scorer.")
         return [float(score) for score in scores]
 
     def _body(self, replies: Replies) -> dict[str, Any]:
@@ -119,18 +118,17 @@ class HttpSource:
                 found = self._http.request(method, self._config.url, json=body)
                 if found.status_code < 500 and found.status_code != 429:
                     return found
-                problem = f"it answers {found.status_code}: {_said(found.text)}"
-                if method == "GET" and found.status_code == 501:  # Python's own server says so of what it lacks
+                if method == "GET" and found.status_code == 501:  # Python's http.server, if it has no do_GET
                     return found
+                problem = f"it answers {found.status_code}: {_said(found.text)}"
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
             except httpx.InvalidURL as error:
                 raise self._error(f"this is no address: {error}") from None
             if time.monotonic() + wait > limit:
                 raise Unreachable(
-                    f"ppo.rewards: {self._config.source}: the scorer can't be reached ({problem}), for "
-                    f"{self._config.patience:g} s. Is it running there? Once it is up, the same command goes on from "
-                    "the checkpoint."
+                    f"ppo.rewards: {self._config.source}: for {self._config.patience:g} s the scorer can't be reached "
+                    f"({problem}). Is it running there? Once it is up, the same command goes on from the checkpoint."
                 )
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)

@@ -5,6 +5,10 @@ from typing import Any, NamedTuple, Protocol
 
 from components.base.jsonl import Message
 
+LARGEST = 3.4028234663852886e38
+"""The largest float32, which PPO computes in."""
+A_SCORE = "a score must be a finite number that float32 can hold"
+
 
 class Replies(NamedTuple):
     """n responses with what they answer. Each list has n entries."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from components.base.errors import UserError
-from components.rewards.config import VerifierReward, schema_of
+from components.rewards.config import VerifierReward
 from components.rewards.source import Replies, named
 
 _NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+−]?\.\d+")
@@ -18,13 +18,13 @@ class Verifier:
     """Scores 1 where a check holds, 0 where it does not."""
 
     def __init__(self, config: VerifierReward) -> None:
-        """Raises UserError where the value that all responses are checked against is unfit."""
+        """Raises UserError if responses can't be checked against `value`, as against a number that is none."""
         self._config, self._holds = config, _CHECKS[config.check]
         if config.value is not None:
             self._ready(config.value, "value")
 
     def score(self, replies: Replies) -> list[float]:
-        """1.0 or 0.0 a response. Raises UserError where a row lacks the column, or what it holds is unfit."""
+        """1.0 or 0.0 for each response. Raises UserError where a row lacks the column, or can't be checked against."""
         return [float(self._one(replies, index)) for index in range(len(replies.responses))]
 
     def close(self) -> None:
@@ -74,11 +74,13 @@ def _schema(value: Any, config: VerifierReward) -> Any:
     import jsonschema
 
     try:
-        schema = schema_of(value)
+        schema = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(schema, dict | bool):
+            raise ValueError("a JSON schema is an object")
         kind = jsonschema.validators.validator_for(schema)
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"this is no JSON schema: {error.message}") from None
+        raise ValueError(f"this is not a JSON schema: {error.message}") from None
     return kind(schema)
 
 

@@ -34,6 +34,9 @@ def short(prompts, responses, rows):
 def not_a_number(prompts, responses, rows):
     return [1.0, float("nan")]
 
+def too_large(prompts, responses, rows):
+    return [1.0, 1e39]
+
 def text(prompts, responses, rows):
     return [1.0, "good"]
 
@@ -85,8 +88,9 @@ def test_a_function_gets_prompts_responses_and_rows_and_what_it_prints_disturbs_
     [
         ("short", "it gives 1 scores for 2 responses"),
         ("not_a_number", "it gives nan for response 2 of 2 (prompt 'how many?', response 'three')"),
+        ("too_large", "it gives 1e+39 for response 2 of 2"),
         ("text", "it gives 'good' for response 2 of 2"),
-        ("raises", "ZeroDivisionError: float division by zero (mine.py, line 19, in <listcomp>: return [1 / "),
+        ("raises", "ZeroDivisionError: float division by zero (mine.py, line 22, in <listcomp>: return [1 / "),
         ("raises", "for response 2 of 2 (prompt 'how many?', response 'three')"),
         ("dies", "its process ended (exit code 7)"),
         ("hidden", "unseen.py by a name that is not in an import statement"),
@@ -165,5 +169,5 @@ def test_a_function_edited_after_the_run_began_is_refused(source: Any, tmp_path:
     code = code_digest(FunctionReward(source="function:mine:fine", root=str(tmp_path)))
     source("fine", code=code)
     (tmp_path / "helper.py").write_text("def length(text):\n    return 0\n")
-    with pytest.raises(UserError, match="its source is another than when the run began"):
+    with pytest.raises(UserError, match="its source files changed after the run began"):
         source("fine", code=code)

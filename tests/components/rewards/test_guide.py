@@ -14,9 +14,7 @@ from components.rewards.http import HttpSource
 from components.rewards.source import Replies
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "rewards.md").read_text()
-BLOCKS = {
-    kind: re.findall(rf"```{kind}\n(.*?)```", PAGE, re.S) for kind in ("yaml", "python", "json")
-}  # fmt: skip
+BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", PAGE, re.S) for kind in ("yaml", "python")}
 TWO = Replies([[{"role": "user", "content": "q"}]] * 2, ["a b", "c"], [{}] * 2)
 
 

@@ -51,10 +51,13 @@ def test_a_scorer_that_is_away_for_60_seconds_is_waited_for(scorer: Any, monkeyp
     ("answer", "said"),
     [
         ((422, {"detail": "no rows"}), "it refuses .422.*no rows"),
-        ((200, {"rewards": [1, 2, 3]}), "expected of the shape tether"),
+        ((200, {"rewards": [1, 2, 3]}), "with shape tether it must answer"),
         ((200, {"scores": [1, 2]}), "it gives 2 scores for 3 responses"),
         ((200, {"scores": [1, "x", 2]}), "it gives 'x' for response 2 of 3"),
-        ((200, {"scores": [1, 2, 3], "version": "2"}), "its version is 2 now, and 1 when the run began"),
+        ((200, {"scores": [1, 2, float("nan")]}), "it gives nan for response 3 of 3"),
+        ((200, {"scores": [10**400, 2, 3]}), "it gives 10+ for response 1 of 3"),
+        ((200, {"scores": [1, 1e39, 3]}), r"it gives 1e\+39 for response 2 of 3 .*; a score must be a finite number"),
+        ((200, {"scores": [1, 2, 3], "version": "2"}), "its version is 2 now, and was 1 when the run began"),
     ],
 )
 def test_a_wrong_answer_is_named(scorer: Any, answer: tuple[int, object], said: str) -> None:
@@ -62,7 +65,7 @@ def test_a_wrong_answer_is_named(scorer: Any, answer: tuple[int, object], said: 
     with pytest.raises(UserError, match=said):
         source(scorer, told="1").score(THREE)
     if "version" in said:
-        with pytest.raises(UserError, match="its version is 2 now, and 7 when"):
+        with pytest.raises(UserError, match="its version is 2 now, and was 7 when"):
             source(scorer, version="7").score(THREE)
 
 

@@ -63,5 +63,5 @@ def test_a_row_without_the_column_and_an_unfit_value_are_the_users() -> None:
         Verifier(VerifierReward(source="verifier:exact", column="right")).score(answers)
     with pytest.raises(UserError, match=r"column 'answer' of response 1 of 1.*expected a number"):
         Verifier(VerifierReward(source="verifier:number", column="answer")).score(answers)
-    with pytest.raises(UserError, match="this is no JSON schema"):
+    with pytest.raises(UserError, match="this is not a JSON schema"):
         Verifier(VerifierReward(source="verifier:json_schema", value={"type": "nothing"}))
