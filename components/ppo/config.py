@@ -162,6 +162,15 @@ class MonitorConfig(Settings):
     """Alarms that stop the run and fail it, as a broken tether does; all others warn. The best checkpoint is published
     whatever stopped the run."""
 
+    @model_validator(mode="after")
+    def _what_stops_is_watched(self) -> Self:
+        if self.stop_on and self.responses is None:
+            raise ValueError(
+                "monitors.stop_on names alarms, and without monitors none is raised: set monitors.responses (256 by "
+                "default), or empty monitors.stop_on"
+            )
+        return self
+
 
 class PpoConfig(OptimizerConfig):
     """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""

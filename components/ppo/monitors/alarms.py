@@ -159,14 +159,12 @@ class Limits:
     def judge(self, batch: Batch) -> tuple[dict[str, float], list[Alarm]]:
         """The monitors' values on a batch, and the alarms that it raises."""
         events = rates(numbers_of(batch, self.common), self.thresholds)
-        size, level = len(batch.texts), self.rate / (2 * len(MONITORS))
+        size, level = len(batch.texts), self._level
         values = {name: float(of.mean()) for name, of in events.items()}
         alarms = []
         for name, of in events.items():
-            seen = self.unseen if name == "rare_token" else self.responses
-            most = min(1.0, float(upper_bound(self.counts[name], seen, level)) + MONITORS[name].margin)
-            if chance_of(int(of.sum()), size, most) <= level / self.updates:
-                alarms.append(Alarm(name, values[name], self.counts[name] / seen, int(of.argmax())))
+            if self._exceeds(name, int(of.sum()), size):
+                alarms.append(Alarm(name, values[name], self.counts[name] / self._seen(name), int(of.argmax())))
         template, value = self._template(batch, level)
         values["template"] = value
         alarms += template
@@ -174,6 +172,27 @@ class Limits:
         if self._correlates(r, size, level):
             alarms.append(Alarm("length_score", r, self.length_score, int((batch.lengths * batch.scores).argmax())))
         return values, alarms
+
+    def unreachable(self, size: int) -> list[str]:
+        """Monitors whose alarm no batch of `size` responses can raise, even if all of them show what it counts."""
+        names = [name for name in self.counts if not self._exceeds(name, size, size)]
+        unknown = upper_bound(0, self.responses, self._level) + MONITORS["template"].margin
+        if chance_of(size, size, np.minimum(unknown, 1.0)) > self._level / self.updates:
+            names.append("template")
+        return names + ([] if self._correlates(1.0, size, self._level) else ["length_score"])
+
+    @property
+    def _level(self) -> float:
+        return self.rate / (2 * len(MONITORS))
+
+    def _seen(self, name: str) -> int:
+        return self.unseen if name == "rare_token" else self.responses
+
+    def _exceeds(self, name: str, count: int, size: int) -> bool:
+        """Whether `count` of `size` responses show an event more often than its limit allows."""
+        bound = float(upper_bound(self.counts[name], self._seen(name), self._level))
+        most = min(1.0, bound + MONITORS[name].margin)
+        return bool(chance_of(count, size, most) <= self._level / self.updates)
 
     def _template(self, batch: Batch, level: float) -> tuple[list[Alarm], float]:
         """The n-gram whose share has risen most over SFT's, if its limit is exceeded, and the rise."""

@@ -23,6 +23,8 @@ from components.training.loop import torch_seed
 logger = logging.getLogger(__name__)
 
 STREAM = "monitors"
+LEAST_PROMPTS = 8
+"""Prompts below which SFT's responses are too few to set a limit."""
 
 
 def batch_of(
@@ -50,12 +52,17 @@ def batch_of(
 
 
 def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
-    """Limits from responses of SFT; None where nothing is watched, or too few prompts are there to say anything."""
+    """Limits from responses of SFT; None where nothing is watched, or there are too few prompts, which is logged."""
     config = job.ppo.monitors
     if config.responses is None:
         return None
     prompts = [row["prompt"] for row in read_rows(data / "prompts.calibration.jsonl")[: config.responses]]
-    if len(prompts) < 8:
+    if len(prompts) < LEAST_PROMPTS:
+        logger.warning(
+            "ppo.monitors: no alarm is raised, since the calibration split holds %d prompts and the limits need %d. "
+            "Raise data.split.calibration.",
+            len(prompts), LEAST_PROMPTS,
+        )  # fmt: skip
         return None
     asked = Models(models.sft, models.sft, models.reward_model, None, models.tokenizer, models.scale)
     seed, parts = torch_seed(job.seed, "ppo", STREAM), list[Batch]()
@@ -70,7 +77,15 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
                 raw, _ = models.rewards.score(raw, some, texts)
             scores = models.scale(raw)
             parts.append(batch_of(samples, some, texts, found["sft"], scores, models.tokenizer, 1))
-    return Limits.of(_joined(parts), config.false_alarms, job.ppo.updates)
+    limits = Limits.of(_joined(parts), config.false_alarms, job.ppo.updates)
+    size = job.ppo.batch_size // job.ppo.group_size
+    if idle := [name for name in limits.unreachable(size) if name in config.stop_on]:
+        logger.warning(
+            "ppo.monitors.stop_on: a batch of responses to %d prompts cannot raise %s, because it is too small, or SFT "
+            "itself is too close to the limit. Raise ppo.batch_size, or remove them from ppo.monitors.stop_on.",
+            size, ", ".join(idle),
+        )  # fmt: skip
+    return limits
 
 
 def new_alarms(

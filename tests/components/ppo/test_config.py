@@ -50,6 +50,7 @@ def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do(
         ({"mask_tied_groups": True, "group_size": 2}, "mask_tied_groups is for advantages within groups"),
         ({"aggregation": "mean"}, "aggregation"),
         ({"ema": 1}, "ema"),
+        ({"monitors": {"responses": None, "stop_on": ["length"]}}, r"stop_on names alarms.*set monitors\.responses"),
         ({"evaluate_temperature": -0.1}, "evaluate_temperature"),
     ],
 )

@@ -147,6 +147,21 @@ def test_a_score_that_is_exactly_a_line_in_length_is_the_clearest_alarm_of_all(s
     assert ("length_score" in {alarm.name for alarm in alarms}) == raised
 
 
+@pytest.mark.parametrize("name", MONITORS)
+def test_an_alarm_is_called_unreachable_at_the_sizes_at_which_a_batch_full_of_its_event_does_not_raise_it(
+    name: str,
+) -> None:
+    limits, found = Limits.of(draw(0, 256), 0.01, 60), []
+    for size in (1, 2, 4, 8, 16, 32, 64):
+        planted = {key: values[:size] for key, values in PLANTED[name].items()}
+        raised = name in {alarm.name for alarm in limits.judge(draw(1, size, **planted))[1]}
+        found.append(raised)
+        if name != "template":  # its limit depends on how many n-grams the batch holds: at least one
+            assert raised == (name not in limits.unreachable(size)), size
+        assert not (raised and name in limits.unreachable(size)), size
+    assert not found[0] and found[-1]
+
+
 def test_where_sfts_own_score_is_a_measure_of_length_no_batch_is_blamed_for_it() -> None:
     lengths = np.arange(64) + np.random.default_rng(0).normal(size=64) / 1000
     alike = {"lengths": np.arange(64) * 1.0, "scores": lengths}

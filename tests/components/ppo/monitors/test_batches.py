@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.base.jsonl import read_rows
+from components.base.jsonl import read_rows, write_rows
 from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.batches import batch_of, limits_of_sft
 
@@ -66,6 +66,19 @@ def test_an_alarm_that_stops_ends_the_run_and_fails_it_unless_every_stop_is_off(
     assert metrics["ppo/updates"] == 3 and metrics["ppo/stopped"] == 1
     metrics = stages.run("ppo", tmp_path / "other", **OPTIONS | {"monitors": {"stop_on": ["length"]}})
     assert metrics["ppo/updates"] == 3 and metrics["ppo/stopped"] == 0
+
+
+def test_what_cannot_be_raised_is_said_before_the_run(stages: Any, tmp_path: Path, caplog: Any) -> None:
+    from components.ppo.models import Models
+
+    job = stages.job("ppo", monitors={"stop_on": ["filler"]})
+    models, data = Models.load(job, stages.inputs), stages.inputs["data"]
+    limits_of_sft(models, stages.job("ppo"), data)
+    assert not caplog.records, "no alarm that only warns"
+    limits_of_sft(models, job, data)
+    assert "cannot raise filler" in caplog.text and "Raise ppo.batch_size" in caplog.text
+    write_rows(tmp_path / "prompts.calibration.jsonl", read_rows(data / "prompts.calibration.jsonl")[:7])
+    assert limits_of_sft(models, job, tmp_path) is None and "holds 7 prompts and the limits need 8" in caplog.text
 
 
 def test_limits_are_of_sfts_responses_to_calibration_prompts_and_rows_of_a_batch_are_one_a_prompt(stages: Any) -> None:
