@@ -1,11 +1,10 @@
 """A first suite from a good file: the ranges and categories that it has, for its user to edit."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from components.base.errors import UserError
@@ -62,7 +61,7 @@ def _expected(name: str, values: "pd.Series[Any]", file: str, kind: str) -> Iter
     if not len(known):
         return
     if pd.api.types.is_numeric_dtype(known):
-        low, high = _plain(known.min()), _plain(known.max())
+        low, high = _rounded(known.min(), math.floor), _rounded(known.max(), math.ceil)
         options: dict[str, Any] = {"column": name, "min_value": low, "max_value": high}
         said = f"{name} is {low} to {high} in {file}"
         yield _entry("expect_column_values_to_be_between", options, said, kind)
@@ -78,7 +77,9 @@ def _entry(kind: str, options: dict[str, Any], said: str, source: str) -> dict[s
     return {"type": kind, "kwargs": options | {"mostly": 0.95}, "meta": meta}
 
 
-def _plain(value: Any) -> float | int:
-    """A number as JSON has it, whole where it is whole."""
-    number = float(np.round(float(value), 6))
-    return int(number) if number == math.floor(number) else number
+def _rounded(value: Any, outwards: Callable[[float], int]) -> float | int:
+    """An end of a range, rounded `outwards` (down or up) to 6 digits so that the value stays inside."""
+    number = float(value)
+    if number == math.floor(number):
+        return int(number)
+    return outwards(number * 10**6) / 10**6

@@ -173,11 +173,16 @@ def test_a_value_that_is_no_number_counts_only_where_its_row_is_asked(examined):
 
 
 def test_a_draft_from_a_good_file_holds_for_it_and_names_what_leaves_its_ranges(tmp_path, job, examined):
-    drafted = draft(write(tmp_path / "good.jsonl", rows()), job().data, tmp_path)
+    good = [row | {"share": (i % 2 + 1) / 3} for i, row in enumerate(rows())]
+    drafted = draft(write(tmp_path / "good.jsonl", good), job().data, tmp_path)
     by_column = {each["kwargs"]["column"]: each["kwargs"] for each in drafted["expectations"]}
     assert (by_column["rating"]["min_value"], by_column["rating"]["max_value"]) == (3, 5)
     assert by_column["team"]["value_set"] == ["north", "south"] and by_column["roles"]["value_set"] == ["u"]
-    assert examined(rows(), drafted)[2] == {}
-    found = rows()
+    assert (by_column["share"]["min_value"], by_column["share"]["max_value"]) == (0.333333, 0.666667)
+    assert examined(good, drafted)[2] == {}, "rounded ends hold the values that they come from"
+    good = [row | {"share": 1 / 3} for row in good]
+    drafted = draft(write(tmp_path / "good.jsonl", good), job().data, tmp_path)
+    assert examined(good, drafted)[2] == {}
+    found = good
     found[7]["rating"], found[8]["team"] = 9, "east"
     assert set(examined(found, drafted)[2]) == {8, 9}
