@@ -97,8 +97,9 @@ def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
     data: dict[str, Input] = {}
     for kind in (*KINDS, *BESIDE):
         found: dict[str, Input] = {}  # by digest
+        hub = None if kind == "suite" else config.data.hub
         for value in values_of(getattr(config.data, kind)):
-            path = resolve_source(value, config.data.hub, home / "datasets", f"data.{kind}")
+            path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
             if path.is_file() and kind in KINDS:
                 refuse_ratings(path, f"data.{kind}", config.data)
                 look_at(kind, path, config.data)

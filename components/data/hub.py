@@ -19,8 +19,10 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIX = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|pq|gz)$", re.IGNORECASE)
 
 
-def resolve_source(value: str, hub: HubConfig, cache: Path, field: str) -> Path:
+def resolve_source(value: str, hub: HubConfig | None, cache: Path, field: str) -> Path:
     """The file (or saved folder) that `value` of config field `field` names; a hub dataset is fetched to `cache` once.
+
+    `hub` is None for what no hub has: a suite of expectations.
 
     Raises:
         UserError: there is no such file, or it is a device or a pipe; the hub can't be reached or has no such dataset.
@@ -28,6 +30,8 @@ def resolve_source(value: str, hub: HubConfig, cache: Path, field: str) -> Path:
     path = user_path(value, field)
     if path.exists():
         return path
+    if hub is None:
+        raise UserError(f"{field}: there is no file {path.absolute()}. Give the path of the file.")
     if _NAME.fullmatch(value) and not _DATA_SUFFIX.search(value):
         return fetch(value, hub, cache, field)
     raise UserError(

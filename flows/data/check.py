@@ -112,8 +112,8 @@ def _beside(config: RunConfig, home: Path) -> dict[str, Path]:
     """The suite and the prompts that the config names for a contract, as inputs."""
     found: dict[str, Path] = {}
     for kind in BESIDE:
-        values = values_of(getattr(config.data, kind))
-        paths = [resolve_source(value, config.data.hub, home / "datasets", f"data.{kind}") for value in values]
+        values, hub = values_of(getattr(config.data, kind)), None if kind == "suite" else config.data.hub
+        paths = [resolve_source(value, hub, home / "datasets", f"data.{kind}") for value in values]
         found |= {name: path for path, name in zip(paths, _names(kind, paths), strict=True)}
     return found
 

@@ -191,3 +191,9 @@ def test_a_sample_that_people_judge_keeps_the_secret_it_was_sealed_with(tmp_path
     own = find_sources(people, tmp_path).seal["seal"]
     assert own == find_sources(people, tmp_path).seal["seal"] == Input.of(tmp_path / "human_eval.seal")
     assert own != find_sources(people, tmp_path / "other").seal["seal"]
+
+
+def test_a_suite_is_a_file_and_never_asked_of_the_hub(tmp_path: Path) -> None:
+    config = load_config("tiny", [parse_override("data.suite=owner/name")]).resolved()
+    with pytest.raises(UserError, match=r"data\.suite: there is no file .*owner/name\. Give the path of the file\."):
+        find_sources(config, tmp_path)
