@@ -21,6 +21,7 @@ from components.base.errors import UserError
 from components.base.redaction import has_credentials, redacted
 from components.base.settings import Settings
 from components.data.inputs import BESIDE, KINDS
+from components.rewards.config import FunctionReward, ModelReward, RewardSource
 from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
 from flows.deployment import flows, form
@@ -53,6 +54,14 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     def each_absolute(value: str | tuple[str, ...] | None) -> str | tuple[str | None, ...] | None:
         return tuple(map(absolute, value)) if isinstance(value, tuple) else absolute(value)
 
+    def reward_absolute(source: RewardSource) -> RewardSource:
+        if isinstance(source, FunctionReward):
+            return source.model_copy(update={"root": absolute(source.root)})
+        if isinstance(source, ModelReward):
+            folder = absolute(source.source.removeprefix("model:"))
+            return source.model_copy(update={"source": f"model:{folder}"})
+        return source
+
     data = {name: each_absolute(getattr(config.data, name)) for name in (*KINDS, *BESIDE)}
     update: dict[str, Settings] = {
         "data": config.data.model_copy(update=data),
@@ -61,6 +70,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     if (refresh := config.reward.refresh) is not None:
         named = refresh.model_copy(update={"from_run": absolute(refresh.from_run)})
         update["reward"] = config.reward.model_copy(update={"refresh": named})
+    if config.ppo.rewards is not None:
+        rewards = tuple(map(reward_absolute, config.ppo.rewards))
+        update["ppo"] = config.ppo.model_copy(update={"rewards": rewards})
     return config.model_copy(update=update)
 
 

@@ -108,6 +108,8 @@ def rerun(
     if early := [name for name in refresh if STAGES[name].shown in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
     config, chosen = (None, []) if config is None else _settled(config, home)
+    if config is not None and "ppo" in before:  # the earlier run's config has what these sources were then
+        config, _ = settled_rewards(config, home)
     tried = run_of_flow(home, flow_run) if flow_run else None
     if tried is not None:  # the earlier attempt has chosen
         run = load_status(home, tried).origin["from"]

@@ -36,6 +36,13 @@ def test_every_path_that_a_deployment_keeps_holds_from_a_workers_folder_too(
     assert config.reward.refresh is not None
     kept = (config.data.preferences, config.data.demonstrations, config.data.prompts, config.sft.base)
     assert [*kept, config.reward.refresh.from_run] == [str(tmp_path / name) for name in names]
+    (tmp_path / "rm").mkdir()
+    listed = "ppo.rewards=[{source: 'function:mine:score'}, {source: model:rm}, {source: model:lab/other}]"
+    rewards = with_absolute_paths(load_config("tiny", [parse_override(listed)])).ppo.rewards
+    assert rewards is not None
+    function, ours, hub = (each.model_dump() for each in rewards)
+    assert (function["root"], ours["source"], ours["name"]) == (str(tmp_path), f"model:{tmp_path / 'rm'}", "rm")
+    assert hub["source"] == "model:lab/other"
     several = [parse_override("data.preferences=[data.preferences, owner/name]")]
     kept_of_several = with_absolute_paths(load_config("tiny", several)).data.preferences
     assert kept_of_several == (str(tmp_path / "data.preferences"), "owner/name")

@@ -188,6 +188,20 @@ def test_a_rerun_takes_the_newest_run_whose_inputs_stand_and_says_which(tmp_path
         rerun(tmp_path, "ppo", half)
 
 
+def test_a_deployed_config_agrees_with_a_run_that_has_its_reward_function_until_the_function_is_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function, home = tmp_path / "mine.py", tmp_path / "home"
+    function.write_text("def score(prompts, responses, rows):\n    return [0.0 for _ in responses]\n")
+    rewards = "ppo.rewards=[{source: 'function:mine:score'}]"
+    first, asked = finish(begin(home, rewards)), load_config("tiny", settings(rewards))
+    assert rerun(home, "human_eval", config=asked).notes[0] == f"human_eval again from run {first}"
+    function.write_text(function.read_text().replace("0.0", "1.0"))
+    with pytest.raises(UserError, match=r"another ppo\.rewards"):
+        rerun(home, "human_eval", config=asked)
+
+
 def test_a_run_whose_config_is_of_another_version_is_passed_over(tmp_path: Path) -> None:
     whole, newer = finish(begin(tmp_path)), finish(begin(tmp_path))
     path = tmp_path / "runs" / newer / "config.yaml"
