@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +11,12 @@ import torch
 
 from components.base.jsonl import read_rows, write_rows
 from components.data.support_desk.task import task_scores
-from components.models.batching import encode_prompt
-from components.models.sampling import rollout_engine
 from components.ppo.config import PpoJob
 from components.ppo.experience import rewarded_scores
 from components.ppo.maths import kl_estimates
-from components.ppo.models import Models, frozen_pass
+from components.ppo.models import Models
 from components.ppo.monitors.texture import dissimilarity, distinct_ngrams, echo, repetition
+from components.ppo.responses import sampled_batches
 from components.rewards.weighted import source_metrics
 from components.sft.demonstrations import choose_demonstrations, perplexity_ratio, response_losses
 from components.stats.intervals import (
@@ -29,7 +27,6 @@ from components.stats.intervals import (
     jackknifed_ratio,
     paired_gain,
 )
-from components.training.loop import torch_seed
 
 
 class Answered(NamedTuple):
@@ -250,51 +247,29 @@ def respond(
             they differ, `kl` is a log-ratio and no KL.
     """
     drawn = {} if temperature is None else {"temperature": temperature}
-    generation = job.generation.model_copy(update=drawn)
-    encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
-    asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
-    seed, rows = torch_seed(job.seed, "ppo", stream), []
-    with rollout_engine(model, models.tokenizer, job.runtime) as engine:
-        for start in range(0, len(prompts), job.ppo.batch_size):
-            batch = slice(start, start + job.ppo.batch_size)
-            numbers = range(start, min(start + job.ppo.batch_size, len(prompts)))
-            samples = engine.sample(encoded[batch], generation, seed, numbers)
-            found = frozen_pass(asked, replace(samples, seen=None), job)  # the judged KL is the training path's
-            mask = samples.response_mask
-            kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
-            texts, raw, of_sources = samples.texts(models.tokenizer), found["raw_scores"], dict[str, torch.Tensor]()
-            if models.rewards is not None:
-                raw, of_sources = models.rewards.score(raw, prompts[batch], texts, judging)
-            by_source = {name: each.tolist() for name, each in of_sources.items()}
-            scores = models.scale(raw)
-            cap = job.generation.max_new_tokens
-            rewards = rewarded_scores(raw, samples, models.scale, job.ppo.score, cap)
-            lengths, special = samples.response_lengths, samples.special_tokens(models.tokenizer)
-            entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # a batch at a time, for a GPU's sake
-            score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()
-            for i, (prompt, text) in enumerate(zip(prompts[batch], texts, strict=True)):
-                rows.append(Answered(
-                    text, score[i], reward[i], divergence[i], lengths[i],
-                    entropy=entropy[i].sum().item() / lengths[i], ended=ended[i],
-                    special_tokens=special[i], repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
-                    truth=task_scores(data, prompt, text),
-                    rewards={name: each[i] for name, each in by_source.items()},
-                ))  # fmt: skip
+    generation, rows = job.generation.model_copy(update=drawn), list[Answered]()
+    for batch, samples, found in sampled_batches(models, model, prompts, job, stream, generation):
+        mask = samples.response_mask
+        kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
+        texts, raw, of_sources = samples.texts(models.tokenizer), found["raw_scores"], dict[str, torch.Tensor]()
+        if models.rewards is not None:
+            raw, of_sources = models.rewards.score(raw, batch, texts, judging)
+        by_source = {name: each.tolist() for name, each in of_sources.items()}
+        scores = models.scale(raw)
+        cap = job.generation.max_new_tokens
+        rewards = rewarded_scores(raw, samples, models.scale, job.ppo.score, cap)
+        lengths, special = samples.response_lengths, samples.special_tokens(models.tokenizer)
+        entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # a batch at a time, for a GPU's sake
+        score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()
+        for i, (prompt, text) in enumerate(zip(batch, texts, strict=True)):
+            rows.append(Answered(
+                text, score[i], reward[i], divergence[i], lengths[i],
+                entropy=entropy[i].sum().item() / lengths[i], ended=ended[i],
+                special_tokens=special[i], repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
+                truth=task_scores(data, prompt, text),
+                rewards={name: each[i] for name, each in by_source.items()},
+            ))  # fmt: skip
     return rows
-
-
-def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[list[str], torch.Tensor]:
-    """A response of the SFT policy to each prompt, as text, and the pipeline's own raw scores (n,) of them."""
-    encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
-    asked = Models(models.sft, models.sft, models.reward_model, None, models.tokenizer, models.scale)
-    texts, raw, seed = list[str](), list[torch.Tensor](), torch_seed(job.seed, "ppo", "scales of rewards")
-    with rollout_engine(models.sft, models.tokenizer, job.runtime) as engine:
-        for start in range(0, len(prompts), job.ppo.batch_size):
-            numbers = range(start, min(start + job.ppo.batch_size, len(prompts)))
-            samples = engine.sample(encoded[start : start + job.ppo.batch_size], job.generation, seed, numbers)
-            raw.append(frozen_pass(asked, replace(samples, seen=None), job)["raw_scores"])
-            texts += samples.texts(models.tokenizer)
-    return texts, torch.cat(raw)
 
 
 def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ from torch import Tensor
 
 from components.base.jsonl import read_rows
 from components.base.text import line
-from components.models.batching import encode_prompt
-from components.models.sampling import Samples, rollout_engine
+from components.models.sampling import Samples
 from components.ppo.config import PpoJob
-from components.ppo.models import Models, frozen_pass
+from components.ppo.models import Models
 from components.ppo.monitors.alarms import Alarm, Limits
 from components.ppo.monitors.measures import Batch
-from components.training.loop import torch_seed
+from components.ppo.responses import sampled_batches
 
 logger = logging.getLogger(__name__)
 
@@ -64,19 +62,12 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
             len(prompts), LEAST_PROMPTS,
         )  # fmt: skip
         return None
-    asked = Models(models.sft, models.sft, models.reward_model, None, models.tokenizer, models.scale)
-    seed, parts = torch_seed(job.seed, "ppo", STREAM), list[Batch]()
-    with rollout_engine(models.sft, models.tokenizer, job.runtime) as engine:
-        for start in range(0, len(prompts), job.ppo.batch_size):
-            some = prompts[start : start + job.ppo.batch_size]
-            encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in some]
-            samples = engine.sample(encoded, job.generation, seed, range(start, start + len(some)))
-            found = frozen_pass(asked, replace(samples, seen=None), job)
-            texts, raw = samples.texts(models.tokenizer), found["raw_scores"]
-            if models.rewards is not None:
-                raw, _ = models.rewards.score(raw, some, texts)
-            scores = models.scale(raw)
-            parts.append(batch_of(samples, some, texts, found["sft"], scores, models.tokenizer, 1))
+    parts = list[Batch]()
+    for some, samples, found in sampled_batches(models, models.sft, prompts, job, STREAM):
+        texts, raw = samples.texts(models.tokenizer), found["raw_scores"]
+        if models.rewards is not None:
+            raw, _ = models.rewards.score(raw, some, texts)
+        parts.append(batch_of(samples, some, texts, found["sft"], models.scale(raw), models.tokenizer, 1))
     limits = Limits.of(_joined(parts), config.false_alarms, job.ppo.updates)
     size = job.ppo.batch_size // job.ppo.group_size
     if idle := [name for name in limits.unreachable(size) if name in config.stop_on]:
