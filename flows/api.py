@@ -1,13 +1,13 @@
-"""Tether from Python, as in a notebook: run the pipeline, and read what came of it as data frames.
+"""Tether from Python, as in a notebook: run the pipeline, and read its results as data frames.
 
     from flows.api import load_run, run
 
     found = run("tiny", {"ppo.kl.target": 2})
     found.state                       # "passed", "gate_failed", "awaiting_labels", ...
-    found.gates()                     # a gate a row
-    found.curves("ppo")["ppo/kl"]     # a metric a column, by step
+    found.gates()                     # one row per gate
+    found.curves("ppo")["ppo/kl"]     # one column per metric, by step
 
-It is what the commands do, in the same home (`TETHER_HOME`, else `.tether` below the current directory).
+These functions do what the commands do, in the same home (`TETHER_HOME`, else `.tether` in the current directory).
 """
 
 import contextlib
@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.base.errors import GateFailed, UserError, refuse_credentials
+from components.base.errors import GateFailed, UserError
 from flows.environment import prepare_environment, tether_home
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from components.gates.judging import Waiver
     from flows.config.profiles import Override
     from flows.launch.begin import Launch
     from flows.models.lineage import LineageGraph
@@ -36,7 +35,7 @@ class Run:
 
     home: Path
     status: "RunStatus"
-    """All that `tether status RUN --json` prints, typed."""
+    """What `tether status RUN --json` prints, typed."""
 
     @property
     def id(self) -> str:
@@ -76,7 +75,7 @@ class Run:
         return pd.DataFrame(rows, columns=columns).astype({"value": "float64"})
 
     def curves(self, stage: str) -> "pd.DataFrame":
-        """What a stage measured while it trained: a metric a column, indexed by `step`; no rows where there is nothing.
+        """What a stage measured while it trained: one column per metric, by `step`; empty if it measured nothing.
 
         Raises:
             UserError: the run has no such stage.
@@ -92,7 +91,7 @@ class Run:
         return frame.rename_axis("step").sort_index()
 
     def artifact(self, stage: str) -> Path:
-        """The folder of what a stage published. It is the store's: read it, and never write there.
+        """The folder of a stage's artifact in the store. Read it; never write there.
 
         Raises:
             UserError: the run has no such stage, or the stage published nothing.
@@ -106,7 +105,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The report, an HTML page. It is there once the run has ended."""
+        """The path of the HTML report, which is written when the run ends."""
         from tasks.runs.journal import REPORT
         from tasks.runs.status import run_folder
 
@@ -115,7 +114,7 @@ class Run:
     def _stage(self, name: str) -> Any:
         known = {stage.name: stage for stage in self.status.stages}
         if name not in known:
-            raise UserError(f"run {self.id} has no stage {name!r}, but {', '.join(known)}.")
+            raise UserError(f"run {self.id} has no stage {name!r}; its stages are {', '.join(known)}.")
         return known[name]
 
     def __repr__(self) -> str:
@@ -133,7 +132,7 @@ def run(
     refresh: Sequence[str] = (),
     home: str | Path | None = None,
 ) -> Run:
-    """Run the pipeline, reusing every result that is stored; as `tether run`.
+    """Run the pipeline as `tether run` does, reusing every result that is stored.
 
     A failed gate or missing labels end the run and raise nothing: its `state` says so.
 
@@ -142,19 +141,20 @@ def run(
         options: `--set` as a mapping, such as `{"ppo.kl.target": 2}`.
         until: the stage that the run ends after; None is the last one.
         waive: gates that may fail, with the reason `because`.
-        refresh: stages to compute though the store has them.
-        home: the home, in place of `TETHER_HOME`, for the rest of this process.
+        refresh: stages to compute even if their results are stored.
+        home: replaces `TETHER_HOME` for the rest of this process.
 
     Raises:
-        UserError: what was asked can't be done, as the command says with exit code 2.
+        UserError: a mistake in what was asked; the command ends with exit code 2 then.
     """
     place = _ready(home)
     from flows.config.profiles import profile_name
     from flows.config.run_config import load_config
     from flows.launch.begin import new_run
+    from flows.launch.waivers import asked_waivers
 
     config = load_config(profile, _overrides(options)).resolved()
-    waivers = _waivers(waive, because)
+    waivers = asked_waivers(waive, because)
     return _computed(new_run(place, profile_name(profile), config, waivers, refresh, until=until))
 
 
@@ -169,11 +169,13 @@ def rerun(
     refresh: Sequence[str] = (),
     home: str | Path | None = None,
 ) -> Run:
-    """Compute one stage again, and what follows where it differs, from an earlier run's results; as `tether rerun`.
+    """Compute one stage again from an earlier run's results, as `tether rerun` does.
+
+    The stages after it are computed too where its result differs.
 
     Args:
         stage: `validate`, `sft`, `reward`, `ppo` or `human_eval`.
-        from_run: the earlier run; None takes the newest whose results before `stage` all stand in the store.
+        from_run: the earlier run; None takes the newest whose results before `stage` are all in the store.
         options, until, waive, because, refresh, home: as `run`.
 
     Raises:
@@ -181,14 +183,15 @@ def rerun(
     """
     place = _ready(home if home is not None or not isinstance(from_run, Run) else from_run.home)
     from flows.launch.begin import rerun as again
+    from flows.launch.waivers import asked_waivers
 
     name = from_run.id if isinstance(from_run, Run) else from_run
-    waivers = _waivers(waive, because)
+    waivers = asked_waivers(waive, because)
     return _computed(again(place, stage, name, _overrides(options), waivers=waivers, refresh=refresh, until=until))
 
 
 def load_run(name: str | None = None, *, home: str | Path | None = None) -> Run:
-    """An earlier run; None is the newest.
+    """Load an earlier run; None is the newest.
 
     Raises:
         UserError: there is no such run, or its file is damaged.
@@ -200,11 +203,11 @@ def load_run(name: str | None = None, *, home: str | Path | None = None) -> Run:
 
 
 def lineage(asked: "str | Run", *, downstream: bool = False, home: str | Path | None = None) -> "LineageGraph":
-    """What something was made of, or what was made of it; as `tether lineage`.
+    """Find what something was made of, or what was made of it, as `tether lineage` does.
 
     Args:
         asked: a run, a model (`tether-policy@champion`), the beginning of a digest or key, or a file that runs read.
-        downstream: what was made of it.
+        downstream: find what was made of it.
         home: as `run`.
 
     Raises:
@@ -231,16 +234,6 @@ def _overrides(options: Mapping[str, Any] | None) -> "list[Override]":
     from flows.config.profiles import Override
 
     return [Override(tuple(name.split(".")), value) for name, value in (options or {}).items()]
-
-
-def _waivers(gates: Sequence[str], because: str) -> "list[Waiver]":
-    from components.gates.judging import Waiver
-    from tasks.runs.journal import current_user
-
-    refuse_credentials("because", because)
-    if gates and not because.strip():
-        raise UserError(f"waive={gates[0]!r}: say why, with because=TEXT.")
-    return [Waiver(gate=gate, user=current_user(), reason=because.strip()) for gate in gates]
 
 
 def _computed(launch: "Launch") -> Run:

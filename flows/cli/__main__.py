@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.base.errors import GateFailed, TetherError, UserError, refuse_credentials
+from components.base.errors import GateFailed, TetherError, UserError
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
 from flows.cli.config import Profile, Set, config_commands, config_of
@@ -407,15 +407,9 @@ def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
 
 
 def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
-    from components.gates.judging import Waiver
-    from tasks.runs.journal import current_user
+    from flows.launch.waivers import asked_waivers
 
-    if gates and not because.strip():
-        raise UserError(f"--waive {gates[0]}: say why, with --because TEXT.")
-    if because and not gates:
-        raise UserError("--because: name the gate it is about, with --waive GATE.")
-    refuse_credentials("--because", because)
-    return [Waiver(gate=gate, user=current_user(), reason=because.strip()) for gate in gates or []]
+    return asked_waivers(gates or [], because, "--")
 
 
 def _go(launch: "Launch") -> None:
