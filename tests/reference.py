@@ -66,9 +66,9 @@ def options() -> str:
     """Every option of a config, with its type, default and docstring."""
     text = [
         "# Options\n",
-        "Each option stands in a profile as nested YAML and on the command line as `--set KEY=VALUE`. "
+        "Set an option in a profile, as nested YAML, or on the command line, as `--set KEY=VALUE`. "
         "`tether show-config PROFILE` prints a profile with every default. Options that are *not keyed* "
-        "change no result, so a change of them recomputes nothing.\n",
+        "change no result: a new value recomputes nothing.\n",
     ]
     for name, field in RunConfig.model_fields.items():
         models = list(_models(field.annotation))
@@ -183,7 +183,7 @@ def metrics() -> str:
     """The main metrics, by stage."""
     text = [
         "# Metrics\n",
-        "What people look at first. `tether status RUN --json` and MLflow have all others too. A mean, share or gain "
+        "The metrics to look at first. `tether status RUN --json` and MLflow have all of them. A mean, share or gain "
         "has its 95 % interval beside it, as `NAME_low` and `NAME_high`.\n",
     ]
     for stage, found in MAIN_METRICS.items():
@@ -209,7 +209,9 @@ def main() -> None:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
     if stale:
-        raise SystemExit(f"docs/reference: {', '.join(stale)}: not as the code says. Run `make reference`.")
+        raise SystemExit(
+            f"docs/reference: the code has changed since {', '.join(stale)} was written. Run `make reference`."
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The sources of `ppo.rewards` as a run begins: what of them its keys depend on is looked up once."""
+"""The sources of `ppo.rewards` as a run begins: looks up once what PPO's key depends on."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from flows.data.hub_models import hub_model, is_hub_name
 
 
 def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """Return `config` with each function's source digest, scorer's version and hub model's commit, and what to say.
+    """Return `config` with each function's source digest, scorer's version and hub model's commit, and lines to show.
 
     They are looked up anew each time, whatever an earlier run found.
 
@@ -31,7 +31,9 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
         elif isinstance(each, HttpReward) and each.version == "auto":
             told = {"told": _version(each)}
             if told["told"] == NO_VERSION:
-                notes.append(f"ppo.rewards: {each.url} tells no version, so ppo is computed whatever is stored")
+                notes.append(
+                    f"ppo.rewards: {each.url} reports no version, so ppo is computed even if a result is stored"
+                )
         elif isinstance(each, ModelReward):
             name, _ = reward_model(each, home)
             told = {"source": f"model:{name}"}
@@ -43,16 +45,16 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
 
 
 def has_unversioned(config: RunConfig) -> bool:
-    """Whether a scorer tells no version: then no stored result of PPO may be taken."""
+    """Whether a scorer reports no version; then no stored result of PPO may be reused."""
     sources = config.ppo.rewards or ()
     return any(isinstance(each, HttpReward) and each.version_known == NO_VERSION for each in sources)
 
 
 def reward_model(config: ModelReward, home: Path) -> tuple[str, Path]:
-    """What a reward model of `ppo.rewards` is called (with its commit, on the hub), and its folder.
+    """The path or hub name (with its commit) of a reward model of `ppo.rewards`, and its folder.
 
     Raises:
-        UserError: there is neither.
+        UserError: there is no such model.
     """
     asked = config.source.removeprefix("model:")
     field = "ppo.rewards: source"

@@ -1,9 +1,7 @@
 """PPO on several sources of reward: what is logged of each, their unit, judges, resuming, and other models."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +16,28 @@ from components.rewards.config import ModelReward
 from components.rewards.model import ModelSource
 from components.rewards.source import Replies
 from components.rewards.weighted import agreement
+from tests.components.rewards.scorer import Scorer
 
 
-class Forgetful:
-    """A scorer that gives a response its length, and 5 more if it is asked for the same again; it tells no version."""
+class Forgetful(Scorer):
+    """Gives a response its length, and 5 more if it is asked for the same again; it reports no version."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen = set[str]()
-        outer = self
+        self.answer = self.score
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                told = list(map(str, zip(asked["prompts"], asked["responses"], strict=True)))
-                scores = [len(each) + 5.0 * (each in outer.seen) for each in told]
-                outer.seen |= set(told)
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(json.dumps({"scores": scores}).encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        self.source = f"http:http://127.0.0.1:{self.server.server_port}/score"
+    def score(self, body: Any) -> tuple[int, object]:
+        told = list(map(str, zip(body["prompts"], body["responses"], strict=True)))
+        scores = [len(each) + 5.0 * (each in self.seen) for each in told]
+        self.seen |= set(told)
+        return 200, {"scores": scores}
 
 
 @pytest.fixture(scope="module")
 def forgetful() -> Iterator[Forgetful]:
-    made = Forgetful()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with Forgetful() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +49,7 @@ def options(tmp_path_factory: pytest.TempPathFactory, forgetful: Forgetful) -> d
     )
     return {"updates": 3, "evaluate": 16, "rewards": [
         {"source": "pipeline"}, {"source": "function:mine:brief", "root": str(root), "weight": 0.5},
-        {"source": forgetful.source, "weight": -0.25},
+        {"source": f"http:{forgetful.url}", "weight": -0.25},
         {"source": "verifier:regex", "value": "order", "name": "topic", "judge": True, "scale": 1.0},
     ]}  # fmt: skip
 

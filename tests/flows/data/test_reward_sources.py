@@ -1,9 +1,6 @@
 """What of `ppo.rewards` is looked up when a run begins, and that it stands in PPO's key."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +13,7 @@ from flows.data.reward_sources import has_unversioned, settled_rewards
 from flows.sources import find_sources
 from tasks.execution.keying import key_of
 from tasks.stages import STAGES
-
-
-@pytest.fixture
-def versioned() -> Iterator[Any]:
-    """A server on loopback that tells the version in its `told`, and none where that is None."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"version": self.server.told} if self.server.told else {}).encode())  # type: ignore[attr-defined]
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.told = "1"  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield server
-        server.shutdown()
+from tests.components.rewards.scorer import Scorer
 
 
 def config(*sources: dict[str, Any]) -> RunConfig:
@@ -60,16 +38,17 @@ def test_a_function_edited_in_a_module_that_it_imports_misses(tmp_path: Path) ->
     assert ppo_key(edited) != ppo_key(found), "what an earlier run found is looked up anew"
 
 
-def test_a_scorer_of_another_version_misses_and_one_of_none_is_never_a_hit(versioned: Any, tmp_path: Path) -> None:
-    asked = config({"source": f"http:http://127.0.0.1:{versioned.server_port}/"})
-    first, _ = settled_rewards(asked, tmp_path)
-    assert not has_unversioned(first)
-    versioned.told = "2"
-    second, notes = settled_rewards(first, tmp_path)
-    assert ppo_key(second) != ppo_key(first) and not notes
-    versioned.told = None
-    third, notes = settled_rewards(second, tmp_path)
-    assert has_unversioned(third) and "tells no version" in notes[0]
+def test_a_scorer_of_another_version_misses_and_one_of_none_is_never_a_hit(tmp_path: Path) -> None:
+    with Scorer() as scorer:
+        scorer.version = "1"
+        first, _ = settled_rewards(config({"source": f"http:{scorer.url}"}), tmp_path)
+        assert not has_unversioned(first)
+        scorer.version = "2"
+        second, notes = settled_rewards(first, tmp_path)
+        assert ppo_key(second) != ppo_key(first) and not notes
+        scorer.version = None
+        third, notes = settled_rewards(second, tmp_path)
+    assert has_unversioned(third) and "reports no version" in notes[0]
     named, notes = settled_rewards(config({"source": "http:http://127.0.0.1:9/", "version": "7"}), tmp_path)
     assert not has_unversioned(named) and not notes, "a version that the user names is not asked for"
 
