@@ -36,8 +36,8 @@ class KLConfig(Settings):
     """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` an update, and
     at a horizon of 0.2 or less could fall to 0 or below."""
     proportional: float = Field(0.0, ge=0, le=5)
-    """How strongly β answers KL's distance from the target as it is now, beside the moves that the horizon adds up; 0:
-    not at all. Where KL follows β late, what is added up alone swings around the target (Stooke et al. 2020, arXiv
+    """How strongly β also reacts to KL's present distance from the target (`adaptive` only); 0 for not at all. Where KL
+    follows β late, the moves that the horizon adds up would alone swing around the target (Stooke et al. 2020, arXiv
     2007.03964: the proportional part of a PID controller of a Lagrange multiplier). `coefficient` is then β at the
     target, and β starts at `coefficient` / exp(`proportional`), since KL starts at 0."""
     stop_above: float | None = Field(None, gt=0)
@@ -98,9 +98,9 @@ class CriticConfig(Settings):
     coefficient: float = Field(0.5, gt=0)
     """Weight of the value loss beside the policy loss (`shared` only: a separate critic has its own optimiser)."""
     warmup: int = Field(0, ge=0)
-    """Updates at the start, of `ppo.updates`, during which the critic alone learns: for a critic that begins far from
-    the returns, whose errors would else move the policy (Yuan et al. 2025, arXiv 2503.01491, "value-pretraining"). The
-    policy's learning rate begins its schedule after them."""
+    """Updates at the start, counted in `ppo.updates`, in which only the critic learns: for a critic that begins far
+    from the returns, whose errors would otherwise move the policy (Yuan et al. 2025, arXiv 2503.01491,
+    "value-pretraining"). The policy's learning rate begins its schedule after them."""
     clip_range: float | None = Field(None, gt=0)
     """Value clipping around the old values, in standard deviations of the returns; null for none."""
 
@@ -126,17 +126,17 @@ class WatchConfig(Settings):
     """Prompts of the calibration split, which no gate judges anything on; one response to each."""
     kl_high: float | None = Field(None, gt=0)
     """Upper end of the band that KL to SFT should stay in, in `kl.unit`; set it to the threshold of the gate on KL. A
-    checkpoint whose KL's upper end is above it is not published where another one is below. A run whose batches' KL
-    lies above it for certain, two in a row, has broken its tether: it stops, and fails. Null: no band."""
+    checkpoint whose KL's upper end is above it is published only if no evaluated one is inside. When the KL of two
+    batches in a row is certainly above it, the tether is broken: the run stops, and fails. Null: no band."""
     patience: int | None = Field(None, ge=1)
-    """Stop after so many evaluations in a row that have not raised the highest score inside the band. Such a stop is no
-    failure. Null: never. A tethered policy's score levels off long before β does, so this saves time at the cost of
-    what the late updates show."""
+    """Stop after this many evaluations in a row that did not raise the highest score inside the band. Such a stop is
+    not a failure. Null: never. A tethered policy's score levels off long before β does, so this saves time, but hides
+    what the late updates would show."""
 
 
 class PtxConfig(Settings):
     """An SFT loss beside the policy loss, so that the policy forgets less of the demonstrations: the term in γ of the
-    objective of Ouyang et al. 2022 (InstructGPT's PPO-ptx, arXiv 2203.02155, equation 2), of the SFT data."""
+    objective of Ouyang et al. 2022 (InstructGPT's PPO-ptx, arXiv 2203.02155, equation 2), here on the SFT data."""
 
     coefficient: float = Field(0.0, ge=0)
     """γ, per nat of the mean loss of a response token of the demonstrations; 0 for none."""
@@ -157,7 +157,7 @@ class MonitorConfig(Settings):
     responses: int | None = Field(256, ge=8)
     """SFT responses, to prompts of the calibration split, that the limits come from; null for no monitors."""
     false_alarms: float = Field(0.01, gt=0, lt=1)
-    """Chance of any alarm in the whole run, of a policy within the monitors' margins of SFT."""
+    """Highest chance that a policy within the monitors' margins of SFT raises any alarm in the whole run."""
     stop_on: tuple[MonitorName, ...] = ()
     """Alarms that stop the run and fail it, as a broken tether does; all others warn. The best checkpoint is published
     whatever stopped the run."""
@@ -199,8 +199,9 @@ class PpoConfig(OptimizerConfig):
     clip_range: float = Field(0.2, gt=0, lt=1)
     """ε of the clipped policy loss."""
     clip_range_high: float | None = Field(None, gt=0)
-    """ε above 1, where it is not the one below: a larger one lets unlikely tokens gain more, against a fall of entropy
-    (Yu et al. 2025, DAPO's clip-higher, arXiv 2503.14476, equation 10, with 0.2 and 0.28); null takes `clip_range`."""
+    """ε for ratios above 1, where it differs from the one below: a larger one lets unlikely tokens gain more, against a
+    fall of entropy (Yu et al. 2025, DAPO's clip-higher, arXiv 2503.14476, equation 10, with 0.2 and 0.28); null takes
+    `clip_range`."""
     dual_clip: float | None = Field(None, gt=1)
     """c of the dual clip: the policy loss of a token of negative advantage A stays at most -c A, however large its
     ratio, and beyond gives no gradient (Ye et al. 2020, arXiv 1912.09729, equation 5, with 3); null for none. For runs
@@ -219,10 +220,10 @@ class PpoConfig(OptimizerConfig):
     pull at the tether and shrink the mean (Yu et al. 2025, dynamic sampling, arXiv 2503.14476, equation 11, without its
     drawing of other prompts in their place)."""
     ema: float | None = Field(None, gt=0, lt=1)
-    """Decay an update of an exponential moving average of the policy's weights; the average is evaluated and published
-    in place of the last policy, whose updates swing (Polyak and Juditsky 1992; Ramé et al. 2024, WARP, arXiv
-    2406.16768, section 3.1). Rollouts and β are the training policy's own. Of a LoRA adapter its factors are averaged.
-    null for none."""
+    """Decay per update of an exponential moving average of the policy's weights. The average is evaluated and published
+    in place of the last policy, which swings from update to update (Polyak and Juditsky 1992; Ramé et al. 2024, WARP,
+    arXiv 2406.16768, section 3.1). Rollouts and β are the training policy's own. A LoRA adapter's factors are averaged.
+    Null for none."""
     ptx: PtxConfig = PtxConfig()
     """An SFT loss beside the policy loss."""
     discount: float = Field(1.0, gt=0, le=1)
@@ -265,9 +266,9 @@ class PpoConfig(OptimizerConfig):
     `monitors.stop_on` is raised or `watch.patience` ends. False switches every stop off; a broken tether, and such an
     alarm, fail the gate `ppo.stopped` all the same."""
     evaluate_temperature: float | None = Field(None, ge=0)
-    """Temperature of the responses of the final evaluation, where a model is to be used at another one than it trains
-    at; 0 is greedy. KL and entropy stay those at `generation.temperature`, of further responses drawn at it, since only
-    there they are what β holds; null is that temperature for all."""
+    """Temperature of the final evaluation's responses, for a model that will be used at another temperature than it
+    trains at; 0 is greedy. KL and entropy are still measured at `generation.temperature`, on further responses, since β
+    holds KL only there. Null uses that temperature for everything."""
     best_of: int | None = Field(None, ge=2)
     """Also evaluate, as a baseline, the best-scored of so many SFT responses to each held-out prompt; null for none."""
     sample_every: int = Field(20, ge=1)

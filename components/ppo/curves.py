@@ -26,7 +26,7 @@ def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
 
 
 def uniform_scores(history: Sequence[Row]) -> dict[str, float]:
-    """How far rollouts were told apart by their scores, in the update where they were least.
+    """How well the scores told rollouts apart, in the worst update.
 
     `ppo/replaced_max`: the largest share of responses whose score the missing-EOS score replaced, which then says
     nothing of them (absent where `ppo.score.missing_eos` is not replace). `ppo/score_spread_min`: the smallest standard

@@ -61,7 +61,7 @@ class Answered(NamedTuple):
 def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
     """Sample a response of each policy to held-out prompts; write `evaluation.jsonl`, return the stage's metrics.
 
-    Where `evaluate_temperature` is another one than the policy trains at, KL and entropy are of further responses.
+    If `evaluate_temperature` differs from the temperature of training, KL and entropy are of further responses.
     """
     prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.ppo.evaluate]]
     policy, drawn = _answers(models, models.policy, prompts, job, data, judging=True)

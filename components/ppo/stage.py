@@ -43,7 +43,7 @@ from components.training.loop import restore_state, save_state, shuffled_passes,
 
 SAMPLES_SHOWN = 8
 MOSTLY_REPLACED = 0.5
-"""Share of replaced scores in an update from which on it is said."""
+"""Share of replaced scores in an update from which the log warns."""
 logger = logging.getLogger(__name__)
 
 
@@ -56,11 +56,11 @@ class Progress:
     samples: list[dict[str, object]] = field(default_factory=list)
     """Some responses, with `update` (from 0)."""
     warned: bool = False
-    """Whether it was said that scores tell rollouts hardly apart."""
+    """Whether the log has warned that scores hardly tell rollouts apart."""
     alarms: list[dict[str, object]] = field(default_factory=list)
     """The first of each name: `update` (from 1), value, SFT's value, a sample, and what it means."""
     broke: bool = False
-    """KL was over the ceiling or outside its band for certain at some update, or an alarm was raised that stops."""
+    """In some update KL was above the ceiling or certainly outside its band, or an alarm of `stop_on` was raised."""
     stopped: bool = False
     """The training ends here, whatever updates are left."""
 
@@ -153,7 +153,7 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
 
 
 def warn_of_scores(update: int, metrics: Mapping[str, float]) -> bool:
-    """Warn where the scores of an update tell its rollouts hardly apart; returns whether they did."""
+    """Warn if the scores of an update hardly tell its rollouts apart; return whether it warned."""
     if metrics["ppo/score_spread"] == 0:
         logger.warning("update %d: all rollouts have the same score, so nothing is learnt from it.", update)
     elif metrics.get("ppo/replaced", 0.0) >= MOSTLY_REPLACED:
@@ -174,7 +174,7 @@ def _held(models: Models) -> dict[str, nn.Module]:
 def train(
     models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, observe: Observe
 ) -> tuple[Progress, Watch]:
-    """The updates, and what evaluations between them found. Resumes from `out/checkpoint/ppo`."""
+    """Train the policy; return what was seen and what evaluations found. Resumes from `out/checkpoint/ppo`."""
     config, folder = job.ppo, out / "checkpoint" / "ppo"
     learner, controller = Learner.start(models, job, data), KLController.start(config.kl)
     refresh_every = config.kl.refresh_every
@@ -285,7 +285,7 @@ def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int, 
 
 @contextmanager
 def _kept_if_stopped(out: Path, update: int, samples: Samples) -> Iterator[list[Any]]:
-    """Where a check stops the run, write the batch beside its checkpoint: the samples, and what the list was given."""
+    """If a check stops the run, write the batch beside its checkpoint: the samples, and what the list is given."""
     batch: list[Any] = [samples]
     try:
         yield batch

@@ -71,9 +71,9 @@ class Watch:
     def due(self, update: int, last: bool, kl: float) -> bool:
         """Whether to evaluate after `update` updates, the batch of the last of which had mean KL `kl` (in `kl.unit`).
 
-        The last is compared only where another one could be better. Where KL runs off, it may cross the whole band
-        between two evaluations: so one is made, beside the others, each time that KL rises by an eighth of the band
-        above all that was evaluated, at most eight times in the band.
+        The last update is evaluated only if an earlier one was, since there is nothing else to compare it with. KL that
+        runs off may cross the whole band between two evaluations. So an extra one is due each time that KL has risen by
+        an eighth of the band above all that was evaluated: at most eight times in the band.
         """
         every, most = self.config.evaluate_every, self.config.watch.kl_high
         if every is None or len(self.prompts) < 2:
@@ -121,7 +121,8 @@ class Watch:
     def leaves(self, low: float) -> bool:
         """Count a batch whose KL's interval begins at `low` (in `kl.unit`); whether KL has left the band for certain.
 
-        One batch in forty lies above its own mean's upper end by chance: two in a row, one in 1,600.
+        By chance the lower end of a 95 % interval is above the true mean in one batch of forty, and in two batches in a
+        row in one of 1,600.
         """
         most = self.config.watch.kl_high
         self.outside = self.outside + 1 if most is not None and low > most else 0

@@ -68,8 +68,8 @@ class VllmTransfer:
         except ImportError as error:
             raise UserError(
                 f"ppo.rollout.transfer={client.config.transfer} needs vLLM beside Tether, for its trainer side, and it "
-                f"can't be imported here ({error}). vLLM 0.29 needs fastapi below 0.137, Prefect 3.8.8 a later: use "
-                "ppo.rollout.transfer=folder, with ppo.rollout.folder=/dev/shm/tether where both are on one host."
+                f"can't be imported here ({error}). vLLM 0.29 needs fastapi below 0.137, and Prefect 3.8.8 a later "
+                "one: use ppo.rollout.transfer=folder, with ppo.rollout.folder=/dev/shm/tether if both are on one host."
             ) from None
         self.client, self.source = client, base.ModuleSource
         self.engine: Any = None

@@ -65,7 +65,7 @@ def numbers_of(batch: Batch, common: Collection[int]) -> dict[str, FloatArray]:
 
 
 EXCEEDS = ("length", "nll", "repetition", "echo")
-"""Measures that are no events: a response is counted where it exceeds SFT's 99th percentile."""
+"""Measures that are not events: a response counts if it exceeds SFT's 99th percentile."""
 
 
 def shared(texts: Sequence[str], n: int = 4) -> Counter[tuple[str, ...]]:
