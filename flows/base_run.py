@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.base.settings import keyed_values
+from components.data.inputs import FILES
 from components.keys.changes import changes
 from components.store.store import ArtifactStore, Miss, Record
 from flows.config.run_config import RunConfig, check_config
@@ -15,18 +16,7 @@ from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, list_runs, load_status, own_runs
 from tasks.stages import PIPELINE, STAGES
 
-SOURCES = (
-    "data.preferences",
-    "data.demonstrations",
-    "data.prompts",
-    "data.suite",
-    "data.decontaminate",
-    "data.deployment_prompts",
-    "data.hub",
-    "data.votes",
-    "sft.base",
-    "sft.keep",
-)
+SOURCES = (*(f"data.{name}" for name in FILES), "data.hub", "data.votes", "sft.base", "sft.keep")
 """Config fields that name external inputs. They enter keys by content, so a job's keyed values lack them."""
 
 

@@ -10,7 +10,7 @@ from components.base.errors import UserError
 from components.base.files import whole_folder
 from components.base.paths import user_path
 from components.data.hub import resolve_source
-from components.data.inputs import BESIDE, KINDS, VOTES, input_names, kind_of, label_of, values_of
+from components.data.inputs import FILES, KINDS, VOTES, input_names, kind_of, label_of, values_of
 from components.human_eval.batch.halves import JUDGED
 from components.human_eval.blinding import SEAL, home_seal
 from components.store.graph import Graph
@@ -95,7 +95,7 @@ def compared_sources(
 
 def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
     data: dict[str, Input] = {}
-    for kind in (*KINDS, *BESIDE):
+    for kind in FILES:
         found: dict[str, Input] = {}  # by digest
         hub = None if kind == "suite" else config.data.hub
         for value in values_of(getattr(config.data, kind)):
@@ -182,7 +182,7 @@ def _data_of(validated: Record, config: RunConfig, home: Path) -> dict[str, Inpu
     data: dict[str, Input] = {}
     recorded: dict[str, Path] | None = None
     for name, digest in validated.inputs.items():
-        if kind_of(name) in (*KINDS, *BESIDE):
+        if kind_of(name) in FILES:
             values = values_of(getattr(config.data, kind_of(name)))
             if len(values) > 1 and recorded is None:
                 recorded = recorded_paths(home, [validated.run])

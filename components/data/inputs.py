@@ -16,6 +16,8 @@ KINDS = ("preferences", "demonstrations", "prompts")
 SUITE, DECONTAMINATE, DEPLOYMENT = "suite", "decontaminate", "deployment_prompts"
 BESIDE = (SUITE, DECONTAMINATE, DEPLOYMENT)
 """What `validate` reads beside them: a user's expectations, and prompts that the data are compared with."""
+FILES = (*KINDS, *BESIDE)
+"""Fields of the config's `data` that name files."""
 VOTES = "votes"
 """What people said of earlier policies, scored (`votes/1` is the first round's): an artifact of `human_eval` each."""
 

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten, group
-from components.data.inputs import BESIDE, KINDS, label_of, of_kind, values_of
+from components.data.inputs import FILES, label_of, of_kind, values_of
 from components.gates.judging import Verdict, stand_in
 from components.gates.table import GATES
 from components.gates.text import number, outcome, rule
@@ -326,9 +326,7 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     digests = stage.record.inputs if stage.record is not None else {}
     lines = stage.lines("quarantine.jsonl")
     return DataFacts(
-        sources=[
-            each for kind in (*KINDS, *BESIDE) for each in _sources(kind, values_of(config.get(kind)), digests, stage)
-        ],
+        sources=[each for kind in FILES for each in _sources(kind, values_of(config.get(kind)), digests, stage)],
         generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
         checks=[_check(each) for each in stage.document("report.json") or []],

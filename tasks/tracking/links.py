@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.data.inputs import BESIDE, KINDS, kind_of
+from components.data.inputs import FILES, kind_of
 from tasks.runs.journal import Done, Sent, lineage_tags
 from tasks.tracking.address import run_link
 from tasks.tracking.pages import NoteRow
@@ -19,7 +19,7 @@ MODELS = {"sft": "sft", "reward": "reward", "ppo": "policy"}
 MODEL_SOURCES = ("base", "previous_reward")
 """Inputs that are models and that no stage of the run made."""
 
-READ_BY = dict.fromkeys(("data", *KINDS, *BESIDE), "validate") | {"sample": "human_eval"}
+READ_BY = dict.fromkeys(("data", *FILES), "validate") | {"sample": "human_eval"}
 """Further inputs that are no models, and the stage whose page says more of them."""
 
 DIGEST_SHOWN = 32
