@@ -28,12 +28,11 @@ from components.models.sampling import Samples
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
 from components.ppo.curves import curve_metrics
-from components.ppo.evaluate import evaluate, evaluate_last
+from components.ppo.evaluate import evaluate, evaluate_last, sft_responses
 from components.ppo.experience import check_start, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import alarm_samples, batch_of, limits_of_sft, new_alarms
-from components.ppo.responses import sft_responses
 from components.ppo.watch import Watch, put_weights, shown_samples
 from components.rewards.weighted import Rewards
 from components.rollouts.engine import Rollouts, open_rollouts
