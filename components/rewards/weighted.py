@@ -65,8 +65,8 @@ class Rewards:
         Raises:
             UserError: a source can't be used.
         """
-        stack, sources = ExitStack(), dict[str, Source]()
-        with stack:
+        sources = dict[str, Source]()
+        with ExitStack() as stack:
             for config in configs if ranks.is_first() else ():
                 opened = _opened(config, inputs, runtime, lambda prompt: rendered_prompt(tokenizer, prompt), kept)
                 if opened is not None:
@@ -74,8 +74,8 @@ class Rewards:
                     stack.callback(opened.close)
             rows = [row for split in ("train", "calibration", "test") for row in _prompts(inputs["data"], split)]
             columns = {canonical_json(row["prompt"]): row["columns"] for row in rows if row.get("columns")}
-            return cls(configs, sources, columns, _stack=stack.pop_all())
-        raise AssertionError
+            open_sources = stack.pop_all()
+        return cls(configs, sources, columns, _stack=open_sources)
 
     def __enter__(self) -> Self:
         return self
@@ -109,8 +109,8 @@ class Rewards:
             if not scale > 0:
                 raise UserError(
                     f"ppo.rewards: {config.source} gives each of {len(scores)} SFT responses the same score "
-                    f"({float(scores[0]):g}), so its scale can't be measured. Set its scale (and shift) by hand, as in "
-                    "scale: 1, if that is as it should be."
+                    f"({float(scores[0]):g}), so its scale can't be measured. If that is intended, set its scale "
+                    "(and shift) by hand, as in scale: 1."
                 )
             self.units[config.name] = float(scores.mean()) if config.shift is None else config.shift, scale
         indices = [i for i, config in enumerate(self.configs) if not config.judge]

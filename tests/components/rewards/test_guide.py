@@ -36,8 +36,10 @@ def test_the_function_and_the_scorer_of_the_guide_score(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "scorer.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
-        assert process.stdout is not None
-        source = HttpSource(HttpReward(source=f"http:http://127.0.0.1:{int(process.stdout.readline())}/score"))
-        assert (source.version(), source.score(TWO)) == ("1", [-3.0, -1.0])
-        source.close()
-        process.kill()
+        try:
+            assert process.stdout is not None
+            source = HttpSource(HttpReward(source=f"http:http://127.0.0.1:{int(process.stdout.readline())}/score"))
+            assert (source.version(), source.score(TWO)) == ("1", [-3.0, -1.0])
+            source.close()
+        finally:
+            process.kill()
