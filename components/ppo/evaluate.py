@@ -1,8 +1,7 @@
 """The policy against the SFT policy on held-out prompts: what the gates judge."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +11,10 @@ import torch
 
 from components.base.jsonl import read_rows, write_rows
 from components.data.support_desk.task import task_scores
-from components.models.batching import encode_prompt
-from components.models.config import GenerationConfig
-from components.models.sampling import Samples, rollout_engine
 from components.ppo.config import PpoJob
-from components.ppo.experience import rewarded_scores
+from components.ppo.experience import rewarded_scores, sampled_batches
 from components.ppo.maths import kl_estimates
-from components.ppo.models import Models, frozen_pass
+from components.ppo.models import Models
 from components.ppo.monitors.texture import dissimilarity, distinct_ngrams, echo, repetition
 from components.rewards.weighted import source_metrics
 from components.sft.demonstrations import choose_demonstrations, perplexity_ratio, response_losses
@@ -30,7 +26,6 @@ from components.stats.intervals import (
     jackknifed_ratio,
     paired_gain,
 )
-from components.training.loop import torch_seed
 
 
 class Answered(NamedTuple):
@@ -274,29 +269,6 @@ def respond(
                 rewards={name: each[i] for name, each in by_source.items()},
             ))  # fmt: skip
     return rows
-
-
-def sampled_batches(
-    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, stream: str,
-    generation: GenerationConfig | None = None,
-) -> Iterator[tuple[Sequence[Any], Samples, dict[str, torch.Tensor]]]:  # fmt: skip
-    """Yield the prompts in batches of `ppo.batch_size`, each with a response of `model` to each and its `frozen_pass`.
-
-    Two models that share a `stream` share its random numbers.
-
-    Args:
-        generation: how to sample; None is the job's. The frozen pass is always at the job's temperature.
-    """
-    encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
-    asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
-    seed, size = torch_seed(job.seed, "ppo", stream), job.ppo.batch_size
-    with rollout_engine(model, models.tokenizer, job.runtime) as engine:
-        for start in range(0, len(prompts), size):
-            batch = slice(start, min(start + size, len(prompts)))
-            numbers = range(batch.start, batch.stop)
-            samples = engine.sample(encoded[batch], generation or job.generation, seed, numbers)
-            # without what the sampler saw: the KL that is judged is the training path's
-            yield prompts[batch], samples, frozen_pass(asked, replace(samples, seen=None), job)
 
 
 def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[list[str], torch.Tensor]:

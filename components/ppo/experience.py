@@ -1,15 +1,18 @@
 """From sampled responses to what one update learns from: scores, rewards, advantages, and the checks on the way."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from components.base.errors import CheckFailed
 from components.base.jsonl import Message
-from components.models.sampling import Samples
+from components.models.batching import encode_prompt
+from components.models.config import GenerationConfig
+from components.models.sampling import Samples, rollout_engine
 from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoConfig, PpoJob, ScoreConfig
 from components.ppo.maths import (
@@ -25,7 +28,7 @@ from components.ppo.models import Models, frozen_pass
 from components.reward.scoring import ScoreScale
 from components.rewards.weighted import source_metrics
 from components.stats.intervals import clustered_mean, clustered_ratio
-from components.training.loop import read
+from components.training.loop import read, torch_seed
 
 SAMPLER_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01}
 """Agreement of the sampler's log-probs with the training path's at temperature 1: in float32 the largest difference; in
@@ -65,6 +68,29 @@ class Experience:
     """(B, T) truncated importance weights between sampler and training path; None where nothing is weighed."""
     learned: list[bool] | None = None
     """(B,) whether a response is in the losses; None where all are."""
+
+
+def sampled_batches(
+    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, stream: str,
+    generation: GenerationConfig | None = None,
+) -> Iterator[tuple[Sequence[Any], Samples, dict[str, Tensor]]]:  # fmt: skip
+    """Yield the prompts in batches of `ppo.batch_size`, each with a response of `model` to each and its `frozen_pass`.
+
+    Two models that share a `stream` share its random numbers.
+
+    Args:
+        generation: how to sample; None is the job's. The frozen pass is always at the job's temperature.
+    """
+    encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
+    asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
+    seed, size = torch_seed(job.seed, "ppo", stream), job.ppo.batch_size
+    with rollout_engine(model, models.tokenizer, job.runtime) as engine:
+        for start in range(0, len(prompts), size):
+            batch = slice(start, min(start + size, len(prompts)))
+            numbers = range(batch.start, batch.stop)
+            samples = engine.sample(encoded[batch], generation or job.generation, seed, numbers)
+            # without what the sampler saw: the KL that is judged is the training path's
+            yield prompts[batch], samples, frozen_pass(asked, replace(samples, seen=None), job)
 
 
 def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig, cap: int) -> Tensor:

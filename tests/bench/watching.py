@@ -24,7 +24,7 @@ from torch import Tensor
 
 from components.base.jsonl import read_rows
 from components.models.runtime import activate
-from components.ppo import evaluate, experience, stage
+from components.ppo import experience, stage
 from components.ppo.config import PpoJob
 from components.ppo.models import frozen_pass
 from components.ppo.monitors.measures import PHRASES
@@ -83,8 +83,8 @@ def run(inputs: Mapping[str, Path], out: Path, given: list[str], score: Any = No
     activate(job.runtime)
     speed: list[Mapping[str, float]] = []
     with ExitStack() as patches:
-        for module in (experience, evaluate) if score is not None else ():
-            patches.enter_context(patch.object(module, "frozen_pass", score))
+        if score is not None:
+            patches.enter_context(patch.object(experience, "frozen_pass", score))
         began = time.process_time()
         metrics = stage.run(job, dict(inputs), out, lambda step, found, total=None, **_: speed.append(found))
     about = json.loads((out / "artifact" / "metadata.json").read_text())

@@ -13,7 +13,7 @@ from components.base.jsonl import read_rows
 from components.base.text import line
 from components.models.sampling import Samples
 from components.ppo.config import PpoJob
-from components.ppo.evaluate import sampled_batches
+from components.ppo.experience import sampled_batches
 from components.ppo.models import Models
 from components.ppo.monitors.alarms import Alarm, Limits
 from components.ppo.monitors.measures import Batch

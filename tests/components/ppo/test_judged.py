@@ -16,7 +16,7 @@ from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.gates.judging import GatesConfig, Verdict, judge
 from components.models.config import GenerationConfig
 from components.models.sampling import Samples
-from components.ppo import evaluate
+from components.ppo import evaluate, experience
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.models import Models
 from components.reward.scoring import ScoreScale
@@ -59,8 +59,8 @@ def evaluated(language: Any, runtime: Any, tmp_path: Path, monkeypatch: pytest.M
     ends: dict[str, Iterator[bool]] = {}
     scores: dict[str, Iterator[float]] = {}
     seen: dict[str, list[int]] = {"policy": [], "sft": []}
-    monkeypatch.setattr(evaluate, "rollout_engine", engine)
-    monkeypatch.setattr(evaluate, "frozen_pass", frozen_pass)
+    monkeypatch.setattr(experience, "rollout_engine", engine)
+    monkeypatch.setattr(experience, "frozen_pass", frozen_pass)
     monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {"ppo/demonstration_perplexity_ratio_high": 1.0})
 
     def run(policy: Drawn, sft: Drawn) -> tuple[dict[str, float], list[dict[str, Any]]]:
