@@ -31,6 +31,11 @@ class UserSuite(NamedTuple):
     """Of all that is kept."""
     replaces: bool = False
 
+    @property
+    def columns(self) -> set[str]:
+        """The columns that the expectations look at."""
+        return {column for check in [*self.rows, *self.whole] for column in check.columns}
+
     def over(self, ours: list[Check]) -> list[Check]:
         """`ours` without those that this suite replaces, by their names or all."""
         names = {check.name for check in self.rows}

@@ -16,7 +16,7 @@ class SourceReading(TypedDict):
     file: str
     format: str
     ignored: list[str]
-    """Columns that this format has no use for."""
+    """Columns that are not used."""
     hint: str | None
     """What to do if they should be used."""
 

@@ -11,7 +11,7 @@ from components.base.errors import GateFailed, UserError
 from components.base.hashing import digest_json
 from components.base.text import line
 from components.data.hub import resolve_source
-from components.data.inputs import BESIDE, input_names, values_of
+from components.data.inputs import BESIDE, SUITE, input_names, values_of
 from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
@@ -52,6 +52,8 @@ def check_file(
     from components.base.files import whole_folder
     from components.data.inputs import KINDS
     from data_contracts.check import NothingValid, check
+    from data_contracts.expectations.own import load_suite
+    from data_contracts.rows.columns import COLUMNS
     from data_contracts.rows.reading import reading_of
     from data_contracts.sheets import check_sheet
     from tasks.execution.progress import StageProgress
@@ -92,6 +94,11 @@ def check_file(
                 report = check(job, inputs, Path(scratch), folder, show, tokenized=profile is not None)
             except NothingValid as error:  # the contract fails, which is no mistake in how it was asked for
                 report = error.report
+    used = {
+        *config.data.reward_columns,
+        *(load_suite(inputs[SUITE]).columns - COLUMNS.keys() if SUITE in inputs else ()),
+    }
+    reading = reading._replace(ignored=[column for column in reading.ignored if column not in used])
     report["read"] = [reading.as_json(path)]
     contradicting = sum(check["rows"] or 0 for check in report["checks"] if check["name"] == "consistent")
     if contradicting and reading.format == "votes":
@@ -179,7 +186,7 @@ def _read_as(report: "FileReport") -> Iterator[str]:
                 "texts are those given out."
             )
         if read["ignored"]:
-            yield f"Columns that this has no use for: {listed(read['ignored'])}."
+            yield f"Columns that are not used: {listed(read['ignored'])}."
         if read["hint"]:
             yield read["hint"]
 

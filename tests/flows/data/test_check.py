@@ -98,7 +98,7 @@ def test_votes_under_other_names_do_not_pass_as_prompts_and_the_hint_makes_pairs
     done = check(tether_here, tmp_path, "votes.csv")
     assert done.returncode == 3, done.stdout
     assert "votes.csv: read as prompts." in done.stdout and "The contract fails" in done.stdout
-    assert "no use for: response_a, response_b, annotator, choice." in done.stdout
+    assert "not used: response_a, response_b, annotator, choice." in done.stdout
     report = json.loads(check(tether_here, tmp_path, "votes.csv", "--json").stdout)
     (read,) = report["read"]
     assert not report["passed"] and (read["source"], read["format"]) == ("prompts", "prompts")
@@ -130,6 +130,14 @@ def test_prompts_with_further_columns_are_prompts_and_the_columns_are_named(tmp_
     found = reading_of(tmp_path / "rows.jsonl", DataConfig())
     assert (found.kind, found.mistaken) == ("prompts", False)
     assert found.ignored == [name for name in row if name != "category"]
+
+
+def test_a_column_that_the_users_suite_judges_is_not_listed_as_unused(tether_here, tmp_path: Path) -> None:
+    write_rows(tmp_path / "pairs.jsonl", [row | {"rating": 3, "team": "north"} for row in GOOD])
+    named = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "rating"}}
+    (tmp_path / "mine.json").write_text(json.dumps({"expectations": [named]}))
+    shown = check(tether_here, tmp_path, "pairs.jsonl", "--set", "data.suite=mine.json").stdout
+    assert "Columns that are not used: team." in shown
 
 
 def test_preferences_of_which_not_one_is_valid_fail_the_contract_and_name_their_rows(
@@ -171,7 +179,7 @@ def test_names_out_of_a_file_reach_the_terminal_without_their_escape_sequences(t
     (tmp_path / "none.jsonl").write_text('{"\\u001b[2J": 1}\n')
     done = check(tether, tmp_path, name)
     assert done.returncode == 0, done.stderr
-    assert r"no use for: \x1b[2J\udcff." in done.stdout and r"r\udcff.jsonl: read as prompts." in done.stdout
+    assert r"not used: \x1b[2J\udcff." in done.stdout and r"r\udcff.jsonl: read as prompts." in done.stdout
     refused = check(tether, tmp_path, "none.jsonl")
     assert refused.returncode == 2 and r"\x1b[2J" in refused.stderr and "\x1b" not in refused.stderr + done.stdout
 
