@@ -254,6 +254,20 @@ def test_more_than_4_epochs_warn_and_no_prompts_are_the_users_mistake(stages: An
         other.run("ppo", tmp_path / "out", epochs=5)
 
 
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"ppo/score_spread": 0.0}, "update 3: all rollouts have the same score"),
+        ({"ppo/score_spread": 0.4, "ppo/replaced": 0.5}, "update 3: 50 % of the responses have no EOS"),
+        ({"ppo/score_spread": 0.4, "ppo/replaced": 0.49}, ""),
+        ({"ppo/score_spread": 0.4}, ""),
+    ],
+)
+def test_scores_that_hardly_tell_rollouts_apart_warn(metrics: dict[str, float], said: str, caplog: Any) -> None:
+    assert stage.warn_of_scores(3, metrics) is bool(said)
+    assert [said in record.getMessage() for record in caplog.records] == [True] * bool(said)
+
+
 def test_every_prompt_is_met_once_a_pass_whatever_the_batch() -> None:
     for count, size in ((10, 4), (3, 8), (7, 7)):
         met = [i for update in range(count * 2) for i in prompt_batch(count, size, update, seed=1)]
