@@ -18,19 +18,16 @@ DEMONSTRATIONS_ONLY = {"desirable"}
 TOKENS_ONLY = {"differ_truncated", "template_takes", "template_agrees", "prompt_fits", "response_fits"}
 RESPONSES_ONLY = {"template_agrees", "response_fits"}
 ROLES = "^s?a?(?:ua)*u$"
-"""A system message first or nowhere, then user and assistant in turn, the user last; a letter each."""
+"""An optional system message, then user and assistant in turn, ending with the user; one letter for each message."""
 
 
-def row_checks(
-    data: DataConfig, generation: GenerationConfig | None, source: str, tokenized: bool = True
-) -> list[Check]:
+def row_checks(data: DataConfig, generation: GenerationConfig | None, source: str) -> list[Check]:
     """The expectations on the rows of a source (`preferences`, `demonstrations`, `prompts`).
 
     Args:
-        generation: lengths in tokens; None leaves out what needs them, as `tokenized` False does.
+        generation: the limits in tokens; None leaves out the checks that need a tokenizer.
     """
-    tokenized = tokenized and generation is not None
-    left_out = set() if tokenized else set(TOKENS_ONLY)
+    left_out = set(TOKENS_ONLY) if generation is None else set()
     if source != "preferences":
         left_out |= PAIRS_ONLY
     if source != "demonstrations":
@@ -39,12 +36,12 @@ def row_checks(
         left_out |= RESPONSES_ONLY
     return [
         check_of(data.checks, name, kind, options, stays=name == "votes_once" and "reading" not in options.values())
-        for name, kind, options in _table(data, generation, tokenized)
+        for name, kind, options in _table(data, generation)
         if name not in left_out
     ]
 
 
-def _table(data: DataConfig, generation: GenerationConfig | None, tokenized: bool) -> Iterator[tuple[str, str, Any]]:
+def _table(data: DataConfig, generation: GenerationConfig | None) -> Iterator[tuple[str, str, Any]]:
     yield from (
         (name, *_not("reading", reading))
         for name, reading in (
@@ -66,7 +63,7 @@ def _table(data: DataConfig, generation: GenerationConfig | None, tokenized: boo
     yield "near_unique", *_at_most("near_copies_before", 0)
     if data.decontaminate:
         yield "uncontaminated", *_at_most("contaminated", 0)
-    if tokenized and generation is not None:
+    if generation is not None:
         yield "no_markers", *_at_most("special_texts", 0)
         yield "differ_truncated", *_at_least("distinct_cut_responses", 2)
         yield "template_takes", *_not("template", 1)

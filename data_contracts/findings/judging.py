@@ -1,4 +1,4 @@
-"""Rows before Great Expectations, phase by phase: what a validation names is taken down in their ledger."""
+"""Judge rows with Great Expectations, phase by phase; the ledger records the rows that each validation names."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ _AS_NUMBER = "{} as a number, else {}"
 
 
 class RowJudge:
-    """The judge of the rows of one kind of data."""
+    """Judges the rows of one kind of data."""
 
     def __init__(
         self, context: Any, kind: str, ledger: Ledger, checks: Sequence[Check], whole: Sequence[Check]
@@ -30,7 +30,7 @@ class RowJudge:
         self._succeeded: dict[str, bool] = {}
 
     def leave_out_tokens(self) -> None:
-        """Ask nothing of tokens: there is no tokenizer."""
+        """Drop the checks that need a tokenizer."""
 
         def askable(checks: Sequence[Check]) -> list[Check]:
             return [c for c in checks if not any(name in COLUMNS and COLUMNS[name].tokens for name in c.columns)]
@@ -38,7 +38,7 @@ class RowJudge:
         self.checks, self.whole = askable(self.checks), askable(self.whole)
 
     def further(self) -> list[str]:
-        """The columns that are none of ours, which the source has to have."""
+        """Return the columns that Tether does not measure, which the source has to have."""
         named = (column for check in [*self.checks, *self.whole] for column in check.columns)
         return [column for column in dict.fromkeys(named) if column not in COLUMNS]
 
@@ -47,11 +47,11 @@ class RowJudge:
         return any(column in check.columns for check in [*self.checks, *self.whole])
 
     def judge(self, phase: str) -> None:
-        """Judge what `phase` measured: rows that an expectation names are named in the ledger, and go if it says so.
+        """Judge the columns of `phase`; the ledger records the rows that fail, and keeps them out if a check says so.
 
         Raises:
-            CheckFailed: a row that holds nothing to keep is let through. UserError: an expectation of a user's suite
-                can't be judged.
+            CheckFailed: no expectation names a row without a canonical form. UserError: an expectation of a user's
+                suite can't be judged.
         """
         checks = [check for check in self.checks if phase_of(check) == phase]
         if checks:
@@ -62,12 +62,13 @@ class RowJudge:
             unusable = np.flatnonzero(~self.ledger.facts["made"] & ~self.ledger.out)
             if len(unusable):
                 named = self.ledger.named(self.ledger.facts["row"][unusable[0]])
-                raise CheckFailed(f"{named} holds nothing that can be kept, and no expectation names it")
+                raise CheckFailed(f"{named} has no usable form, but no expectation names it")
 
     def _frame(self, checks: Sequence[Check]) -> tuple[pd.DataFrame, list[Check]]:
         """The frame that `checks` look at, and the checks on its columns.
 
-        Where a check asks for numbers of a further column of the source, a value that is none is infinite: outside.
+        In a further column of the source that a check compares with numbers, a value that is not a number becomes
+        infinite, so that it is out of range.
         """
         columns = dict.fromkeys(column for check in checks for column in check.columns)
         frame, judged = row_frame(self.ledger, columns), []
@@ -90,7 +91,7 @@ class RowJudge:
         self.ledger.name(check.name, lines, keeps_out, lambda index: self._reason(check, index))
 
     def _reason(self, check: Check, index: int) -> str:
-        """What to say of a row that has no note: the values that the expectation looks at, and its sentence."""
+        """Return the reason for a row without a note: the values that the expectation looks at, and its sentence."""
         values = (f"{column} is {_shown(column_of(self.ledger, column), index)}" for column in check.columns)
         return f"{check.name}: {', '.join(values)}. {check.description}"
 
@@ -98,8 +99,8 @@ class RowJudge:
         """What each check of rows found, its expectations together.
 
         A check of ours passes while the rows that it names are at most its threshold's share of the rows of the files.
-        A row may make several lines, as a ranking does, so the count is of rows. A user's passes as Great Expectations
-        says.
+        A row such as a ranking may make several lines, so rows are counted. A user's check passes if Great Expectations
+        says so.
         """
         by_name = {check.name: check for check in self.checks if check.name in self._succeeded}
         total, out = self.ledger.count(), []
@@ -116,7 +117,7 @@ class RowJudge:
         return dict(numbers) if len(self.ledger.files) > 1 else dict(zip([""], numbers.values(), strict=False))
 
     def judge_whole(self, kept: NDArray[np.bool_]) -> list[JudgedCheck]:
-        """What the user's expectations of the whole find in the rows that are kept."""
+        """Return what the user's expectations of the whole find in the rows that are kept."""
         if not self.whole:
             return []
         columns = dict.fromkeys(column for check in self.whole for column in check.columns)

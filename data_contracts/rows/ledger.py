@@ -31,7 +31,7 @@ ROW_CHECKS = tuple(RowChecks.model_fields)
 VOTES_ONCE = "votes_once"
 """The check whose rows stay: their extra votes are left out instead."""
 WHOLE = "whole"
-"""How far a row was read that was read to its end."""
+"""The value of the column `reading` for a row that was read to its end."""
 STOPPED = {
     "readable": "unreadable",
     "fields_present": "fields_missing",
@@ -40,9 +40,9 @@ STOPPED = {
     "votes_valid": "votes_broken",
     "votes_once": "second_vote",
 }
-"""Where reading a row stopped, by the check that says so."""
+"""Maps the check that ended the reading of a row to the row's value in the column `reading`."""
 READINGS = (WHOLE, *STOPPED.values(), "undecided")
-"""Every value of the column `reading`; of an undecided row no two responses can be compared."""
+"""Every value of the column `reading`. An undecided row has no two responses to compare."""
 
 FACTS = np.dtype(
     [
@@ -133,7 +133,7 @@ class Ledger:
         self.out: NDArray[np.bool_] = np.empty(0, bool)
         """Which rows validations keep out, so far (n,)."""
         self.named_by: dict[str, NDArray[np.bool_]] = {}
-        """By check, which rows (n,) a validation named; no entry where it named none."""
+        """Maps a check to the rows (n,) that a validation named; a check that named none has no entry."""
         self.measured: dict[str, NDArray[Any]] = {}
         """Columns (n,) that only the whole or the texts show, NaN where a row was not looked at."""
         self.roles: dict[str, int] = {}
@@ -206,7 +206,7 @@ class Ledger:
         return (json.dumps(record, default=str) + "\n").encode()
 
     def _facts(self, row: Row) -> tuple[Any, ...]:
-        item, stop = row.item, WHOLE
+        item = row.item
         notes = Counter(problem.check for problem in row.problems)
         stops = (check for check in notes if check in STOPPED and (item is None or check != VOTES_ONCE))
         stop = STOPPED.get(next(stops, ""), WHOLE)
@@ -260,7 +260,7 @@ class Ledger:
         return places(self.facts["row"])[0] == (self.files.index(file) if file in self.files else -1)
 
     def note(self, index: int, problem: Problem) -> None:
-        """Say in words what the whole or the texts show of a row: it explains a measured value, and judges nothing."""
+        """Add a sentence that explains a measured value of a row. It does not judge the row."""
         self.late.setdefault(index, []).append(problem)
 
     def measure(self, column: str, index: NDArray[np.int64], values: Any) -> None:
@@ -268,7 +268,7 @@ class Ledger:
         self.measured.setdefault(column, np.full(len(self.facts), np.nan, np.float32))[index] = values
 
     def name(self, check: str, lines: NDArray[np.int64], keeps_out: bool, generic: Callable[[int], str]) -> None:
-        """Take down that a validation names the rows `lines` (indices) under `check`.
+        """Record that a validation names the rows `lines` (indices) under `check`.
 
         Args:
             keeps_out: whether the rows are quarantined; else they stay.

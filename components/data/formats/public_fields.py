@@ -36,7 +36,6 @@ VERDICTS = ("label", "preference", "winner")
 ONE_HOT = {"winner_model_a": "a", "winner_model_b": "b", "winner_tie": "tie"}
 STRENGTHS = ("preference_strength", "overall_preference")
 ANNOTATOR = re.compile(r"annotator_?\d+")
-_ULTRA_SCORES = ("fine-grained_score", "overall_score")
 
 
 def prompt_of(data: Data) -> list[Message]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from components.data.formats.pairs import number_field, text_field
 from components.data.formats.public_fields import (
-    _ULTRA_SCORES,
     PROMPTS,
     STRENGTHS,
     Data,
@@ -19,6 +18,8 @@ from components.data.formats.public_fields import (
 )
 from components.data.formats.transcripts import as_messages
 from components.data.rows import BadRow, RawRow
+
+_ULTRA_SCORES = ("fine-grained_score", "overall_score")
 
 
 def _signed(data: Data, a: str, b: str, difference: float) -> dict[str, Any]:
