@@ -100,7 +100,10 @@ def _check(path: Path, place: int, entry: Any, names: set[str]) -> tuple[Check, 
     if name in UNUSABLE:
         refuse(f"meta.check is {name!r}, a check of ours without which a row can't be used. Give it another name.")
     if name in RowChecks.model_fields and not of_rows:
-        refuse(f"meta.check is {name!r}, a check of single rows, and this expectation is of the whole. Rename it.")
+        refuse(
+            f"meta.check is {name!r}, a check of single rows, but this expectation judges all rows together. "
+            "Choose another name."
+        )
     sentence = str(meta.get("sentence") or entry.get("description") or f"{kind} {json.dumps(options, sort_keys=True)}")
     return Check(
         name, sentence, severity, _threshold(options, of_rows), made, options, of_user=True, source=source
@@ -122,9 +125,9 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
         try:
             ast.parse(condition, mode="eval")
         except SyntaxError:
-            refuse(f"kwargs.row_condition is {condition!r}, which is no expression of pandas such as 'turns > 1'.")
+            refuse(f"kwargs.row_condition is {condition!r}, which pandas can't read. Write one such as 'turns > 1'.")
         if options.get("condition_parser") != "pandas":
-            refuse('kwargs.condition_parser must be "pandas" beside a row_condition that is a text.')
+            refuse('kwargs.condition_parser must be "pandas" where row_condition is a text.')
     made = getattr(gx.expectations, known[kind])
     try:
         with warnings.catch_warnings():
@@ -153,7 +156,7 @@ def _severity(entry: Mapping[str, Any], meta: Mapping[str, Any], of_rows: bool, 
     if severity == "quarantine" and not of_rows:
         if "severity" in meta:
             refuse(
-                "meta.severity is quarantine, and no single row fails an expectation of the whole: error or warning."
+                "meta.severity is quarantine, but this expectation judges all rows together. Write error or warning."
             )
         severity = "warn"
     return severity

@@ -38,7 +38,7 @@ def forbidden_prompts(inputs: Mapping[str, Path], data: DataConfig) -> Forbidden
     """Read the prompts of the files `inputs` (by name of the input).
 
     Raises:
-        UserError: a file can't be read, or has not one prompt.
+        UserError: a file can't be read, or holds no prompt.
     """
     parts, loose, named = [signatures([])], [], []
     for name, path in inputs.items():
@@ -73,7 +73,7 @@ def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRo
     """The prompts of a file: rows with a `prompt` (`data.prompt_columns` maps names), or preference pairs.
 
     Raises:
-        UserError: it can't be read, or has not one prompt.
+        UserError: it can't be read, or holds no prompt.
     """
     some = False
     for row in judged_rows(RowSource.named("prompts", path, data), _LONGEST):
@@ -82,7 +82,7 @@ def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRo
             yield row.item
     if not some:
         raise UserError(
-            f"{field}: {path} has not one prompt. Give rows with a `prompt` (text or messages), or map the name of "
+            f"{field}: {path} holds no prompt. Give rows with a `prompt` (text or messages), or map the name of "
             "their column with data.prompt_columns."
         )
 

@@ -1,8 +1,9 @@
 """How many labels are flipped: an estimate from the pairs themselves, with its interval.
 
 A logistic regression on the difference of two responses' features is cross-validated: each pair is scored by a model
-that did not see it. If labels are flipped at random at a rate ε, a model that is ever surer is right in ever more than
-1 - ε of the pairs, but never in all: with s the score of the chosen response over the rejected one,
+that did not see it. If labels are flipped at random at a rate ε, even pairs of which the model is very sure have the
+other label in ε of the cases, so it is right in 1 - ε of them at
+most. With s the score of the chosen response over the rejected one,
 
     P(chosen | s) = ε + (1 - 2 ε) σ(a s),  0 ≤ ε < 1/2, a > 0.
 

@@ -138,7 +138,7 @@ def test_numbers_of_a_csv_are_numbers(tmp_path, job):
         (suite(TEN["expectations"][0], expect("column_values_to_be_in_set", value_set=[1])),
          r"expectations\[1\] \(expect_column_values_to_be_in_set\): kwargs\.column: field required"),
         (suite(expect("column_values_to_be_null", "fatal", column="team")), r"meta\.severity is 'fatal'"),
-        (suite(expect("column_mean_to_be_between", column="a", max_value=1)), "is quarantine, and no single row"),
+        (suite(expect("column_mean_to_be_between", column="a", max_value=1)), "is quarantine, but this expectation"),
         (suite(expect("column_values_to_be_null", column="team", source="pairs")), "meta.source is 'pairs'"),
         (suite(expect("column_values_to_be_null", check="decided", column="a")), "without which a row can't be"),
         (suite(*[expect("column_values_to_be_null", column="a")] * 2), r"\[1\].*another expectation has the name"),

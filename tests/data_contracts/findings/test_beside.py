@@ -59,7 +59,7 @@ def test_rows_whose_prompt_nearly_repeats_one_of_two_benchmarks_are_left_out_by_
 
 
 def test_a_benchmark_without_prompts_is_the_users_error_by_file(examined):
-    with pytest.raises(UserError, match=r"data\.decontaminate: .*decontaminate\.jsonl has not one prompt"):
+    with pytest.raises(UserError, match=r"data\.decontaminate: .*decontaminate\.jsonl holds no prompt"):
         examined(pairs(), {"decontaminate": [{"question": "what?"}]}, decontaminate=("d.jsonl",))
 
 
