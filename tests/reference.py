@@ -1,13 +1,14 @@
-"""The reference of the docs: commands, options, gates and main metrics, written from the code.
+"""Pages of the docs that are written from the code: the reference, and advice on each gate and alarm.
 
-python -m tests.reference            # `make reference`: write docs/reference/
+python -m tests.reference            # `make reference`: write docs/reference/ and docs/guide/troubleshooting/
 python -m tests.reference --check    # `make check`: exit 1 where a page is stale
 """
 
 import argparse
+import functools
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -16,11 +17,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
+from components.gates.advice import ADVICE, ALARM_ADVICE
 from components.gates.table import GATES, MAIN_METRICS, Gate
+from components.ppo.monitors.alarms import MONITORS
 from flows.cli.__main__ import app
 from flows.config.run_config import RunConfig
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+FOLDER = DOCS / "reference"
+ADVISED = DOCS / "guide" / "troubleshooting"
 FOOT = "\n*Written from the code by `make reference`; do not edit.*\n"
 
 
@@ -79,6 +84,14 @@ def options() -> str:
         elif not models:
             text.append(f"Type: {_type(field.annotation)}; default: {_default(field)}.\n")
     return "\n".join(text)
+
+
+def option_names() -> set[str]:
+    """The dotted name of every option and group of options."""
+    found = set(RunConfig.model_fields)
+    for name, field in RunConfig.model_fields.items():
+        found |= {row[0].strip("`") for row in _options(name, list(_models(field.annotation)), set())}
+    return found
 
 
 def _docs(field: FieldInfo, model: type[BaseModel] | None) -> str:
@@ -164,6 +177,7 @@ def gates() -> str:
         text.append(f"## {stage}\n")
         rows = ((f"`{each.name}`", _rule(each), each.description) for each in GATES.values() if each.stage == stage)
         text.append(table(("gate", "holds where", "what it says"), rows))
+        text.append(f"[What to do when one of them fails](../guide/troubleshooting/{stage}.md)\n")
     return "\n".join(text)
 
 
@@ -192,7 +206,69 @@ def metrics() -> str:
     return "\n".join(text)
 
 
+def failed_gates(of: str, gates: Iterable[Gate]) -> str:
+    """What to do where one of `gates` fails, a section a gate.
+
+    Raises:
+        KeyError: a gate has no entry in `ADVICE`.
+    """
+    text = [
+        f"# When {of} fails\n",
+        "`tether explain RUN` and the report show the value beside the threshold. Stages after a failed gate do not "
+        "run. [How to change, waive or switch off a gate](../troubleshooting.md#a-gate-failed)\n",
+    ]
+    for gate in gates:
+        advice = ADVICE[gate.name]
+        text.append(f"## {gate.name}\n\n{_sentence(gate.description)} It holds where {_rule(gate)}.\n")
+        text.append(f"- Means: {advice.means}\n- Change: {advice.change}\n- Try: `{advice.command}`\n")
+    return "\n".join(text)
+
+
+def _advised() -> dict[str, list[Gate]]:
+    """Page to its gates: a page a stage, and one for the reward model's probes."""
+    pages = dict[str, list[Gate]]()
+    for gate in GATES.values():
+        probe = gate.name.startswith("reward.probe_") and gate.op == "<="
+        pages.setdefault("probes.md" if probe else f"{gate.stage}.md", []).append(gate)
+    return pages
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:].rstrip(".") + "."
+
+
+def alarms() -> str:
+    """What to do where PPO raises an alarm, a section an alarm.
+
+    Raises:
+        KeyError: an alarm has no entry in `ALARM_ADVICE`.
+    """
+    text = [
+        "# When PPO raises an alarm\n",
+        "Each batch is compared with SFT's own responses. An alarm is raised once the share of responses that show "
+        "something is certainly above SFT's share by more than the margin. It is a warning, unless "
+        "`ppo.monitors.stop_on` names it: then it stops the run. [How the alarms work](../training.md#alarms)\n",
+    ]
+    for name, monitor in MONITORS.items():
+        advice = ALARM_ADVICE[name]
+        text.append(f"## {name}\n\nIt counts {advice.counts}. Margin: {monitor.margin:g}.\n")
+        text.append(f"- Means: {monitor.meaning}\n- Change: {monitor.remedy}.\n- Try: `{advice.command}`\n")
+    return "\n".join(text)
+
+
 PAGES = {"commands.md": commands, "options.md": options, "gates.md": gates, "metrics.md": metrics}
+"""Pages of the reference, by file name."""
+ADVICE_PAGES = {
+    name: functools.partial(
+        failed_gates, "a probe of the reward model" if name == "probes.md" else f"a gate of {gates[0].stage}", gates
+    )
+    for name, gates in _advised().items()
+} | {"alarms.md": alarms}
+"""Pages of advice, by file name."""
+WRITTEN = {FOLDER / name: page for name, page in PAGES.items()} | {
+    ADVISED / name: page for name, page in ADVICE_PAGES.items()
+}
+"""Every page that is written from the code, by path."""
 
 
 def main() -> None:
@@ -201,17 +277,15 @@ def main() -> None:
     asked.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
     check = asked.parse_args().check
     stale = []
-    for name, page in PAGES.items():
-        path, text = FOLDER / name, page().rstrip() + "\n" + FOOT
+    for path, page in WRITTEN.items():
+        text = page().rstrip() + "\n" + FOOT
         if check and (not path.exists() or path.read_text() != text):
-            stale.append(path.name)
+            stale.append(path.relative_to(DOCS).as_posix())
         elif not check:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
     if stale:
-        raise SystemExit(
-            f"docs/reference: the code has changed since {', '.join(stale)} was written. Run `make reference`."
-        )
+        raise SystemExit(f"docs: the code has changed since {', '.join(stale)} was written. Run `make reference`.")
 
 
 if __name__ == "__main__":

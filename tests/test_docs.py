@@ -1,5 +1,6 @@
 """The documents say what is there."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -8,16 +9,94 @@ import pytest
 from typer.main import get_command
 
 from flows.cli.__main__ import app
-from tests.reference import PAGES
+from tests.documented import anchors, check_settings, commands, links, parse
+from tests.reference import PAGES, WRITTEN
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_link_leads_to_a_file(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
-    assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
+def test_a_link_leads_to_a_file_and_a_heading(document: Path) -> None:
+    for link, anchor in links(document):
+        target = document.parent / link if link else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_command_is_one_that_the_command_line_takes(document: Path) -> None:
+    if document in WRITTEN and document.parent.name == "reference":
+        return  # written from the command line itself
+    for command in commands(document.read_text()):
+        check_settings(parse(command))
+
+
+def test_the_commands_of_a_page_are_found() -> None:
+    """Blocks, fences, continued lines, comments, chains and what stands between backticks."""
+    page = """
+Text `tether runs [--json]`, `make test`.
+
+    tether run demo   # a comment
+    TETHER_HOME=x .venv/bin/tether restore DIR && tether store verify
+
+```sh
+tether plan gpu \\
+    --gpus 1
+```
+"""
+    assert commands(page) == [
+        ("plan gpu      --gpus 1", True), ("run demo", True), ("restore DIR", True), ("store verify", True),
+        ("runs [--json]", False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["run demo --sett a=1", "ru demo", "run", "plan demo --gpus many"])
+def test_a_command_that_the_command_line_refuses_is_seen(wrong: str) -> None:
+    (command,) = commands(f"\n    tether {wrong}\n")
+    with pytest.raises(ValueError, match=f"tether {wrong}"):
+        parse(command)
+
+
+def test_the_guides_pages_are_short() -> None:
+    lengths = {page.name: page.read_text().count("\n") for page in (ROOT / "docs" / "guide").rglob("*.md")}
+    assert len(lengths) > 12 and [name for name, lines in lengths.items() if lines >= 200] == []
+
+
+def errors() -> dict[str, int | None]:
+    """The classes of errors that the code of the four packages defines, with the exit code that each sets."""
+    found: dict[str, int | None] = {"TetherError": None}
+    paths = [
+        path for name in ("components", "data_contracts", "tasks", "flows") for path in (ROOT / name).rglob("*.py")
+    ]
+    classes = [node for path in paths for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    for node in classes * 3:  # a class may stand before the one that it extends
+        if node.name in found or any(isinstance(base, ast.Name) and base.id in found for base in node.bases):
+            code = re.search(r"exit_code = (\d+)", ast.unparse(node))
+            found[node.name] = int(code[1]) if code else None
+    return found
+
+
+def test_every_error_and_exit_code_is_explained() -> None:
+    text = (ROOT / "docs/guide/troubleshooting.md").read_text()
+    found = errors()
+    assert {"MachineMismatch", "InputChanged", "NothingValid"} < set(found)
+    assert [name for name, code in found.items() if f"`{name}`" not in text and code != 3] == []
+    assert [code for code in found.values() if code and f"\n| {code} |" not in text] == []
+
+
+def test_every_command_with_an_exit_code_of_its_own_is_explained() -> None:
+    """Those that end with `typer.Exit`, as the code of flows/cli says."""
+    text = (ROOT / "docs/guide/troubleshooting.md").read_text()
+    groups = {"data": "data ", "store": "store "}
+    found = []
+    for path in sorted((ROOT / "flows/cli").glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and "raise typer.Exit" in (code := ast.unparse(node)):
+                registered = re.search(r"@command\((\w+), '([\w-]+)'", code)
+                found += [groups.get(registered[1], "") + registered[2]] if registered else []
+    assert len(found) >= 6
+    assert [name for name in found if f"\n| `tether {name}" not in text] == []
 
 
 def test_every_command_is_in_the_list_of_commands() -> None:
