@@ -15,6 +15,7 @@ from packaging.version import Version
 from components.base.errors import TetherError, UserError
 from components.base.redaction import redacted
 from components.base.text import plain
+from components.keys.plugins import GROUPS, installed_plugins
 from components.models.runtime import Runtime, usable_gpus
 from components.store.store import ArtifactStore
 from flows.data.pretrained import MODELS, model_folder
@@ -61,6 +62,7 @@ def diagnose(home: Path) -> list[Finding]:
         *breaking(),
         *servers(home),
         _packages(),
+        *_plugins(),
         *_models(home),
     ]
 
@@ -229,6 +231,21 @@ def _certificates() -> list[Finding]:
 
 def _packages() -> Finding:
     return Finding("ok", "packages", f"all four from {Path(__file__).resolve().parent.parent}")
+
+
+def _plugins() -> list[Finding]:
+    """What installed distributions offer for rewards, gates and data files."""
+    found = []
+    for group in GROUPS:
+        kind = group.partition(".")[2]
+        try:
+            there = [f"{each.name} ({each.label})" for each in installed_plugins(group).values()]
+        except UserError as error:
+            found.append(Finding("fail", "plug-ins", str(error), 2))
+            continue
+        if there:
+            found.append(Finding("ok", "plug-ins", f"{kind}: {', '.join(there)}"))
+    return found or [Finding("ok", "plug-ins", f"none installed (entry points {', '.join(GROUPS)})")]
 
 
 def _models(home: Path) -> list[Finding]:

@@ -1,5 +1,6 @@
 """Options of the data. Importable without torch or pandas."""
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -70,6 +71,21 @@ class ScoreDifferenceConfig(Settings):
     """Largest difference, in the score's units, that makes no pair. A larger one makes a pair, and is its margin."""
 
 
+class ReaderPlugin(Settings):
+    """What reads the files of one suffix. A plug-in's name alone will do: `data.readers={.chat: chat_log}`."""
+
+    plugin: str
+    """An entry point of the group `tether.readers`: a function of a path that returns the file's rows, one dictionary
+    each."""
+    code: str = "auto"
+    """Name and version of its distribution and sha256 of its files; each run computes it again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_name(cls, given: object) -> object:
+        return {"plugin": given} if isinstance(given, str) else given
+
+
 class DataConfig(Settings):
     """Where preferences and demonstrations come from, and what becomes of them."""
 
@@ -84,6 +100,8 @@ class DataConfig(Settings):
     """A path or hub name of the prompts that PPO uses; null takes those of the preferences."""
     hub: HubConfig = HubConfig()
     """Which part of a hub dataset to read."""
+    readers: dict[str, ReaderPlugin] = Field(default_factory=dict)
+    """Suffix of a file -> the plug-in that reads it, for kinds that Tether does not read, as in `{.chat: chat_log}`."""
     columns: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`.
     `votes` may name several columns, one for each annotator: `{votes: [ann, ben]}`."""
@@ -134,6 +152,14 @@ class DataConfig(Settings):
                 "leave decision out, or set labels=majority"
             )
         return self
+
+    @field_validator("readers")
+    @classmethod
+    def _suffixes(cls, readers: dict[str, ReaderPlugin]) -> dict[str, ReaderPlugin]:
+        for suffix in readers:
+            if not re.fullmatch(r"\.[a-z0-9_]+", suffix):
+                raise ValueError(f"readers: {suffix} is not a suffix: write it as .chat, in small letters")
+        return readers
 
     @field_validator("columns")
     @classmethod

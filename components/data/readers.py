@@ -11,16 +11,19 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, AnyStr, NoReturn, cast
 
 from components.base.errors import UserError
 from components.base.strict_json import BadJson, elements, parse_json, twice
 from components.data.cells import arrow_rows, doubled_fields
+from components.data.config import ReaderPlugin
 from components.data.rows import Problem, RawRow
 from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
+from components.keys.plugins import check_plugin, find_plugin
 
 KINDS = ".jsonl, .json, .csv, .tsv (each also .gz), .parquet"
 _SUFFIXES = {
@@ -36,11 +39,16 @@ _UNPACKED, _RATIO = 64 * _MIB, 100
 """A gzipped file may unpack to so many bytes, or to so many times its own, whichever is more. Text reaches a tenth."""
 
 
-def read_source(path: Path, split: str = "train") -> Iterator[RawRow]:
+def read_source(
+    path: Path, split: str = "train", readers: Mapping[str, ReaderPlugin] = MappingProxyType({})
+) -> Iterator[RawRow]:
     """The rows of a file, or of a folder written by `datasets`' `save_to_disk` (then its `split`).
 
+    Args:
+        readers: suffix of a file to the plug-in that reads it.
+
     Raises:
-        UserError: no such file, an empty or damaged one, or a kind that isn't read.
+        UserError: no such file, an empty or damaged one, a kind that isn't read, or a plug-in that can't read it.
     """
     if not path.exists():
         raise UserError(f"There is no file {path}. Give the path of a data file ({KINDS}) or a hub name (owner/name).")
@@ -50,6 +58,8 @@ def read_source(path: Path, split: str = "train") -> Iterator[RawRow]:
         rows: Iterable[RawRow] = read_saved(path, split)
     elif path.stat().st_size == 0:
         raise UserError(f"{path} is empty (0 bytes). Give a file with rows in it.")
+    elif path.suffix.lower() in readers:
+        rows = _plugged(path, readers[path.suffix.lower()])
     else:
         rows = _READERS[_kind(path)](path)
     empty = True
@@ -58,6 +68,22 @@ def read_source(path: Path, split: str = "train") -> Iterator[RawRow]:
         yield row
     if empty:
         raise UserError(f"{path} holds no row. Give a file with rows in it.")
+
+
+def _plugged(path: Path, reader: ReaderPlugin) -> Iterator[RawRow]:
+    """The rows that a plug-in reads, numbered from 1."""
+    field = f"data.readers.{path.suffix.lower()}"
+    plugin = find_plugin("tether.readers", reader.plugin, field)
+    check_plugin(plugin, reader.code, field)
+    read, number = plugin.load(field), 0
+    try:
+        for number, row in enumerate(read(path), 1):
+            yield _as_row(number, row)
+    except Exception as error:
+        raise UserError(
+            f"{path}: the plug-in {plugin.name} ({plugin.label}) raises {type(error).__name__}: {error}, after row "
+            f"{number}. Correct the file or the plug-in."
+        ) from error
 
 
 def _kind(path: Path) -> str:
@@ -73,7 +99,10 @@ def _kind(path: Path) -> str:
         return "parquet"
     if start.startswith((b"{", b"[")):
         return "jsonl" if start.startswith(b"{") else "json"
-    raise UserError(f"{path} is of no kind that Tether reads. Name it by its kind: {KINDS}.")
+    raise UserError(
+        f"{path} is of no kind that Tether reads. Name it by its kind: {KINDS}; or name a plug-in that reads it in "
+        "data.readers."
+    )
 
 
 def is_gzipped(path: Path) -> bool:

@@ -65,8 +65,13 @@ class Verdict(Settings):
 class ExtraGate(Settings):
     """A gate that a profile adds, on any metric that the stage records."""
 
-    metric: str = Field(min_length=1)
+    metric: str = ""
     """The metric that is judged, as `ppo/entropy`."""
+    plugin: str = ""
+    """In place of `metric`: an entry point of the group `tether.gates`, a function of the stage's metrics and of its
+    artifact's folder that returns the number to judge."""
+    code: str = "auto"
+    """Name and version of the plug-in's distribution and sha256 of its files; each run computes it again."""
     op: Op
     """`<=`, `>=`, `>`, `==`, or `between` (with a threshold of two numbers)."""
     threshold: Threshold
@@ -75,6 +80,26 @@ class ExtraGate(Settings):
     """What the gate asks, for people."""
     warn_only: bool = False
     """Shown and recorded, but never stops a run."""
+
+    @model_validator(mode="after")
+    def _judges_one_thing(self) -> Self:
+        if bool(self.metric) == bool(self.plugin):
+            raise ValueError("set either metric (that the stage records) or plugin (that measures one)")
+        return self
+
+    def rule(self, stage: str, short: str) -> Gate:
+        """The gate itself. The description of a plugged one names the plug-in's distribution."""
+        description, metric = self.description, self.metric
+        if self.plugin:
+            by = "" if self.code == "auto" else f" of {self.code.rpartition(' ')[0]}"
+            description = f"{description or 'measured'} (plug-in {self.plugin}{by})"
+            metric = plugged_metric(stage, short)
+        return Gate(f"{stage}.{short}", self.op, description, metric, warn_only=self.warn_only)
+
+
+def plugged_metric(stage: str, short: str) -> str:
+    """What the number is called that a plug-in measures for a gate; no metric that a stage records has this form."""
+    return f"{stage}/plugin/{short}"
 
 
 class GatesConfig(BaseModel):
@@ -112,10 +137,18 @@ class GatesConfig(BaseModel):
         named = self.__pydantic_extra__
         known = [(gate, named.get(gate.stage, {}).get(gate.short)) for gate in GATES.values()]
         extra = [
-            (Gate(f"{of}.{short}", each.op, each.description, each.metric, warn_only=each.warn_only), each.threshold)
+            (each.rule(of, short), each.threshold)
             for of, gates in self.extra.items() for short, each in gates.items() if each is not None
         ]  # fmt: skip
         return [(gate, threshold) for gate, threshold in known + extra if stage in (None, gate.stage)]
+
+    def plugged(self, stage: str) -> dict[str, ExtraGate]:
+        """The gates of a stage whose number a plug-in measures, by the name of that number, where they are judged."""
+        extra = self.extra.get(stage, {})
+        return {
+            plugged_metric(stage, short): each
+            for short, each in extra.items() if each is not None and each.plugin and each.threshold is not None
+        }  # fmt: skip
 
     @property
     def unnamed(self) -> list[str]:

@@ -240,8 +240,9 @@ class PpoConfig(OptimizerConfig):
     """The reward of a response."""
     rewards: tuple[RewardSource, ...] | None = None
     """Sources of reward, as `[{source: pipeline}, {source: function:my_rewards:brief, weight: 0.3}]`: `pipeline`,
-    `model:FOLDER_OR_HUB_ID`, `function:MODULE:NAME`, `http:URL`, `verifier:NAME`. The reward is the sum of their
-    scores, each shifted and scaled to SFT responses and weighted. Null: the pipeline's own reward model alone."""
+    `model:FOLDER_OR_HUB_ID`, `function:MODULE:NAME`, `plugin:NAME`, `http:URL`, `verifier:NAME`. The reward is the
+    sum of their scores, each shifted and scaled to SFT responses and weighted. Null: the pipeline's own reward model
+    alone."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
     rollout: RolloutConfig = RolloutConfig()

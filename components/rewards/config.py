@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from components.base.settings import Settings, unkeyed
 
-KINDS = ("pipeline", "model", "function", "http", "verifier")
+KINDS = ("pipeline", "model", "function", "plugin", "http", "verifier")
 _NAME = r"^[A-Za-z][A-Za-z0-9_]{0,39}$"
 
 
@@ -71,6 +71,23 @@ class FunctionReward(_SourceConfig):
         """Module and name of the function."""
         _, module, name = self.source.split(":")
         return module, name
+
+
+class PluginReward(_SourceConfig):
+    """A function of an installed distribution, by an entry point of the group `tether.rewards`; called as `function:`'s
+    are."""
+
+    source: str = Field(..., pattern=r"^plugin:[\w.-]+$")
+    """`plugin:NAME`."""
+    timeout: float = unkeyed(60.0, gt=0)
+    """Time limit in seconds of one call, which scores all responses of an update, and of importing the module."""
+    code: str = "auto"
+    """Name and version of its distribution and sha256 of its files; each run computes it again."""
+
+    @property
+    def entry(self) -> str:
+        """The entry point's name."""
+        return self.source.partition(":")[2]
 
 
 class HttpReward(_SourceConfig):
@@ -158,13 +175,14 @@ RewardSource = Annotated[
     Annotated[PipelineReward, Tag("pipeline")]
     | Annotated[ModelReward, Tag("model")]
     | Annotated[FunctionReward, Tag("function")]
+    | Annotated[PluginReward, Tag("plugin")]
     | Annotated[HttpReward, Tag("http")]
     | Annotated[VerifierReward, Tag("verifier")],
     Discriminator(
         _kind,
         custom_error_type="reward_source",
-        custom_error_message="needs a source: pipeline, model:FOLDER_OR_HUB_ID, function:MODULE:NAME, http:URL or "
-        "verifier:NAME",
+        custom_error_message="needs a source: pipeline, model:FOLDER_OR_HUB_ID, function:MODULE:NAME, plugin:NAME, "
+        "http:URL or verifier:NAME",
     ),
 ]
 """An entry of `ppo.rewards`; which options it has depends on its `source`."""

@@ -11,28 +11,37 @@ from pathlib import Path
 from typing import Any
 
 from components.base.errors import UserError
+from components.keys.plugins import check_plugin, find_plugin
 from components.rewards import function_worker
 from components.rewards.code import code_digest, code_files, root_of
-from components.rewards.config import FunctionReward
+from components.rewards.config import FunctionReward, PluginReward
 from components.rewards.source import A_SCORE, Replies, named
 
 
 class FunctionSource:
     """Calls the function; each of its mistakes is a UserError that names module, function and response."""
 
-    def __init__(self, config: FunctionReward) -> None:
+    _known: set[str] | None
+
+    def __init__(self, config: FunctionReward | PluginReward) -> None:
         """Start its process.
 
         Raises:
             UserError: the module can't be imported, has no such function, or was edited after the run began.
         """
-        self._config, self._root = config, root_of(config)
-        self._known = {str(path.resolve()) for path in code_files(config)}
-        self._check_code()
-        module, name = config.target
+        self._config = config
+        if isinstance(config, PluginReward):
+            plugin = find_plugin("tether.rewards", config.entry, "ppo.rewards")
+            check_plugin(plugin, config.code, "ppo.rewards")
+            root, module, name, installed = plugin.root.resolve(), plugin.module, plugin.attribute, ["installed"]
+            self._known = None  # all files of its distribution are in the key
+        else:
+            root, (module, name), installed = root_of(config), config.target, []
+            self._known = {str(path.resolve()) for path in code_files(config)}
+            self._check_code(config)
         worker = str(Path(function_worker.__file__).resolve())
         self._process = subprocess.Popen(
-            [sys.executable, worker, str(self._root), module, name, str(os.getpid())],
+            [sys.executable, worker, str(root), module, name, str(os.getpid()), *installed],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": "0"},
             start_new_session=True,  # Ctrl-C is for the stage; the process ends when its input does
         )  # fmt: skip
@@ -68,7 +77,7 @@ class FunctionSource:
                 f"it gives {len(answer['scores'])} scores for {len(replies.responses)} responses. Return a list with "
                 "one number for each response, in their order."
             )
-        if unseen := sorted(set(answer["modules"]) - self._known):
+        if self._known is not None and (unseen := sorted(set(answer["modules"]) - self._known)):
             raise self._error(
                 f"it imports {unseen[0]} by a name that is not in an import statement, so the run's key does not "
                 "depend on that file. Import it with an import statement."
@@ -84,10 +93,10 @@ class FunctionSource:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
-    def _check_code(self) -> None:
-        if self._config.code != "auto" and (found := code_digest(self._config)) != self._config.code:
+    def _check_code(self, config: FunctionReward) -> None:
+        if config.code != "auto" and (found := code_digest(config)) != config.code:
             raise self._error(
-                f"its source files changed after the run began (from {self._config.code[:12]} to {found[:12]}). Run "
+                f"its source files changed after the run began (from {config.code[:12]} to {found[:12]}). Run "
                 "again, and do not edit them until PPO is done."
             )
 

@@ -1,7 +1,8 @@
 """The process that runs a reward function: it answers each JSON line with one, and imports nothing of Tether.
 
 Its standard output is the channel; what the function prints goes to standard error. Run as a script:
-`python function_worker.py ROOT MODULE NAME PARENT`. It ends when its input does, or when the process PARENT is gone.
+`python function_worker.py ROOT MODULE NAME PARENT [installed]`. ROOT is imported from, unless `installed` says that the
+environment has MODULE. It ends when its input does, or when the process PARENT is gone.
 """
 
 import importlib
@@ -22,9 +23,11 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(int(sys.argv[4]),), daemon=True).start()
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    sys.path[0] = root
+    sys.path[:1] = [] if sys.argv[5:] == ["installed"] else [root]
     try:
-        function = getattr(importlib.import_module(module), name, None)
+        function: Any = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part, None)
     except BaseException as error:
         _tell(channel, {"error": "import", "text": _said(error, root)})
         return

@@ -24,6 +24,7 @@ from components.rewards.config import (
     HttpReward,
     ModelReward,
     PipelineReward,
+    PluginReward,
     RewardSource,
     VerifierReward,
 )
@@ -189,7 +190,7 @@ def _opened(
             return None
         case ModelReward():
             return ModelSource(config, inputs[f"{INPUT}/{config.name}"], runtime)
-        case FunctionReward():
+        case FunctionReward() | PluginReward():
             return FunctionSource(config)
         case HttpReward():
             return KeptScores(HttpSource(config, render), kept / f"{config.name}.jsonl")

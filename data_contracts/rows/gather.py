@@ -70,7 +70,7 @@ class RowSource(NamedTuple):
         return cls(
             name,
             str(path),
-            read_source(path, data.hub.split),
+            read_source(path, data.hub.split, data.readers),
             getattr(data, field),
             f"data.{field}",
             label,

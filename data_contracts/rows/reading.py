@@ -89,7 +89,7 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
     """
     if looks_like_sheet(path):  # of a rater, with instructions above
         return FileReading("sheet", "rating sheet", [], {}, False)
-    first = list(islice(read_source(path, data.hub.split), DETECT_ON))
+    first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
     refuse_unblinded(first, path)
     if is_sheet(first):
         return FileReading("sheet", "rating sheet", [], {}, False)
@@ -124,7 +124,7 @@ def refuse_ratings(path: Path, field: str, data: DataConfig) -> None:
     Raises:
         UserError: it is one, or can't be read.
     """
-    first = list(islice(read_source(path, data.hub.split), DETECT_ON))
+    first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
     refuse_unblinded(first, path)
     if is_sheet(first) or looks_like_sheet(path):
         raise UserError(

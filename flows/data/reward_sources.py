@@ -6,20 +6,21 @@ from typing import Any
 
 from components.base.errors import UserError
 from components.base.paths import user_path
+from components.keys.plugins import find_plugin, plugin_code
 from components.rewards.code import code_digest, root_of
-from components.rewards.config import FunctionReward, HttpReward, ModelReward
+from components.rewards.config import FunctionReward, HttpReward, ModelReward, PluginReward
 from components.rewards.http import NO_VERSION, HttpSource
 from flows.config.run_config import RunConfig
 from flows.data.hub_models import hub_model, is_hub_name
 
 
 def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """Return `config` with each function's source digest, scorer's version and hub model's commit, and lines to show.
+    """Return `config` with the code, version or commit of each source, and lines to show.
 
     They are looked up anew each time, whatever an earlier run found.
 
     Raises:
-        UserError: a function or a model is not there. Unreachable: a scorer does not answer.
+        UserError: a function, a plug-in or a model is not there. Unreachable: a scorer does not answer.
     """
     if config.ppo.rewards is None:
         return config, []
@@ -28,6 +29,8 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
         told: dict[str, Any] = {}
         if isinstance(each, FunctionReward):
             told = {"root": str(root_of(each)), "code": code_digest(each)}
+        elif isinstance(each, PluginReward):
+            told = {"code": plugin_code(find_plugin("tether.rewards", each.entry, "ppo.rewards"))}
         elif isinstance(each, HttpReward) and each.version == "auto":
             told = {"told": _version(each)}
             if told["told"] == NO_VERSION:

@@ -9,6 +9,7 @@ from components.gates.judging import Waiver
 from flows.base_run import changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
+from flows.data.plugins import settled_gates, settled_readers
 from flows.data.pretrained import pinned_base
 from flows.data.rates import with_rates
 from flows.data.reward_sources import has_unversioned, settled_rewards
@@ -64,7 +65,7 @@ def new_run(
     ends = _ends_after(until, refresh)
     check_kl_is_judged(config, profile)
     config, notes = _settled(with_guidelines(config), home)
-    config, told = settled_rewards(config, home)
+    config, told = settled_rewards(settled_gates(settled_readers(config)), home)
     notes = [*notes, *told]
     kept = kept_sft(config, home)
     sources = find_sources(config, home, taken=kept)
@@ -107,7 +108,7 @@ def rerun(
     ends = _ends_after(until, [stage, *refresh])
     if early := [name for name in refresh if STAGES[name].shown in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
-    config, chosen = (None, []) if config is None else _settled(config, home)
+    config, chosen = (None, []) if config is None else _settled(settled_readers(config), home)
     if config is not None and "ppo" in before:  # the earlier run's config has what these sources were then
         config, _ = settled_rewards(config, home)
     tried = run_of_flow(home, flow_run) if flow_run else None
@@ -130,6 +131,7 @@ def rerun(
                 f"{base.run} as it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
             )
     check_kl_is_judged(config, f"run {base.run}")
+    config = settled_gates(config if "validate" in before else settled_readers(config))
     config, chosen = _settled(with_guidelines(config).resolved(), home)
     notes += chosen
     if "ppo" not in before:

@@ -12,6 +12,7 @@ from components.base.settings import Settings
 from components.base.text import line
 from components.gates import judging
 from components.gates import text as gate_text
+from components.gates.plugged import plugged_metrics
 from components.keys.changes import KeyParts
 from components.store.store import Record
 from tasks.execution import explanation, logs
@@ -163,7 +164,10 @@ def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
 def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cached: bool, started: float) -> StageResult:
     """Judge a record by this run's thresholds: the verdict is never cached."""
     skipped = is_skipped(record)
-    verdicts = judging.judge(stage.shown, record.metrics, ctx.gates, ctx.waivers, skipped) if stage.final else []
+    verdicts, path = list[judging.Verdict](), ctx.store.path(record)
+    if stage.final:
+        metrics = record.metrics | plugged_metrics(stage.shown, record.metrics, path, ctx.gates)
+        verdicts = judging.judge(stage.shown, metrics, ctx.gates, ctx.waivers, skipped)
     state: State
     if not stage.final:
         state = "running"
@@ -175,7 +179,7 @@ def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cache
         state = "waived"
     else:
         state = "cached" if cached and _all_hits(stage.shown, ctx) else "passed"
-    seconds, path = time.monotonic() - started, ctx.store.path(record)
+    seconds = time.monotonic() - started
     return StageResult(stage, record.digest, path, state, verdicts, cached, seconds, record, inputs)
 
 

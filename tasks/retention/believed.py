@@ -221,7 +221,9 @@ def _verdicts(given: StageStatus, record: Record | None, gates: GatesConfig, whe
         return []
     waivers = [Waiver(gate=v.name, user=_short(v.user), reason=_short(v.reason)) for v in given.gates if v.waived]
     skipped = is_skipped(record)
-    judged = judge(given.name, record.metrics, gates, waivers, skipped)
+    plugged = gates.plugged(given.name)  # measured where the run was; here is only its word for it
+    told = {v.metric: v.value for v in given.gates if v.metric in plugged and v.value is not None}
+    judged = judge(given.name, record.metrics | told, gates, waivers, skipped)
     by_name: Mapping[str, Verdict] = {verdict.name: verdict for verdict in judged}
     for verdict in given.gates:
         here = by_name.get(verdict.name)

@@ -313,12 +313,13 @@ def test_gates_are_dumped_as_they_are_read():
     given = {
         "extra": {
             "ppo": {
-                "e": {"metric": "ppo/e", "op": "<=", "threshold": 1.0, "description": "", "warn_only": False},
+                "e": {"metric": "ppo/e", "op": "<=", "threshold": 1.0, "description": "", "warn_only": False,
+                      "plugin": "", "code": "auto"},
                 "f": None,
             }
         },
         "ppo": {"kl": 8.0, "length_ratio": [0.5, 2.0]},
-    }
+    }  # fmt: skip
     gates = GatesConfig.model_validate(given)
     assert gates.model_dump(mode="json") == given
     assert GatesConfig.model_validate(gates.model_dump(mode="json")) == gates

@@ -1,0 +1,150 @@
+"""Plug-ins: what installed distributions offer by entry points, and which code of theirs a result depends on."""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from components.base.errors import UserError
+from components.base.hashing import digest_file, digest_json
+
+Group = Literal["tether.rewards", "tether.gates", "tether.readers"]
+GROUPS: tuple[Group, ...] = ("tether.rewards", "tether.gates", "tether.readers")
+
+_IMPORTED: dict[str, str] = {}
+"""Distribution to its `plugin_code` when this process first imported it."""
+
+
+class Plugin(NamedTuple):
+    """One entry point of an installed distribution."""
+
+    group: Group
+    name: str
+    module: str
+    attribute: str
+    """The function in the module; may be dotted."""
+    distribution: importlib.metadata.Distribution
+
+    @property
+    def label(self) -> str:
+        """The distribution's name and version."""
+        return f"{self.distribution.name} {self.distribution.version}"
+
+    @property
+    def root(self) -> Path:
+        """The folder that the distribution is installed into."""
+        return Path(str(self.distribution.locate_file("")))
+
+    def load(self, field: str) -> Callable[..., Any]:
+        """Import its function. `field` is the option that names it, for the error.
+
+        Raises:
+            UserError: it can't be imported, is no function, or was edited since this process imported it.
+        """
+        code = plugin_code(self)
+        if _IMPORTED.setdefault(self.distribution.name, code) != code:
+            raise UserError(
+                f"{field}: the files of {self.label} changed after this process imported them, so what would run is "
+                "not what is installed. Start the process again."
+            )
+        try:
+            found: Any = importlib.import_module(self.module)
+            for part in self.attribute.split("."):
+                found = getattr(found, part)
+        except Exception as error:
+            raise UserError(
+                f"{field}: the plug-in {self.name} ({self.label}) can't be imported: {type(error).__name__}: {error}. "
+                "Correct or reinstall that distribution."
+            ) from error
+        if not callable(found):
+            raise UserError(f"{field}: the plug-in {self.name} ({self.label}) is not a function. Correct its package.")
+        return found
+
+
+def installed_plugins(group: Group) -> dict[str, Plugin]:
+    """The plug-ins of a group by name, sorted. Nothing of theirs is imported.
+
+    Raises:
+        UserError: two distributions offer one name.
+    """
+    found: dict[str, Plugin] = {}
+    for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda each: each.name):
+        if entry.dist is None:
+            continue
+        plugin = Plugin(group, entry.name, entry.module, entry.attr, entry.dist)
+        other = found.setdefault(entry.name, plugin)
+        if other.label != plugin.label:
+            raise UserError(
+                f"{group}: {other.label} and {plugin.label} both offer a plug-in called {entry.name}. Uninstall one."
+            )
+    return found
+
+
+def find_plugin(group: Group, name: str, field: str) -> Plugin:
+    """The installed plug-in of this name. `field` is the option that names it, for the error.
+
+    Raises:
+        UserError: none is installed.
+    """
+    installed = installed_plugins(group)
+    if name not in installed:
+        there = f"installed are {', '.join(installed)}" if installed else "none is installed"
+        raise UserError(
+            f"{field}: there is no plug-in {name} of the group {group}; {there}. Install the distribution that offers "
+            "it into Tether's environment (`tether doctor` lists the plug-ins)."
+        )
+    return found if (found := installed[name]).attribute else _no_function(found, field)
+
+
+def _no_function(plugin: Plugin, field: str) -> Plugin:
+    raise UserError(
+        f"{field}: the entry point {plugin.name} of {plugin.label} names the module {plugin.module} and no function. "
+        "Write it as module:function."
+    )
+
+
+def plugin_code(plugin: Plugin) -> str:
+    """Name and version of the plug-in's distribution and the sha256 of its files: `NAME VERSION sha256`.
+
+    Its files are those that its RECORD lists, and all below the top-level package of its module, which an editable
+    installation's RECORD does not list. Metadata (`*.dist-info`) and bytecode do not count. What the distribution
+    depends on does not count either.
+
+    Raises:
+        UserError: its module is not there.
+    """
+    files: dict[str, Path] = {}
+    for each in plugin.distribution.files or ():
+        path = Path(str(plugin.distribution.locate_file(each)))
+        if path.is_file() and not each.parts[0].endswith((".dist-info", ".egg-info")):
+            files[each.as_posix()] = path
+    top = plugin.module.partition(".")[0]
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        raise UserError(
+            f"{plugin.group}: the module {plugin.module} of {plugin.label} is not there. Reinstall that distribution."
+        )
+    for folder in map(Path, spec.submodule_search_locations or ()):
+        files |= {f"{top}/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()}
+    if not spec.submodule_search_locations and spec.origin:
+        files[Path(spec.origin).name] = Path(spec.origin)
+    code = {name: digest_file(path) for name, path in files.items() if not _is_bytecode(path)}
+    return f"{plugin.label} {digest_json(code)}"
+
+
+def check_plugin(plugin: Plugin, code: str, field: str) -> None:
+    """Raise UserError if the plug-in is no longer what `plugin_code` was when the run began; `auto` is not checked."""
+    if code != "auto" and (found := plugin_code(plugin)) != code:
+        raise UserError(
+            f"{field}: the plug-in {plugin.name} was {_short(code)} when the run began, and is {_short(found)} here. "
+            "Install the same distribution on every machine that computes, or run again."
+        )
+
+
+def _short(code: str) -> str:
+    return " ".join([*code.split()[:-1], code.split()[-1][:12]])
+
+
+def _is_bytecode(path: Path) -> bool:
+    return "__pycache__" in path.parts or path.suffix == ".pyc"

@@ -1,0 +1,30 @@
+"""The plug-ins that a run names for its gates and data files, as the run begins."""
+
+from components.gates.judging import ExtraGate
+from components.keys.plugins import find_plugin, plugin_code
+from flows.config.run_config import RunConfig
+
+
+def settled_readers(config: RunConfig) -> RunConfig:
+    """`config` with the code of each plug-in of `data.readers`. Raises UserError where one is not installed."""
+    found = {}
+    for suffix, reader in config.data.readers.items():
+        plugin = find_plugin("tether.readers", reader.plugin, f"data.readers.{suffix}")
+        found[suffix] = reader.model_copy(update={"code": plugin_code(plugin)})
+    return config.model_copy(update={"data": config.data.model_copy(update={"readers": found})}) if found else config
+
+
+def settled_gates(config: RunConfig) -> RunConfig:
+    """`config` with the code of each plug-in of `gates.extra`. Raises UserError where one is not installed."""
+
+    def settled(field: str, gate: ExtraGate | None) -> ExtraGate | None:
+        if gate is None or not gate.plugin:
+            return gate
+        plugin = find_plugin("tether.gates", gate.plugin, field)
+        return gate.model_copy(update={"code": plugin_code(plugin)})
+
+    extra = {
+        stage: {short: settled(f"gates.extra.{stage}.{short}", gate) for short, gate in gates.items()}
+        for stage, gates in config.gates.extra.items()
+    }
+    return config.model_copy(update={"gates": config.gates.model_copy(update={"extra": extra})}) if extra else config

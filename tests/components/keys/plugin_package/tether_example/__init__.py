@@ -1,0 +1,1 @@
+"""An example of Tether's three kinds of plug-ins."""
