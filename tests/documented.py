@@ -13,6 +13,7 @@ from typer.main import get_command
 from flows.cli.__main__ import app
 from flows.config.profiles import parse_override, profile_names
 from flows.config.run_config import load_config
+from tests.reference import slug
 
 _TYPED = re.compile(r"(?:[\d*/]+(?: [\d*/]+){4}\s+)?(?:export )?(?:\w+=\S*\s+)*(?:\S*/)?tether(?: |$)(.*)")
 """A line that starts a command of Tether's, after a schedule of cron and after variables."""
@@ -110,4 +111,4 @@ def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as MkDocs and GitHub make them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     heads = re.findall(r"^#{1,6}\s+(.*?)\s*$", text, re.M)
-    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", head.lower())).strip("-") for head in heads}
+    return {slug(head) for head in heads}

@@ -1,6 +1,6 @@
-"""Pages of the docs that are written from the code: the reference, and advice on each gate and alarm.
+"""Pages of the docs that are written: the reference and advice on gates and alarms from the code, and an index.
 
-python -m tests.reference            # `make reference`: write docs/reference/ and docs/guide/troubleshooting/
+python -m tests.reference            # `make reference`: write docs/reference/, guide/troubleshooting/, decisions.md
 python -m tests.reference --check    # `make check`: exit 1 where a page is stale
 """
 
@@ -256,6 +256,36 @@ def alarms() -> str:
     return "\n".join(text)
 
 
+def decisions() -> str:
+    """The index of the decisions: the pages of docs/decisions/ with their sections.
+
+    Raises:
+        ValueError: a page does not begin with a title and a sentence, or a section has no date.
+    """
+    text = [
+        "# Decisions\n",
+        "What was decided where the design left room: decision, reason, what was measured, what was dropped. Newest "
+        "first within a section. Write a new decision into the page of its subject, then run `make reference`.\n",
+    ]
+    for path in sorted((DOCS / "decisions").glob("*.md")):
+        page = path.read_text()
+        begin = re.match(r"# (.+)\n\n(.+)\n", page)
+        heads = re.findall(r"^## (.+)$", page, re.M)
+        if not begin or not heads:
+            raise ValueError(f"{path}: begin it with `# Title`, a blank line and a sentence, then its sections")
+        if undated := [each for each in heads if not re.search(r"\((since )?\d{4}-\d\d-\d\d\)$", each)]:
+            raise ValueError(f"{path}: {undated[0]}: end the heading with its date, as (2026-11-24)")
+        text.append(f"## [{begin[1]}](decisions/{path.name})\n\n{begin[2]}\n")
+        text.append("\n".join(f"- [{each}](decisions/{path.name}#{slug(each)})" for each in heads) + "\n")
+    return "\n".join(text)
+
+
+def slug(head: str) -> str:
+    """The anchor of a heading, as MkDocs and GitHub make it."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head)
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", plain.lower())).strip("-")
+
+
 PAGES = {"commands.md": commands, "options.md": options, "gates.md": gates, "metrics.md": metrics}
 """Pages of the reference, by file name."""
 ADVICE_PAGES = {
@@ -268,6 +298,7 @@ ADVICE_PAGES = {
 WRITTEN = {FOLDER / name: page for name, page in PAGES.items()} | {
     ADVISED / name: page for name, page in ADVICE_PAGES.items()
 }
+WRITTEN[DOCS / "decisions.md"] = decisions
 """Every page that is written from the code, by path."""
 
 
