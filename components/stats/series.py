@@ -15,8 +15,10 @@ def series_mean(values: ArrayLike, level: float = LEVEL) -> Interval:
     return _coefficient(y, np.ones((y.size, 1)), 1.0, level)
 
 
-def series_rise(values: ArrayLike, level: float = LEVEL) -> Interval:
+def series_rise(values: ArrayLike, level: float = LEVEL, *, given: ArrayLike | None = None) -> Interval:
     """How far the line of least squares through a series (n,) rises from its first value to its last.
+
+    With `given`, another series (n,), the rise is that at equal values of it: the line has a slope in `given` as well.
 
     Errors are taken for AR(1) with lag-1 autocorrelation r, so n values are worth n_e = n (1 - r) / (1 + r), and with k
     regressors the variance of the slope b is s² / Σ (t - mean t)², s² = Σ e² / (n_e - k), judged by Student's t with
@@ -25,11 +27,19 @@ def series_rise(values: ArrayLike, level: float = LEVEL) -> Interval:
     1954, Biometrika 41:390, and Kendall, 41:403), and kept within [0, 0.95].
 
     Raises:
-        ValueError: fewer than 5 values, or one that is not finite.
+        ValueError: fewer than 5 values, or one that is not finite; or `given` has another number, or no two differ.
     """
     y = np.asarray(values, dtype=np.float64)
     time = np.arange(y.size) - (y.size - 1) / 2
-    return _coefficient(y, np.column_stack([np.ones(y.size), time]), y.size - 1.0, level)
+    regressors = [np.ones(y.size)]
+    if given is not None:
+        other = np.asarray(given, dtype=np.float64)
+        if other.shape != y.shape or not np.isfinite(other).all() or np.ptp(other) == 0:
+            raise ValueError("the other series needs as many values, all finite, and not all equal")
+        other = other - other.mean()
+        regressors.append(other)
+        time = time - other * float(other @ time) / float(other @ other)  # Frisch and Waugh: the slope is that of both
+    return _coefficient(y, np.column_stack([*regressors, time]), y.size - 1.0, level)
 
 
 def _coefficient(y: np.ndarray, regressors: np.ndarray, times: float, level: float) -> Interval:

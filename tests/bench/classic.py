@@ -8,10 +8,12 @@ that it ended on. Every gate is off. The three share data, SFT and reward model,
 has run. An interrupted run goes on from its checkpoint; finished ones are not run again.
 
 What is asked of the tethered run: over the last 50 updates the interval of KL's slope holds 0 and the raw score's lies
-above 0 (lines of least squares, intervals that allow for autocorrelation, `components.stats.series`).
+above 0 (lines of least squares, intervals that allow for autocorrelation, `components.stats.series`). A batch of higher
+KL also has a higher score, so the rise at equal √KL is less noisy; it stands beside.
 """
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,9 @@ def line(name: str, history: list[dict[str, Any]]) -> str:
         values = [row[metric] for row in late]
         mean, rise = series_mean(values), series_rise(values)
         cells += [f"{mean.value:.2f}", f"{rise.value:+.2f} [{rise.low:+.2f}, {rise.high:+.2f}]"]
+    score, kl = ([row[f"ppo/{metric}"] for row in late] for metric in ("proxy_reward", "kl"))
+    rise = series_rise(score, given=[math.copysign(math.sqrt(abs(value)), value) for value in kl])
+    cells += [f"{rise.value:+.2f} [{rise.low:+.2f}, {rise.high:+.2f}]"]
     cells += [f"{late[-1]['ppo/beta']:.3f}", f"{late[-1]['ppo/response_tokens']:.0f}", f"{late[-1]['ppo/ended']:.2f}"]
     return "| " + " | ".join(cells) + " |"
 
@@ -55,7 +60,10 @@ def main() -> None:
     beta = histories[TETHERED][-1]["ppo/beta"]
     histories[TIGHT] = run(home, TIGHT, [*asked.given, *fixed, f"ppo.kl.coefficient={10 * beta:.3g}"])
     print(f"Over the last {LATE} updates: mean, and rise along the line of least squares with its 95 % interval.\n")
-    print("| run | updates | KL | its rise | raw score | its rise | β at the end | tokens | ended |\n|" + "---|" * 9)
+    print(
+        "| run | updates | KL | its rise | raw score | its rise | at equal √KL | β at the end | tokens | ended |\n|"
+        + "---|" * 10
+    )
     for name, history in histories.items():
         print(line(name, history))
     kl, score = ([row[f"ppo/{m}"] for row in histories[TETHERED][-LATE:]] for m in ("kl", "proxy_reward"))
