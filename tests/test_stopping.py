@@ -88,6 +88,7 @@ def servers(home: Path) -> list[int]:
     return found
 
 
+@pytest.mark.whole
 def test_ctrl_c_in_a_terminal_reaches_the_run_and_not_its_server_and_leaves_none(
     start: Callable[..., Run],
     whole: tuple[Home, list[Moment]],

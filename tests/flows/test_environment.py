@@ -97,6 +97,7 @@ runpy.run_module("flows.cli", run_name="__main__")
 """
 
 
+@pytest.mark.whole
 def test_a_user_without_a_name_and_a_home_is_no_obstacle(tmp_path: Path) -> None:
     """As in a container that was given a number for its user."""
     (tmp_path / "pairs.jsonl").write_text(

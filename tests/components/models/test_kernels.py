@@ -151,6 +151,7 @@ def test_functional_linear_agrees_with_a_product_of_one_row() -> None:
     torch.testing.assert_close(product(x[None], weight, bias)[0], functional.linear(x, weight, bias))
 
 
+@pytest.mark.whole
 def test_freed_tensors_stay_with_the_process() -> None:
     script = """
 import re, sys, torch

@@ -106,6 +106,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("errors") / "home"
 
 
+@pytest.mark.whole
 def test_a_mistake_that_only_the_stage_can_see_stores_nothing(tether, home: Path) -> None:
     write(home.parent / "one.jsonl", ROWS[:1])
     done = tether("run", "tiny", "--set", "data.preferences=one.jsonl", home=home)
@@ -119,6 +120,7 @@ def test_a_mistake_that_only_the_stage_can_see_stores_nothing(tether, home: Path
     assert [stage["state"] for stage in shown["stages"]] == ["failed", *["not_run"] * 4]
 
 
+@pytest.mark.whole
 def test_one_bad_row_among_good_ones_is_quarantined_with_its_number_and_the_gate_decides(tether, home: Path) -> None:
     bad = {"prompt": ROWS[7]["prompt"], "chosen": ROWS[7]["chosen"]}
     write(home.parent / "onebad.jsonl", [*ROWS[:7], bad, *ROWS[8:]])

@@ -20,6 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.whole
 def test_it_answers_in_a_session_of_its_own_and_is_gone_afterwards(home: Path) -> None:
     with own_server(home) as url:
         assert os.environ["PREFECT_API_URL"] == url and no_answer(f"{url}/health") is None
@@ -32,6 +33,7 @@ def test_it_answers_in_a_session_of_its_own_and_is_gone_afterwards(home: Path) -
     assert list((home / "prefect" / "embedded").iterdir()) == [] and not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.whole
 def test_one_that_cannot_start_is_said_with_its_reason_and_leaves_nothing(home: Path) -> None:
     (home / "prefect").mkdir()
     (home / "prefect" / "prefect.db").write_bytes(b"no database" * 1000)
