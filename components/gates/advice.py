@@ -316,6 +316,12 @@ ADVICE: dict[str, Advice] = {
         "Lower `ppo.kl.target` or raise `ppo.kl.coefficient`.",
         "tether rerun ppo --set ppo.kl.target=2",
     ),
+    "ppo.rule_violations_excess": Advice(
+        "The policy violates the team's own rules (`ppo.rules`) more often than SFT.",
+        "Read these responses in `evaluation.jsonl` (`rule_violations`). Lower `ppo.kl.target`, or make the rules a "
+        "cost: a source of `ppo.rewards` with a weight below 0.",
+        "tether rerun ppo --set ppo.kl.target=2",
+    ),
     "human_eval.labels_complete": Advice(
         "Ratings are missing in the sheet or in a rater's file.",
         "Ask for the rest; the status says how many each rater has given. Then score again.",

@@ -108,6 +108,8 @@ _GATES = (
          "ppo/special_tokens_high"),
     Gate("ppo.violations_excess", "<=", "policy violations above SFT's (built-in task), upper end",
          "ppo/violations_excess_high"),
+    Gate("ppo.rule_violations_excess", "<=", "violations of ppo.rules above SFT's, a response, upper end",
+         "ppo/rule_violations_excess_high", if_measured=True),
     Gate("human_eval.labels_complete", ">=", "share of the ratings asked for that were given"),
     Gate("human_eval.items", ">=", "enough rated items"),
     Gate("human_eval.fleiss_kappa", ">=", "judges agree (Fleiss' kappa), lower end", "human_eval/fleiss_kappa_low"),
@@ -181,6 +183,8 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("ppo/ended", "share of responses that end"),
         MainMetric("ppo/gold", "simulated gold score", brief=True),
         MainMetric("ppo/violations", "simulated policy violations", "a response", brief=True),
+        MainMetric("ppo/rule_violations", "violations of the team's rules", "a response", brief=True),
+        MainMetric("ppo/rule_violations_excess", "violations of the team's rules above the SFT model's", "a response"),
     ),
     "human_eval": (
         MainMetric("human_eval/win_rate", "win rate against the SFT model, ties a half", brief=True),

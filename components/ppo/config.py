@@ -9,7 +9,7 @@ from components.base.settings import Settings, unkeyed
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
 from components.reward.config import EnsembleConfig
-from components.rewards.config import RewardSource, check_rewards
+from components.rewards.config import RewardSource, RulesConfig, check_rewards
 from components.rollouts.config import RolloutConfig
 from components.training.optim import OptimizerConfig
 
@@ -243,6 +243,9 @@ class PpoConfig(OptimizerConfig):
     `model:FOLDER_OR_HUB_ID`, `function:MODULE:NAME`, `plugin:NAME`, `http:URL`, `verifier:NAME`. The reward is the
     sum of their scores, each shifted and scaled to SFT responses and weighted. Null: the pipeline's own reward model
     alone."""
+    rules: RulesConfig | None = None
+    """The team's own policy, whose violations are counted in responses; the gate `ppo.rule_violations_excess` compares
+    the policy with SFT. They are no reward. Null: none."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
     rollout: RolloutConfig = RolloutConfig()

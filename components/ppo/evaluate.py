@@ -1,7 +1,7 @@
 """The policy against the SFT policy on held-out prompts: what the gates judge."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from components.ppo.experience import rewarded_scores, sampled_batches
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models
 from components.ppo.monitors.texture import dissimilarity, distinct_ngrams, echo, repetition
+from components.rewards.rules import rule_metrics
 from components.rewards.weighted import source_metrics
 from components.sft.demonstrations import choose_demonstrations, perplexity_ratio, response_losses
 from components.stats.intervals import (
@@ -50,11 +51,14 @@ class Answered(NamedTuple):
     """`task_scores`: none on people's data."""
     rewards: dict[str, float] = {}  # noqa: RUF012 (never changed)
     """Scaled score of each source of `ppo.rewards`, by name; judges' too where they are asked."""
+    rules: dict[str, float] = {}  # noqa: RUF012 (never changed)
+    """`Rules.count`: empty without `ppo.rules`, and where only training looks."""
 
     def row(self) -> dict[str, object]:
         """As one JSON object."""
-        own = {name: value for name, value in self._asdict().items() if name not in ("truth", "rewards")}
-        return own | self.truth | {f"reward_{name}": score for name, score in self.rewards.items()}
+        own = {name: value for name, value in self._asdict().items() if name not in ("truth", "rewards", "rules")}
+        own |= self.truth | {f"reward_{name}": score for name, score in self.rewards.items()}
+        return own | {f"rule_{name}": count for name, count in self.rules.items()}
 
 
 def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
@@ -88,8 +92,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
     }
     if policy[0].truth:
         gold, violations = (
-            paired_gain([a.truth[name] for a in policy], [b.truth[name] for b in sft], clusters)
-            for name in ("gold", "violations")
+            _above([a.truth for a in policy], [b.truth for b in sft], clusters, name) for name in ("gold", "violations")
         )
         mine, its = ({k: _mean(r.truth[k] for r in rows) for k in rows[0].truth} for rows in (policy, sft))
         metrics |= {
@@ -102,7 +105,19 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
             **violations.metrics("ppo/violations_excess"),
             "ppo/echoes": mine["echoes"],
         }
+    if policy[0].rules:
+        of_policy, of_sft = ([row.rules for row in rows] for rows in (policy, sft))
+        metrics |= rule_metrics(of_policy)
+        metrics |= {name.replace("/", "/sft_", 1): value for name, value in rule_metrics(of_sft).items()}
+        metrics |= _above(of_policy, of_sft, clusters, "violations").metrics("ppo/rule_violations_excess")
     return metrics | (best_of(models, prompts, job, data, job.ppo.best_of) if job.ppo.best_of else {})
+
+
+def _above(
+    policy: Sequence[Mapping[str, float]], sft: Sequence[Mapping[str, float]], clusters: Sequence[str], name: str
+) -> Interval:
+    """Mean of `name` of the policy's responses less SFT's to the same prompts, with its interval."""
+    return paired_gain([a[name] for a in policy], [b[name] for b in sft], clusters)
 
 
 def evaluate_last(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
@@ -253,6 +268,7 @@ def respond(
         texts, raw, of_sources = samples.texts(models.tokenizer), found["raw_scores"], dict[str, torch.Tensor]()
         if models.rewards is not None:
             raw, of_sources = models.rewards.score(raw, batch, texts, judging)
+        counts = models.rules.count(batch, texts) if judging and models.rules is not None else None
         by_source = {name: each.tolist() for name, each in of_sources.items()}
         scores = models.scale(raw)
         cap = job.generation.max_new_tokens
@@ -267,6 +283,7 @@ def respond(
                 special_tokens=special[i], repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
                 truth=task_scores(data, prompt, text),
                 rewards={name: each[i] for name, each in by_source.items()},
+                rules={} if counts is None else counts[i],
             ))  # fmt: skip
     return rows
 

@@ -29,6 +29,7 @@ from components.reward.scoring import (
     score_tokens,
     with_one_head,
 )
+from components.rewards.rules import Rules
 from components.rewards.weighted import Rewards
 from components.training.loop import torch_seed
 
@@ -79,6 +80,8 @@ class Models:
     """The SFT policy: KL to it is logged, gated and held under the ceiling. The reference where none is given."""
     rewards: Rewards | None = None
     """The sources of `ppo.rewards`; None where the reward model alone rewards. `scale` is then their sum's."""
+    rules: Rules | None = None
+    """What counts violations of `ppo.rules`; None without them, and on other ranks than the first."""
 
     def __post_init__(self) -> None:
         self.sft = self.reference if self.sft is None else self.sft

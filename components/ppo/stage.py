@@ -34,6 +34,7 @@ from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import alarm_samples, batch_of, limits_of_sft, new_alarms
 from components.ppo.watch import Watch, put_weights, shown_samples
+from components.rewards.rules import Rules, rule_metrics
 from components.rewards.weighted import Rewards
 from components.rollouts.engine import Rollouts, open_rollouts
 from components.training.averaging import WeightAverage
@@ -82,7 +83,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     if not prompts:
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
     models = Models.load(job, inputs)
-    with with_sources(models, job, inputs, out):
+    with with_rules(models, job, data), with_sources(models, job, inputs, out):
         return _trained_and_judged(models, job, prompts, data, out, observe)
 
 
@@ -127,6 +128,16 @@ def _trained_and_judged(
         metrics["ppo/rollouts_bit_exact"] = float(job.ppo.rollout.bit_exact)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
+
+
+@contextmanager
+def with_rules(models: Models, job: PpoJob, data: Path) -> Iterator[None]:
+    """Start what counts violations of `ppo.rules`, on the first rank."""
+    if job.ppo.rules is None or not ranks.is_first():
+        yield
+        return
+    with Rules(job.ppo.rules, data) as models.rules:
+        yield
 
 
 @contextmanager
@@ -242,6 +253,8 @@ def train(
             # 5. keep what was seen
             truths = [task_scores(data, prompt, text) for prompt, text in zip(asked_of, texts, strict=True)]
             metrics |= {f"ppo/{name}": sum(each[name] for each in truths) / len(truths) for name in truths[0]}
+            if models.rules is not None:
+                metrics |= rule_metrics(models.rules.count(asked_of, texts))
             last = update + 1 == config.updates or seen.stopped
             watched: dict[str, Any] = {}
             speed: dict[str, float] = {}

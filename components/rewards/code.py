@@ -12,9 +12,9 @@ from components.rewards.config import FunctionReward
 
 def root_of(config: FunctionReward) -> Path:
     """The folder that the function's module is imported from. Raises UserError if it is not there."""
-    root = user_path(config.root, "ppo.rewards.root").resolve()
+    root = user_path(config.root, f"{config.where}: root").resolve()
     if not root.is_dir():
-        raise UserError(f"ppo.rewards: {config.source}: there is no folder {root}. Set root to the module's folder.")
+        raise UserError(f"{config.where}: there is no folder {root}. Set root to the module's folder.")
     return root
 
 
@@ -30,7 +30,7 @@ def code_files(config: FunctionReward) -> list[Path]:
     first = _file(module, root)
     if first is None:
         raise UserError(
-            f"ppo.rewards: {config.source}: there is no module {module} in {root}. Check the name, or set root to the "
+            f"{config.where}: there is no module {module} in {root}. Check the name, or set root to the "
             f"folder that {module.replace('.', '/')}.py is in."
         )
     found: dict[str, Path] = {}
@@ -43,7 +43,7 @@ def code_files(config: FunctionReward) -> list[Path]:
         found[each] = path
         waiting += [*_imports(path, each, config), each.rpartition(".")[0]]
     if not _binds(_tree(first, config), name):
-        raise UserError(f"ppo.rewards: {config.source}: {first} has no function {name}. Check the name.")
+        raise UserError(f"{config.where}: {first} has no function {name}. Check the name.")
     return sorted(found.values())
 
 
@@ -64,7 +64,7 @@ def _tree(path: Path, config: FunctionReward) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"ppo.rewards: {config.source}: {path} is not valid Python: {error}. Correct it.") from None
+        raise UserError(f"{config.where}: {path} is not valid Python: {error}. Correct it.") from None
 
 
 def _imports(path: Path, module: str, config: FunctionReward) -> list[str]:

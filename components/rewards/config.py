@@ -67,6 +67,11 @@ class FunctionReward(_SourceConfig):
     """sha256 over the source of MODULE and of the modules that it imports from `root`; each run computes it again."""
 
     @property
+    def where(self) -> str:
+        """The option and the function, for messages."""
+        return f"ppo.rewards: {self.source}"
+
+    @property
     def target(self) -> tuple[str, str]:
         """Module and name of the function."""
         _, module, name = self.source.split(":")
@@ -83,6 +88,11 @@ class PluginReward(_SourceConfig):
     """Time limit in seconds of one call, which scores all responses of an update, and of importing the module."""
     code: str = "auto"
     """Name and version of its distribution and sha256 of its files; each run computes it again."""
+
+    @property
+    def where(self) -> str:
+        """The option and the function, for messages."""
+        return f"ppo.rewards: {self.source}"
 
     @property
     def entry(self) -> str:
@@ -154,6 +164,61 @@ class VerifierReward(_SourceConfig):
                 except re.error as error:
                     raise ValueError(f"{field} = {pattern}: this is not a regular expression: {error}") from None
         return self
+
+
+class RuleFunction(FunctionReward):
+    """A function that counts violations of `ppo.rules`."""
+
+    @property
+    def where(self) -> str:
+        return f"ppo.rules: {self.source}"
+
+
+class RulesConfig(Settings):
+    """The team's own policy: what in a response violates it, as patterns or as a Python function that counts."""
+
+    file: str | None = unkeyed(None, min_length=1)
+    """A YAML or JSON file of patterns, `name: regular expression`, read when the run begins; `patterns` is what it has.
+    """
+    patterns: dict[str, str] = Field(default_factory=dict)
+    """Name -> regular expression (Python's). Each match in a response is a violation."""
+    function: str | None = Field(None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`MODULE:NAME`, in place of patterns: `function(prompts, responses, rows)` returns each response's number of
+    violations. It runs as a `function:` of `ppo.rewards` does."""
+    root: str = unkeyed(".", min_length=1)
+    """The folder that MODULE is imported from; `.`: the current directory when the run begins."""
+    timeout: float = unkeyed(60.0, gt=0)
+    """Time limit in seconds of one call of the function, and of importing its module."""
+    code: str = "auto"
+    """sha256 over the source of MODULE and of the modules that it imports from `root`; each run computes it again."""
+
+    @model_validator(mode="after")
+    def _patterns_or_a_function(self) -> Self:
+        if (self.function is None) == (self.file is None and not self.patterns):
+            raise ValueError("rules: set either file (or patterns) or function")
+        for name, pattern in self.patterns.items():
+            check_pattern(name, pattern)
+        return self
+
+    @property
+    def caller(self) -> RuleFunction | None:
+        """How to call the function; None where there are patterns."""
+        if self.function is None:
+            return None
+        given = {"root": self.root, "timeout": self.timeout, "code": self.code}
+        return RuleFunction(source=f"function:{self.function}", **given)
+
+
+def check_pattern(name: str, pattern: str) -> None:
+    """Raise ValueError if a rule's name can't name a metric, or its pattern can't be counted."""
+    if not re.fullmatch(_NAME, name) or name.startswith("violations"):
+        raise ValueError(f"rules: {name}: a name has letters, digits and _, and does not begin with violations")
+    try:
+        empty = re.search(pattern, "") is not None
+    except re.error as error:
+        raise ValueError(f"rules: {name}: {pattern} is not a regular expression: {error}") from None
+    if empty:
+        raise ValueError(f"rules: {name}: {pattern} matches the empty text, so it would match everywhere. Correct it")
 
 
 def own_name(source: str) -> str:

@@ -127,4 +127,4 @@ class FunctionSource:
         return self._error(f"its process ended ({how}). Look at what it printed above, and correct the function.")
 
     def _error(self, text: str) -> UserError:
-        return UserError(f"ppo.rewards: {self._config.source}: {text}")
+        return UserError(f"{self._config.where}: {text}")

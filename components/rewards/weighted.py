@@ -73,8 +73,7 @@ class Rewards:
                 if opened is not None:
                     sources[config.name] = opened
                     stack.callback(opened.close)
-            rows = [row for split in ("train", "calibration", "test") for row in _prompts(inputs["data"], split)]
-            columns = {canonical_json(row["prompt"]): row["columns"] for row in rows if row.get("columns")}
+            columns = columns_of(inputs["data"])
             open_sources = stack.pop_all()
         return cls(configs, sources, columns, _stack=open_sources)
 
@@ -154,8 +153,7 @@ class Rewards:
         """Raw scores (K, n) of these sources, float32 on the device of `pipeline`, the same on all ranks."""
         found = torch.zeros(len(configs), len(responses))
         if ranks.is_first():
-            rows = [self.columns.get(canonical_json(prompt), {}) for prompt in prompts] if self.columns else None
-            replies = Replies(prompts, responses, rows or [{}] * len(responses))
+            replies = replies_of(self.columns, prompts, responses)
             for place, config in enumerate(configs):
                 source = self.sources.get(config.name)
                 found[place] = pipeline.float().cpu() if source is None else torch.tensor(source.score(replies))
@@ -176,6 +174,20 @@ def source_metrics(scaled: Mapping[str, Tensor]) -> dict[str, float]:
     lowest = agreement(scaled)
     means = {f"ppo/reward_{name}": float(scores.mean()) for name, scores in scaled.items()}
     return means | ({} if lowest is None else {"ppo/reward_rank_correlation": lowest})
+
+
+def columns_of(data: Path) -> dict[str, dict[str, Any]]:
+    """A prompt's canonical JSON to the other columns of its row, of all splits of a validate artifact."""
+    rows = [row for split in ("train", "calibration", "test") for row in _prompts(data, split)]
+    return {canonical_json(row["prompt"]): row["columns"] for row in rows if row.get("columns")}
+
+
+def replies_of(
+    columns: Mapping[str, Mapping[str, Any]], prompts: Sequence[Sequence[Message]], responses: Sequence[str]
+) -> Replies:
+    """Responses with their prompts and the rows that `columns` has for these."""
+    rows = [columns.get(canonical_json(prompt), {}) for prompt in prompts] if columns else None
+    return Replies(prompts, responses, rows or [{}] * len(responses))
 
 
 def _prompts(data: Path, split: str) -> list[Any]:

@@ -8,8 +8,9 @@ from components.base.errors import UserError
 from components.base.paths import user_path
 from components.keys.plugins import find_plugin, plugin_code
 from components.rewards.code import code_digest, root_of
-from components.rewards.config import FunctionReward, HttpReward, ModelReward, PluginReward
+from components.rewards.config import FunctionReward, HttpReward, ModelReward, PluginReward, RulesConfig, check_pattern
 from components.rewards.http import NO_VERSION, HttpSource
+from flows.config import yaml as yaml_text
 from flows.config.run_config import RunConfig
 from flows.data.hub_models import hub_model, is_hub_name
 
@@ -22,6 +23,9 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
     Raises:
         UserError: a function, a plug-in or a model is not there. Unreachable: a scorer does not answer.
     """
+    if config.ppo.rules is not None:
+        ppo = config.ppo.model_copy(update={"rules": _settled_rules(config.ppo.rules)})
+        config = config.model_copy(update={"ppo": ppo})
     if config.ppo.rewards is None:
         return config, []
     found, notes = [], list[str]()
@@ -45,6 +49,37 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
         found.append(each.model_copy(update=told))
     ppo = config.ppo.model_copy(update={"rewards": tuple(found)})
     return config.model_copy(update={"ppo": ppo}), notes
+
+
+def _settled_rules(rules: RulesConfig) -> RulesConfig:
+    """`rules` with the patterns of its file, or the digest of its function's source.
+
+    Raises:
+        UserError: the file or the function is not there, or a pattern is none.
+    """
+    if (caller := rules.caller) is not None:
+        return rules.model_copy(update={"root": str(root_of(caller)), "code": code_digest(caller)})
+    return rules if rules.file is None else rules.model_copy(update={"patterns": read_rules(rules.file)})
+
+
+def read_rules(file: str) -> dict[str, str]:
+    """The patterns of a YAML or JSON file, by name.
+
+    Raises:
+        UserError: there is no such file, or a rule in it is none.
+    """
+    path = user_path(file, "ppo.rules.file")
+    found = yaml_text.read_mapping(path)
+    if not found:
+        raise UserError(f"ppo.rules.file = {file}: it has no rules. Write one a line, as promise: (?i)we promise")
+    for name, pattern in found.items():
+        if not isinstance(pattern, str):
+            raise UserError(f"ppo.rules.file = {file}: {name}: its pattern is {pattern!r:.80}. Write it in quotes.")
+        try:
+            check_pattern(str(name), pattern)
+        except ValueError as error:
+            raise UserError(f"ppo.rules.file = {file}: {error}.") from None
+    return {str(name): str(pattern) for name, pattern in found.items()}
 
 
 def has_unversioned(config: RunConfig) -> bool:

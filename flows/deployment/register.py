@@ -70,9 +70,13 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     if (refresh := config.reward.refresh) is not None:
         named = refresh.model_copy(update={"from_run": absolute(refresh.from_run)})
         update["reward"] = config.reward.model_copy(update={"refresh": named})
+    ppo: dict[str, object] = {}
     if config.ppo.rewards is not None:
-        rewards = tuple(map(reward_absolute, config.ppo.rewards))
-        update["ppo"] = config.ppo.model_copy(update={"rewards": rewards})
+        ppo["rewards"] = tuple(map(reward_absolute, config.ppo.rewards))
+    if (rules := config.ppo.rules) is not None:
+        ppo["rules"] = rules.model_copy(update={"file": absolute(rules.file), "root": absolute(rules.root)})
+    if ppo:
+        update["ppo"] = config.ppo.model_copy(update=ppo)
     return config.model_copy(update=update)
 
 

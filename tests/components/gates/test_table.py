@@ -6,7 +6,7 @@ BRIEF = {
     "validate": ["data/pairs", "data/quarantined", "data/annotator_agreement"],
     "sft": ["sft/loss", "sft/perplexity", "sft/gold", "sft/violations"],
     "reward": ["reward/accuracy", "reward/accuracy_low", "reward/ece", "reward/test_pairs"],
-    "ppo": ["ppo/proxy_reward", "ppo/kl", "ppo/kl_per_token", "ppo/gold", "ppo/violations"],
+    "ppo": ["ppo/proxy_reward", "ppo/kl", "ppo/kl_per_token", "ppo/gold", "ppo/violations", "ppo/rule_violations"],
     "human_eval": [
         "human_eval/win_rate", "human_eval/win_rate_low", "human_eval/reward_agreement", "human_eval/fleiss_kappa",
     ],
@@ -55,7 +55,7 @@ def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_meas
     assert [g.name for g in GATES.values() if g.ends] == ["ppo.length_ratio"]
     assert [g.name for g in GATES.values() if g.if_measured] == [
         "reward.refresh_gain_low", "ppo.beta_drift_below_target", "ppo.proxy_rise_at_level_kl",
-        "ppo.replaced_max", "human_eval.attention_low",
+        "ppo.replaced_max", "ppo.rule_violations_excess", "human_eval.attention_low",
     ]  # fmt: skip
     assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
         "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",

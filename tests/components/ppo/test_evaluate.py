@@ -46,7 +46,8 @@ def ppo(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     write_rows(data / "prompts.test.jsonl", [*prompts, *prompts[:12], *prompts[:6]])
     several = type(stages)({**stages.inputs, "data": data})
     score = {"missing_eos": "replace", "clip": 2.0, "length_penalty": 0.01}
-    options = {"updates": 8, "learning_rate": 1e-2, "score": score, "batch_size": 16}
+    options = {"updates": 8, "learning_rate": 1e-2, "score": score, "batch_size": 16,
+               "rules": {"patterns": {"letter": "a", "digit": "[0-9]"}}}  # fmt: skip
     generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=CAP, temperature=TEMPERATURE)
     metrics = several.run("ppo", folder / "out", generation=generation, **options)
     return Evaluated(folder / "out" / "artifact", metrics, read_rows(folder / "out" / "artifact" / "evaluation.jsonl"))
@@ -148,6 +149,7 @@ def gated(rows: list[dict[str, Any]]) -> dict[str, float]:
 
     gain = [row["policy"]["score"] - row["sft"]["score"] for row in rows]
     excess = [row["policy"]["violations"] - row["sft"]["violations"] for row in rows]
+    ruled = [row["policy"]["rule_violations"] - row["sft"]["rule_violations"] for row in rows]
     return {
         "ppo/evaluated": float(len(rows)),
         "ppo/kl_low": ends(of("policy", "kl"), rows)[0],
@@ -163,6 +165,7 @@ def gated(rows: list[dict[str, Any]]) -> dict[str, float]:
         "ppo/ended_low": wilson(of("policy", "ended"), rows)[0],
         "ppo/special_tokens_high": wilson([float(n > 0) for n in of("policy", "special_tokens")], rows)[1],
         "ppo/violations_excess_high": ends(excess, rows)[1],
+        "ppo/rule_violations_excess_high": ends(ruled, rows)[1],
     }
 
 
@@ -206,6 +209,7 @@ def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alik
                 kl=n[2], tokens=int(high + 10 * n[3]), entropy=n[4], ended=bool(n[5] > 0.7),
                 special_tokens=int(n[6] > 0.8), repetition=n[5] / 2, echo=n[6] / 2,
                 truth={"gold": n[0], "violations": n[4], "echoes": n[5]},
+                rules={"violations": n[2]},
             )
             for n in numbers
         ]  # fmt: skip
@@ -234,7 +238,19 @@ def test_a_rows_texture_is_its_texts(ppo: Evaluated, side: str) -> None:
             name: desk.scores(row["prompt"], text)[name] for name in ("gold", "violations")
         }
         repeated, copied = repeated + again, copied + taken
+        letters, digits = text.count("a"), sum(text.count(digit) for digit in "0123456789")
+        assert (found["rule_letter"], found["rule_digit"]) == (letters, digits)
+        assert found["rule_violations"] == letters + digits
     assert repeated or side == "sft"
+
+
+def test_violations_of_rules_are_counted_in_every_batch_and_of_sft(ppo: Evaluated) -> None:
+    history = read_rows(ppo.artifact / "history.jsonl")
+    assert all(row["ppo/rule_violations"] == pytest.approx(row["ppo/rule_letter"] + row["ppo/rule_digit"])
+               for row in history)  # fmt: skip
+    for side, name in (("policy", "ppo/rule_violations"), ("sft", "ppo/sft_rule_violations")):
+        found = mean(row[side]["rule_violations"] for row in ppo.rows)
+        assert ppo.metrics[name] == pytest.approx(found) and found > 0
 
 
 def test_a_rows_kl_and_score_are_the_models_own(ppo: Evaluated, stages: Any) -> None:

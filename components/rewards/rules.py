@@ -1,0 +1,66 @@
+"""The team's own policy: how often each response violates it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from components.base.errors import UserError
+from components.base.jsonl import Message
+from components.rewards.config import RulesConfig
+from components.rewards.function import FunctionSource
+from components.rewards.source import named
+from components.rewards.weighted import columns_of, replies_of
+
+
+class Rules:
+    """Counts violations by patterns or by a function. Close its process by using it as a context."""
+
+    def __init__(self, config: RulesConfig, data: Path) -> None:
+        """Compile the patterns, or start the function's process.
+
+        Args:
+            data: a validate artifact, which has the prompts' further columns.
+
+        Raises:
+            UserError: the function can't be imported, or was edited after the run began.
+        """
+        self._patterns = {name: re.compile(pattern) for name, pattern in config.patterns.items()}
+        self._columns: Mapping[str, Mapping[str, Any]] = columns_of(data)
+        self._caller = config.caller
+        self._function = None if self._caller is None else FunctionSource(self._caller)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._function is not None:
+            self._function.close()
+
+    def count(self, prompts: Sequence[Sequence[Message]], responses: Sequence[str]) -> list[dict[str, float]]:
+        """For each response its `violations` in all, and with patterns the matches of each by its name.
+
+        Matches of one pattern do not overlap; those of two patterns may, and both count.
+
+        Raises:
+            UserError: the function makes a mistake, or returns a number below 0.
+        """
+        if self._function is None:
+            found = [{n: float(sum(1 for _ in p.finditer(text))) for n, p in self._patterns.items()}
+                     for text in responses]  # fmt: skip
+            return [{"violations": sum(each.values()), **each} for each in found]
+        replies = replies_of(self._columns, prompts, responses)
+        counts = self._function.score(replies)
+        for index, count in enumerate(counts):
+            if count < 0 or count != int(count):
+                assert self._caller is not None
+                raise UserError(
+                    f"{self._caller.where}: it gives {count:g} for {named(replies, index)}; a number of violations is "
+                    "a whole number, 0 or more. Correct the function."
+                )
+        return [{"violations": count} for count in counts]
+
+
+def rule_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """`ppo/rule_violations` and `ppo/rule_NAME`: means over the responses of what `Rules.count` returned."""
+    return {f"ppo/rule_{name}": sum(each[name] for each in counts) / len(counts) for name in counts[0]}
