@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
 
-.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference docs mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -90,6 +90,10 @@ check: $(INSTALLED)
 # docs/reference/ from the code: commands, options, gates, metrics. `make check` fails where it is stale.
 reference: $(INSTALLED)
 	$(BIN)/python -m tests.reference
+
+# Runs the lessons in docs/lessons/ and writes their notebooks and pages; `make test` compares them.
+lessons: $(INSTALLED)
+	$(BIN)/python -m tests.lessons $(ARGS)
 
 # The documentation as a site with a search, in .tether/site.
 docs: $(INSTALLED)
