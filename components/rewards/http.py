@@ -7,7 +7,6 @@ GET at the same address answers {"version": "..."}; an answer to POST may name i
 """
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +14,8 @@ from components.base.errors import Unreachable, UserError
 from components.base.jsonl import Message
 from components.rewards.config import HttpReward
 from components.rewards.source import A_SCORE, LARGEST, Replies, named
+from components.rollouts.asking import ask_patiently, said
 
-FIRST_WAIT, LONGEST_WAIT = 1.0, 15.0
-"""Seconds before a request goes again: the first wait, and the longest."""
 NO_VERSION = "none"
 """The version of a scorer that reports none."""
 Render = Callable[[Sequence[Message]], str]
@@ -71,7 +69,7 @@ class HttpSource:
     def _some(self, replies: Replies) -> list[float]:
         found = self._ask("POST", self._body(replies))
         if found.status_code >= 300:
-            raise self._error(f"it refuses ({found.status_code}): {_said(found.text)}. Check its log, and shape.")
+            raise self._error(f"it refuses ({found.status_code}): {said(found.text)}. Check its log, and shape.")
         try:
             answer = found.json()
         except ValueError:
@@ -80,7 +78,7 @@ class HttpSource:
         scores = answer.get(field) if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(scores, list):
             raise self._error(
-                f"it answers {_said(found.text)!r}; with shape {self._config.shape} it must answer "
+                f"it answers {said(found.text)!r}; with shape {self._config.shape} it must answer "
                 f'{{"{field}": [...]}}. Check the address, and shape.'
             )
         told = answer.get("version")
@@ -112,31 +110,20 @@ class HttpSource:
         """The answer to a request, which goes again while the scorer is away; raises Unreachable after `patience`."""
         import httpx
 
-        limit, wait = time.monotonic() + self._config.patience, FIRST_WAIT
-        while True:
-            try:
-                found = self._http.request(method, self._config.url, json=body)
-                if found.status_code < 500 and found.status_code != 429:
-                    return found
-                if method == "GET" and found.status_code == 501:  # Python's http.server, if it has no do_GET
-                    return found
-                problem = f"it answers {found.status_code}: {_said(found.text)}"
-            except httpx.TransportError as error:
-                problem = str(error) or type(error).__name__
-            except httpx.InvalidURL as error:
-                raise self._error(f"this is no address: {error}") from None
-            if time.monotonic() + wait > limit:
-                raise Unreachable(
-                    f"ppo.rewards: {self._config.source}: for {self._config.patience:g} s the scorer can't be reached "
-                    f"({problem}). Is it running there? Once it is up, the same command goes on from the checkpoint."
-                )
-            time.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
+        final = (501,) if method == "GET" else ()  # Python's http.server, if it has no do_GET
+        try:
+            return ask_patiently(
+                lambda: self._http.request(method, self._config.url, json=body), self._config.patience,
+                self._unreachable, final,
+            )  # fmt: skip
+        except httpx.InvalidURL as error:
+            raise self._error(f"this is no address: {error}") from None
+
+    def _unreachable(self, problem: str) -> Unreachable:
+        return Unreachable(
+            f"ppo.rewards: {self._config.source}: for {self._config.patience:g} s the scorer can't be reached "
+            f"({problem}). Is it running there? Once it is up, the same command goes on from the checkpoint."
+        )
 
     def _error(self, text: str) -> UserError:
         return UserError(f"ppo.rewards: {self._config.source}: {text}")
-
-
-def _said(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 200 else f"{text[:197]}..."

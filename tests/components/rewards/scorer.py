@@ -16,12 +16,15 @@ class Scorer:
         )  # fmt: skip
         self.version: str | None = None
         self.asked: list[Any] = []
+        self.tokens: list[str | None] = []
+        """The header `Authorization` of each POST."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.asked.append(body)
+                outer.tokens.append(self.headers["Authorization"])
                 self._send(*outer.answer(body))
 
             def do_GET(self) -> None:

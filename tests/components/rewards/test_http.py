@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from components.base.errors import Unreachable, UserError
-from components.rewards import http
 from components.rewards.config import HttpReward
 from components.rewards.http import NO_VERSION, HttpSource
 from components.rewards.kept import KeptScores
 from components.rewards.source import Replies
+from components.rollouts import asking
 
 THREE = Replies([[{"role": "user", "content": "q"}]] * 3, ["a", "bb", "ccc"], [{"label": i} for i in range(3)])
 
@@ -37,8 +37,8 @@ def test_openrlhfs_shape_is_sent_and_read(scorer: Any) -> None:
 def test_a_scorer_that_is_away_for_60_seconds_is_waited_for(scorer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is the test's; the scorer answers 503 until 60 s have passed on it."""
     clock = [0.0]
-    monkeypatch.setattr(http.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(http.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(asking.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(asking.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     scorer.answer = lambda body: (503, {}) if clock[0] < 60 else (200, {"scores": [0.0] * 3})
     assert source(scorer).score(THREE) == [0.0] * 3
     assert 60 <= clock[0] < 80 and len(scorer.asked) == 8
