@@ -6,6 +6,7 @@ prompt, and the whole is judged again. The stage ends well on bad data: the gate
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -18,6 +19,7 @@ from components.base.errors import UserError, naming
 from components.base.jsonl import json_line, write_json
 from components.base.observe import Observe
 from components.data.inputs import of_kind
+from components.data.rows import OF_MODEL
 from components.data.splits import SPLITS
 from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
@@ -130,8 +132,31 @@ def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
         ("data/krippendorff_alpha", agreement.alpha),
     ):
         values |= interval.named(name) if interval is not None else {}
+    values |= model_shares(found.only_pairs)
     values |= {f"data/check_{check['name']}": check["value"] for check in checks if check["suite"] == "whole"}
     return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def model_shares(pairs: Examined) -> dict[str, float]:
+    """What models voted of the kept pairs; empty where people cast every vote.
+
+    `data/model_votes` is their share of the votes (a pair without votes counts as one vote of a person), and
+    `data/model_pairs` the share of pairs that no person voted on. `data/model_votes_from/NAME` is a model's share of
+    all votes, where there are several models in proportion to their votes in the whole file.
+    """
+    of_models, votes = pairs.facts["of_models"], np.maximum(pairs.facts["ballot"].sum(1), 1)
+    if not of_models.any():
+        return {}
+    share, counts = float(of_models.sum() / votes.sum()), pairs.ledger.model_votes
+    of_each = {
+        f"data/model_votes{OF_SOURCE}{metric_name(name)}": share * n / counts.total() for name, n in counts.items()
+    }
+    return {"data/model_votes": share, "data/model_pairs": float((of_models == votes).mean()), **of_each}
+
+
+def metric_name(annotator: str) -> str:
+    """A model's name as a part of a metric's name."""
+    return re.sub(r"[^\w./ -]", "_", annotator.removeprefix(OF_MODEL)).strip() or "unnamed"
 
 
 def write_splits(found: Examination, artifact: Path) -> dict[str, float]:

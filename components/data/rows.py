@@ -40,6 +40,8 @@ class CanonicalRow(TypedDict, total=False):
     """Annotators who preferred `chosen`."""
     votes: Annotated[int | None, Field(ge=1)]
     """Annotators who voted, those for neither among them."""
+    votes_of_models: Annotated[int, Field(ge=1)]
+    """How many of `votes` models cast (`is_model`); absent where people cast all."""
     soft_label: Annotated[float | None, Field(ge=0.5, le=1, allow_inf_nan=False)]
     """Share of the votes for `chosen`, one for neither a half: a target for the reward loss."""
     objectives: dict[Text, Annotated[float, Field(ge=0, le=1)]] | None
@@ -76,6 +78,15 @@ MARKERS = re.compile(
 )
 """What templates put between turns; inside a text it makes a model read a turn where there is none. A label of a role
 counts at a text's start too: texts are stripped of the line breaks before it."""
+
+
+OF_MODEL = "model:"
+"""How the name of an annotator begins that is a model; the rest is the model's name."""
+
+
+def is_model(annotator: str | None) -> bool:
+    """Whether an annotator is a model, by its name."""
+    return annotator is not None and annotator.startswith(OF_MODEL)
 
 
 class Problem(NamedTuple):
@@ -127,6 +138,8 @@ class Row:
     """Whether the response that the source puts first is preferred; None where the format has no order."""
     votes: tuple[tuple[str, int], ...] = ()
     """Annotator and place in `Ballot` of each vote, where the source names its annotators."""
+    cast: tuple[tuple[str | None, int], ...] = ()
+    """The same of all votes that are listed one by one, named or not."""
     lead: float | None = None
     """0 for a tie; else the lead of the answer that decides, where the ballot alone does not tell it."""
     decided_otherwise: bool = False

@@ -153,6 +153,7 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("data/quarantined", "rows kept out", brief=True, card=False),
         MainMetric("data/overlong", "share of pairs with a response that is cut", card=False),
         MainMetric("data/label_noise", "share of labels that are flipped, as estimated", card=False),
+        MainMetric("data/model_votes", "share of the votes that models cast", brief=True, card=False),
         MainMetric("data/annotator_agreement", "agreement of the annotators (Fleiss' kappa)", brief=True, card=False),
     ),
     "sft": (

@@ -30,7 +30,7 @@ def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: D
         decided = parse_pair(raw._replace(data={**raw.data, "votes": experts}), name, source, max_characters)
         if decided.lead is None and decided.ballot is not None:
             decided.lead = lead_of(decided.ballot)
-        decided.ballot, decided.votes, decided.decided_otherwise = row.ballot, row.votes, True
+        decided.ballot, decided.votes, decided.cast, decided.decided_otherwise = row.ballot, row.votes, row.cast, True
         decided.data = raw.data if decided.problems else {}
         return [decided]
     if not any(problem.check == "decided" for problem in row.problems) and (text := _undecided(raw, row, config)):

@@ -22,7 +22,7 @@ from components.base.errors import naming
 from components.base.jsonl import json_line
 from components.data.checks_config import RowChecks
 from components.data.config import SplitConfig
-from components.data.rows import Ballot, CanonicalRow, Problem, Row
+from components.data.rows import Ballot, CanonicalRow, Problem, Row, is_model
 from components.data.splits import SPLITS, loose_key, prompt_key, split_of
 from components.data.words import words_of
 from components.human_eval.batch.halves import may_train
@@ -74,6 +74,7 @@ FACTS = np.dtype(
         ("first_wins", "i1"),  # -1 where the format has no order
         ("ballot", "i4", (3,)),  # votes for the first, the second, neither
         ("voted", "?"),
+        ("of_models", "i4"),  # votes that models cast
     ]
 )
 _COUNTED = {"texts_filled": "empty", "text_clean": "unclean", "no_markers": "marked"}
@@ -143,6 +144,8 @@ class Ledger:
         self.votes: NDArray[np.int32] = np.empty((0, 3), np.int32)
         """Row index, annotator (place in `annotators`) and place in `Ballot` of each vote that names its annotator."""
         self.annotators: dict[str, int] = {}
+        self.model_votes: Counter[str] = Counter()
+        """Votes of each model, by the name of its annotator, in rows that were read whole."""
         self.models: dict[str, int] = {}
         """Models whose responses votes compare, by name, and their place."""
         self.compared: NDArray[np.int32] = np.empty((0, 3), np.int32)
@@ -179,6 +182,7 @@ class Ledger:
                     self._starts.append(out.tell())
                 lines.append(self._facts(row))
                 named += [(index, self.annotators.setdefault(a, len(self.annotators)), side) for a, side in row.votes]
+                self.model_votes.update(name for name, _ in row.cast if name is not None and is_model(name))
                 gathered += [(index, self._code(number)) for number in row.others]
                 if row.models is not None:
                     one, other = (self.models.setdefault(model, len(self.models)) for model in row.models)
@@ -231,6 +235,7 @@ class Ledger:
             turns, characters, *(notes[check] for check in _COUNTED), notes["responses_differ"], _lead(row),
             _deciding(row), row.given_out, np.nan if margin is None else margin, notes[VOTES_ONCE], notes["desirable"],
             split, *hashes[:2], half, *hashes[2:], words, first_wins, ballot, voted,
+            sum(is_model(name) for name, _ in row.cast),
         )  # fmt: skip
 
     def _hashes(self, item: CanonicalRow) -> tuple[tuple[int, ...], int]:

@@ -19,7 +19,7 @@ from flows.models.card_loading import loading
 from flows.models.card_metrics import arguments, interval, measured
 from flows.models.facts import ModelFacts, facts_of_run
 from flows.reports.facts import code_name
-from flows.reports.terminal import price, simulated_note
+from flows.reports.terminal import model_votes_note, price, simulated_note
 from tasks.execution.context import RunContext
 
 UNKNOWN_LICENCE = "unknown"
@@ -99,7 +99,8 @@ def front_matter(facts: ModelFacts) -> str:
         language="en" if generated else None,
         library_name="transformers",
         pipeline_tag=TASKS[facts.kind],
-        tags=["tether", "rlhf", {"policy": "ppo", "reward": "reward-model"}.get(facts.kind, facts.kind)],
+        tags=["tether", "rlhf", {"policy": "ppo", "reward": "reward-model"}.get(facts.kind, facts.kind)]
+        + (["rlaif"] if _model_votes(facts) else []),
         base_model=base.hub if base else None,
         datasets=hubs or None,
         model_name=facts.name,
@@ -239,6 +240,14 @@ def _warnings(facts: ModelFacts) -> Iterator[str]:
         )  # fmt: skip
     if _is_generated(facts):
         yield from (f"> {simulated_note(True, _judges(facts) == 'people')}", "")
+    if voted := _model_votes(facts):
+        yield from (f"> {words(voted)}", "")
+
+
+def _model_votes(facts: ModelFacts) -> str:
+    """The sentence on the votes of models among its preferences; empty where people cast all."""
+    data = facts.stages_of.get("validate")
+    return model_votes_note(data.metrics) if data is not None else ""
 
 
 def _measured(facts: ModelFacts) -> Iterator[str]:
@@ -284,6 +293,8 @@ def _limits(facts: ModelFacts) -> Iterator[str]:
     if facts.kind == "reward":
         yield "- Its scores compare responses to one prompt; across prompts they mean little."
         yield "- It learned what its annotators preferred, their mistakes and tastes (length, flattery) among it."
+        if _model_votes(facts):
+            yield "- Some annotators are models: their errors, and their taste for a position or length, are in it too."
     if facts.kind == "policy":
         yield "- It was trained towards a learned reward, which can be believed near the SFT model only (the KL above)."
         if "win_rate" not in str([each.metric for each in measured(facts)]):

@@ -12,6 +12,7 @@ from components.base.text import mermaid as label
 from components.gates.text import number
 from flows.models.lineage import LineageGraph, LineageNode
 from flows.reports.facts import code_name
+from flows.reports.terminal import model_votes_note
 
 
 def text(found: LineageGraph) -> str:
@@ -55,6 +56,8 @@ def _facts(node: LineageNode) -> Iterator[str]:
     yield f"computed by run {record.run}, {record.started}, in {record.seconds:.1f} s; seed {record.job.get('seed')}"
     libraries = ", ".join(f"{name} {version}" for name, version in record.parts.get("libraries", {}).items())
     yield f"code {code_name(record.environment.get('code', {}))} (source {node.source[:12]}); {libraries}"
+    if voted := model_votes_note(record.metrics):
+        yield voted
     for name, option in node.options.items():
         yield f"option {name} = {json.dumps(option.value)} (the profile has {json.dumps(option.default)})"
     for run, stage in node.judged:

@@ -24,7 +24,7 @@ from components.gates.text import number
 from components.keys.code_version import code_version
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
 from flows.reports.rounds import COLUMNS, rounds_chart
-from flows.reports.terminal import IMPORTED, by_another, cost, ends_after, simulated_note
+from flows.reports.terminal import IMPORTED, by_another, cost, ends_after, model_votes_of, simulated_note
 from tasks.execution.drawing import thin
 from tasks.runs.status import StageStatus
 
@@ -88,6 +88,7 @@ def page(facts: RunFacts) -> str:
         rounds_columns=COLUMNS,
         written_by=code_version(),
         simulated_note=simulated_note(facts.simulated, facts.people_judge),
+        model_votes_note=model_votes_of(facts.status),
         imported_note=IMPORTED,
     )
 

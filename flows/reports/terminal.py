@@ -11,7 +11,7 @@ from components.base.text import line
 from components.base.text import markdown as words
 from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
-from components.gates.table import brief_metrics
+from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number, outcome, rule
 from flows.reports.links import Link
 from tasks.execution.progress import cell
@@ -31,6 +31,25 @@ def simulated_note(generated: bool, people_judge: bool) -> str:
     return "" if not generated else SIMULATED_DATA if people_judge else SIMULATED
 
 
+def model_votes_note(metrics: Mapping[str, float | None]) -> str:
+    """What is said of preferences that models voted on, by the metrics of `validate`; or nothing.
+
+    Where people cast every vote there is no such metric.
+    """
+    share, alone = metrics.get("data/model_votes"), metrics.get("data/model_pairs")
+    if not share:
+        return ""
+    of = f"data/model_votes{OF_SOURCE}"
+    names = ", ".join(sorted(name.removeprefix(of) for name in metrics if name.startswith(of)))
+    judged = f"; on {alone:.0%} of the pairs no person voted" if alone else ""
+    return f"Models ({names}) cast {share:.0%} of the votes on the preference pairs{judged}."
+
+
+def model_votes_of(status: RunStatus) -> str:
+    """`model_votes_note` of a run's data."""
+    return next((model_votes_note(stage.metrics) for stage in status.stages if stage.name == "validate"), "")
+
+
 def print_run(console: Console, status: RunStatus, simulated: str = "") -> None:
     """Print `status` (as `load_status` gives it) in two tables, and below them what is `simulated`."""
     console.print(_stage_table(status))
@@ -39,6 +58,8 @@ def print_run(console: Console, status: RunStatus, simulated: str = "") -> None:
         console.print(_gate_table(gates))
     if simulated:
         console.print(simulated, style="dim")
+    if voted := model_votes_of(status):
+        console.print(cell(voted, "yellow"), highlight=False)
     if status.imported:
         console.print(IMPORTED, style="yellow", highlight=False)
     if status.user:
@@ -58,6 +79,7 @@ def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequenc
         ", ".join([*map(words, _called(status)), f"profile {words(status.profile)}", f"{status.seconds:.1f} s"])
         + f"{', ' + cost(status, status.currency) if priced else ''}"
         f"{', started by ' + words(status.user) if status.user else ''}.{' ' + simulated if simulated else ''}"
+        + f"{' ' + words(voted) if (voted := model_votes_of(status)) else ''}"
         + f"{' ' + IMPORTED if status.imported else ''}"
         + f"{' ' + words(ends_after(status)) if status.until else ''}",
         "",

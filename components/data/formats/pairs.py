@@ -32,6 +32,7 @@ from components.data.rows import (
     RawRow,
     Row,
     blank,
+    is_model,
     listed,
     most_common_format,
     shown,
@@ -59,6 +60,7 @@ class Parsed(NamedTuple):
     first_wins: bool | None = None
     tie: bool = False
     votes: tuple[tuple[str, int], ...] = ()
+    cast: tuple[tuple[str | None, int], ...] = ()
     twice: str | None = None
     """The first annotator who voted more than once; only their first vote counts."""
 
@@ -152,7 +154,7 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
         pair = _PARSERS[name](raw.data)
         ballot = pair.ballot or _counted_ballot(raw.data, name)
         row.item = _item(raw, source, pair, ballot)
-        row.ballot, row.first_wins, row.votes = ballot, pair.first_wins, pair.votes
+        row.ballot, row.first_wins, row.votes, row.cast = ballot, pair.first_wins, pair.votes, pair.cast
         row.models = _models(raw.data) if name == "votes" else None
         row.problems = text_problems(pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, max_characters)
         if pair.twice is not None:
@@ -176,7 +178,7 @@ def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> Cano
         "soft_label": None if ballot is None else ((chosen_votes or 0) + ballot.equal / 2) / sum(ballot),
         "objectives": _objectives(raw.data, ballot), "weight": 1.0,
         "category": category_of(raw.data), "source": _source(raw.data) or source, "row": raw.number,
-        **_judged_in(raw.data),
+        **_of_models(pair.cast), **_judged_in(raw.data),
     }  # fmt: skip
 
 
@@ -191,6 +193,12 @@ def _models(data: Mapping[str, object]) -> tuple[str, str] | None:
 def category_of(data: Mapping[str, object]) -> str | None:
     """The category that a row names; the schema refuses what is no text."""
     return cast("str | None", data.get("category") or None)
+
+
+def _of_models(cast_votes: tuple[tuple[str | None, int], ...]) -> CanonicalRow:
+    """How many votes models cast, where they cast any."""
+    count = sum(is_model(annotator) for annotator, _ in cast_votes)
+    return cast("CanonicalRow", {"votes_of_models": count} if count else {})
 
 
 def _judged_in(data: Mapping[str, object]) -> CanonicalRow:
@@ -247,7 +255,9 @@ def _votes(data: Mapping[str, object]) -> Parsed:
         prompt[-1] = {"role": "user", "content": f"{prompt[-1]['content']}\n{stance.strip()}"}
     first, second = text_field(data, "a"), text_field(data, "b")
     once, twice = _once_each(data.get("votes"))
-    votes = _named_votes(once)
+    listed_votes = _listed_votes(once)
+    named = tuple((name, side) for name, side in listed_votes if name is not None)
+    votes = named if len(named) == len(listed_votes) else ()
     ballot = _ballot({**data, "votes": once})
     answers = ballot or Ballot(*(int(side == side_of(data["label"])) for side in Ballot._fields))
     most = max(answers)
@@ -255,7 +265,7 @@ def _votes(data: Mapping[str, object]) -> Parsed:
     second_wins = winners == ["second"]
     chosen, rejected = (second, first) if second_wins else (first, second)
     tie = len(winners) > 1 or winners == ["equal"]
-    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, votes, twice)
+    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, votes, listed_votes, twice)
 
 
 def _once_each(votes: Any) -> tuple[Any, str | None]:
@@ -274,11 +284,12 @@ def _once_each(votes: Any) -> tuple[Any, str | None]:
     return kept, twice
 
 
-def _named_votes(votes: Any) -> tuple[tuple[str, int], ...]:
-    """Annotator and place in `Ballot` of each vote, where every one names its annotator."""
-    if not isinstance(votes, list) or not all(isinstance(v, dict) and v.get("annotator") is not None for v in votes):
-        return ()
-    return tuple((_named(v["annotator"]), Ballot._fields.index(side_of(v.get("label", v.get("vote"))))) for v in votes)
+def _listed_votes(votes: Any) -> tuple[tuple[str | None, int], ...]:
+    """Annotator (None where it is not named) and place in `Ballot` of each vote of a list; empty for counts."""
+    each = [vote if isinstance(vote, dict) else {"label": vote} for vote in votes] if isinstance(votes, list) else []
+    named = [None if (name := vote.get("annotator")) is None else _named(name) for vote in each]
+    sides = [Ballot._fields.index(side_of(vote.get("label", vote.get("vote")))) for vote in each]
+    return tuple(zip(named, sides, strict=True))
 
 
 def _named(annotator: Any) -> str:
