@@ -120,6 +120,68 @@ def candidates(
         _print_candidates(summary, out)
 
 
+@command(data, "label")
+def label(
+    file: Annotated[str, typer.Argument(help="Pairs in any format of preferences, labelled or not (or a hub name).")],
+    judge: Annotated[
+        str,
+        typer.Option(metavar="FOLDER|RUN:STAGE|URL", help="A language model, or an endpoint as http://HOST:PORT/v1."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; the same judge's is continued.")],
+    rubric: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What makes a response better (default: one that ships).")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name at the endpoint.")] = None,
+    max_pairs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many pairs, seeded.")] = None,
+    vote: Annotated[
+        str, typer.Option(metavar="mean|agree", help="By the mean of both orders, or only where they agree.")
+    ] = "mean",
+    alone: Annotated[bool, typer.Option("--alone", help="Leave out the votes that the pairs have already.")] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Cap on an endpoint's answer in tokens (default: 16).")
+    ] = None,
+    patience: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="How long to retry an endpoint (default: 300).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of --max-pairs.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As data.columns.a=first_answer.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask a model which response of each pair is better, in both orders.
+
+    An endpoint's key is read from the environment variable TETHER_JUDGE_TOKEN. The votes are written to
+    DIR/votes.jsonl, which data.preferences reads, and what is known of the judge to DIR/report.json."""
+    from rich.console import Console
+
+    from components.base.errors import UserError
+    from flows.config.profiles import parse_override
+    from flows.data.label import VOTES, LabelOptions, label_file, report_text
+    from tasks.execution.progress import StageProgress
+
+    if vote not in ("mean", "agree"):
+        raise UserError(f"--vote {vote}: give mean or agree.")
+    endpoint = {"max_tokens": max_tokens, "patience": patience}
+    options = LabelOptions(
+        model, rubric, "mean" if vote == "mean" else "agree", max_pairs, seed, alone,
+        {name: value for name, value in endpoint.items() if value is not None},
+    )  # fmt: skip
+    with StageProgress(Console(stderr=True), "label") as progress:
+        found = label_file(
+            tether_home(), file, judge, out, [parse_override(text) for text in set_ or []], options,
+            lambda done, total: progress.show({"step": done, "metrics": {}, "total": total}),
+            lambda: echo("another process labels into the same folder; waiting for it", err=True),
+        )  # fmt: skip
+    if as_json:
+        echo(json.dumps({**found, "out": str(out)}))
+    else:
+        if found["quarantined"]:
+            echo(f"{found['quarantined']} rows are no pairs to judge: quarantine.jsonl names them.")
+        echo(report_text(found))
+        echo(f"Give {out / VOTES} as data.preferences; the votes of a model are marked as its own.")
+
+
 def _candidates_job(seed: int, generation: Mapping[str, object], options: Mapping[str, object]) -> "CandidatesJob":
     """The job, resolved for this machine; an option that is None keeps its default."""
     from pydantic import ValidationError

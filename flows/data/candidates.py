@@ -66,8 +66,8 @@ def make_candidates(
     return done, prompts
 
 
-def find_models(names: Sequence[str], home: Path) -> list[CandidateModel]:
-    """The models that `names` name.
+def find_models(names: Sequence[str], home: Path, option: str = "--model") -> list[CandidateModel]:
+    """The models that `names` name, values of `option`.
 
     Raises:
         UserError: there is no such folder, run or stage, or it holds no language model, or a name or a model is there
@@ -75,36 +75,36 @@ def find_models(names: Sequence[str], home: Path) -> list[CandidateModel]:
     """
     found: dict[str, CandidateModel] = {}
     for name in names:
-        model = _find_model(name, home)
+        model = _find_model(name, home, option)
         if model.digest in found:
             raise UserError(
-                f"--model {name}: it is the same model as --model {found[model.digest].name}. Give it once."
+                f"{option} {name}: it is the same model as {option} {found[model.digest].name}. Give it once."
             )
         found[model.digest] = model
     return list(found.values())
 
 
-def _find_model(name: str, home: Path) -> CandidateModel:
-    path = user_path(name, "--model")
+def _find_model(name: str, home: Path, option: str) -> CandidateModel:
+    path = user_path(name, option)
     if path.is_dir():
-        folder = _checked(path, name)
+        folder = _checked(path, name, option)
         return CandidateModel(name, digest_folder(folder), folder)
     run, _, stage = name.rpartition(":")
     if not run:
         raise UserError(
-            f"--model {name}: there is no such folder (looked for {path.absolute()}). Give the folder of a Hugging "
+            f"{option} {name}: there is no such folder (looked for {path.absolute()}). Give the folder of a Hugging "
             f"Face model, or RUN:STAGE, as {{run}}:ppo (`tether status` shows the newest run)."
         )
     if stage not in STAGES:
         raise UserError(
-            f"--model {name}: {stage or 'nothing'} is no stage with a language model; name {' or '.join(STAGES)}."
+            f"{option} {name}: {stage or 'nothing'} is no stage with a language model; name {' or '.join(STAGES)}."
         )
     if (digest := load_status(home, run).stage(stage).digest) is None:
-        raise UserError(f"--model {name}: run {run} has no {stage} model: that stage has no result.")
-    return CandidateModel(name, digest, _checked(ArtifactStore(home).path(digest), name))
+        raise UserError(f"{option} {name}: run {run} has no {stage} model: that stage has no result.")
+    return CandidateModel(name, digest, _checked(ArtifactStore(home).path(digest), name, option))
 
 
-def _checked(folder: Path, name: str) -> Path:
+def _checked(folder: Path, name: str, option: str) -> Path:
     """The folder that holds the model's files, if they are those of a language model."""
     inner = folder / "model" if (folder / "model").is_dir() else folder
     if any(inner.glob("*.gguf")):
@@ -113,9 +113,9 @@ def _checked(folder: Path, name: str) -> Path:
         config = json.loads((inner / "config.json").read_text(encoding="utf-8"))
         kinds = [str(kind) for kind in config.get("architectures") or ()]
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"--model {name}: {inner} holds no model: its config.json can't be read ({error}).") from error
+        raise UserError(f"{option} {name}: {inner} holds no model: its config.json can't be read ({error}).") from error
     if any(kind.endswith("Classification") for kind in kinds):
-        raise UserError(f"--model {name}: {inner} holds a {kinds[0]}, which writes no text. Name a language model.")
+        raise UserError(f"{option} {name}: {inner} holds a {kinds[0]}, which writes no text. Name a language model.")
     return inner
 
 

@@ -1,0 +1,103 @@
+"""Answers that are kept as they come: a pair that was answered is not asked again, also after a kill."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from components.base.errors import UserError
+from components.base.files import make_folder
+from components.base.hashing import digest_json
+from components.base.jsonl import Message, json_line, write_json
+from components.human_eval.candidates.feedback.judges import JudgeAnswer
+
+ANSWERS, JUDGE = "answers.jsonl", "judge.json"
+
+
+class BothOrders(NamedTuple):
+    """A judge's answers to a pair."""
+
+    given: JudgeAnswer
+    """With `a` shown first."""
+    swapped: JudgeAnswer
+    """With `b` shown first."""
+
+    @property
+    def sides(self) -> tuple[float, float] | None:
+        """Preference for `a` in either order; None where an answer can't be read."""
+        given, swapped = self.given["first"], self.swapped["first"]
+        return None if given is None or swapped is None else (given, 1 - swapped)
+
+
+def pair_id(prompt: list[Message], a: str, b: str) -> str:
+    """A pair's name in `answers.jsonl`."""
+    return digest_json([prompt, a, b])[:32]
+
+
+class KeptAnswers:
+    """`answers.jsonl` of a folder: a line for each pair, on the disk before the next pair is asked."""
+
+    def __init__(self, folder: Path, judge: Mapping[str, Any]) -> None:
+        """Open it; a last line that a kill cut off is left out.
+
+        Args:
+            judge: who answers and by what rubric, as `judge.json` keeps it.
+
+        Raises:
+            UserError: the folder holds another judge's answers, or something else.
+        """
+        make_folder(folder)
+        _check_same(folder, judge)
+        path, self._known = folder / ANSWERS, dict[str, BothOrders]()
+        whole = 0
+        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
+            try:
+                row = json.loads(line)
+                known = {str(row["pair"]): BothOrders(row["given"], row["swapped"])} if line.endswith(b"\n") else {}
+            except (ValueError, TypeError, KeyError):
+                known = {}
+            if not known:
+                break
+            self._known |= known
+            whole += len(line)
+        self._file = path.open("ab")
+        self._file.truncate(whole)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._file.close()
+
+    def get(self, pair: str) -> BothOrders | None:
+        """The answers to a pair, where it was asked."""
+        return self._known.get(pair)
+
+    def add(self, pair: str, answers: BothOrders) -> None:
+        """Keep the answers to a pair; they are on the disk when this returns."""
+        self._known[pair] = answers
+        self._file.write(json_line({"pair": pair, **answers._asdict()}))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _check_same(folder: Path, judge: Mapping[str, Any]) -> None:
+    """Write `judge.json`, or refuse a folder where it, or anything else without it, is another one's."""
+    path = folder / JUDGE
+    if not path.exists():
+        if any(folder.iterdir()):
+            raise UserError(f"--out {folder} holds something else. Name a folder that isn't there yet.")
+        write_json(path, judge)
+        return
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} can't be read ({error}). Name another folder with --out.") from error
+    if kept != json.loads(json.dumps(judge)):
+        differ = [name for name in judge if not isinstance(kept, dict) or kept.get(name) != judge[name]]
+        raise UserError(
+            f"--out {folder} holds the answers of another judge: {', '.join(differ) or 'more'} differs. Name a folder "
+            "that isn't there yet."
+        )

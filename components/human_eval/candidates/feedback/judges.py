@@ -1,0 +1,178 @@
+"""Models that answer: one in a folder, whose probabilities are read, and one behind an OpenAI-compatible endpoint."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NotRequired, Protocol, TypedDict
+
+from components.base.errors import Unreachable, UserError, refuse_credentials
+from components.base.jsonl import Message
+from components.human_eval.candidates.feedback.config import EndpointConfig
+from components.human_eval.candidates.feedback.rubric import SIDES, verdict
+from components.models.runtime import Runtime, activate
+from components.rollouts.asking import ask_patiently, said
+
+TOKEN = "TETHER_JUDGE_TOKEN"
+"""The environment variable with an endpoint's key."""
+ROUTE = "/chat/completions"
+_TOO_LONG = ("context length", "context_length", "maximum context", "too long", "max_model_len", "context window")
+"""What endpoints say of a request that exceeds what their model reads."""
+
+
+class JudgeAnswer(TypedDict):
+    """A model's answer to one question."""
+
+    first: float | None
+    """Preference for the response that is shown first, 0 to 1; None where the answer can't be read."""
+    mass: NotRequired[float]
+    """Of a model in a folder: the probability that it answers A or B at all."""
+    said: NotRequired[str]
+    """Of an endpoint: the answer, cut short. Of any: why there is none."""
+
+
+class Judge(Protocol):
+    """Answers questions; the same one gets the same answer."""
+
+    def answer(self, messages: Sequence[Message]) -> JudgeAnswer:
+        """Answer one question."""
+        ...
+
+    def close(self) -> None:
+        """Let go of its connections."""
+        ...
+
+
+class FolderJudge:
+    """A language model in a Hugging Face folder (or a GGUF file).
+
+    Its preference for the response shown first is P(A) / (P(A) + P(B)), of the next token after the question in its
+    chat template, at temperature 1 (Lee et al. 2023, arXiv:2309.00267, section 2.1).
+    """
+
+    def __init__(self, folder: Path, runtime: Runtime) -> None:
+        """Load it.
+
+        Raises:
+            UserError: the folder holds no language model with a chat template, or its tokenizer has no tokens A and B.
+        """
+        from components.models.folders import load_base
+        from components.models.kernels import by_onednn
+
+        activate(runtime)
+        model, self._tokenizer = load_base(folder, "--judge")
+        self._model, self._runtime = by_onednn(model.to(runtime.device)), runtime
+        self._most = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+        tokens = [self._tokenizer(side, add_special_tokens=False)["input_ids"] for side in SIDES]
+        unknown = self._tokenizer.unk_token_id
+        if any(len(each) != 1 or each[0] == unknown for each in tokens) or tokens[0] == tokens[1]:
+            raise UserError(
+                f"--judge {folder}: its tokenizer has no token of its own for each of A and B, so its answer can't be "
+                "read from its probabilities. Use another model."
+            )
+        self._sides = [each[0] for each in tokens]
+
+    def answer(self, messages: Sequence[Message]) -> JudgeAnswer:
+        """Its preference, from one forward pass over the question alone: a batch would round it by what is beside it.
+
+        Raises:
+            UserError: its chat template refuses the question.
+        """
+        import torch
+        from jinja2 import TemplateError
+
+        from components.models.folders import autocast
+        from components.models.logprobs import last_hidden, vocabulary_logits
+        from components.models.tokenizers import rendered_prompt
+
+        try:
+            text = rendered_prompt(self._tokenizer, messages)
+        except TemplateError as error:
+            raise UserError(f"--judge: the model's chat template refuses a question: {error}.") from error
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) > self._most:
+            return {"first": None, "said": f"the question has {len(ids)} tokens, and the model reads {self._most}"}
+        tokens = torch.tensor([ids], device=self._runtime.device)
+        with torch.no_grad(), autocast(self._runtime):
+            hidden = last_hidden(self._model, tokens, torch.ones_like(tokens, dtype=torch.bool), "right")
+            logits = vocabulary_logits(self._model, hidden[0, -1])
+        logprobs = logits.double().log_softmax(-1)[self._sides]
+        first, mass = logprobs.softmax(-1)[0], logprobs.exp().sum()
+        if not bool(logprobs.isfinite().all()):
+            raise UserError("--judge: the model's log-probabilities are NaN or infinite. Use an undamaged model.")
+        return {"first": float(first), "mass": float(mass)}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class EndpointJudge:
+    """A model behind an OpenAI-compatible endpoint, whose text is read (`verdict`).
+
+    POST URL/chat/completions: {"model", "messages", "max_tokens", "temperature": 0} answers
+    {"choices": [{"message": {"content": "..."}}]}. The key in `TETHER_JUDGE_TOKEN` is sent as a bearer token.
+    """
+
+    def __init__(self, config: EndpointConfig) -> None:
+        import httpx
+
+        refuse_credentials("--judge", config.url)
+        self._config, token = config, os.environ.get(TOKEN)
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx.Timeout(config.timeout, connect=min(10.0, config.timeout)),
+        )
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def answer(self, messages: Sequence[Message]) -> JudgeAnswer:
+        """What it answers.
+
+        Raises:
+            Unreachable: it does not answer for `patience` seconds. UserError: it refuses, or answers something else.
+        """
+        import httpx
+
+        url = self._config.url.rstrip("/")
+        url += "" if url.endswith(ROUTE) else ROUTE
+        body: Mapping[str, Any] = {
+            "model": self._config.model, "messages": list(messages), "max_tokens": self._config.max_tokens,
+            "temperature": 0,
+        }  # fmt: skip
+        try:
+            found = ask_patiently(lambda: self._http.post(url, json=body), self._config.patience, self._unreachable)
+        except httpx.InvalidURL as error:
+            raise self._error(f"this is no address: {error}") from None
+        if found.status_code in (400, 413, 422) and any(words in found.text.lower() for words in _TOO_LONG):
+            return {"first": None, "said": f"refused as too long: {said(found.text)}"}
+        if found.status_code in (401, 403):
+            raise self._error(f"it refuses the key ({found.status_code}). Set the environment variable {TOKEN}.")
+        if found.status_code >= 300:
+            raise self._error(f"it refuses ({found.status_code}): {said(found.text)}. Check the address and --model.")
+        text = _content(found.text)
+        if text is None:
+            raise self._error(
+                f"it answers {said(found.text)!r}, not as /v1{ROUTE} does. Give the address up to /v1, as "
+                "http://127.0.0.1:8000/v1."
+            )
+        return {"first": verdict(text), "said": said(text)}
+
+    def _unreachable(self, problem: str) -> Unreachable:
+        return Unreachable(
+            f"--judge {self._config.url}: for {self._config.patience:g} s the endpoint can't be reached ({problem}). "
+            "Is it running there? Its answers so far are kept: the same command goes on from them."
+        )
+
+    def _error(self, text: str) -> UserError:
+        return UserError(f"--judge {self._config.url}: {text}")
+
+
+def _content(body: str) -> str | None:
+    """The text of a chat completion; None where `body` is none."""
+    try:
+        text = json.loads(body)["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+    return text if isinstance(text, str) else None

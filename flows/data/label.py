@@ -1,0 +1,250 @@
+"""`tether data label`: a model's votes on the pairs of a file, kept as they come."""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from components.base.errors import UserError
+from components.base.hashing import digest_json
+from components.base.jsonl import write_json, write_rows
+from components.base.paths import user_path
+from components.base.settings import keyed_values
+from components.data.config import DataConfig
+from components.data.hub import resolve_source
+from components.data.rows import Ballot, RawRow, Row, blank
+from components.gates.text import number
+from components.human_eval.candidates.feedback.answers import KeptAnswers
+from components.human_eval.candidates.feedback.config import EndpointConfig
+from components.human_eval.candidates.feedback.judges import EndpointJudge, FolderJudge, Judge
+from components.human_eval.candidates.feedback.rubric import FORM, RUBRIC
+from components.human_eval.candidates.feedback.votes import PairToJudge, VoteRule, ask, vote_rows
+from components.models.runtime import Runtime
+from components.store.store import ArtifactStore
+from data_contracts.rows.gather import RowSource, judged_rows, renamed
+from flows.config.profiles import Override
+from flows.config.run_config import load_config
+from flows.data.candidates import find_models
+from flows.data.check import DEFAULTS
+
+VOTES, REPORT, QUARANTINE = "votes.jsonl", "report.json", "quarantine.jsonl"
+_STAY = ("decided", "votes_once")
+"""Checks that a pair to judge need not pass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelOptions:
+    """What is asked of a judge, and what is written."""
+
+    model: str | None = None
+    """The model's name at an endpoint."""
+    rubric: Path | None = None
+    """A file; None for the one that ships."""
+    rule: VoteRule = "mean"
+    max_pairs: int | None = None
+    """At most so many pairs, a seeded choice that does not depend on their order."""
+    seed: int = 0
+    alone: bool = False
+    """Write the judge's own votes only."""
+    endpoint: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Further options of `EndpointConfig`."""
+
+
+class ReadPairs(NamedTuple):
+    """The pairs of a file."""
+
+    pairs: list[PairToJudge]
+    """Each once, in the order of the file."""
+    repeated: int
+    """Rows whose pair stands in an earlier row."""
+    quarantined: list[Row]
+
+
+class _Asked(NamedTuple):
+    """A judge: what it is, and how to open it."""
+
+    name: str
+    about: dict[str, Any]
+    open: Callable[[], Judge]
+
+
+def label_file(
+    home: Path,
+    file: str,
+    judge: str,
+    out: Path,
+    overrides: Sequence[Override],
+    options: LabelOptions,
+    report: Callable[[int, int], None],
+    on_wait: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """Ask `judge` about the pairs of `file`, and write votes and report into `out`; returns the report.
+
+    An `out` of the same judge and rubric is continued: what it answered is not asked again.
+
+    Args:
+        judge: the folder of a language model, a run's (RUN:sft, RUN:ppo), or the URL of an OpenAI-compatible endpoint.
+
+    Raises:
+        UserError: the file, the judge or the rubric can't be read, or `out` holds something else. Unreachable: the
+            endpoint does not answer.
+    """
+    rubric = _rubric(options.rubric)
+    data = load_config(DEFAULTS, overrides).data
+    read = read_pairs(resolve_source(file, data.hub, home / "datasets", "FILE"), data)
+    chosen = _chosen(read.pairs, options)
+    asked = _endpoint(judge, options) if re.match(r"https?://", judge) else _folder(judge, home, options)
+    about = {**asked.about, "name": asked.name, "rubric": rubric, "form": hashlib.sha256(FORM.encode()).hexdigest()}
+    store = ArtifactStore(home)
+    with store.lock(digest_json(["label", str(out.absolute())]), on_wait) as lease:
+
+        def checked(done: int, total: int) -> None:
+            lease.check()
+            report(done, total)
+
+        with KeptAnswers(out, about) as kept:
+            answers = ask(chosen, rubric, kept, asked.open, checked)
+        from components.human_eval.candidates.feedback.measure import judge_report  # brings scipy
+
+        places = {pair.id: place for place, pair in enumerate(read.pairs)}
+        in_order = sorted(chosen, key=lambda pair: places[pair.id])
+        found = {
+            "judge": asked.name,
+            "rubric_sha256": hashlib.sha256(rubric.encode()).hexdigest(),
+            "rule": options.rule,
+            "repeated": read.repeated,
+            "quarantined": len(read.quarantined),
+            **judge_report(in_order, answers, options.rule),
+        }
+        write_rows(out / VOTES, vote_rows(in_order, answers, asked.name, options.rule, options.alone))
+        bad = ({"row": row.number, "reasons": [p.text for p in row.problems]} for row in read.quarantined)
+        write_rows(out / QUARANTINE, bad)
+        write_json(out / REPORT, found)
+    return found
+
+
+def read_pairs(path: Path, data: DataConfig) -> ReadPairs:
+    """The pairs of a preference file in any format, labelled or not (`tether data candidates` writes some).
+
+    Raises:
+        UserError: it can't be read, or holds no pair.
+    """
+    source = RowSource.named("preferences", path, data)._replace(kept=())
+    unlabelled: set[int] = set()
+    rows = judged_rows(source._replace(rows=_with_labels(renamed(source), unlabelled), columns={}), data.max_characters)
+    found, repeated, quarantined = dict[str, PairToJudge](), 0, list[Row]()
+    for row in rows:
+        if row.item is None or any(problem.check not in _STAY for problem in row.problems):
+            quarantined.append(row)
+            continue
+        pair = _pair(row, row.number in unlabelled)
+        repeated += pair.id in found
+        found.setdefault(pair.id, pair)
+    if not found:
+        why = f" Row {quarantined[0].number}: {quarantined[0].problems[0].text}." if quarantined else ""
+        raise UserError(f"{path} holds no pair to judge.{why} Give rows with `prompt`, `a` and `b`.")
+    return ReadPairs(list(found.values()), repeated, quarantined)
+
+
+def _with_labels(rows: Iterable[RawRow], unlabelled: set[int]) -> Iterator[RawRow]:
+    """`rows`, those with two responses and no label yet as a tie, which reads; `unlabelled` gets their numbers."""
+    for raw in rows:
+        data = raw.data
+        if raw.problem is None and {"prompt", "a", "b"} <= data.keys() and not {"votes_a", "annotator"} & data.keys():
+            votes, label = data.get("votes"), data.get("label")
+            if not votes and (label is None or blank(str(label))):
+                unlabelled.add(raw.number)
+                raw = raw._replace(data={n: v for n, v in data.items() if n != "votes"} | {"label": "tie"})
+        yield raw
+
+
+def _pair(row: Row, unlabelled: bool) -> PairToJudge:
+    item = row.item
+    assert item is not None
+    swapped = row.first_wins is False
+    a, b = (item["rejected"], item["chosen"]) if swapped else (item["chosen"], item["rejected"])
+    votes: tuple[tuple[str | None, int], ...] = ()
+    if not unlabelled:
+        counted = row.ballot or Ballot(int(not swapped), int(swapped), 0)
+        if row.ballot is None and any(problem.check == "decided" for problem in row.problems):
+            counted = Ballot(0, 0, 1)
+        votes = row.cast or tuple((None, side) for side, n in enumerate(counted) for _ in range(n))
+    kept = {name: value for name in ("category", "source") if (value := item.get(name)) and value != row.source}
+    return PairToJudge(row.number, item["prompt"], a, b, votes, kept)
+
+
+def _chosen(pairs: Sequence[PairToJudge], options: LabelOptions) -> list[PairToJudge]:
+    """The pairs to ask about, in the order of asking: a larger choice with the same seed begins with a smaller one."""
+    if options.max_pairs is None:
+        return list(pairs)
+    drawn = sorted(pairs, key=lambda pair: hashlib.sha256(f"label {options.seed} {pair.id}".encode()).digest())
+    return drawn[: options.max_pairs]
+
+
+def _rubric(file: Path | None) -> str:
+    if file is None:
+        return RUBRIC
+    path = user_path(str(file), "--rubric")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--rubric {file}: it can't be read ({error}). Name a text file in UTF-8.") from error
+    if not text.strip():
+        raise UserError(f"--rubric {file} is empty. Write into it what makes a response better.")
+    return text
+
+
+def _endpoint(url: str, options: LabelOptions) -> _Asked:
+    from pydantic import ValidationError
+
+    from flows.config.errors import explain
+
+    if options.model is None:
+        raise UserError(f"--judge {url}: name the model that the endpoint has, as --model NAME.")
+    values = {"url": url, "model": options.model, **options.endpoint}
+    try:
+        config = EndpointConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError(explain(error, values, EndpointConfig, "tether data label")) from error
+    return _Asked(config.model, {"endpoint": keyed_values(config)}, partial(EndpointJudge, config))
+
+
+def _folder(judge: str, home: Path, options: LabelOptions) -> _Asked:
+    if options.model is not None or options.endpoint:
+        raise UserError(f"--judge {judge}: --model and --max-tokens are of an endpoint, and this is no URL.")
+    (model,) = find_models([judge], home, "--judge")
+    runtime = Runtime().resolve()
+    name = Path(judge).name or judge
+    about = {"digest": model.digest, "runtime": runtime.model_dump(mode="json")}
+    return _Asked(name, about, partial(FolderJudge, model.folder, runtime))
+
+
+def report_text(found: dict[str, Any]) -> str:
+    """What was found of a judge, for people."""
+    lines = [f"{found['judge']}: {found['pairs']} pairs, {found['prompts']} prompts."]
+    if found["repeated"]:
+        lines.append(f"{found['repeated']} rows repeat a pair and are left out.")
+    if found["unreadable"]:
+        lines.append(f"{found['unreadable']} pairs have no vote: an answer names neither response, or there is none.")
+    if "first" in found:
+        lines += [
+            f"Votes: {found['votes']['a']} a, {found['votes']['b']} b, {found['votes']['tie']} ties.",
+            f"Answers for the response shown first: {_ranged(found, 'first')} (impartial: 0.5).",
+            f"Both orders name the same response: {_ranged(found, 'consistent')}.",
+        ]
+    if "longer" in found:
+        lines.append(f"Votes for the longer response: {_ranged(found, 'longer')}.")
+    if "agreement" in found:
+        lines += [
+            f"Agreement with people on {found['decided_by_people']} pairs: {_ranged(found, 'agreement')}, "
+            f"over {found['interval_over']}.",
+            f"Always the longer response would have: {_ranged(found, 'longer_agreement')}.",
+        ]
+    return "\n".join([*lines, "Intervals: 95 %, clustered by prompt."] if "first" in found else lines)
+
+
+def _ranged(found: dict[str, Any], name: str) -> str:
+    return f"{number(found[name])} ({number(found[f'{name}_low'])} to {number(found[f'{name}_high'])})"
