@@ -42,7 +42,10 @@ def _ends(bound: float | tuple[float, float]) -> str:
 
 
 def number(value: float | None) -> str:
-    """A metric in four digits; `none` where there is none."""
+    """A metric as people write it: four digits, thousands apart (`14,000`), all digits of a whole number below a
+    billion; `none` where there is none."""
     if value is None:
         return "none"
-    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+    if (float(value).is_integer() or abs(value) >= 999.95) and abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"

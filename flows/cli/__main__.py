@@ -295,12 +295,27 @@ def _rounds(as_json: bool, others: dict[str, object]) -> None:
 
 
 @command(app, "report")
-def report(run: Run = None) -> None:
-    """Write a run's report.html again, from what is stored."""
+def report(
+    run: Run = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="A run whose curves stand beside (default: champion's).",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+) -> None:
+    """Write a run's report.html again, from what is stored.
+
+    Its curves stand beside those of the champion, or of another run."""
+    from flows.models.promotion import champions_run
     from flows.reports.page import write_page
     from tasks.runs.status import load_status
 
-    echo(write_page(tether_home(), load_status(tether_home(), run).run))
+    home = tether_home()
+    run = load_status(home, run).run
+    echo(write_page(home, run, against or champions_run(home, run)))
 
 
 @command(app, "sync")

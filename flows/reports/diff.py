@@ -1,5 +1,7 @@
-"""Two runs side by side: data, options, code, libraries, metrics, gates."""
+"""Runs side by side: data, options, code, libraries, metrics, gates; and their curves on the same axes."""
 
+import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +12,9 @@ from components.base.text import line
 from components.gates.text import number, outcome
 from components.keys.changes import Change, changes
 from components.store.store import ArtifactStore
-from flows.reports.facts import taken_record
+from flows.reports.facts import Curve, StageFacts, taken_record
+from tasks.execution.drawing import BLUE, GREY, ORANGE, PURPLE, RED, legend, new_figure, panel, plain, steps_axis, thin
+from tasks.execution.drawing import line as draw_line
 from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, StageStatus, load_status
 
@@ -117,3 +121,61 @@ def text(found: RunDiff) -> str:
 
 def _pair(values: tuple[object, object]) -> str:
     return " | ".join("none" if value is None else line(str(value)) for value in values)
+
+
+class Overlay(NamedTuple):
+    """Several runs' curves in one picture."""
+
+    title: str
+    svg: bytes
+    told: str
+    """The same in words, for those who do not see it."""
+
+
+LOOKS = (
+    (BLUE, "-"), (ORANGE, "--"), ("#159a80", "-."), (PURPLE, ":"), (RED, (0, (5, 1, 1, 1, 1, 1))), (GREY, (0, (1, 1))),
+)  # fmt: skip
+"""Colour and dashes of each run: whoever does not tell the colours apart tells the dashes."""
+
+
+def called(status: RunStatus) -> str:
+    """What a run is called in a picture: its name, else its id."""
+    return plain(status.name) if status.name else status.run
+
+
+def overlay_of(home: Path, runs: Sequence[str]) -> Overlay | None:
+    """Reward, KL and β of up to six runs by PPO update; None where none of them has curves of PPO.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    store = ArtifactStore(home)
+    named: list[tuple[str, Mapping[str, Curve]]] = []
+    for run in runs:
+        status = load_status(home, run)
+        if (stage := next((each for each in status.stages if each.name == "ppo"), None)) is not None:
+            found = StageFacts(home, run, stage, store, taken_record(store, stage)).curves
+            named.append((called(status), found))
+    shown = {"ppo/proxy_reward": "reward, score units", "ppo/kl": "KL to SFT, nats", "ppo/beta": "β"}
+    if not any(curves.get(name) for _, curves in named for name in shown):
+        return None
+    figure = new_figure(6.4)
+    axes = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.5))
+    told = []
+    for axis, (name, label) in zip(axes, shown.items(), strict=True):
+        panel(axis, label, zero=name != "ppo/proxy_reward")
+        for (colour, dashes), (who, curves) in zip(LOOKS, named, strict=False):
+            curve = thin(curves.get(name, ()))
+            draw_line(axis, curve, colour, who, style=dashes)
+            if curve:
+                told.append(f"{label} of {who} goes from {number(curve[0][1])} to {number(curve[-1][1])}")
+    steps_axis(axes[-1], "PPO update")
+    legend(axes[0])
+    figure.align_ylabels()
+    target = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        figure.savefig(target, format="svg", metadata={"Title": "Runs on the same axes", "Date": None})
+    return Overlay(
+        f"Reward, KL and β: {', '.join(who for who, _ in named)}", target.getvalue().encode(), "; ".join(told)
+    )

@@ -8,7 +8,9 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, cast
 
 from pydantic import JsonValue
@@ -17,6 +19,7 @@ from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten, group
 from components.data.inputs import FILES, label_of, of_kind, values_of
 from components.gates.judging import Verdict, stand_in
+from components.gates.margins import Margin, margin, tightness
 from components.gates.table import GATES
 from components.gates.text import number, outcome, rule
 from components.human_eval.comparison.pairs import RESULT
@@ -26,6 +29,7 @@ from data_contracts.expectations.suites import JudgedCheck, first_rows
 from flows.config.run_config import default_values
 from flows.reports.links import Link, links
 from flows.reports.rounds import Round, rounds_up_to
+from flows.reports.verdict import RunVerdict, run_verdict
 from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
 from tasks.runs.compared import compared_names
@@ -35,6 +39,7 @@ from tasks.runs.labels import LabelProgress, read_progress
 from tasks.runs.points import curves, points_file, read_points
 from tasks.runs.status import RunStatus, StageStatus, load_status
 from tasks.stages import PIPELINE
+from tasks.tracking.links import model_name
 
 Curve = Sequence[tuple[float, float]]
 Metrics = Mapping[str, float | None]
@@ -88,6 +93,16 @@ class StageFacts:
         return {name: explanation.in_a_line(told) for name, told in self.status.explained.items()}
 
     @property
+    def speed(self) -> dict[str, float | None]:
+        """Median tokens a second over its steps, and the most memory that it held, GB; None where neither was measured.
+
+        A step during which the machine did other work, or the first, which compiles, moves a median little.
+        """
+        tokens = [y for _, y in self.curves.get(f"{self.name}/tokens_per_second", ())] or list(self._paces())
+        memory = [y for _, y in self.curves.get(f"{self.name}/peak_memory_gb", ())]
+        return {"tokens": median(tokens) if tokens else None, "memory": max(memory, default=None)}
+
+    @property
     def judged(self) -> dict[str, int]:
         """How many of its gates ended how."""
         words = [outcome(verdict) for verdict in self.status.gates]
@@ -99,11 +114,21 @@ class StageFacts:
         drawn = CHARTS.get(self.name, {})
         return {name: Chart(title, self._attached(f"{name}.svg")) for name, (title, _) in drawn.items()}
 
+    def _points(self) -> list[Any]:
+        by = self.record.run if self.record is not None else self.run
+        return list(read_points(self._attached("points.jsonl") or points_file(self.home / "runs" / by, self.name)))
+
+    def _paces(self) -> Iterator[float]:
+        """Tokens a second of each step, from the times (ms) at which the steps ended."""
+        for before, point in pairwise(self._points()):
+            tokens, passed = point.get("tokens"), point.get("time", 0) - before.get("time", 0)
+            if tokens and passed > 0 and point["step"] == before["step"] + 1:
+                yield 1000 * tokens / passed
+
     @cached_property
     def curves(self) -> dict[str, Curve]:
         """Metric name to (step, value) pairs, those of the run that computed it; empty where nothing has them."""
-        by = self.record.run if self.record is not None else self.run
-        found = curves(read_points(self._attached("points.jsonl") or points_file(self.home / "runs" / by, self.name)))
+        found = curves(self._points())
         if not found:  # PPO's artifact holds its course too, if not its speed
             found = curves({"step": row.pop("update"), "metrics": row} for row in self.rows("history.jsonl"))
         return {name: [(x, y) for x, y in curve if math.isfinite(y)] for name, curve in found.items()}
@@ -143,6 +168,7 @@ class GateFacts(NamedTuple):
     """The metrics of a second bound, either of which will do."""
     within_value: str | None
     description: str
+    margin: Margin
 
 
 class SourceFacts(NamedTuple):
@@ -214,8 +240,9 @@ class Computation(NamedTuple):
 
 
 class RunFacts(NamedTuple):
-    """All that the report of a run says, in the order in which it says it."""
+    """All that the report of a run says."""
 
+    home: Path
     status: RunStatus
     links: Mapping[str, Sequence[Link]]
     """Pages of MLflow and Prefect, by stage; under "" those of the run."""
@@ -225,7 +252,9 @@ class RunFacts(NamedTuple):
     """Whether the data are those of the built-in task."""
     people_judge: bool
     stages: list[StageFacts]
+    verdict: RunVerdict
     gates: list[GateFacts]
+    """Failed ones first, then the tightest."""
     data: DataFacts
     reward: Document
     """`calibration.json` and `robustness.json` of the reward model."""
@@ -267,9 +296,11 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         for each in (*status.stages, *lacking)
     }
     reward, human_eval = stages["reward"], stages["human_eval"]
+    labels = read_progress(home / "runs" / status.run)
     documents = [reward.document(f"{name}.json") or {} for name in ("calibration", "robustness")]
     against, options = _options(values, status.profile)
     return RunFacts(
+        home=home,
         status=status,
         links=links(home, status),
         project=values.get("project"),
@@ -277,7 +308,11 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         simulated=group(values, "data").get("preferences", "") is None,
         people_judge=group(values, "human_eval").get("judges") == "people",
         stages=list(stages.values()),
-        gates=[_gate(stage, verdict) for stage in stages.values() for verdict in stage.status.gates],
+        verdict=run_verdict(status, values, labels, model_name(str(values.get("project", "")), "policy")),
+        gates=sorted(
+            (_gate(stage, verdict) for stage in stages.values() for verdict in stage.status.gates),
+            key=lambda each: tightness(each.verdict, each.margin),
+        ),
         data=_data(stages["validate"], group(values, "data")),
         reward={"bins": [], "slices": [], "probes": {}, **documents[0], **documents[1]},
         policy=_policy(stages["ppo"], group(values, "ppo"), _on_the_sheet(human_eval)),
@@ -285,7 +320,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         compared=human_eval.document(RESULT),
         models=compared_names(status.origin),
         sheet=human_eval.document("sheet.json"),
-        labels=read_progress(home / "runs" / status.run),
+        labels=labels,
         against=against,
         options=options,
         environment=[_computation(each.name, each.record) for each in stages.values() if each.record is not None],
@@ -319,7 +354,8 @@ def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
     said = None if value is None else " to ".join(map(number, value if isinstance(value, tuple) else (value,)))
     description = verdict.description or (known.description if known is not None else "")
     alone = verdict.model_copy(update={"within": None})  # the page says the second bound with its metric's name
-    return GateFacts(verdict, outcome(verdict), rule(alone), within, said, description)
+    found = margin(verdict, stage.metrics)
+    return GateFacts(verdict, outcome(verdict), rule(alone), within, said, description, found)
 
 
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:

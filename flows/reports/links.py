@@ -1,8 +1,11 @@
-"""Where a run and its stages stand on the pages of MLflow and Prefect, for the run's report."""
+"""Where a run and its stages stand on the pages of MLflow and Prefect, and its files, for the run's report."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from components.human_eval.sheet import RATERS
+from tasks.runs.labels import read_progress
 from tasks.runs.status import RunStatus
 from tasks.tracking.address import mlflow_page
 
@@ -25,3 +28,20 @@ def links(home: Path, status: RunStatus) -> dict[str, list[Link]]:
             Link(server, url) for server, url in urls.items() if url and url.startswith(("http://", "https://"))
         ]
     return found
+
+
+def elsewhere(home: Path, status: RunStatus, found: Mapping[str, Sequence[Link]]) -> list[Link]:
+    """What there is of a run beside its report: its pages on servers, and files of its folder by their relative "
+    "paths."""
+    folder = home / "runs" / status.run
+    pages = list(found.get("", ()))
+    if docs := mlflow_page(home, status.run, "validate", "attachments/data_docs/index.html"):
+        pages.append(Link("Data Docs", docs))
+    pages += [Link(f"Card of {path.stem}", f"cards/{path.name}") for path in sorted((folder / "cards").glob("*.md"))]
+    for name, path in (("Rating sheet", "sheet.csv"), ("Raters' files", f"{RATERS}/"), ("Report as text", "report.md")):
+        if (folder / path).exists():
+            pages.append(Link(name, path))
+    labels = read_progress(folder)
+    if labels and labels.address.startswith(("http://", "https://")):
+        pages.append(Link("Review page", labels.address))
+    return pages

@@ -22,7 +22,9 @@ from components.base.files import write_whole
 from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number
 from components.keys.code_version import code_version
+from flows.reports.diff import Overlay, overlay_of
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
+from flows.reports.links import elsewhere
 from flows.reports.rounds import COLUMNS, rounds_chart
 from flows.reports.terminal import IMPORTED, by_another, cost, ends_after, model_votes_of, simulated_note
 from tasks.execution.drawing import thin
@@ -35,15 +37,16 @@ ROWS = 100
 """Rows of a table of curves that are shown, evenly spaced."""
 
 
-def write_page(home: Path, run: str) -> Path:
-    """Write `report.html` into the run's folder.
+def write_page(home: Path, run: str, against: str | None = None) -> Path:
+    """Write `report.html` into the run's folder; `against` is a run whose curves stand beside its own.
 
     Raises:
         UserError: there is no such run, or an imported artifact holds what no stage writes.
     """
     path = home / "runs" / run / "report.html"
     try:
-        text = page(run_facts(home, run))
+        facts = run_facts(home, run)
+        text = page(facts, overlay_of(home, [run, against]) if against is not None and against != run else None)
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, TemplateError) as error:
         if not rests_on_import(home, run):
             raise
@@ -71,8 +74,8 @@ class Table(NamedTuple):
         return "; ".join(told)
 
 
-def page(facts: RunFacts) -> str:
-    """The page of `run_facts`."""
+def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
+    """The page of `run_facts`; `overlay` draws another run's curves beside its own."""
     style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     stages = {stage.name: stage for stage in facts.stages}
@@ -83,6 +86,8 @@ def page(facts: RunFacts) -> str:
         style=style,
         allowed=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
         ending=ending(facts),
+        elsewhere=elsewhere(facts.home, facts.status, facts.links),
+        overlay=overlay,
         finds=_finds(facts),
         rounds_chart=rounds_chart(facts.rounds),
         rounds_columns=COLUMNS,
@@ -103,21 +108,11 @@ def _finds(facts: RunFacts) -> str:
 
 
 def ending(facts: RunFacts) -> list[str]:
-    """How the run ended, a sentence each; none where there is nothing to add to its state."""
+    """What the verdict does not say of how the run ended, a sentence each."""
     told = []
-    for gate in facts.gates:
-        name, metric, value = gate.verdict.name, gate.verdict.metric, number(gate.verdict.value)
-        if gate.outcome == "FAIL":
-            told.append(f"Stopped by {name}: {metric} is {value}, must be {bound(gate.rule)}.")
-        if gate.outcome == "WAIVED":
-            told.append(f"The gate {name} failed and was waived.")
     for stage in facts.status.stages:
         if stage.state == "skipped":
             told.append(_skipped(stage))
-        if stage.state in ("failed", "interrupted", "running"):
-            told.append(f"The stage {stage.name}: {stage.state}.")
-        if stage.state == "awaiting_labels":
-            told.append("The run waits for people's labels: each rater fills in a file of their own.")
     return [*told, ends_after(facts.status)] if facts.status.until else told
 
 
@@ -162,7 +157,7 @@ def _template() -> Template:
     made.filters |= {
         "number": number, "duration": duration, "moment": moment, "value": shown, "cut": cut, "bound": bound,
         "rows": lambda table: thin(table.rows, ROWS), "breakable": breakable, "picture": picture, "code": code_name,
-        "brief": brief, "cost": cost, "by_another": by_another,
+        "brief": brief, "marked": marked, "cost": cost, "by_another": by_another,
     }  # fmt: skip
     return made.get_template("run.html")
 
@@ -198,6 +193,12 @@ def bound(rule: str) -> str:
 def breakable(name: str) -> Markup:
     """A dotted name that may go on in the next line after each part."""
     return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
+
+
+def marked(text: str) -> Markup:
+    """A sentence whose `code` is shown as code."""
+    parts = str(escape(text)).split("`")
+    return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)))
 
 
 def shown(value: object) -> str:

@@ -72,8 +72,8 @@ def steps_axis(axis: Any, label: str) -> None:
     axis.locator_params(axis="x", integer=True)
 
 
-def line(axis: Any, curve: Curve, colour: str, label: str, style: str = "-", **options: Any) -> None:
-    """Draw a curve; a single point as a dot, and nothing where there is none."""
+def line(axis: Any, curve: Curve, colour: str, label: str, style: Any = "-", **options: Any) -> None:
+    """Draw a curve; a single point as a dot, and nothing where there is none. `style` is as matplotlib's linestyle."""
     if curve:
         steps, values = zip(*curve, strict=True)
         axis.plot(steps, values, **{"marker": "o" if len(curve) == 1 else "", **options},

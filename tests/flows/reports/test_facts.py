@@ -79,7 +79,11 @@ def test_a_stopped_run_says_which_gate_and_nothing_of_what_did_not_run(tmp_path:
     stored_run(tmp_path, changes=["gates.ppo.kl=2.5"])
     facts = run_facts(tmp_path)
     assert facts.status.state == "gate_failed"
-    assert ending(facts) == ["Stopped by ppo.kl: ppo/kl_high is 2.789, must be ≤ 2.5."]
+    assert ending(facts) == []
+    assert facts.verdict.sentence == (
+        "Stopped at ppo: the gate ppo.kl failed: ppo/kl_high is 2.789 and must be ≤ 2.5; it is 12 % above the bound."
+    )
+    assert facts.gates[0].verdict.name == "ppo.kl", "what failed comes first"
     assert facts.stages[4].status.state == "not_run" and facts.stages[4].by is None
     assert facts.comparison is None
     assert facts.stage("ppo").curves, "what PPO did is there all the same"
@@ -103,7 +107,8 @@ def test_a_waiver_stands_with_who_and_why(tmp_path: Path) -> None:
     gate = next(each for each in facts.gates if each.verdict.name == "ppo.kl")
     assert (gate.outcome, gate.verdict.user, gate.verdict.reason) == ("WAIVED", "ada", "known drift")
     assert [each.verdict.user for each in facts.gates if each.outcome != "WAIVED"] == [None] * (len(facts.gates) - 1)
-    assert facts.status.state == "waived" and ending(facts) == ["The gate ppo.kl failed and was waived."]
+    assert facts.status.state == "waived"
+    assert "; waived: ppo.kl." in facts.verdict.sentence
 
 
 def test_a_waiver_names_who_waived(tmp_path: Path) -> None:

@@ -40,8 +40,9 @@ def test_every_stage_links_to_both_servers_in_the_page_and_in_the_markdown(tmp_p
     expected = {mlflow.format("whole"), f"{PAGES}/flow-run/f1"}
     for stage in BEGUN:
         expected |= {mlflow.format(f"id-{stage}"), f"{PAGES}/task-run/{stage}"}
+    expected.add(mlflow.format("id-validate").replace("?", "/artifacts/attachments/data_docs/index.html?"))
     assert found == expected
-    assert source.count('target="_blank"') == 10, "MLflow shows the page in a frame, which another page would replace"
+    assert source.count('target="_blank"') == 11, "MLflow shows the page in a frame, which another page would replace"
     text = markdown(facts.status, False, facts.links)
     assert f"| sft | passed | [MLflow]({mlflow.format('id-sft')}) · [Prefect]({PAGES}/task-run/sft) |" in text
     assert "geheim" not in source + text

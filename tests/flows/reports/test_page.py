@@ -60,7 +60,8 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
     stored_run(tmp_path, changes=["ppo.updates=7"])
     text = shown_text(tmp_path)
     for words in (
-        "Profile tiny, project tether, seed 0; begun 20", "PASS ppo. kl 2.789 ≤ 5", "rows quarantined 2",
+        "Profile tiny, project tether, seed 0; begun 20", "PASS ppo. kl 2.789 ≤ 5 44 % below the bound",
+        "rows quarantined 2",
         "preferences: unique PASS 2 are kept out The row repeats no other. 17, 230", "loss, nats per token 0.4321",
         "0.8123 (0.7712 to 0.8467), on 200 pairs", "100 0.85 0.8334 0.7512 0.8923", "2.345, upper end 2.789",
         "Prompt 4 the worst KL user: asked 4", "score 0.04 · KL 9.75 nats · 4 tokens", "Prompt 8 the highest reward",
@@ -141,8 +142,8 @@ def test_the_page_shows_the_stored_charts_and_draws_none(tmp_path: Path) -> None
     source = page(run_facts(tmp_path))
     shown = re.findall('<img src="data:image/svg\\+xml;base64,(.*?)" alt="(.*?)">', source)
     assert [re.findall("<text>(.*?)<", base64.b64decode(data).decode()) for data, _ in shown] == [
-        ["sft training_loss"], ["reward reliability"], ["reward training_loss"], ["ppo reward_and_kl"],
-        ["ppo frontier"], ["ppo entropy_and_length"], ["human_eval win_rate"], ["human_eval outcomes"],
+        ["ppo reward_and_kl"], ["ppo frontier"], ["reward reliability"], ["reward training_loss"],
+        ["sft training_loss"], ["ppo entropy_and_length"], ["human_eval win_rate"], ["human_eval outcomes"],
         ["human_eval by_stratum"], ["human_eval reward_on_judged"],
     ]  # fmt: skip
     alts = [alt for _, alt in shown]
@@ -231,7 +232,7 @@ def test_a_stopped_a_cached_and_a_waived_run_say_so(tmp_path: Path) -> None:
     assert f"computed by {first} in 12 s" in cached and f"The policy was computed by run {first}" in cached
     stored_run(tmp_path / "b", changes=["gates.ppo.kl=2.5"])
     stopped = shown_text(tmp_path / "b")
-    assert "Stopped by ppo.kl: ppo/kl_high is 2.789, must be ≤ 2.5." in stopped
+    assert "Stopped at ppo: the gate ppo.kl failed: ppo/kl_high is 2.789 and must be ≤ 2.5" in stopped
     assert "There is no result: not run." in stopped
     stored_run(tmp_path / "c", changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": f"because {HOSTILE}"})
     assert f"ppo.kl was waived by ada: “because {HOSTILE}”" in shown_text(tmp_path / "c")

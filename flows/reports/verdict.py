@@ -1,0 +1,173 @@
+"""How a run ended in one sentence, and what to do next: the beginning of its report."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from components.base.nested import flatten
+from components.gates.advice import ADVICE
+from components.gates.judging import Verdict
+from components.gates.margins import margin, tightness
+from components.gates.remedies import Setting, rerun_from, setting
+from components.gates.text import number, outcome, rule
+from components.human_eval.sheet import RATERS
+from tasks.runs.labels import LabelProgress
+from tasks.runs.status import RunStatus, StageStatus
+from tasks.stages import PIPELINE
+
+
+class Step(NamedTuple):
+    """Something to do next."""
+
+    text: str
+    command: str = ""
+    """For a shell; empty where no command does it."""
+
+
+class RunVerdict(NamedTuple):
+    """How a run ended, and what to do next."""
+
+    sentence: str
+    steps: list[Step]
+
+
+def run_verdict(
+    status: RunStatus, values: Mapping[str, JsonValue], labels: LabelProgress | None = None, policy: str = ""
+) -> RunVerdict:
+    """The verdict on a run.
+
+    Args:
+        status: the run's.
+        values: its config, nested.
+        labels: how far people are, where the run waits for them.
+        policy: what its policy is called in the registry, as `tether-policy`.
+    """
+    options = flatten(values)
+    stage = next((each for each in status.stages if each.state == status.state), None)
+    match status.state:
+        case "gate_failed":
+            failed = [(each, gate) for each in status.stages for gate in each.gates if gate.stops]
+            return RunVerdict(_failed(failed), _after_gates(status, [gate for _, gate in failed], options))
+        case "awaiting_labels":
+            told = f" {labels.text} were there when last looked at." if labels else ""
+            score = f"tether human-eval score {RATERS} --run {status.run}"
+            return RunVerdict(
+                f"Waits for people's labels.{told}",
+                [
+                    Step("Serve the page on which people judge:", f"tether review serve {status.run} --rater NAME"),
+                    Step("Or score the files that raters filled in, from the run's folder:", score),
+                ],
+            )
+        case "failed" | "interrupted" | "running" if stage is not None:
+            word = {"failed": "failed", "interrupted": "was interrupted", "running": "is running"}[stage.state]
+            steps = [] if stage.state == "running" else [_again(status, stage.name)]
+            return RunVerdict(f"The stage {stage.name} {word}.", steps)
+        case "not_run":
+            return RunVerdict("No stage has run.", [])
+    return RunVerdict(_ended(status), _after(status, options, policy))
+
+
+def _failed(failed: Sequence[tuple[StageStatus, Verdict]]) -> str:
+    if not failed:
+        return "Stopped by a gate."
+    stage, first = failed[0]
+    what = f"{first.metric} is {number(first.value)} and must be {_bound(first)}"
+    apart = margin(first, stage.metrics).text
+    several = (
+        f"{len(failed)} gates failed. The first, {first.name}" if len(failed) > 1 else f"the gate {first.name} failed"
+    )
+    return f"Stopped at {stage.name}: {several}: {what}; it is {apart}."
+
+
+def _bound(verdict: Verdict) -> str:
+    return rule(verdict).replace("<=", "≤").replace(">=", "≥")
+
+
+def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[str, JsonValue]) -> list[Step]:
+    """What to do about each failed gate, and the one command that tries all changes of options."""
+    if not gates:
+        return []
+    found = {gate.name: setting(gate, options) for gate in gates}
+    steps = []
+    for name, change in found.items():
+        if (advice := ADVICE.get(name)) is not None:
+            told = f"{name}: {advice.means} {advice.change}"
+            command = "" if change is not None else _of_run(advice.command, status.run)
+            steps.append(Step(f"{told}{_change(change)}", command))
+    changes = list(dict.fromkeys(each for each in found.values() if each is not None))
+    if changes:
+        start = rerun_from([each.option for each in changes], PIPELINE)
+        sets = " ".join(f"--set {shlex.quote(each.written)}" for each in changes)
+        steps.append(Step("Try it:", f"tether rerun {start} --from {status.run} {sets}"))
+    waived = " ".join(f"--waive {shlex.quote(gate.name)}" for gate in gates)
+    waive = f"tether rerun {gates[0].name.partition('.')[0]} --from {status.run} {waived} --because TEXT"
+    return [*steps, Step("Or accept it, on the record and in your name:", waive)]
+
+
+def _of_run(command: str, run: str) -> str:
+    """A command of `ADVICE` for this run."""
+    return re.sub(r"^tether rerun (\w+)", rf"tether rerun \1 --from {run}", command).replace(" RUN", f" {run}")
+
+
+def _change(found: Setting | None) -> str:
+    if found is None:
+        return ""
+    before = number(found.before) if isinstance(found.before, (int, float)) else found.before
+    return f" Here {found.option} is {before}; try {found.written.partition('=')[2]}."
+
+
+def _again(status: RunStatus, stage: str) -> Step:
+    before = [each.name for each in status.stages if each.name != stage and each.digest]
+    if not before:
+        return Step("Start it again; what was computed is kept:", f"tether run {shlex.quote(status.profile)}")
+    return Step("Go on from what was computed:", f"tether rerun {stage} --from {status.run}")
+
+
+def _ended(status: RunStatus) -> str:
+    judged = [(gate, margin(gate, stage.metrics)) for stage in status.stages for gate in stage.gates]
+    judged = sorted((each for each in judged if each[0].threshold is not None), key=lambda each: tightness(*each))
+    waived = [gate.name for gate, _ in judged if gate.waived]
+    skipped = [gate.name for gate, _ in judged if outcome(gate) == "SKIPPED"]
+    warned = [gate.name for gate, _ in judged if outcome(gate) == "WARN"]
+    held = [(gate, found) for gate, found in judged if gate.passed]
+    told = (
+        f"Passed: all {len(held)} gates hold"
+        if not waived and not skipped
+        else f"{len(held)} of {len(judged)} gates hold"
+    )
+    if waived:
+        told += f"; waived: {', '.join(waived)}"
+    if skipped:
+        told += f"; not judged, as their stage was skipped: {', '.join(skipped)}"
+    if warned:
+        told += f"; warned, which stops nothing: {', '.join(warned)}"
+    if not judged:
+        return "Passed: no gate was judged."
+    if held and held[0][1].slack:
+        told += f". The tightest is {held[0][0].name}, {held[0][1].text}"
+    return f"{told}."
+
+
+def _after(status: RunStatus, options: Mapping[str, JsonValue], policy: str) -> list[Step]:
+    """What follows a run that no gate stopped."""
+    lacking = next((each.name for each in status.stages if each.state == "not_run"), "")
+    if lacking:
+        return [Step(f"It ended before {lacking}. Go on:", f"tether rerun {lacking} --from {status.run}")]
+    steps = []
+    if options.get("human_eval.judges") == "simulated":
+        asked = f"tether rerun human_eval --from {status.run} --set human_eval.judges=people"
+        steps.append(Step("Its judges are simulated. Have people judge it:", asked))
+    if status.imported or any(gate.waived or gate.withheld for stage in status.stages for gate in stage.gates):
+        name = policy or "tether-policy"
+        steps.append(Step("It does not become champion by itself. To promote it:", f"tether promote {name}/VERSION"))
+    else:
+        steps.append(
+            Step(
+                "Every gate passed, so its policy is now champion. Write it as a Hugging Face folder:",
+                f"tether export {policy or 'tether-policy'}@champion FOLDER",
+            )
+        )
+    return [*steps, Step("Compare it with another run, in one picture:", f"tether diff RUN {status.run} --html FILE")]

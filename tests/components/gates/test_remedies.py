@@ -1,0 +1,87 @@
+"""What a failed gate advises: every gate has a remedy, and what it sets is a config that loads."""
+
+import pytest
+
+from components.base.nested import flatten
+from components.gates.judging import Verdict
+from components.gates.margins import margin, tightness
+from components.gates.remedies import CHANGES, rerun_from, setting
+from components.gates.table import GATES
+from flows.config.profiles import parse_override
+from flows.config.run_config import load_config, to_values
+from tasks.stages import PIPELINE
+
+
+def verdict(name: str, value: float | None, threshold: object, **fields: object) -> Verdict:
+    gate = GATES[name]
+    given = {"name": name, "metric": gate.metric, "op": gate.op, "value": value, "threshold": threshold}
+    return Verdict.model_validate(given | {"passed": False} | fields)
+
+
+def test_changes_are_of_gates_that_there_are() -> None:
+    assert set(CHANGES) < set(GATES)
+
+
+@pytest.mark.parametrize("profile", ["tiny", "demo"])
+def test_what_a_remedy_sets_loads_as_a_config(profile: str) -> None:
+    values = flatten(to_values(load_config(profile)))
+    found = [
+        setting(verdict(name, 0.5, (0.6, 0.7) if gate.op == "between" else 0.4), values) for name, gate in GATES.items()
+    ]
+    settings = {each.written for each in found if each is not None}
+    assert len(settings) > 12
+    for written in settings:
+        changed = flatten(to_values(load_config(profile, [parse_override(written)])))
+        assert {name for name in changed if changed[name] != values.get(name)} == {written.partition("=")[0]}
+
+
+def test_kl_above_its_bound_lowers_the_target_by_as_much_and_a_tenth_or_raises_a_fixed_beta() -> None:
+    above = verdict("ppo.kl", 13.0, 6.5)
+    adaptive = {"ppo.kl.control": "adaptive", "ppo.kl.target": 3.0, "ppo.kl.coefficient": 0.1}
+    assert setting(above, adaptive).written == "ppo.kl.target=1.4"  # type: ignore[union-attr]  # 0.9 x 3 x 6.5 / 13 = 1.35
+    fixed = adaptive | {"ppo.kl.control": "fixed"}
+    assert setting(above, fixed).written == "ppo.kl.coefficient=0.2"  # type: ignore[union-attr]
+    cut = fixed | {"ppo.kl.coefficient": 0.0}
+    assert setting(above, cut).written == "ppo.kl.coefficient=0.1"  # type: ignore[union-attr]
+
+
+def test_a_gate_of_ones_own_and_one_that_no_option_helps_change_nothing() -> None:
+    own = Verdict(name="ppo.mine", metric="ppo/x", value=1.0, op="<=", threshold=0.5, passed=False)
+    assert setting(own, {}) is None and setting(verdict("validate.contract", 0.0, 1.0), {}) is None
+
+
+def test_a_rerun_begins_at_the_first_stage_that_an_option_changes() -> None:
+    assert rerun_from(["ppo.kl.target", "reward.epochs"], PIPELINE) == "reward"
+    assert rerun_from(["generation.max_new_tokens", "ppo.updates"], PIPELINE) == "validate"
+
+
+@pytest.mark.parametrize(
+    ("found", "slack", "text"),
+    [
+        (verdict("ppo.kl", 9.3, 6.5), (6.5 - 9.3) / 9.3, "43 % above the bound"),
+        (verdict("ppo.kl", 160.0, 6.5), (6.5 - 160) / 160, "153.5 above the bound"),
+        (verdict("ppo.reward_gain_low", 0.3, 0.0, passed=True), 1.0, "0.3 above the bound"),
+        (verdict("reward.accuracy_low", 0.68, 0.7), -0.02 / 0.7, "3 % below the bound"),
+        (verdict("reward.ece", 0.06, 0.05, within=0.08, passed=True), 0.25, "25 % below the bound"),
+        (verdict("validate.contract", 1.0, 1.0, passed=True), 0.0, "at the bound"),
+        (verdict("ppo.kl", None, 6.5), None, "not measured"),
+        (verdict("ppo.length_ratio", 1.1, (0.5, 2.0)), -0.2, "20 % of the range outside it"),
+    ],
+)
+def test_a_margin_is_the_room_left_and_reads_as_that(found: Verdict, slack: float | None, text: str) -> None:
+    ends = {"ppo/length_ratio_low": 0.9, "ppo/length_ratio_high": 2.3}
+    made = margin(found, ends)
+    assert made.text == text and made.slack == (None if slack is None else pytest.approx(slack))
+
+
+def test_failed_gates_come_first_then_the_tightest_and_what_must_be_met_exactly_last() -> None:
+    gates = [
+        verdict("validate.contract", 1.0, 1.0, passed=True),
+        verdict("sft.loss", 1.0, 2.0, passed=True),
+        verdict("ppo.kl", 6.0, 6.5, passed=True),
+        verdict("ppo.ended", 0.9, 0.95, waived=True, user="ada", reason="r"),
+        verdict("ppo.echo", 0.4, 0.1),
+        verdict("ppo.repetition", None, 0.1),
+    ]
+    order = sorted(gates, key=lambda each: tightness(each, margin(each, {})))
+    assert [each.name.partition(".")[2] for each in order] == ["repetition", "echo", "ended", "kl", "loss", "contract"]

@@ -1,0 +1,105 @@
+"""How a report begins: each end of a run in one sentence, and commands that go on from there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.reports.page import marked, write_page
+from flows.reports.verdict import RunVerdict, run_verdict
+from tasks.runs.config import run_values
+from tasks.runs.labels import LabelProgress
+from tasks.runs.status import load_status
+from tests.stored_run import stored_run
+
+RUN = "20260101-000000-aaaa"
+
+
+def told(home: Path, labels: LabelProgress | None = None) -> RunVerdict:
+    return run_verdict(load_status(home), run_values(home, RUN), labels, "tether-policy")
+
+
+def commands(found: RunVerdict) -> list[str]:
+    return [step.command for step in found.steps if step.command]
+
+
+def test_a_failed_gate_names_the_option_the_value_to_try_and_the_command(tmp_path: Path) -> None:
+    stored_run(tmp_path, changes=["gates.ppo.kl=2.5", "ppo.kl.control=adaptive", "ppo.updates=90", "ppo.kl.target=2"])
+    found = told(tmp_path)
+    assert "ppo/kl_high is 2.789 and must be ≤ 2.5; it is 12 % above the bound" in found.sentence
+    assert "Here ppo.kl.target is 2; try 1.6." in found.steps[0].text  # 0.9 x 2 x 2.5 / 2.789 = 1.61
+    assert commands(found) == [
+        f"tether rerun ppo --from {RUN} --set ppo.kl.target=1.6",
+        f"tether rerun ppo --from {RUN} --waive ppo.kl --because TEXT",
+    ]
+
+
+def test_several_failed_gates_are_counted_and_one_command_tries_all_of_their_changes(tmp_path: Path) -> None:
+    stored_run(tmp_path, changes=["gates.ppo.kl=2.5", "gates.ppo.demonstration_perplexity_ratio=1.2"])
+    found = told(tmp_path)
+    assert found.sentence.startswith("Stopped at ppo: 2 gates failed. The first, ppo.kl: ")
+    again = f"tether rerun ppo --from {RUN} --set ppo.kl.coefficient=0.2 --set ppo.ptx.coefficient=0.5"
+    assert commands(found)[0] == again
+
+
+def test_a_gate_that_no_option_helps_has_the_command_of_its_advice_for_this_run(tmp_path: Path) -> None:
+    stored_run(tmp_path, changes=["gates.ppo.length_ratio=null", "gates.human_eval.reward_agreement_low=0.6"])
+    assert any(RUN in command and "--waive" not in command for command in commands(told(tmp_path)))
+
+
+def test_a_passed_run_names_its_tightest_gate_and_what_follows(tmp_path: Path) -> None:
+    stored_run(tmp_path)
+    found = told(tmp_path)
+    tightest = "ppo.length_ratio, 17 % of the range inside it"  # (1.0 - 0.2) / (5 - 0.2)
+    assert found.sentence == f"Passed: all 16 gates hold. The tightest is {tightest}."
+    assert commands(found)[:2] == [
+        f"tether rerun human_eval --from {RUN} --set human_eval.judges=people",
+        "tether export tether-policy@champion FOLDER",
+    ]
+
+
+def test_a_waived_run_is_not_called_champion(tmp_path: Path) -> None:
+    stored_run(tmp_path, changes=["gates.ppo.kl=2.5", "human_eval.judges=people"], waive={"ppo.kl": "known"})
+    found = told(tmp_path)
+    assert "; waived: ppo.kl." in found.sentence and "Passed" not in found.sentence
+    assert commands(found)[0] == "tether promote tether-policy/VERSION"
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence", "command"),
+    [
+        ("interrupted", "The stage ppo was interrupted.", f"tether rerun ppo --from {RUN}"),
+        ("failed", "The stage ppo failed.", f"tether rerun ppo --from {RUN}"),
+        (
+            "awaiting_labels",
+            "Waits for people's labels. 57 of 144 labels (39 %) were there",
+            f"tether review serve {RUN}",
+        ),
+    ],
+)
+def test_other_ends_say_how_to_go_on(tmp_path: Path, state: str, sentence: str, command: str) -> None:
+    stored_run(tmp_path, upto="reward")
+    path = tmp_path / "runs" / RUN / "run.json"
+    document = json.loads(path.read_text())
+    document["stages"][3]["state"] = state
+    path.write_text(json.dumps(document))
+    found = told(tmp_path, LabelProgress(57, 144))
+    assert found.sentence.startswith(sentence) and commands(found)[0].startswith(command)
+
+
+def test_a_run_that_ended_before_a_stage_says_which_command_goes_on(tmp_path: Path) -> None:
+    stored_run(tmp_path, upto="reward")
+    assert commands(told(tmp_path)) == [f"tether rerun ppo --from {RUN}"]
+
+
+def test_the_curves_of_another_run_stand_on_the_same_axes_and_are_told_in_words(tmp_path: Path) -> None:
+    stored_run(tmp_path)
+    other = stored_run(tmp_path, "20260102-000000-bbbb", by=RUN)
+    assert "Reward, KL and β: " not in write_page(tmp_path, other).read_text()
+    text = write_page(tmp_path, other, RUN).read_text()
+    assert f"Reward, KL and β: {other}, {RUN}" in text
+    assert f"KL to SFT, nats of {RUN} goes from 0 to 2.25" in text
+
+
+def test_backticks_become_code_and_what_stands_in_them_stays_text() -> None:
+    assert marked("`a<b>` & c") == "<code>a&lt;b&gt;</code> &amp; c"
