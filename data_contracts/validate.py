@@ -4,23 +4,24 @@ Rows are judged one by one (bad ones go to `quarantine.jsonl` with their number 
 prompt, and the whole is judged again. The stage ends well on bad data: the gates decide whether the rest may go on.
 """
 
-import json
 import logging
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import Any, TypedDict
 
+import datasets  # noqa: F401  (the splits are written with it: a stage that can't does not begin)
 import numpy as np
 
 from components.base.errors import UserError, naming
-from components.base.jsonl import json_line, write_json
+from components.base.jsonl import write_json
 from components.base.observe import Observe
 from components.data.inputs import of_kind
 from components.data.rows import OF_MODEL
 from components.data.splits import SPLITS
+from components.data.tables.published import SplitWriter
 from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
@@ -170,13 +171,13 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     demonstrations = first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))
     prompts = first_of_each(asked.kept, asked.ledger.facts["prompt"])
     sizes: dict[str, float] = {}
-    with naming(artifact), ExitStack() as files:
+    with naming(artifact), ExitStack() as splits:
 
-        def open_(name: str) -> IO[bytes]:
-            return files.enter_context((artifact / f"{name}.jsonl").open("wb"))
+        def open_(name: str) -> SplitWriter:
+            return splits.enter_context(SplitWriter(artifact / name))
 
-        pair_files = [open_(f"pairs.{split}") for split in SPLITS]
-        prompt_files = [open_(f"prompts.{split}") for split in SPLITS]
+        pair_splits = [open_(f"pairs.{split}") for split in SPLITS]
+        prompt_splits = [open_(f"prompts.{split}") for split in SPLITS]
         train, heldout = open_("demonstrations.train"), open_("demonstrations.heldout")
         for examined in found.sources.values():
             ledger, nothing = examined.ledger, np.zeros_like(examined.kept)
@@ -186,25 +187,19 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
                 split = ledger.facts["split"][index]
                 if not (is_taught[index] or is_asked[index] or (examined is pairs and examined.kept[index])):
                     continue
-                if ledger.facts["noted"][index]:
-                    line = json_line(ledger.item_of(index, line))
+                item = ledger.item_of(index, line)
                 if examined is pairs and examined.kept[index]:
-                    more = {"weight": weight} if (weight := weights.get(index)) else {}
+                    more: dict[str, Any] = {"weight": weight} if (weight := weights.get(index)) else {}
                     if overlong_pairs[index].any():
                         more |= {"overlong": True}
-                    if more:
-                        line = json_line(json.loads(line) | more)
-                    pair_files[split].write(line)
-                if not (is_taught[index] or is_asked[index]):
-                    continue
-                item = json.loads(line)
+                    pair_splits[split].write(item | more)
                 if is_asked[index]:
                     asked_row = {name: item[name] for name in ("prompt", "category", "columns") if name in item}
-                    prompt_files[split].write(json_line(asked_row))
+                    prompt_splits[split].write(asked_row)
                 if is_taught[index]:
                     response = item.get("response", item.get("chosen"))
                     row = {"response": response} | {name: item[name] for name in ("prompt", "source", "row")}
-                    (train if split == TRAIN else heldout).write(json_line(row))
+                    (train if split == TRAIN else heldout).write(row)
     for name, facts in (("pairs", pairs.facts), ("prompts", asked.ledger.facts[prompts])):
         counts = np.bincount(facts["split"], minlength=len(SPLITS))
         sizes |= {f"data/{name}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}

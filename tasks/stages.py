@@ -60,7 +60,7 @@ STAGES: dict[str, Stage] = {
             "validate",
             "data_contracts.validate",
             "data_contracts.config:ValidateJob",
-            ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid"),
+            ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid", "datasets", "pyarrow"),
         ),
         _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH, spreads=True),
         _stage(

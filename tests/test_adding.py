@@ -38,13 +38,13 @@ class ToyJob(Settings):
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.toy.config import ToyJob
 
 
 def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Callable[..., None]) -> dict[str, float]:
     """Count the training pairs."""
-    lines = job.toy.weight * len(read_rows(inputs["data"] / "pairs.train.jsonl"))
+    lines = job.toy.weight * len(read_split(inputs["data"] / "pairs.train"))
     (out / "artifact").mkdir()
     (out / "artifact" / "lines.txt").write_text(f"{lines}\\n")
     observe(1, {"toy/counted": lines}, total=1)

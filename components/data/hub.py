@@ -11,9 +11,9 @@ from components.base.errors import UserError
 from components.base.files import replacing
 from components.base.jsonl import json_line
 from components.base.paths import user_path
-from components.data.cells import arrow_rows, check_batch
 from components.data.config import HubConfig
 from components.data.rows import RawRow
+from components.data.tables.cells import arrow_rows, check_batch
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIX = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|pq|gz)$", re.IGNORECASE)

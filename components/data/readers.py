@@ -19,10 +19,10 @@ from typing import IO, Any, AnyStr, NoReturn, cast
 
 from components.base.errors import UserError
 from components.base.strict_json import BadJson, elements, parse_json, twice
-from components.data.cells import arrow_rows, doubled_fields
 from components.data.config import ReaderPlugin
 from components.data.rows import Problem, RawRow
 from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
+from components.data.tables.cells import arrow_rows, doubled_fields
 from components.keys.plugins import check_plugin, find_plugin
 
 KINDS = ".jsonl, .json, .csv, .tsv (each also .gz), .parquet"

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from components.base.errors import UserError
 from components.base.hashing import digest_file
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.splits import loose_key
 from components.data.support_desk.task import task_name
+from components.data.tables.published import has_split, read_split
 from components.human_eval.batch.attention import held_out_replies, with_attention
 from components.human_eval.batch.halves import JUDGED_IN
 from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
@@ -46,7 +47,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     config, artifact = job.human_eval, out / "artifact"
     check_judges(config, inputs["data"])
-    rows: Sequence[HeldOutPrompt] = read_rows(inputs["data"] / "prompts.test.jsonl")
+    rows: Sequence[HeldOutPrompt] = read_split(inputs["data"] / "prompts.test")
     if not rows:
         raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
     rows = not_judged_yet(rows, inputs["data"], config.items)
@@ -84,8 +85,8 @@ def not_judged_yet(rows: Sequence[HeldOutPrompt], data: Path, items: int) -> Seq
     Without this every round's sample, which the seed draws, would hold the earlier ones' prompts that only judge, and
     fewer each time that may train.
     """
-    pairs = data / "pairs.test.jsonl"
-    judged = {loose_key(row["prompt"]) for row in (read_rows(pairs) if pairs.is_file() else ()) if JUDGED_IN in row}
+    pairs = data / "pairs.test"
+    judged = {loose_key(row["prompt"]) for row in (read_split(pairs) if has_split(pairs) else ()) if JUDGED_IN in row}
     fresh = [row for row in rows if loose_key(row["prompt"]) not in judged]
     return fresh if len(fresh) >= items else rows
 

@@ -10,7 +10,7 @@ from components.human_eval.config import HumanEvalConfig
 
 
 class HeldOutPrompt(TypedDict):
-    """A line of a validate artifact's `prompts.test.jsonl`."""
+    """A row of a validate artifact's `prompts.test`."""
 
     prompt: list[Message]
     category: NotRequired[str | None]

@@ -19,7 +19,7 @@ _ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 
 class Demonstration(TypedDict):
-    """A prompt and the response to learn, as a line of a validate artifact's `demonstrations.<split>.jsonl`."""
+    """A prompt and the response to learn, as a row of a validate artifact's `demonstrations.<split>`."""
 
     prompt: list[dict[str, str]]
     response: str

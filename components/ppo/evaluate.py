@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import write_rows
 from components.data.support_desk.task import task_scores
+from components.data.tables.published import read_split
 from components.ppo.config import PpoJob
 from components.ppo.experience import rewarded_scores, sampled_batches
 from components.ppo.maths import kl_estimates
@@ -66,7 +67,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
 
     If `evaluate_temperature` differs from the temperature of training, KL and entropy are of further responses.
     """
-    prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.ppo.evaluate]]
+    prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
     policy, drawn = _answers(models, models.policy, prompts, job, data, judging=True)
     sft, its_drawn = _answers(models, models.sft, prompts, job, data, judging=True)
     write_rows(
@@ -125,7 +126,7 @@ def evaluate_last(models: Models, job: PpoJob, data: Path, out: Path) -> dict[st
 
     Writes `last.jsonl`. The metrics are called `ppo/last_kl`, `ppo/last_proxy_reward` and so on; no gate judges them.
     """
-    prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.ppo.evaluate]]
+    prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
     rows, drawn = _answers(models, models.policy, prompts, job, data)
     write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in zip(prompts, rows, strict=True)))
     clusters = [str(p) for p in prompts]
@@ -302,7 +303,7 @@ def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:
 
     Of overlong ones the part within the cap: what neither model was taught to end can still be forgotten.
     """
-    rows = read_rows(data / "demonstrations.heldout.jsonl")
+    rows = read_split(data / "demonstrations.heldout")
     examples = choose_demonstrations(models.tokenizer, rows, job.generation, "cut", job.ppo.evaluate).examples
     mine, its = (response_losses(m, models.tokenizer, examples, job.runtime) for m in (models.policy, models.sft))
     return perplexity_ratio(mine, its, examples).metrics("ppo/demonstration_perplexity_ratio")

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from components.base.errors import CheckFailed, Unreachable, UserError
 from components.base.files import make_folder, replacing
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_scores
+from components.data.tables.published import read_split
 from components.distributed import ranks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
@@ -79,7 +80,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     if job.ppo.epochs > 4:
         warnings.warn(f"ppo.epochs is {job.ppo.epochs}: more than 4 passes drift far off-policy.", stacklevel=1)
     data = inputs["data"]
-    prompts = [row["prompt"] for row in read_rows(data / "prompts.train.jsonl")]
+    prompts = [row["prompt"] for row in read_split(data / "prompts.train")]
     if not prompts:
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
     models = Models.load(job, inputs)
@@ -150,7 +151,7 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
     if job.ppo.rewards is None:
         yield
         return
-    rows = read_rows(inputs["data"] / "prompts.calibration.jsonl")[: models.scale.responses]
+    rows = read_split(inputs["data"] / "prompts.calibration")[: models.scale.responses]
     kept = out / "checkpoint" / "scores"
     with Rewards.open(job.ppo.rewards, inputs, job.runtime, models.tokenizer, kept) as rewards:
         texts, pipeline = sft_responses(models, [row["prompt"] for row in rows], job)

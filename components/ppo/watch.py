@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.evaluate import Answered, respond
 from components.ppo.models import Models
@@ -48,7 +48,7 @@ class Watch:
     @classmethod
     def start(cls, job: PpoJob, data: Path) -> "Watch":
         """Nothing seen yet."""
-        rows = read_rows(data / "prompts.calibration.jsonl")[: job.ppo.watch.prompts] if job.ppo.evaluate_every else []
+        rows = read_split(data / "prompts.calibration")[: job.ppo.watch.prompts] if job.ppo.evaluate_every else []
         return cls(job.ppo, [row["prompt"] for row in rows])
 
     def state(self) -> dict[str, Any]:

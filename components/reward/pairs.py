@@ -16,7 +16,7 @@ NO_VOTES = math.nan
 
 
 PreferencePair = CanonicalRow
-"""A line of a validate artifact's `pairs.<split>.jsonl`."""
+"""A row of a validate artifact's `pairs.<split>`."""
 
 
 class Pair(NamedTuple):

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.base.jsonl import read_rows, write_json
+from components.base.jsonl import write_json
 from components.base.observe import Observe
 from components.data.splits import SPLITS
 from components.data.support_desk.task import task_name
+from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone, is_first
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
@@ -44,10 +45,10 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         UserError: the training pairs have none of the votes that the config trains on, or the model to refresh does not
             fit this run.
     """
-    splits: dict[str, list[PreferencePair]] = {s: read_rows(inputs["data"] / f"pairs.{s}.jsonl") for s in SPLITS}
-    splits["train"] = splits["train"][: job.reward.max_pairs]
+    data = {s: read_split(inputs["data"] / f"pairs.{s}") for s in SPLITS}
+    splits: Mapping[str, Sequence[PreferencePair]] = data | {"train": data["train"][: job.reward.max_pairs]}
     tokenizer = load_causal_lm(inputs["sft"], job.runtime)[1]  # a name for the model would hold it to the end
-    check_votes(splits["train"], job.reward, "pairs.train.jsonl")
+    check_votes(splits["train"], job.reward, "pairs.train")
     refresh = None
     if job.reward.refresh is not None:
         refresh = Refresh.begin(job, job.reward.refresh, inputs, splits)
@@ -104,7 +105,7 @@ _REPORTED = (
 
 
 def _calibrate(
-    job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, list[PreferencePair]],
+    job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, Sequence[PreferencePair]],
     pairs: Mapping[str, list[Pair]], artifact: Path,
 ) -> tuple[float, Numbers]:  # fmt: skip
     """Fit the temperature on the calibration split, report everything on the test split, baselines beside it.
@@ -142,7 +143,7 @@ def _calibrate(
 
 def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> ProbeTexts:
     """SFT responses to prompts of the calibration split."""
-    rows = read_rows(inputs["data"] / "prompts.calibration.jsonl")[: job.reward.scale_responses]
+    rows = read_split(inputs["data"] / "prompts.calibration")[: job.reward.scale_responses]
     policy = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
     prompts = [row["prompt"] for row in rows]
     seed = torch_seed(job.seed, "reward", "scale")

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
-from components.base.jsonl import Message, read_rows
+from components.base.jsonl import Message
+from components.data.tables.published import has_split, read_split
 from components.distributed import ranks
 from components.models.runtime import Runtime
 from components.models.tokenizers import rendered_prompt
@@ -190,8 +191,8 @@ def replies_of(
     return Replies(prompts, responses, rows or [{}] * len(responses))
 
 
-def _prompts(data: Path, split: str) -> list[Any]:
-    return read_rows(path) if (path := data / f"prompts.{split}.jsonl").is_file() else []
+def _prompts(data: Path, split: str) -> Sequence[Any]:
+    return read_split(path) if has_split(path := data / f"prompts.{split}") else []
 
 
 def _opened(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.sft.demonstrations import Example, choose_demonstrations, token_losses
@@ -33,7 +33,7 @@ class MixedDemonstrations:
         Raises:
             UserError: none does.
         """
-        rows = read_rows(data / "demonstrations.train.jsonl")
+        rows = read_split(data / "demonstrations.train")
         chosen = choose_demonstrations(tokenizer, rows, generation, "drop", None)
         if not chosen.examples:
             raise UserError(

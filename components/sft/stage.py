@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_scores
+from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone
 from components.distributed.sharding import gathered, spread
 from components.models.folders import build_causal_lm, load_base, save_model
@@ -40,8 +41,8 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     Raises:
         UserError: overlong demonstrations are left out, and less than a batch, or nothing to evaluate on, is left.
     """
-    train: list[Demonstration] = read_rows(inputs["data"] / "demonstrations.train.jsonl")
-    heldout: list[Demonstration] = read_rows(inputs["data"] / "demonstrations.heldout.jsonl")
+    train: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.train")
+    heldout: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.heldout")
     if "base" in inputs:
         model, tokenizer = load_base(inputs["base"])
     else:
@@ -120,7 +121,7 @@ def unigram_losses(train: Sequence[Example], heldout: Sequence[Example], vocabul
 
 def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path) -> dict[str, float]:
     """Sample responses to held-out prompts; the share that ended and, on the built-in task, the gold score."""
-    prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[: job.sft.evaluate]]
+    prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.sft.evaluate]]
     responses = generate_responses(
         model, tokenizer, prompts, job.generation, torch_seed(job.seed, "sft", "samples"), job.runtime
     )

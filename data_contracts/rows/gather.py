@@ -1,5 +1,6 @@
 """From a source to judged rows, one by one: read, detect the format, parse, check the schema."""
 
+import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -149,6 +150,8 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
         for row in _parsed(raw, name, source, max_characters):
             if row.item is not None and source.kept and source.name != "demonstrations":
                 row.item["columns"] = {name: _plain(raw.data[name]) for name in source.kept if name in raw.data}
+                row.problems += (unclean := list(_unwritable(row.item["columns"])))
+                row.data = row.data or (raw.data if unclean else {})
             row.extra = raw.extra
             if row.item is not None and not any(problem.check in UNUSABLE for problem in row.problems):
                 row.problems += (broken := schema_problems(row.item))
@@ -163,6 +166,15 @@ def _plain(value: Any) -> JsonValue:
     except (TypeError, ValueError):
         return str(value)
     return value
+
+
+def _unwritable(columns: Mapping[str, JsonValue]) -> Iterator[Problem]:
+    """Columns with characters that UTF-8 has no bytes for, as a file's bytes that are no UTF-8 become."""
+    for name, value in columns.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            yield Problem("text_clean", f"column `{name}` has a character that UTF-8 has no bytes for")
 
 
 def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> list[Row]:

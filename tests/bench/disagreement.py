@@ -46,7 +46,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         from learning import inputs  # beside this script; the unit tests import it by another name
 
-        from components.base.jsonl import read_rows
+        from components.data.tables.published import read_split
         from components.models.runtime import activate
         from components.reward.config import RewardJob
         from flows.config.run_config import load_config
@@ -58,7 +58,7 @@ class Bench:
         )
         activate(self.config.runtime)
         self.data = Path(inputs(self.out / "inputs", wanted=("validate",))["data"])
-        self.rows = read_rows(self.data / "pairs.train.jsonl")
+        self.rows = read_split(self.data / "pairs.train")
         self.job = RewardJob(
             seed=self.config.seed, runtime=self.config.runtime, generation=self.config.generation,
             reward=self.config.reward,
@@ -110,7 +110,7 @@ def _silent(*_: Any, **__: Any) -> None:
 
 def judge(bench: Bench, kind: str, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Of the first so many members: held-out accuracies, disagreement and its AUROC, that of the mean score."""
-    from components.base.jsonl import read_rows
+    from components.data.tables.published import read_split
     from components.models.folders import frozen, load_causal_lm, load_reward_model
     from components.reward.evaluation.probes import Scorer, disagreement_report
     from components.reward.pairs import encode_pairs
@@ -121,7 +121,7 @@ def judge(bench: Bench, kind: str, sizes: Sequence[int]) -> Iterator[dict[str, A
     job = bench.job
     _, tokenizer = load_causal_lm(bench.sft(0), job.runtime)
     samples = sample_sft(job, {"sft": bench.sft(0), "data": bench.data}, tokenizer)
-    test = encode_pairs(tokenizer, read_rows(bench.data / "pairs.test.jsonl"), job.generation)
+    test = encode_pairs(tokenizer, read_split(bench.data / "pairs.test"), job.generation)
     members, accuracies = [], []
     for folder in bench.members(kind):
         model, own = load_reward_model(folder / "model", job.runtime)

@@ -17,7 +17,7 @@ import torch
 from recipe import train_reward_model, trl_supervised
 from torch.optim.lr_scheduler import LambdaLR
 
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.models.batching import length_buckets
 from components.models.folders import load_causal_lm, load_reward_model
 from components.models.runtime import Runtime, activate
@@ -79,9 +79,9 @@ def main() -> None:
     config = load_config("demo")
     job = RewardJob(seed=given["seed"], runtime=runtime, generation=config.generation, reward=config.reward)
     _, tokenizer = load_causal_lm(sft, runtime)
-    rows = read_rows(data / "pairs.train.jsonl")
+    rows = read_split(data / "pairs.train")
     drawn = seeded(job.seed, "equivalence").sample(rows, given["pairs"])
-    held_out = read_rows(data / "pairs.test.jsonl")[: given["judged"]]
+    held_out = read_split(data / "pairs.test")[: given["judged"]]
     pairs, judged = (encode_pairs(tokenizer, some, job.generation) for some in (drawn, held_out))
 
     def judge(model: Any) -> dict[str, float]:

@@ -18,7 +18,7 @@ from recipe import trl_config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.models.batching import encode_prompt
 from components.models.folders import load_reward_model
 from components.models.logprobs import NEVER
@@ -109,7 +109,7 @@ def main() -> None:
     generation = load_config("demo").generation
     job = PpoJob(seed=given["seed"], runtime=runtime, generation=generation, ppo=PpoConfig(**given["config"]))
     train_prompts, held_out = (
-        [row["prompt"] for row in read_rows(data / f"prompts.{split}.jsonl")] for split in ("train", "test")
+        [row["prompt"] for row in read_split(data / f"prompts.{split}")] for split in ("train", "test")
     )
     models = Models.load(job, {"sft": Path(given["sft"]), "reward": reward})
     judged, spent = [], 0.0

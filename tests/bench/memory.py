@@ -127,7 +127,8 @@ def prepare(folder: Path, configuration: Configuration, home: Path) -> None:
     """What the stage reads: data, and models as the stages before would leave them, untrained."""
     import torch
 
-    from components.base.jsonl import write_json, write_rows
+    from components.base.jsonl import write_json
+    from components.data.tables.published import write_split
     from components.models.adapters import Backbone, save_adapter
     from components.models.config import AdapterConfig, ScratchModel
     from components.models.folders import build_causal_lm, load_base, load_reward_model, save_model
@@ -152,16 +153,16 @@ def prepare(folder: Path, configuration: Configuration, home: Path) -> None:
     ]  # fmt: skip
     data = folder / "data"
     write_json(data / "task.json", {"name": "none"})
-    write_rows(data / "demonstrations.train.jsonl", demonstrations)
-    write_rows(data / "demonstrations.heldout.jsonl", demonstrations[:8])
+    write_split(data / "demonstrations.train", demonstrations)
+    write_split(data / "demonstrations.heldout", demonstrations[:8])
     for split, count in (("train", 48), ("calibration", 32), ("test", 32)):
         rows = [
             {"prompt": each["prompt"], "chosen": text(configuration.response + 8), "margin": None, "votes": None,
              "rejected": text(configuration.response + 8), "category": "one"}
             for each in demonstrations[:count]
         ]  # fmt: skip
-        write_rows(data / f"pairs.{split}.jsonl", rows)
-        write_rows(data / f"prompts.{split}.jsonl", ({"prompt": r["prompt"], "category": "one"} for r in rows))
+        write_split(data / f"pairs.{split}", rows)
+        write_split(data / f"prompts.{split}", ({"prompt": r["prompt"], "category": "one"} for r in rows))
     if configuration.stage == "sft":
         return
     if isinstance(configuration.model, dict):
@@ -201,7 +202,7 @@ def measure(folder: Path, configuration: Configuration, home: Path) -> None:
     import components.ppo.stage
     import components.reward.stage
     import components.sft.stage
-    from components.base.jsonl import read_rows
+    from components.data.tables.published import read_split
     from components.models.folders import save_model
     from components.ppo.models import Models
 
@@ -215,7 +216,7 @@ def measure(folder: Path, configuration: Configuration, home: Path) -> None:
         components.reward.stage.run(job, {"data": data, "sft": folder / "sft"}, out, quiet)
     else:  # without the final evaluation, of 256 prompts at least, which holds no moments
         models = Models.load(job, {"sft": folder / "sft", "reward": folder / "reward"})
-        prompts = [row["prompt"] for row in read_rows(data / "prompts.train.jsonl")]
+        prompts = [row["prompt"] for row in read_split(data / "prompts.train")]
         components.ppo.stage.train(models, job, prompts, data, out, quiet)
         save_model(models.policy, models.tokenizer, out / "artifact" / "model")
     print(json.dumps({"peak": memory("VmHWM") - before, "imports": before}))

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from components.base.jsonl import read_rows, write_json
+from components.base.jsonl import write_json
 from components.data.readers import read_source
 from components.data.splits import prompt_key
 from components.data.support_desk.desk import gold
+from components.data.tables.published import read_split
 from components.human_eval.batch.halves import JUDGED, JUDGED_IN
 from components.models.folders import load_causal_lm
 from components.models.sampling import generate_responses
@@ -67,7 +68,7 @@ def measure(home: Path, runs: Sequence[str], config: RunConfig) -> list[dict[str
         )
         if row.item is not None and not row.problems
     ]
-    prompts = [row["prompt"] for row in read_rows(of["validate"][-1] / "prompts.test.jsonl")[:PROMPTS]]
+    prompts = [row["prompt"] for row in read_split(of["validate"][-1] / "prompts.test")[:PROMPTS]]
     reward_job: Any = config.stage_job(STAGES["reward"])
     right, true = [], []
     for reward, policy in zip(of["reward"], of["ppo"], strict=True):
@@ -91,7 +92,7 @@ def measure(home: Path, runs: Sequence[str], config: RunConfig) -> list[dict[str
 
 def voted(data: Path) -> list[Any]:
     """The training pairs that people judged in earlier rounds."""
-    return [row for row in read_rows(data / "pairs.train.jsonl") if JUDGED_IN in row]
+    return [row for row in read_split(data / "pairs.train") if JUDGED_IN in row]
 
 
 def rounds(home: Path, seed: int, count: int, profile: Path, given: Sequence[str]) -> list[dict[str, Any]]:

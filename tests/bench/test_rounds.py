@@ -6,6 +6,7 @@ import pytest
 
 from components.base.jsonl import read_rows
 from components.data.splits import loose_key
+from components.data.tables.published import read_split
 from components.human_eval.batch.halves import JUDGED, PREFERENCES
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.whole
 
 
 def keys(*files: Path) -> set[str]:
-    return {loose_key(row["prompt"]) for file in files for row in read_rows(file)}
+    return {loose_key(row["prompt"]) for file in files for row in (read_rows if file.is_file() else read_split)(file)}
 
 
 def test_judged_prompts_never_train_trained_ones_are_held_out_nowhere_and_sft_stays(tmp_path: Path) -> None:
@@ -35,11 +36,11 @@ def test_judged_prompts_never_train_trained_ones_are_held_out_nowhere_and_sft_st
     assert len({each.stage("reward").digest for each in statuses}) == 3
     for number in (1, 2):
         judges = keys(*(batch / JUDGED for batch in scored[:number]))
-        asked = [data[number] / f"{kind}.train.jsonl" for kind in ("pairs", "prompts", "demonstrations")]
+        asked = [data[number] / f"{kind}.train" for kind in ("pairs", "prompts", "demonstrations")]
         assert judges and not judges & keys(*asked)
         trains = {loose_key(row["prompt"]) for row in voted(data[number])}
         held_out = [
-            data[number] / f"{kind}.{split}.jsonl" for kind in ("pairs", "prompts") for split in ("calibration", "test")
+            data[number] / f"{kind}.{split}" for kind in ("pairs", "prompts") for split in ("calibration", "test")
         ]
         assert trains <= keys(*(batch / PREFERENCES for batch in scored[:number]))
         assert trains and not trains & keys(*held_out)

@@ -9,13 +9,15 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
-from components.base.jsonl import write_json, write_rows
+from components.base.jsonl import write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
+from components.data.tables.published import write_split
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.runtime import Runtime
 from components.ppo.config import PpoConfig, PpoJob
 from components.reward.config import RewardConfig, RewardJob
 from components.sft.config import SftConfig, SftJob
+from tests.splits import published
 
 # The shapes that components/ppo/maths.py states are checked at every call, under pytest only.
 jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__enter__()
@@ -87,11 +89,11 @@ def desk_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small validate artifact of the support desk, cut without hashing (the splits have tests of their own)."""
     data = tmp_path_factory.mktemp("data")
     demonstrations, pairs = generate(0, SupportDeskConfig(demonstrations=220, pairs=160))
-    write_rows(data / "demonstrations.train.jsonl", demonstrations[:200])
-    write_rows(data / "demonstrations.heldout.jsonl", demonstrations[200:])
+    write_split(data / "demonstrations.train", demonstrations[:200])
+    write_split(data / "demonstrations.heldout", demonstrations[200:])
     for split, rows in (("train", pairs[:100]), ("calibration", pairs[100:130]), ("test", pairs[130:])):
-        write_rows(data / f"pairs.{split}.jsonl", ({"margin": None} | row for row in rows))
-        write_rows(data / f"prompts.{split}.jsonl", ({"prompt": r["prompt"], "category": r["category"]} for r in rows))
+        write_split(data / f"pairs.{split}", published(rows))
+        write_split(data / f"prompts.{split}", ({"prompt": r["prompt"], "category": r["category"]} for r in rows))
     write_json(data / "task.json", {"name": "support-desk"})
     return data
 

@@ -9,6 +9,7 @@ import statistics
 import pytest
 from scipy.stats import t as student
 
+from components.data.tables.published import read_split
 from components.gates.table import GATES
 from data_contracts.rows import ledger
 
@@ -53,8 +54,8 @@ def recounted(artifact, rows):
     """The gated numbers, by counting."""
     stands = {}
     for split in ("train", "calibration", "test"):
-        for line in (artifact / f"pairs.{split}.jsonl").read_text().splitlines():
-            stands.setdefault(json.dumps(json.loads(line)["prompt"]), []).append(split)
+        for row in read_split(artifact / f"pairs.{split}"):
+            stands.setdefault(json.dumps(row["prompt"]), []).append(split)
     checks = json.loads((artifact / "report.json").read_text())
     broken = [check["name"] for check in checks if check["severity"] == "error" and not check["passed"]]
     return {

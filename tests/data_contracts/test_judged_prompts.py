@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import write_rows
 from components.data.config import DecisionConfig
+from components.data.tables.published import read_split
 from components.human_eval.batch.halves import may_train
 from data_contracts.examine import Examination
 from data_contracts.validate import write_splits
@@ -37,12 +38,11 @@ def placed(job, tmp_path_factory):
         found = {}
         for kind in ("pairs", "prompts"):
             for split in SPLITS:
-                for line in (out / f"{kind}.{split}.jsonl").read_text().splitlines():
-                    row = json.loads(line)
+                for row in read_split(out / f"{kind}.{split}"):
                     found.setdefault(row["prompt"][0]["content"], set()).add(split)
         for name in ("train", "heldout"):
-            for line in (out / f"demonstrations.{name}.jsonl").read_text().splitlines():
-                split = found[json.loads(line)["prompt"][0]["content"]]
+            for row in read_split(out / f"demonstrations.{name}"):
+                split = found[row["prompt"][0]["content"]]
                 split.add("train" if name == "train" else "heldout")
         return found
 
@@ -96,4 +96,4 @@ def test_what_the_config_asks_of_votes_holds_for_a_batch_and_one_that_decides_no
         asked = job(preferences="base.jsonl", decision=DecisionConfig(minimum=minimum))
         out = tmp_path / f"artifact {minimum}"
         write_splits(Examination(asked, inputs, tmp_path / f"scratch {minimum}", lambda read: None), out)
-        assert sum("judged_in" in row for split in SPLITS for row in read_rows(out / f"pairs.{split}.jsonl")) == decided
+        assert sum("judged_in" in row for split in SPLITS for row in read_split(out / f"pairs.{split}")) == decided

@@ -9,6 +9,7 @@ import pytest
 from components.base.errors import UserError
 from components.data.formats.pairs import parse_pairs
 from components.data.rows import RawRow
+from components.data.tables.published import read_split
 from data_contracts.findings import whole
 
 
@@ -37,8 +38,8 @@ def test_the_pairs_that_a_ranking_keeps_count_once_together(tmp_path, validate):
         rows.append({"prompt": f"question {i}", "responses": responses[:2] + responses[1 if i < 60 else 2 :][:1]})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     validate(tmp_path / "out", {"preferences": path})
-    files = (tmp_path / "out" / "artifact").glob("pairs.*.jsonl")
-    pairs = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    splits = (tmp_path / "out" / "artifact").glob("pairs.*")
+    pairs = [row for split in splits for row in read_split(split)]
     weights = defaultdict(list)
     for pair in pairs:
         weights[pair["row"]].append(pair["weight"])
@@ -87,8 +88,7 @@ def voted(n=80):
 
 def pairs_of(out):
     names = ("train", "calibration", "test")
-    lines = [line for name in names for line in (out / "artifact" / f"pairs.{name}.jsonl").read_text().splitlines()]
-    return [json.loads(line) for line in lines]
+    return [row for name in names for row in read_split(out / "artifact" / f"pairs.{name}")]
 
 
 def test_competence_outweighs_a_majority_of_annotators_who_are_often_wrong(tmp_path, validate):
@@ -126,5 +126,5 @@ def test_prompts_of_ppos_own_take_the_place_of_the_pairs(tmp_path, validate):
     asked.write_text("".join(json.dumps({"prompt": f"other {i % 50}"}) + "\n" for i in range(60)))
     metrics = validate(tmp_path / "out", {"preferences": source, "prompts": asked})
     assert sum(metrics[f"data/prompts_{name}"] for name in ("train", "calibration", "test")) == 50
-    said = (tmp_path / "out/artifact/prompts.train.jsonl").read_text()
+    said = str(list(read_split(tmp_path / "out/artifact/prompts.train")))
     assert "other" in said and "question" not in said

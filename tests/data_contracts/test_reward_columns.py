@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import write_rows
 from components.data.config import DataConfig
+from components.data.tables.published import read_split
 from data_contracts.rows.gather import RowSource, _plain, judged_rows, look_at
 
 
@@ -24,7 +25,7 @@ def test_columns_of_what_the_prompts_come_from_stand_beside_each_prompt(validate
     inputs = {"preferences": tmp_path / "pairs.jsonl"}
     validate(tmp_path / "own", inputs, reward_columns=("answer",))
     rows = [row for split in ("train", "calibration", "test") for row in
-            read_rows(tmp_path / "own" / "artifact" / f"prompts.{split}.jsonl")]  # fmt: skip
+            read_split(tmp_path / "own" / "artifact" / f"prompts.{split}")]  # fmt: skip
     asked = {row["prompt"][0]["content"]: row["columns"] for row in rows}
     assert len(rows) > 100 and asked["What is 3 and 4?"] == {"answer": 7}
     assert all(row["columns"].keys() == {"answer"} for row in rows)

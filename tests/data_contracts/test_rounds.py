@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from components.base.jsonl import read_rows, write_rows
 from components.data.splits import loose_key
 from components.data.spreadsheet import write_csv
+from components.data.tables.published import read_split
 from components.human_eval import sample, score
 from components.human_eval.batch.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.batch.reading import read_sheet
@@ -146,11 +147,9 @@ def test_in_any_rounds_who_judges_never_trains_who_trains_is_held_out_nowhere_an
         for number in range(drawn.rounds + 1):
             data = validated(job, drawn, place, batches)
             of = {
-                (kind, split): read_rows(data / f"{kind}.{split}.jsonl")
-                for kind in ("pairs", "prompts")
-                for split in SPLITS
+                (kind, split): read_split(data / f"{kind}.{split}") for kind in ("pairs", "prompts") for split in SPLITS
             }
-            of |= {("demonstrations", s): read_rows(data / f"demonstrations.{s}.jsonl") for s in ("train", "heldout")}
+            of |= {("demonstrations", s): read_split(data / f"demonstrations.{s}") for s in ("train", "heldout")}
             training = keys([row for (_, split), rows in of.items() if split == "train" for row in rows])
             held_out = keys([row for (_, split), rows in of.items() if split != "train" for row in rows])
             votes = [row for path in batches for name in (PREFERENCES, JUDGED) for row in read_rows(path / name)]

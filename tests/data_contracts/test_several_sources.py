@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from components.base.errors import UserError
+from components.base.jsonl import json_line
+from components.data.tables.published import read_split
 from components.reward.evaluation.slices import Pairs, slices_of
 from data_contracts.examine import Examination
 from data_contracts.validate import source_counts, write_quarantine, write_splits
@@ -26,11 +28,12 @@ def write(path, rows):
 
 
 def lines(out, name):
-    return [json.loads(line) for line in (out / "artifact" / f"{name}.jsonl").read_text().splitlines()]
+    return list(read_split(out / "artifact" / name))
 
 
 def contents(out):
-    return {path.name: path.read_bytes() for path in (out / "artifact").iterdir()}
+    files = (path for path in (out / "artifact").rglob("*") if path.is_file())
+    return {str(path.relative_to(out / "artifact")): path.read_bytes() for path in files}
 
 
 SPLITS = ("train", "calibration", "test")
@@ -166,8 +169,8 @@ def test_rows_of_votes_in_the_second_file_count_beside_rows_of_the_first_with_th
     assert Examination(job(), given, tmp_path / "scratch", lambda read: None).pairs.ledger.count() == 43
 
 
-def test_one_file_gives_the_bytes_that_it_gave_before_there_could_be_several(tmp_path, split):
-    """Recorded at commit 4d8b2eb: the beginning of each file's sha256."""
+def test_one_file_gives_the_rows_that_it_gave_before_there_could_be_several(tmp_path, split):
+    """Recorded at commit 4d8b2eb, of the splits as JSON Lines: the beginning of each file's sha256."""
     rows = [
         *pairs(0, 60),
         "not json",
@@ -175,12 +178,17 @@ def test_one_file_gives_the_bytes_that_it_gave_before_there_could_be_several(tmp
         {"prompt": "question 5", "chosen": "bad 5", "rejected": "good 5 indeed"},
     ]
     assert split({"preferences": write(tmp_path / "p.jsonl", rows)}) == []
-    found = {name: hashlib.sha256(data).hexdigest()[:16] for name, data in contents(tmp_path / "out").items()}
+    splits = {
+        name: b"".join(map(json_line, lines(tmp_path / "out", name))) for name in set(RECORDED) - {"quarantine.jsonl"}
+    }
+    found = {
+        name: hashlib.sha256(data).hexdigest()[:16] for name, data in (contents(tmp_path / "out") | splits).items()
+    }
     assert {name: found[name] for name in RECORDED} == RECORDED
 
 
 RECORDED = {
-    "pairs.train.jsonl": "ed26f804dcbe65ea", "pairs.calibration.jsonl": "fa4e6ed171f81f64",
-    "pairs.test.jsonl": "3639e827d43261d1", "prompts.train.jsonl": "fc6043317c84c60e",
-    "demonstrations.train.jsonl": "21da3f1c46970b99", "quarantine.jsonl": "f0147a27876c630a",
+    "pairs.train": "ed26f804dcbe65ea", "pairs.calibration": "fa4e6ed171f81f64",
+    "pairs.test": "3639e827d43261d1", "prompts.train": "fc6043317c84c60e",
+    "demonstrations.train": "21da3f1c46970b99", "quarantine.jsonl": "f0147a27876c630a",
 }  # fmt: skip

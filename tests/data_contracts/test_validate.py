@@ -8,6 +8,7 @@ from components.base.errors import CheckFailed, UserError
 from components.data.config import DataConfig
 from components.data.splits import prompt_key, split_of
 from components.data.support_desk import desk
+from components.data.tables.published import read_split
 
 
 def pairs(n=60):
@@ -20,11 +21,12 @@ def write(path, rows):
 
 
 def lines(out, name):
-    return [json.loads(line) for line in (out / "artifact" / f"{name}.jsonl").read_text().splitlines()]
+    return list(read_split(out / "artifact" / name))
 
 
 def contents(out):
-    return {path.name: path.read_bytes() for path in (out / "artifact").iterdir()}
+    files = (path for path in (out / "artifact").rglob("*") if path.is_file())
+    return {str(path.relative_to(out / "artifact")): path.read_bytes() for path in files}
 
 
 def small(**changes):
@@ -57,7 +59,7 @@ def test_the_same_job_gives_the_same_bytes_and_another_seed_others(tmp_path, val
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         validate(tmp_path / name, seed=seed, **small())
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert contents(tmp_path / "a")["pairs.train.jsonl"] != contents(tmp_path / "c")["pairs.train.jsonl"]
+    assert contents(tmp_path / "a")["pairs.train/00000.arrow"] != contents(tmp_path / "c")["pairs.train/00000.arrow"]
 
 
 def test_the_name_of_a_file_changes_no_byte(tmp_path, validate):

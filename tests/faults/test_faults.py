@@ -228,8 +228,8 @@ CASES: dict[str, list[Case]] = {
         checkpoint("a flipped bit", ".safetensors", "reward", all_of_them=True),
     ],
     "artifact damaged": [
-        artifact("a flipped bit", "validate", "pairs.train.jsonl"),
-        artifact("a missing file", "validate", "prompts.train.jsonl"),
+        artifact("a flipped bit", "validate", "pairs.train/00000.arrow"),
+        artifact("a missing file", "validate", "prompts.train/00000.arrow"),
         *(artifact(how, stage, MODEL) for how in DAMAGE for stage in ("sft", "reward")),
     ],
     "clock": [

@@ -23,8 +23,9 @@ from unittest.mock import patch
 
 import torch
 
-from components.base.jsonl import write_json, write_rows
+from components.base.jsonl import write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
+from components.data.tables.published import write_split
 from components.models import runtime as machine
 from components.models import sampling
 from components.models.config import GenerationConfig, ScratchModel
@@ -32,6 +33,7 @@ from components.models.runtime import Runtime, activate
 from components.ppo.config import PpoConfig, PpoJob
 from components.reward.config import RewardConfig, RewardJob
 from components.sft.config import SftConfig, SftJob
+from tests.splits import published
 
 SHOWN = 12
 """Lines that wait most, of each case."""
@@ -41,11 +43,11 @@ def make_data(folder: Path) -> Path:
     """A small validate artifact of the built-in task."""
     folder.mkdir(parents=True)
     demonstrations, pairs = generate(0, SupportDeskConfig(demonstrations=110, pairs=90))
-    write_rows(folder / "demonstrations.train.jsonl", demonstrations[:96])
-    write_rows(folder / "demonstrations.heldout.jsonl", demonstrations[96:])
+    write_split(folder / "demonstrations.train", demonstrations[:96])
+    write_split(folder / "demonstrations.heldout", demonstrations[96:])
     for split, rows in (("train", pairs[:48]), ("calibration", pairs[48:64]), ("test", pairs[64:])):
-        write_rows(folder / f"pairs.{split}.jsonl", ({"margin": None} | row for row in rows))
-        write_rows(folder / f"prompts.{split}.jsonl", ({k: row[k] for k in ("prompt", "category")} for row in rows))
+        write_split(folder / f"pairs.{split}", published(rows))
+        write_split(folder / f"prompts.{split}", ({k: row[k] for k in ("prompt", "category")} for row in rows))
     write_json(folder / "task.json", {"name": "support-desk"})
     return folder
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from components.data.cells import Unheld
 from components.data.rows import BadRow, Message, shown
+from components.data.tables.cells import Unheld
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _LAST = "\n\nAssistant:"

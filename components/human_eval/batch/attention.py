@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
-from components.base.jsonl import Message, read_rows
+from components.base.jsonl import Message
+from components.data.tables.published import has_split, read_split
 from components.human_eval.blinding import Item
 from components.human_eval.selection import Chosen
 
@@ -37,8 +38,8 @@ def held_out_replies(data: Path) -> list[HeldOutReply]:
     Raises:
         UserError: there is none.
     """
-    file = data / "pairs.test.jsonl"
-    rows = read_rows(file) if file.is_file() else []
+    pairs = data / "pairs.test"
+    rows = read_split(pairs) if has_split(pairs) else []
     found = {canonical_json(row["prompt"]): HeldOutReply(row["prompt"], row["chosen"]) for row in rows}
     replies = [each for each in found.values() if len(set(each.reply.split())) >= _WORDS]
     if not replies:

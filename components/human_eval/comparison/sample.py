@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
+from components.data.tables.published import read_split
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.comparison.pairs import MODELS, ComparedItem, model_inputs
 from components.human_eval.config import SampleJob
@@ -38,7 +39,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     config, artifact = job.human_eval, out / "artifact"
     check_judges(config, inputs["data"])
-    rows = read_rows(inputs["data"] / "prompts.test.jsonl")
+    rows = read_split(inputs["data"] / "prompts.test")
     if not rows:
         raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
     chosen = choose(rows, config, job.seed)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.base.jsonl import read_rows
 from components.base.text import line
+from components.data.tables.published import read_split
 from components.models.sampling import Samples
 from components.ppo.config import PpoJob
 from components.ppo.experience import sampled_batches
@@ -54,7 +54,7 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
     config = job.ppo.monitors
     if config.responses is None:
         return None
-    prompts = [row["prompt"] for row in read_rows(data / "prompts.calibration.jsonl")[: config.responses]]
+    prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[: config.responses]]
     if len(prompts) < LEAST_PROMPTS:
         logger.warning(
             "ppo.monitors: no alarm is raised, since the calibration split holds %d prompts and the limits need %d. "

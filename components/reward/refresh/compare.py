@@ -18,6 +18,7 @@ from components.base.hashing import canonical_json
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.data.rows import CanonicalRow
 from components.data.splits import SPLITS, loose_key, prompt_key
+from components.data.tables.published import read_split
 from components.reward.config import RefreshConfig, RewardJob
 from components.reward.evaluation.probes import ProbeTexts
 from components.reward.loading import load_scorer
@@ -137,7 +138,7 @@ def old_pairs(inputs: Mapping[str, Path], known: Prompts) -> dict[str, list[Pref
 
     Pairs of the data that leak into `known`, the prompts of the runs before, the earlier run left out too.
     """
-    data = {split: read_rows(inputs["previous_data"] / f"pairs.{split}.jsonl") for split in SPLITS}
+    data = {split: read_split(inputs["previous_data"] / f"pairs.{split}") for split in SPLITS}
     out = without_leaks(data, known)
     for split, rows in out.items():
         judged = {_judged(row) for row in rows}
@@ -177,7 +178,7 @@ def without_leaks(new: Pairs, old: Prompts) -> dict[str, list[PreferencePair]]:
     for split, rows in out.items():
         if not rows:
             raise UserError(
-                f"pairs.{split}.jsonl: each of its {len(new[split])} rows, from row 1 on, has a prompt that stood in "
+                f"pairs.{split}: each of its {len(new[split])} rows, from row 1 on, has a prompt that stood in "
                 "another split of the run named by reward.refresh.from_run, and old pairs held out must not be trained "
                 "on, nor the reverse. Set data.split as it was there, or give pairs with other prompts."
             )

@@ -9,6 +9,7 @@ import pytest
 
 from components.base.jsonl import write_json, write_rows
 from components.data.spreadsheet import write_csv
+from components.data.tables.published import write_split
 from components.human_eval import sample as sample_stage
 from components.human_eval.batch.reading import read_sheet
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
@@ -67,7 +68,7 @@ def write_data(folder: Path, task: str = "none", prompts: int = 40) -> Path:
         {"prompt": [{"role": "user", "content": f"Question {i}" + "?" * (i % 7)}], "category": "xyz"[i % 3]}
         for i in range(prompts)
     ]
-    (folder / "prompts.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_split(folder / "prompts.test", rows)
     return folder
 
 

@@ -13,6 +13,7 @@ from scipy.stats import t as student
 
 from components.base.errors import Mistakes, UserError
 from components.base.jsonl import read_rows
+from components.data.tables.published import write_split
 from components.human_eval.batch.attention import HeldOutReply, held_out_replies, with_attention
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
@@ -164,7 +165,7 @@ def test_the_wrong_reply_is_another_prompts_or_the_same_words_in_disorder() -> N
 
 def held_out(case_data: Path, count: int) -> None:
     rows = [{"prompt": each.prompt, "chosen": each.reply, "rejected": "no"} for each in replies(count)]
-    (case_data / "pairs.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_split(case_data / "pairs.test", rows)
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def test_who_leaves_out_every_item_with_a_known_answer_fails_the_gate(watched: A
 def test_attention_needs_held_out_replies_that_are_long_enough(tmp_path: Path, make_case: Callable[..., Any]) -> None:
     held_out(tmp_path, 3)
     assert held_out_replies(tmp_path) == replies(3)
-    (tmp_path / "pairs.test.jsonl").write_text('{"prompt": [], "chosen": "too short"}\n')
+    write_split(tmp_path / "pairs.test", [{"prompt": [], "chosen": "too short"}])
     with pytest.raises(UserError, match=r"human_eval\.attention: no held-out pair has a preferred reply of 6"):
         held_out_replies(tmp_path)
     with pytest.raises(UserError, match=r"human_eval\.attention: no held-out pair"):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
+from components.data.tables.published import write_split
 from components.human_eval import respond as respond_module
 from components.human_eval.config import HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
@@ -75,7 +76,7 @@ def test_simulated_judges_see_what_raters_see(make_case: Callable[..., Any], mon
 
 
 def test_data_without_held_out_prompts_is_the_users_mistake(tmp_path: Path) -> None:
-    (tmp_path / "prompts.test.jsonl").touch()
+    write_split(tmp_path / "prompts.test", [])
     inputs = dict.fromkeys(("data", "sft", "ppo"), tmp_path)
     with pytest.raises(UserError, match="no held-out prompt"):
         run(sampled({}), inputs, tmp_path / "out", lambda *a, **k: None)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.base.jsonl import write_rows
 from components.data.support_desk.desk import SupportDeskConfig, generate
+from components.data.tables.published import write_split
 from components.human_eval import sample, score
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.respond import SIDES
@@ -24,7 +24,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("inputs")
     demonstrations, pairs = generate(0, SupportDeskConfig(demonstrations=50, pairs=50))
     data = root / "data"
-    write_rows(data / "prompts.test.jsonl", ({"prompt": p["prompt"], "category": p["category"]} for p in pairs))
+    write_split(data / "prompts.test", ({"prompt": p["prompt"], "category": p["category"]} for p in pairs))
     (data / "task.json").write_text('{"name": "support-desk"}')
     texts = [d["response"] for d in demonstrations] + [m["content"] for d in demonstrations for m in d["prompt"]]
     tokenizer = train_tokenizer(texts, 600)

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.models.batching import encode_prompt, encode_response, pad
 from components.models.folders import load_base, save_model
 from components.models.runtime import Runtime
@@ -70,7 +70,7 @@ CASES = [CHEAP, *(random.Random(SAMPLE).sample(OTHERS, 3) if SAMPLE else OTHERS)
 
 @pytest.fixture(scope="module")
 def tokenizer(desk_data: Path) -> Any:
-    return train_tokenizer(texts_of(read_rows(desk_data / "demonstrations.train.jsonl")), 600)
+    return train_tokenizer(texts_of(read_split(desk_data / "demonstrations.train")), 600)
 
 
 def base_of(config: type[PretrainedConfig], options: dict[str, Any], tokenizer: Any, folder: Path) -> Path:
@@ -122,7 +122,7 @@ def test_an_architecture_goes_through_sft_reward_and_ppo(
 
     judge = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward" / "artifact" / "model").eval()
     scorer, _ = load_scorer(tmp_path / "reward" / "artifact", runtime)
-    rows = read_rows(stages.inputs["data"] / "pairs.test.jsonl")[:4]
+    rows = read_split(stages.inputs["data"] / "pairs.test")[:4]
     texts = [
         encode_prompt(tokenizer, row["prompt"], 40) + encode_response(tokenizer, row["chosen"], 10 + i)
         for i, row in enumerate(rows)

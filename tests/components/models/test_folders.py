@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from components.base.errors import UserError
+from components.data.tables.published import read_split
 from components.models.batching import pad
 from components.models.config import ScratchModel
 from components.models.folders import build_causal_lm, frozen, load_base, load_causal_lm, load_reward_model, save_model
@@ -50,7 +51,7 @@ def test_a_saved_reward_model_scores_elsewhere_as_here_and_reads_the_score_at_eo
     theirs = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     assert theirs.config.num_labels == 1
     assert AutoTokenizer.from_pretrained(folder).pad_token_id == theirs.config.pad_token_id == tokenizer.pad_token_id
-    rows = [json.loads(line) for line in (stages.inputs["data"] / "pairs.test.jsonl").read_text().splitlines()[:9]]
+    rows = read_split(stages.inputs["data"] / "pairs.test")[:9]
     texts = [
         tokenizer.apply_chat_template([*r["prompt"], {"role": "assistant", "content": r["chosen"]}], tokenize=False)
         for r in rows

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.models.batching import encode_prompt
 from components.models.sampling import Samples, sample
 from components.ppo.config import PpoJob
@@ -19,7 +19,7 @@ def load(stages: Any) -> Callable[..., tuple[PpoJob, Models, Samples]]:
     def make(of: Any = stages, **options: Any) -> tuple[PpoJob, Models, Samples]:
         job = of.job("ppo", **options)
         models = Models.load(job, of.inputs)
-        rows = read_rows(of.inputs["data"] / "prompts.train.jsonl")[:8]
+        rows = read_split(of.inputs["data"] / "prompts.train")[:8]
         prompts = [encode_prompt(models.tokenizer, r["prompt"], 64) for r in rows]
         return job, models, sample(models.policy, models.tokenizer, prompts, job.generation, 0)
 

@@ -19,8 +19,9 @@ import torch
 from scipy.stats import t as student
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import read_rows
 from components.data.support_desk import desk
+from components.data.tables.published import read_split, write_split
 from components.gates.table import GATES
 from components.models.config import GenerationConfig
 from components.ppo import evaluate
@@ -42,8 +43,8 @@ def ppo(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     """A run whose policy has moved, evaluated three times on some prompts, twice and once on others."""
     folder = tmp_path_factory.mktemp("evaluate")
     data = Path(shutil.copytree(stages.inputs["data"], folder / "data"))
-    prompts = read_rows(data / "prompts.test.jsonl")
-    write_rows(data / "prompts.test.jsonl", [*prompts, *prompts[:12], *prompts[:6]])
+    prompts = read_split(data / "prompts.test")
+    write_split(data / "prompts.test", [*prompts, *prompts[:12], *prompts[:6]])
     several = type(stages)({**stages.inputs, "data": data})
     score = {"missing_eos": "replace", "clip": 2.0, "length_penalty": 0.01}
     options = {"updates": 8, "learning_rate": 1e-2, "score": score, "batch_size": 16,
@@ -197,8 +198,8 @@ def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alik
 ) -> None:
     chance, sides = np.random.default_rng(0), iter((1.0, 2.0))
     data = Path(shutil.copytree(stages.inputs["data"], tmp_path / "data"))
-    prompts = read_rows(data / "prompts.test.jsonl")
-    write_rows(data / "prompts.test.jsonl", [*prompts, *prompts[:12], *prompts[:6]])
+    prompts = read_split(data / "prompts.test")
+    write_split(data / "prompts.test", [*prompts, *prompts[:12], *prompts[:6]])
 
     def respond(*_: Any, **__: Any) -> list[evaluate.Answered]:
         high = next(sides)
@@ -317,7 +318,7 @@ def test_kl_at_temperature_1_is_of_responses_drawn_at_1_and_not_at_the_runs_temp
 def test_forgetting_is_the_perplexity_of_held_out_demonstrations_over_sfts(ppo: Evaluated, stages: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(stages.inputs["sft"] / "model")
     nats, tokens = defaultdict[str, list[float]](list), list[int]()
-    rows = read_rows(stages.inputs["data"] / "demonstrations.heldout.jsonl")
+    rows = read_split(stages.inputs["data"] / "demonstrations.heldout")
     for row in rows:
         text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
         prompt = tokenizer(text, add_special_tokens=False)["input_ids"][-64:]

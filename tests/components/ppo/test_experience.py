@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from components.base.errors import CheckFailed
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.models.config import GenerationConfig
 from components.models.sampling import LocalEngine, Samples, sample
 from components.ppo.config import PpoJob, ScoreConfig
@@ -249,7 +249,7 @@ def test_the_judged_kl_is_the_training_paths_whatever_the_sampler_says_of_itself
     with torch.no_grad():
         models.policy.model.norm.weight.add_(0.2)
     data = stages.inputs["data"]
-    prompts = [row["prompt"] for row in read_rows(data / "prompts.test.jsonl")[:4]]
+    prompts = [row["prompt"] for row in read_split(data / "prompts.test")[:4]]
     honest = [row.kl for row in respond(models, models.policy, prompts, job, data)]
     real = LocalEngine.sample
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from components.base.jsonl import write_json, write_rows
+from components.base.jsonl import write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
+from components.data.tables.published import write_split
 from components.gates.judging import GatesConfig, Verdict, judge
 from components.models.config import GenerationConfig
 from components.models.sampling import Samples
@@ -35,7 +36,7 @@ def evaluated(language: Any, runtime: Any, tmp_path: Path, monkeypatch: pytest.M
     """`evaluated(policy, sft)`: metrics and rows of responses with these scaled scores and ends; models stand aside."""
     _, pairs = generate(5, SupportDeskConfig(demonstrations=100, pairs=PROMPTS))
     write_json(tmp_path / "task.json", {"name": "none"})
-    write_rows(tmp_path / "prompts.test.jsonl", ({"prompt": row["prompt"]} for row in pairs))
+    write_split(tmp_path / "prompts.test", ({"prompt": row["prompt"]} for row in pairs))
     job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(), ppo=PpoConfig(evaluate=PROMPTS))
     models = Models("policy", "sft", None, None, language.tokenizer, SCALE)
 
@@ -125,7 +126,7 @@ def rows_of(rng: np.random.Generator, rate: float, **fields: Any) -> list[evalua
 def test_equal_policies_pass_the_gate_on_violations_and_one_that_breaks_the_margin_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Any
 ) -> None:
-    write_rows(tmp_path / "prompts.test.jsonl", ({"prompt": str(i)} for i in range(512)))
+    write_split(tmp_path / "prompts.test", ({"prompt": [{"role": "user", "content": str(i)}]} for i in range(512)))
     job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(), ppo=PpoConfig())
     demo, rng = load_config("demo").gates, np.random.default_rng(0)
     monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {})

@@ -10,6 +10,7 @@ import torch
 
 from components.base.errors import UserError
 from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.models.batching import encode_prompt, encode_response
 from components.reward.scoring import ScoreScale, score_sequences
 from components.rewards.config import ModelReward
@@ -127,8 +128,8 @@ def test_our_reward_model_as_an_external_one_scores_512_texts_as_the_stage_does(
     from components.ppo.models import Models
 
     models = Models.load(stages.job("ppo"), stages.inputs)
-    rows = [row for split in ("train", "calibration", "test") for row in read_rows(
-        stages.inputs["data"] / f"pairs.{split}.jsonl")]  # fmt: skip
+    rows = [row for split in ("train", "calibration", "test") for row in read_split(
+        stages.inputs["data"] / f"pairs.{split}")]  # fmt: skip
     said = [(row["prompt"], row[side]) for row in rows for side in ("chosen", "rejected")]
     said = [(prompt, f"{text} {i}" if i >= len(said) else text) for i, (prompt, text) in enumerate([*said, *said])][
         :512

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import read_rows
+from components.data.tables.published import read_split, write_split
 from components.models.batching import encode_prompt
 from components.models.config import GenerationConfig
 from components.models.folders import load_causal_lm
@@ -232,8 +233,8 @@ def test_demonstrations_are_met_in_shuffled_passes_and_none_that_fits_is_refused
     met = [i for step in range(count) for i in mixed.minibatch(step)]
     assert all(met.count(i) == 4 for i in range(count)) and mixed.minibatch(0) != mixed.minibatch(1)
     assert all(len(r) <= generation.max_new_tokens and r[-1] == tokenizer.eos_token_id for _, r in mixed.examples)
-    rows = read_rows(stages.inputs["data"] / "demonstrations.train.jsonl")[:3]
-    write_rows(tmp_path / "demonstrations.train.jsonl", [row | {"response": "late " * 99} for row in rows])
+    rows = read_split(stages.inputs["data"] / "demonstrations.train")[:3]
+    write_split(tmp_path / "demonstrations.train", [row | {"response": "late " * 99} for row in rows])
     with pytest.raises(UserError, match=r"ppo\.ptx: none of the 3 .* ppo\.ptx\.coefficient=0"):
         MixedDemonstrations.read(tmp_path, tokenizer, generation, 4, 0)
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from components.base.errors import CheckFailed, UserError
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import read_rows
+from components.data.tables.published import read_split, write_split
 from components.ppo import experience, stage
 from components.ppo.learner import Learner
 from components.ppo.models import Models
@@ -248,7 +250,7 @@ def test_dropout_that_the_sft_model_was_trained_with_is_off(stages: Any, tmp_pat
 def test_more_than_4_epochs_warn_and_no_prompts_are_the_users_mistake(stages: Any, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    write_rows(data / "prompts.train.jsonl", [])
+    write_split(data / "prompts.train", [])
     other = type(stages)(stages.inputs | {"data": data})
     with pytest.warns(UserWarning, match=r"epochs is 5"), pytest.raises(UserError, match="no training prompt"):
         other.run("ppo", tmp_path / "out", epochs=5)
@@ -297,10 +299,7 @@ def test_reports_tell_metrics_by_step_with_speed_and_the_total(stages: Any, tmp_
 
 
 def test_people_s_data_have_no_gold_and_the_run_needs_none(stages: Any, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    for file in stages.inputs["data"].iterdir():
-        (data / file.name).write_bytes(file.read_bytes())
+    data = shutil.copytree(stages.inputs["data"], tmp_path / "data")
     (data / "task.json").write_text('{"name": "none"}')
     metrics = type(stages)(stages.inputs | {"data": data}).run("ppo", tmp_path / "out", updates=1)
     assert not {"ppo/gold", "ppo/violations"} & metrics.keys() and "ppo/reward_gain" in metrics
@@ -319,7 +318,7 @@ def test_each_update_draws_afresh_and_a_repeated_update_the_same(stages: Any, tm
 
     job = stages.job("ppo")
     models = Models.load(job, stages.inputs)
-    rows = read_rows(stages.inputs["data"] / "prompts.train.jsonl")[:8]
+    rows = read_split(stages.inputs["data"] / "prompts.train")[:8]
     prompts = [encode_prompt(models.tokenizer, row["prompt"], 64) for row in rows]
     opened = open_rollouts(job.ppo.rollout, models.tokenizer, job.runtime, job.generation, tmp_path)
     with opened as rollouts:

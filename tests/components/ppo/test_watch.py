@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from safetensors.torch import load_file
 
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import read_rows
+from components.data.tables.published import read_split, write_split
 from components.gates.judging import GatesConfig, judge
 from components.ppo import watch as watching
 from components.ppo.config import PpoConfig
@@ -85,7 +86,7 @@ def test_the_published_weights_are_those_that_were_evaluated(cut: Ran, stages: A
     models = Models.load(job, stages.inputs)
     models.policy, _ = load_causal_lm(cut.artifact, job.runtime)
     data = stages.inputs["data"]
-    prompts = [row["prompt"] for row in read_rows(data / "prompts.calibration.jsonl")[:16]]
+    prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[:16]]
     rows = respond(models, models.policy, prompts, job, data, stream=watching.STREAM)
     look = next(look for look in cut.about["evaluations"] if look["update"] == cut.about["published_update"])
     assert sum(row.score for row in rows) / 16 == pytest.approx(look["score"], abs=1e-5)
@@ -120,16 +121,16 @@ def test_interrupted_between_an_evaluation_and_a_checkpoint_it_ends_with_the_sam
 
 def test_no_prompt_that_a_gate_judges_takes_part_in_the_choice(stages: Any, cut: Ran, tmp_path: Path) -> None:
     data = Path(shutil.copytree(stages.inputs["data"], tmp_path / "data"))
-    write_rows(data / "prompts.test.jsonl", read_rows(data / "prompts.test.jsonl")[:3])
+    write_split(data / "prompts.test", read_split(data / "prompts.test")[:3])
     other = run(type(stages)(stages.inputs | {"data": data}), tmp_path / "test")
     assert other.about == cut.about and other.metrics["ppo/kl"] != cut.metrics["ppo/kl"]
-    write_rows(data / "prompts.calibration.jsonl", read_rows(data / "prompts.calibration.jsonl")[16:])
+    write_split(data / "prompts.calibration", read_split(data / "prompts.calibration")[16:])
     another = run(type(stages)(stages.inputs | {"data": data}), tmp_path / "calibration", updates=2)
     assert another.about["evaluations"][0]["score"] != cut.about["evaluations"][0]["score"]
 
 
 def test_samples_of_watched_prompts_are_shown_at_each_evaluation(stages: Any, cut: Ran) -> None:
-    prompts = [row["prompt"] for row in read_rows(stages.inputs["data"] / "prompts.calibration.jsonl")[:8]]
+    prompts = [row["prompt"] for row in read_split(stages.inputs["data"] / "prompts.calibration")[:8]]
     assert list(cut.samples) == [2, 4, 6, 8]
     assert all([row["prompt"] for row in rows] == prompts for rows in cut.samples.values())
     assert {"prompt", "response", "score", "kl", "gold"} <= cut.samples[2][0].keys()

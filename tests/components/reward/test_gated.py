@@ -26,14 +26,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from components.base.jsonl import read_rows, write_rows
 from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.data.support_desk.grammar import FILLERS, FLATTERY, HEDGES
+from components.data.tables.published import read_split, write_split
 from components.gates.judging import GatesConfig, judge
 from components.gates.table import GATES
 from components.models.config import GenerationConfig
 from components.reward import stage
 from components.reward.evaluation import probes
+from tests.splits import published
 
 PROMPT, CAP, PROBED = 64, 48, 200
 SPLITS = ("train", "calibration", "test")
@@ -69,7 +70,7 @@ def data_of(stages: Any, folder: Path, seed: int, sizes: Sequence[int], greeting
             *before, last = rows[i - i % (1 + i // 10 % 9)]["prompt"]
             content = last["content"].removeprefix(greeting)
             row |= {"prompt": [*before, last | {"content": f"{greeting}{content}"}], "margin": None}
-        write_rows(folder / f"pairs.{split}.jsonl", rows)
+        write_split(folder / f"pairs.{split}", published(rows))
         start += size
     return folder
 
@@ -97,9 +98,9 @@ def trained(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Trained:
             "reward", folder / "second", refresh={"from_run": "any"}, epochs=3, learning_rate=3e-3, **OPTIONS
         )
     artifact = folder / "second" / "artifact"
-    rows = {split: read_rows(new / f"pairs.{split}.jsonl") for split in SPLITS}
-    rows["train"] += read_rows(artifact / "previous" / "pairs.train.jsonl")
-    rows["old test"] = read_rows(old / "pairs.test.jsonl")
+    rows = {split: read_split(new / f"pairs.{split}") for split in SPLITS}
+    rows["train"] += read_split(artifact / "previous" / "pairs.train")
+    rows["old test"] = read_split(old / "pairs.test")
     return Trained(artifact, earlier, metrics, rows, seen)
 
 
@@ -458,7 +459,7 @@ def test_a_score_that_padding_or_place_moves_is_reported_as_far_as_it_moves(
     folder = tmp_path / "artifact" / "model"
     model = crooked(AutoModelForSequenceClassification.from_pretrained(folder).eval(), how)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = read_rows(stages.inputs["data"] / "pairs.test.jsonl")
+    rows = read_split(stages.inputs["data"] / "pairs.test")
 
     @torch.no_grad()
     def scores(texts: list[list[int]], side: str = "right") -> Array:

@@ -1,6 +1,7 @@
 """The reward stage: the Bradley-Terry loss, what of a pair is trained on, and the unit of the scores."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from components.base.errors import CheckFailed
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split, write_split
 from components.models.adapters import Backbone, load_adapter
 from components.models.config import GenerationConfig
 from components.models.folders import load_causal_lm, load_reward_model
@@ -63,7 +64,7 @@ def test_calibration_is_of_test_pairs_and_the_temperature_of_calibration_pairs(
     """Each number again, from the published model and the data, by another way through the code."""
     out, metrics = trained
     model, tokenizer = load_reward_model(out / "artifact", runtime)
-    rows = {s: read_rows(stages.inputs["data"] / f"pairs.{s}.jsonl") for s in ("train", "calibration", "test")}
+    rows = {s: read_split(stages.inputs["data"] / f"pairs.{s}") for s in ("train", "calibration", "test")}
 
     def margins(split: str) -> Any:
         pairs = encode_pairs(tokenizer, rows[split], stages.job("reward").generation)
@@ -100,7 +101,7 @@ def test_sft_responses_score_0_on_average_with_deviation_1(
     model, tokenizer = load_reward_model(trained[0] / "artifact", runtime)
     scale = ScoreScale.read(trained[0] / "artifact")
     sft, _ = load_causal_lm(stages.inputs["sft"], runtime)
-    rows = read_rows(stages.inputs["data"] / "prompts.calibration.jsonl")[: job.reward.scale_responses]
+    rows = read_split(stages.inputs["data"] / "prompts.calibration")[: job.reward.scale_responses]
     prompts = [row["prompt"] for row in rows]
     seed = torch_seed(job.seed, "reward", "scale")
     responses = generate_responses(sft, tokenizer, prompts, job.generation, seed, runtime)
@@ -139,12 +140,10 @@ def test_a_reward_model_that_tells_nothing_apart_is_refused(
 
 
 def test_margins_count_only_where_they_are_asked_for(stages: Any, tmp_path: Path) -> None:
-    rows = read_rows(stages.inputs["data"] / "pairs.train.jsonl")
+    rows = read_split(stages.inputs["data"] / "pairs.train")
     data = tmp_path / "data"
-    data.mkdir()
-    for file in stages.inputs["data"].iterdir():
-        (data / file.name).write_bytes(file.read_bytes())
-    (data / "pairs.train.jsonl").write_text("".join(json.dumps(row | {"margin": 1.5}) + "\n" for row in rows))
+    shutil.copytree(stages.inputs["data"], data)
+    write_split(data / "pairs.train", (row | {"margin": 1.5} for row in rows))
     losses: dict[tuple[bool, bool], float] = {}
     for marked in (False, True):
         other = type(stages)(stages.inputs | ({"data": data} if marked else {}))
@@ -206,9 +205,7 @@ def test_with_lora_the_whole_model_scores_as_the_adapter_on_the_sft_model_does(
         (p for n, p in whole.named_parameters() if "_proj" not in n and "score" not in n), strict=True,
     )), "what is no linear layer of a block is the SFT model's"  # fmt: skip
     adapter = load_adapter(Backbone(sft), "reward", artifact / "adapter")
-    pairs = encode_pairs(
-        tokenizer, read_rows(stages.inputs["data"] / "pairs.test.jsonl"), stages.job("reward").generation
-    )
+    pairs = encode_pairs(tokenizer, read_split(stages.inputs["data"] / "pairs.test"), stages.job("reward").generation)
     scores = [score_sequences(m, tokenizer.pad_token_id, [p.chosen for p in pairs], runtime) for m in (whole, adapter)]
     assert scores[0].std() > 1e-3 and torch.allclose(*scores, atol=1e-4)
 
@@ -220,7 +217,7 @@ def test_members_with_lora_share_one_backbone_and_each_is_published_whole(
     monkeypatch.setattr(stage, "train_models", lambda *a: (made.append(m) or m for m in train_models(*a)))
     stages.run("reward", tmp_path, members=2, **LORA)
     assert made[0].backbone is made[1].backbone, "the SFT model is held once"
-    rows = read_rows(stages.inputs["data"] / "pairs.test.jsonl")
+    rows = read_split(stages.inputs["data"] / "pairs.test")
     scores = []
     for folder in (member_folder(tmp_path / "artifact", m) for m in range(2)):
         whole, tokenizer = load_reward_model(folder, runtime)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForSequenceClassification
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_rows
+from components.data.tables.published import read_split, write_split
 from components.models.adapters import Backbone, load_adapter
 from components.models.batching import pad
 from components.models.folders import load_causal_lm, load_reward_model
@@ -41,14 +42,12 @@ def voted(row: dict[str, Any], number: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def desk(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The stages on pairs with votes; the first thirty training pairs are of one prompt."""
-    data = tmp_path_factory.mktemp("voted")
-    for file in stages.inputs["data"].iterdir():
-        (data / file.name).write_bytes(file.read_bytes())
+    data = shutil.copytree(stages.inputs["data"], tmp_path_factory.mktemp("voted") / "data")
     for split in ("train", "calibration", "test"):
-        rows = [voted(row, i) for i, row in enumerate(read_rows(data / f"pairs.{split}.jsonl"))]
+        rows = [voted(row, i) for i, row in enumerate(read_split(data / f"pairs.{split}"))]
         if split == "train":
             rows[:30] = [row | {"prompt": rows[0]["prompt"]} for row in rows[:30]]
-        write_rows(data / f"pairs.{split}.jsonl", rows)
+        write_split(data / f"pairs.{split}", rows)
     return type(stages)(stages.inputs | {"data": data})
 
 
@@ -85,7 +84,7 @@ def test_every_option_resumes_to_the_same_bytes(
 
 
 def test_votes_are_read_from_the_row_and_a_row_without_them_is_the_majoritys(language: Any, desk: Any) -> None:
-    rows = read_rows(desk.inputs["data"] / "pairs.train.jsonl")[:4]
+    rows = read_split(desk.inputs["data"] / "pairs.train")[:4]
     plain = [{k: v for k, v in row.items() if k not in ("soft_label", "weight", "objectives")} for row in rows]
     generation = desk.job("reward").generation
 
@@ -119,14 +118,9 @@ def test_votes_that_nobody_gave_are_the_users_mistake(
 def test_trained_on_shares_it_says_what_share_of_people_agree_and_on_majorities_that_all_do(
     desk: Any, tmp_path: Path, runtime: Runtime
 ) -> None:
-    rows = [
-        row | {"soft_label": 0.7, "weight": 1.0} for row in read_rows(desk.inputs["data"] / "pairs.train.jsonl")[40:56]
-    ]
-    data = tmp_path / "data"
-    data.mkdir()
-    for file in desk.inputs["data"].iterdir():
-        (data / file.name).write_bytes(file.read_bytes())
-    write_rows(data / "pairs.train.jsonl", rows)
+    rows = [row | {"soft_label": 0.7, "weight": 1.0} for row in read_split(desk.inputs["data"] / "pairs.train")[40:56]]
+    data = shutil.copytree(desk.inputs["data"], tmp_path / "data")
+    write_split(data / "pairs.train", rows)
     said = {}
     for labels in ("shares", "majority"):
         out = tmp_path / labels
@@ -147,7 +141,7 @@ def test_centring_brings_a_trained_models_scores_to_0(desk: Any, tmp_path: Path,
         out = tmp_path / str(centring)
         desk.run("reward", out, centring=centring, epochs=6, learning_rate=1e-2, checkpoint_every=100)
         model, tokenizer = load_reward_model(out / "artifact", runtime)
-        rows = read_rows(desk.inputs["data"] / "pairs.train.jsonl")
+        rows = read_split(desk.inputs["data"] / "pairs.train")
         pairs = encode_pairs(tokenizer, rows, desk.job("reward").generation)
         sums = sum(score_sequences(model, 0, [pair[side] for pair in pairs], runtime) for side in (0, 1))
         levels[centring] = float(sums.square().mean())  # type: ignore[union-attr]
@@ -169,7 +163,7 @@ def test_each_head_learns_its_own_votes_and_the_published_model_names_them(objec
     assert model.config.label2id == {"longer": 0, "shorter": 1}
     assert ScoreScale.read(artifact).objectives == OBJECTIVES["objectives"]
     _, tokenizer = load_reward_model(artifact, runtime)
-    rows = read_rows(objectives.inputs["data"] / "pairs.train.jsonl")
+    rows = read_split(objectives.inputs["data"] / "pairs.train")
     pairs = encode_pairs(tokenizer, rows, objectives.job("reward").generation)
     logits = []
     for side in (0, 1):
@@ -256,7 +250,7 @@ def test_averaged_adapters_are_an_adapter_that_ppo_can_put_on_the_sft_model(
     assert json.loads((artifact / "adapter" / "adapter_config.json").read_text())["r"] == 4
     whole, tokenizer = load_reward_model(artifact, runtime)
     adapter = load_adapter(Backbone(load_causal_lm(desk.inputs["sft"], runtime)[0]), "reward", artifact / "adapter")
-    rows = read_rows(desk.inputs["data"] / "pairs.test.jsonl")
+    rows = read_split(desk.inputs["data"] / "pairs.test")
     ids, mask = pad(
         [p.chosen for p in encode_pairs(tokenizer, rows, desk.job("reward").generation)], tokenizer.pad_token_id
     )
@@ -271,7 +265,7 @@ def test_members_steps_are_counted_through_also_where_they_have_more_or_fewer_pa
     seen: list[tuple[int, int]] = []
     desk.run("reward", tmp_path, lambda step, metrics, total=0, **_: seen.append((step, total)),
              members=3, member_share=0.5, epochs=2)  # fmt: skip
-    rows = read_rows(desk.inputs["data"] / "pairs.train.jsonl")
+    rows = read_split(desk.inputs["data"] / "pairs.train")
     sizes = [len(member_rows(rows, 0.5, 0, member)) for member in range(3)]
     total = sum(2 * -(-size // 16) for size in sizes)
     assert len(set(sizes)) > 1 and seen == [(step, total) for step in range(1, total + 1)]
@@ -325,7 +319,7 @@ def test_a_step_tells_the_tokens_that_it_computed_padding_to_the_pairs_longer_re
     stages.run("reward", tmp_path, lambda step, metrics, total=None, *, tokens=None, **_: told.append(tokens),
                shared_prompts=shared, max_pairs=16)  # fmt: skip
     _, tokenizer = load_reward_model(stages.inputs["reward"], runtime)
-    rows = read_rows(stages.inputs["data"] / "pairs.train.jsonl")[:16]
+    rows = read_split(stages.inputs["data"] / "pairs.train")[:16]
     pairs = encode_pairs(tokenizer, rows, stages.job("reward").generation)
     longer = sum(max(len(p.chosen), len(p.rejected)) for p in pairs)
     sides = [list(zip(p.chosen[:-1], p.rejected[:-1], strict=False)) for p in pairs]
@@ -336,7 +330,7 @@ def test_a_step_tells_the_tokens_that_it_computed_padding_to_the_pairs_longer_re
 def test_the_first_steps_accuracy_is_that_of_the_model_before_it_learned(stages: Any, tmp_path: Path) -> None:
     job = stages.job("reward", max_pairs=16)
     model, (_, tokenizer) = start_model(job, stages.inputs["sft"], 0), load_causal_lm(stages.inputs["sft"], job.runtime)
-    pairs = encode_pairs(tokenizer, read_rows(stages.inputs["data"] / "pairs.train.jsonl")[:16], job.generation)
+    pairs = encode_pairs(tokenizer, read_split(stages.inputs["data"] / "pairs.train")[:16], job.generation)
     sides = [p.chosen for p in pairs], [p.rejected for p in pairs]
     chosen, rejected = (score_sequences(model, tokenizer.pad_token_id, side, job.runtime) for side in sides)
     (step,) = steps_of(stages, tmp_path, max_pairs=16)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from components.base.errors import Unreachable, UserError
-from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.models.batching import encode_prompt
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.folders import load_causal_lm
@@ -41,7 +41,7 @@ def tokenizer(stages: Any, runtime: Runtime) -> Any:
 
 @pytest.fixture
 def prompts(stages: Any, tokenizer: Any) -> list[list[int]]:
-    rows = read_rows(stages.inputs["data"] / "prompts.train.jsonl")[:6]
+    rows = read_split(stages.inputs["data"] / "prompts.train")[:6]
     return [encode_prompt(tokenizer, row["prompt"], 64) for row in rows]
 
 

@@ -13,6 +13,7 @@ from scipy.stats import t as student
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.gates.table import GATES
 from components.models.config import GenerationConfig
 from components.models.sampling import generate_responses
@@ -75,19 +76,19 @@ def test_the_gated_numbers_are_those_of_the_published_model(
     metrics = stage.run(job, inputs, tmp_path, lambda *a, **k: None)
 
     data, ours = stages.inputs["data"], Read(tmp_path / "artifact" / "model")
-    heldout = read_rows(data / "demonstrations.heldout.jsonl")[:HELD_OUT]
+    heldout = read_split(data / "demonstrations.heldout")[:HELD_OUT]
     nats, lengths = ours.nats(heldout), [len(ours.response(row)) for row in heldout]
     if base:
         before = Read(start).nats(heldout)
     else:
-        train = read_rows(data / "demonstrations.train.jsonl")[:150]
+        train = read_split(data / "demonstrations.train")[:150]
         seen = Counter(token for row in train for token in ours.response(row))
         share = {
             token: (seen[token] + 1) / (seen.total() + len(ours.tokenizer)) for token in range(len(ours.tokenizer))
         }
         before = [-sum(math.log(share[token]) for token in ours.response(row)) for row in heldout]
     samples = read_rows(tmp_path / "artifact" / "samples.jsonl")
-    assert [s["prompt"] for s in samples] == [r["prompt"] for r in read_rows(data / "prompts.test.jsonl")[:HELD_OUT]]
+    assert [s["prompt"] for s in samples] == [r["prompt"] for r in read_split(data / "prompts.test")[:HELD_OUT]]
     decoded = [ours.tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in sampled]
     assert [re.sub(r"⟨\|\w+\|⟩", "", s["response"]) for s in samples] == decoded
     ended = [r.token_ids[-1] == ours.tokenizer.eos_token_id for r in sampled]

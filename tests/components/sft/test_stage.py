@@ -12,7 +12,8 @@ import torch
 from pydantic import ValidationError
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import read_rows
+from components.data.tables.published import read_split, write_split
 from components.models.batching import encode_prompt, encode_response
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.folders import load_causal_lm
@@ -45,7 +46,7 @@ def trained(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 @pytest.fixture(scope="module")
 def examples(stages: Any, language: Any) -> list[tuple[list[int], list[int]]]:
-    rows = read_rows(stages.inputs["data"] / "demonstrations.heldout.jsonl")
+    rows = read_split(stages.inputs["data"] / "demonstrations.heldout")
     return encoded(language.tokenizer, rows, GenerationConfig(max_new_tokens=40))
 
 
@@ -90,7 +91,7 @@ def test_metrics_are_those_of_the_held_out_demonstrations(
     assert {f"sft/{name}" for name in names} | ends == metrics.keys()
     assert all(math.isfinite(v) for v in metrics.values())
     model, tokenizer = load_causal_lm(out / "artifact", runtime)
-    rows = read_rows(stages.inputs["data"] / "demonstrations.heldout.jsonl")[:8]
+    rows = read_split(stages.inputs["data"] / "demonstrations.heldout")[:8]
     loss = mean_loss(model, tokenizer, encoded(tokenizer, rows, stages.job("sft").generation), runtime)
     assert metrics["sft/loss"] == pytest.approx(loss, abs=1e-6)
     assert metrics["sft/perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
@@ -175,7 +176,7 @@ def lengths(tokenizer: Any, rows: list[dict[str, Any]]) -> list[int]:
 def test_overlong_demonstrations_stay_out_unless_asked_for_and_all_that_is_taught_ends(
     stages: Any, language: Any
 ) -> None:
-    rows = read_rows(stages.inputs["data"] / "demonstrations.train.jsonl")
+    rows = read_split(stages.inputs["data"] / "demonstrations.train")
     tokens, cap, eos = lengths(language.tokenizer, rows), 14, language.tokenizer.eos_token_id
     fits = [i for i, n in enumerate(tokens) if n <= cap]
     assert 30 < len(fits) < 150 and tokens.count(cap) and tokens.count(cap + 1), "the cap itself is within"
@@ -199,11 +200,11 @@ def test_the_stage_learns_and_evaluates_without_overlong_demonstrations_by_defau
     metrics = stages.run("sft", tmp_path / "drop", **options)
     _, tokenizer = load_causal_lm(tmp_path / "drop" / "artifact", stages.job("sft").runtime)
     data = stages.inputs["data"]
-    tokens = lengths(tokenizer, read_rows(data / "demonstrations.train.jsonl"))
+    tokens = lengths(tokenizer, read_split(data / "demonstrations.train"))
     fit = sum(n <= 14 for n in tokens)
     assert metrics["sft/demonstrations"] == fit and metrics["sft/overlong"] == pytest.approx(1 - fit / len(tokens))
     model, _ = load_causal_lm(tmp_path / "drop" / "artifact", stages.job("sft").runtime)
-    heldout = read_rows(data / "demonstrations.heldout.jsonl")
+    heldout = read_split(data / "demonstrations.heldout")
     ending = [row for row, n in zip(heldout, lengths(tokenizer, heldout), strict=True) if n <= 14][:8]
     loss = mean_loss(model, tokenizer, encoded(tokenizer, ending, generation), stages.job("sft").runtime)
     assert metrics["sft/loss"] == pytest.approx(loss, abs=1e-6) and 0 < len(ending) < len(heldout)
@@ -214,7 +215,7 @@ def test_too_few_demonstrations_that_fit_are_the_users_mistake_and_the_message_n
     stages: Any, tmp_path: Path, cap: int, use: str
 ) -> None:
     options = {"overlong": "drop", "generation": GenerationConfig(max_prompt_tokens=64, max_new_tokens=cap)}
-    rows = read_rows(stages.inputs["data"] / "demonstrations.train.jsonl")
+    rows = read_split(stages.inputs["data"] / "demonstrations.train")
     if use == "to evaluate on":  # what fits is all in the training split
         options |= {"batch_size": 1, "micro_batch_size": 1}
     else:
@@ -223,7 +224,7 @@ def test_too_few_demonstrations_that_fit_are_the_users_mistake_and_the_message_n
     shutil.copytree(stages.inputs["data"], data)
     if use == "to evaluate on":
         long = [row | {"response": " ".join([row["response"]] * 3)} for row in rows[:8]]
-        write_rows(data / "demonstrations.heldout.jsonl", long)
+        write_split(data / "demonstrations.heldout", long)
     with pytest.raises(UserError) as error:
         type(stages)(stages.inputs | {"data": data}).run("sft", tmp_path / "out", **options)
     for part in (use, f"more than {cap} tokens", "generation.max_new_tokens", "sft.overlong=cut"):

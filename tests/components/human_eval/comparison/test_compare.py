@@ -11,6 +11,7 @@ import pytest
 
 from components.base.jsonl import read_rows
 from components.data.spreadsheet import write_csv
+from components.data.tables.published import write_split
 from components.human_eval.batch.reading import read_sheet
 from components.human_eval.comparison import sample, score
 from components.human_eval.comparison.pairs import models_of
@@ -39,7 +40,7 @@ class Case:
         (root / "data").mkdir(parents=True)
         (root / "data" / "task.json").write_text('{"name": "none"}')
         rows = [{"prompt": [{"role": "user", "content": f"Question {i}"}], "category": "xyz"[i % 3]} for i in range(60)]
-        (root / "data" / "prompts.test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_split(root / "data" / "prompts.test", rows)
         inputs = {"data": root / "data", "seal": root / "seal"}
         (root / "seal").write_text("secret")
         for number, voice in enumerate(voices, 1):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import read_rows
+from components.data.tables.published import read_split, write_split
 from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.batches import batch_of, limits_of_sft
 
@@ -77,7 +78,7 @@ def test_what_cannot_be_raised_is_said_before_the_run(stages: Any, tmp_path: Pat
     assert not caplog.records, "no alarm that only warns"
     limits_of_sft(models, job, data)
     assert "cannot raise filler" in caplog.text and "Raise ppo.batch_size" in caplog.text
-    write_rows(tmp_path / "prompts.calibration.jsonl", read_rows(data / "prompts.calibration.jsonl")[:7])
+    write_split(tmp_path / "prompts.calibration", read_split(data / "prompts.calibration")[:7])
     assert limits_of_sft(models, job, tmp_path) is None and "holds 7 prompts and the limits need 8" in caplog.text
 
 
@@ -91,7 +92,7 @@ def test_limits_are_of_sfts_responses_to_calibration_prompts_and_rows_of_a_batch
     limits = limits_of_sft(models, job, data)
     assert limits is not None and limits.responses == 30 and limits.unseen == 15
     assert limits_of_sft(models, stages.job("ppo", monitors={"responses": 12}), data).responses == 12  # type: ignore[union-attr]
-    prompts = [row["prompt"] for row in read_rows(data / "prompts.calibration.jsonl")[:2] for _ in range(2)]
+    prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[:2] for _ in range(2)]
     encoded = [encode_prompt(models.tokenizer, p, 64) for p in prompts]
     with rollout_engine(models.sft, models.tokenizer, job.runtime) as engine:
         samples = engine.sample(encoded, job.generation, 1)

@@ -180,11 +180,11 @@ def test_a_tail_adds_to_the_text_before_its_end_and_says_nothing_twice_but_to_re
 def test_a_score_that_depends_on_the_place_in_the_batch_is_seen(
     stages: Any, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from components.base.jsonl import read_rows
+    from components.data.tables.published import read_split
     from components.models.folders import load_reward_model
 
     model, tokenizer = load_reward_model(stages.inputs["reward"], runtime)
-    rows = read_rows(stages.inputs["data"] / "pairs.test.jsonl")[:7]
+    rows = read_split(stages.inputs["data"] / "pairs.test")[:7]
     scorer = Scorer(model, tokenizer, GenerationConfig(), runtime)
     assert position_invariance(scorer, rows) <= 1e-4
     whole = module.score_tokens

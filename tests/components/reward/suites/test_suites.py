@@ -13,7 +13,8 @@ from scipy.stats import t as student
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import write_rows
+from components.data.tables.published import read_split
 from components.models.folders import save_model
 from components.models.runtime import Runtime
 from components.reward.suites.reading import read_suite
@@ -146,7 +147,7 @@ def test_each_suite_gives_the_numbers_of_a_reference_computed_apart(
 
 def test_our_reward_model_scores_the_same_as_an_external_one(stages: Any, runtime: Runtime) -> None:
     artifact = stages.inputs["reward"]
-    rows = read_rows(stages.inputs["data"] / "pairs.test.jsonl")
+    rows = read_split(stages.inputs["data"] / "pairs.test")
     conversations = [[*row["prompt"], {"role": "assistant", "content": row["chosen"]}] for row in rows]
     ours, external = RewardScorer(artifact, runtime, "eval"), RewardScorer(artifact / "model", runtime, "eval")
     assert ours.ours and not external.ours and external.temperature == 1

@@ -152,7 +152,7 @@ def test_a_text_that_parquet_stores_once_for_many_rows_fills_no_memory(tmp_path:
 
 
 def test_a_row_of_parquet_larger_than_the_bound_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("components.data.cells.LARGEST_ROW", 2**20)
+    monkeypatch.setattr("components.data.tables.cells.LARGEST_ROW", 2**20)
     table = pa.table({"prompt": [str(n) * (2**20 if n == 1 else 9) for n in range(4)]})
     pq.write_table(table, tmp_path / "a.parquet", compression="none")
     assert problems(tmp_path / "a.parquet") == {2: "the row is larger than 1 MiB"}

@@ -1,0 +1,1 @@
+"""Arrow tables: cells of users' files, and the splits that validation publishes."""

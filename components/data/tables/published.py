@@ -1,0 +1,231 @@
+"""The splits that validation publishes: folders of Arrow shards, which later stages open memory-mapped.
+
+A split such as `pairs.train` is a folder with `00000.arrow`, `00001.arrow` and so on, each an Arrow stream that
+`datasets.Dataset.from_file` opens. The same rows give the same bytes with the same versions of `datasets` and pyarrow:
+the schema of each kind is fixed, and so are the rows of a batch and of a shard.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.base.errors import UserError, naming
+from components.base.jsonl import read_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH = 1_000
+"""Most rows of a record batch, which is what a reader holds in memory at once."""
+BATCH_CHARACTERS = 2**24
+"""A batch ends with the row that reaches so many characters, so that long rows do not fill memory."""
+SHARD = 20_000
+"""Rows of a shard; the last one may have fewer."""
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    "pairs": (
+        "category", "chosen", "columns", "judged_in", "margin", "objectives", "overlong", "prompt", "rejected", "row",
+        "soft_label", "source", "votes", "votes_chosen", "weight",
+    ),
+    "demonstrations": ("prompt", "response", "row", "source"),
+    "prompts": ("category", "columns", "prompt"),
+}  # fmt: skip
+"""Maps the kind of a split, the first part of its name, to its columns, in their order."""
+_KNOWN = frozenset(("category", "margin", "objectives", "soft_label", "votes", "votes_chosen"))
+"""Columns whose null is None; a null of any other means that the row has no such field."""
+
+
+def _schema(kind: str) -> "pa.Schema":
+    import pyarrow as pa
+
+    text, number, share = pa.string(), pa.int64(), pa.float64()
+    types: dict[str, pa.DataType] = {
+        "prompt": pa.list_(pa.struct([("content", text), ("role", text)])),
+        "objectives": pa.list_(pa.struct([("name", text), ("share", share)])),
+        "overlong": pa.bool_(),
+        **dict.fromkeys(("row", "votes", "votes_chosen"), number),
+        **dict.fromkeys(("margin", "soft_label", "weight"), share),
+    }
+    return pa.schema([(name, types.get(name, text)) for name in _COLUMNS[kind]])
+
+
+class SplitWriter:
+    """Writes a split shard by shard; it holds one batch of rows in memory. Close it by using it as a context."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is made and must not exist; the first part of its name is the kind: `pairs.train` has pairs.
+
+        Raises:
+            FileExistsError: the folder exists.
+        """
+        self.folder, self.kind = folder, folder.name.partition(".")[0]
+        self.schema = _schema(self.kind)
+        self._rows: list[Mapping[str, Any]] = []
+        self._characters = self._written = self._shards = 0
+        self._shard: Any = None
+        folder.mkdir(parents=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is None:
+            self._flush()
+            if not self._shards:  # a split without rows has its schema
+                self._open()
+            self._close()
+        elif self._shard is not None:
+            self._shard.close()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add a row.
+
+        Raises:
+            UserError: one of its values fits no column: text that UTF-8 has no bytes for, or too large a number.
+            ValueError: it has a field that the kind has no column for.
+        """
+        if unknown := row.keys() - set(_COLUMNS[self.kind]):
+            raise ValueError(f"{self.folder.name} has no column {', '.join(sorted(unknown))}")
+        stored = dict(row)
+        if row.get("columns") is not None:
+            stored["columns"] = json.dumps(row["columns"], sort_keys=True)
+        if row.get("objectives") is not None:
+            stored["objectives"] = [{"name": n, "share": s} for n, s in sorted(row["objectives"].items())]
+        self._rows.append(stored)
+        texts = (stored.get(name) for name in ("chosen", "rejected", "response", "columns"))
+        self._characters += sum(len(text) for text in texts if text)
+        self._characters += sum(len(message["content"]) for message in row["prompt"])
+        if len(self._rows) == BATCH or self._characters >= BATCH_CHARACTERS:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows = self._rows
+        while rows:
+            if self._shard is None:
+                self._open()
+            batch = rows[: SHARD - self._written]
+            with naming(self.folder):
+                self._shard.write_table(self._table(batch), len(batch))
+            rows = rows[len(batch) :]
+            self._written += len(batch)
+            if self._written == SHARD:
+                self._close()
+        self._rows, self._characters = [], 0
+
+    def _table(self, rows: list[Mapping[str, Any]]) -> "pa.Table":
+        import pyarrow as pa
+
+        try:
+            return pa.Table.from_pylist(rows, self.schema)
+        except (UnicodeEncodeError, OverflowError):
+            for row in rows:
+                for name, value in row.items():
+                    try:
+                        pa.array([value], self.schema.field(name).type)
+                    except (UnicodeEncodeError, OverflowError) as error:
+                        raise _unfit(row, name, error) from error
+            raise
+
+    def _open(self) -> None:
+        from datasets.arrow_writer import ArrowWriter
+
+        path = self.folder / f"{self._shards:05d}.arrow"
+        with naming(path):
+            self._shard = ArrowWriter(schema=self.schema, path=str(path))
+        self._shards += 1
+        self._written = 0
+
+    def _close(self) -> None:
+        if self._shard is not None:
+            with naming(self.folder):
+                self._shard.finalize()
+            self._shard = None
+
+
+def _unfit(row: Mapping[str, Any], name: str, error: Exception) -> UserError:
+    where = f"row {row['row']} of {row['source']!r}" if row.get("row") and row.get("source") else "a row"
+    if isinstance(error, UnicodeEncodeError):
+        what = f"has a character in {name} that UTF-8 has no bytes for ({error.object[error.start]!a})"
+        return UserError(f"{ascii(where)[1:-1]} {what}. Correct the text, or leave the row out.")
+    return UserError(f"{where} has a number in {name} that 64 bits do not hold. Correct it, or leave the row out.")
+
+
+def write_split(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write `rows` as the split `folder`, in the place of one that is there. Raises as `SplitWriter.write`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with SplitWriter(folder) as split:
+        for row in rows:
+            split.write(row)
+
+
+class SplitRows(Sequence[Any]):
+    """The rows of a split, or a choice of them, on a memory-mapped `datasets.Dataset`: each is read when asked for.
+
+    Rows are those that were written; what may be None in a `CanonicalRow` is there as None where it was not given.
+    """
+
+    def __init__(self, dataset: Any, places: range | NDArray[np.int64] | None = None) -> None:
+        """`places` (n,) of the rows in the dataset; all, in order, where it is None."""
+        self.dataset = dataset
+        self._arrow = dataset.with_format("arrow")
+        self._places = range(len(dataset)) if places is None else places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, which: int) -> Any: ...
+    @overload
+    def __getitem__(self, which: slice) -> "SplitRows": ...
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return SplitRows(self.dataset, self._places[which])
+        return _row(self._arrow[int(self._places[which])].to_pylist()[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), BATCH):
+            places = self._places[start : start + BATCH]
+            found = self._arrow[places if isinstance(places, range) else places.tolist()]
+            yield from map(_row, found.to_pylist())
+
+    def choose(self, which: NDArray[np.int64]) -> "SplitRows":
+        """The rows at the indices `which` (n,), in their order."""
+        return SplitRows(self.dataset, np.asarray(self._places, np.int64)[which])
+
+
+def _row(stored: dict[str, Any]) -> dict[str, Any]:
+    row = {name: value for name, value in stored.items() if value is not None or name in _KNOWN}
+    if row.get("objectives") is not None:
+        row["objectives"] = {each["name"]: each["share"] for each in row["objectives"]}
+    if "columns" in row:
+        row["columns"] = json.loads(row["columns"])
+    return row
+
+
+def read_split(folder: Path) -> Sequence[Any]:
+    """The rows of the split `folder`, of the type that the caller knows them to have.
+
+    (Of an artifact of an earlier version, which held a file `pairs.train.jsonl` in place of a folder, a list.)
+
+    Raises:
+        FileNotFoundError: there is no such split.
+    """
+    before = folder.with_name(f"{folder.name}.jsonl")
+    if not folder.is_dir() and before.is_file():
+        return read_rows(before)
+    import datasets
+
+    shards = sorted(folder.glob("*.arrow"))
+    if not shards:
+        raise FileNotFoundError(f"{folder} holds no shard of a split (00000.arrow)")
+    opened = [datasets.Dataset.from_file(str(shard)) for shard in shards]
+    return SplitRows(opened[0] if len(opened) == 1 else datasets.concatenate_datasets(opened))
+
+
+def has_split(folder: Path) -> bool:
+    """Whether there is a split `folder`, in either form that `read_split` reads."""
+    return folder.is_dir() or folder.with_name(f"{folder.name}.jsonl").is_file()
