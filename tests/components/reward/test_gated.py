@@ -98,9 +98,9 @@ def trained(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Trained:
             "reward", folder / "second", refresh={"from_run": "any"}, epochs=3, learning_rate=3e-3, **OPTIONS
         )
     artifact = folder / "second" / "artifact"
-    rows = {split: read_split(new / f"pairs.{split}") for split in SPLITS}
+    rows = {split: list(read_split(new / f"pairs.{split}")) for split in SPLITS}
     rows["train"] += read_split(artifact / "previous" / "pairs.train")
-    rows["old test"] = read_split(old / "pairs.test")
+    rows["old test"] = list(read_split(old / "pairs.test"))
     return Trained(artifact, earlier, metrics, rows, seen)
 
 

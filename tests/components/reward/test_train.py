@@ -103,8 +103,8 @@ def test_votes_are_read_from_the_row_and_a_row_without_them_is_the_majoritys(lan
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"labels": "shares"}, r"pairs\.train\.jsonl: none of its 100 rows, from row 1 on, has soft_label.*labels"),
-        ({"objectives": {"kind": 1}}, r"pairs\.train\.jsonl: none .* row 1 on, has objectives\.kind.*take it out"),
+        ({"labels": "shares"}, r"pairs\.train: none of its 100 rows, from row 1 on, has soft_label.*labels"),
+        ({"objectives": {"kind": 1}}, r"pairs\.train: none .* row 1 on, has objectives\.kind.*take it out"),
     ],
 )
 def test_votes_that_nobody_gave_are_the_users_mistake(

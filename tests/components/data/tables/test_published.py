@@ -26,7 +26,7 @@ OPTIONAL: dict[str, Any] = {
 
 
 def pair(number: int, **more: Any) -> dict[str, Any]:
-    prompt = [{"content": f"Frage {number}: größer als \N{GRINNING FACE}?", "role": "user"}]
+    prompt = [{"content": f"Frage {number}: größer \N{GRINNING FACE}?", "role": "user"}]
     row = {"prompt": prompt, "chosen": f"ja {number}", "rejected": "いいえ", "source": "a.jsonl", "row": number + 1}
     return OPTIONAL | row | more
 

@@ -23,6 +23,7 @@ from components.reward.refresh.compare import Refresh, replayed, without_leaks
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import ScoreScale, head_scores, member_folder, score_sequences
 from components.stats.calibration.measure import calibration
+from tests.splits import published
 
 LEARN = {"epochs": 12, "learning_rate": 1e-2, "checkpoint_every": 100}
 REFRESH = {"refresh": {"from_run": "any"}}
@@ -46,7 +47,7 @@ def greeted(row: dict[str, Any], greeting: str) -> dict[str, Any]:
 def desk_pairs(seed: int, count: int, greeting: str) -> list[dict[str, Any]]:
     """The support desk's pairs; the `greeting` makes their prompts others than any that it asks."""
     _, pairs = generate(seed, SupportDeskConfig(demonstrations=50, pairs=count))
-    return [greeted(row | {"margin": None}, greeting) for row in pairs]
+    return [greeted(row | {"margin": None}, greeting) for row in published(pairs)]
 
 
 def flipped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ def after(stages: Any, previous: Path, **inputs: Path) -> Any:
 def learned(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reward model that has learned its training pairs; greeted, they are its test pairs: it is right there."""
     folder = tmp_path_factory.mktemp("learned")
-    rows = read_split(stages.inputs["data"] / "pairs.train")
+    rows = list(read_split(stages.inputs["data"] / "pairs.train"))
     data = copied(stages.inputs["data"], folder / "data", test=[greeted(row, "Hello.") for row in rows])
     type(stages)(stages.inputs | {"data": data}).run("reward", folder, **LEARN)
     return folder
@@ -98,7 +99,7 @@ def test_before_its_first_step_it_scores_as_the_earlier_model_did(
     stages: Any, tmp_path: Path, runtime: Runtime, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     votes = [row | {"objectives": {"longer": 1.0, "shorter": 0.25}}
-             for row in read_split(stages.inputs["data"] / "pairs.train")]  # fmt: skip
+             for row in list(read_split(stages.inputs["data"] / "pairs.train"))]  # fmt: skip
     old = type(stages)(stages.inputs | {"data": copied(stages.inputs["data"], tmp_path / "old", train=votes)})
     old.run("reward", tmp_path / "first", max_pairs=32, **options)
     earlier = tmp_path / "first" / "artifact"
@@ -119,7 +120,7 @@ def test_before_its_first_step_it_scores_as_the_earlier_model_did(
 
     # A merged adapter rounds otherwise: one of the pairs that an untrained model scores alike may change sides, and the
     # interval then ends at one and a half.
-    slack = 2 / len(read_split(stages.inputs["data"] / "pairs.test")) if "lora" in options else 0
+    slack = 2 / len(list(read_split(stages.inputs["data"] / "pairs.test"))) if "lora" in options else 0
     for name in ("gain", "gain_low", "gain_high", "right_to_wrong", "wrong_to_right", "left_out"):
         assert metrics[f"reward/refresh_{name}"] == pytest.approx(0, abs=slack), name
     close = 1e-4 if "lora" in options else 1e-7  # members are combined in float32
@@ -135,7 +136,7 @@ def test_forgetting_is_seen_and_fails_its_gate_and_replay_of_half_holds_it_back(
     stages: Any, learned: Path, fresh: Path, tmp_path: Path
 ) -> None:
     """The new pairs prefer what the old ones rejected, on other prompts: without replay it is learned and unlearned."""
-    wrong = copied(fresh, tmp_path / "wrong", train=flipped(read_split(fresh / "pairs.train")))
+    wrong = copied(fresh, tmp_path / "wrong", train=flipped(list(read_split(fresh / "pairs.train"))))
     run = after(stages, learned / "artifact", data=wrong, previous_data=learned / "data")
     lost = run.run("reward", tmp_path / "lost", **LEARN, refresh={"from_run": "any", "replay": 0})
     held = run.run("reward", tmp_path / "held", **LEARN, refresh={"from_run": "any", "replay": 0.5})
@@ -159,7 +160,7 @@ def test_both_models_are_reported_on_the_old_test_pairs_and_not_on_the_new(
     run = after(stages, stages.inputs["reward"], data=fresh)
     metrics = run.run("reward", tmp_path, learning_rate=1e-2, **REFRESH)
     report = json.loads((tmp_path / "artifact" / "refresh.json").read_text())
-    rows = read_split(stages.inputs["data"] / "pairs.test")
+    rows = list(read_split(stages.inputs["data"] / "pairs.test"))
     job = run.job("reward")
     for name, artifact, metric in (
         ("previous", stages.inputs["reward"], "accuracy_previous"), ("new", tmp_path / "artifact", "accuracy")
@@ -183,7 +184,7 @@ def test_both_models_are_reported_on_the_old_test_pairs_and_not_on_the_new(
 
 
 def test_the_share_of_old_pairs_is_exactly_the_one_asked_for(stages: Any, fresh: Path) -> None:
-    new, old = (read_split(d / "pairs.train") for d in (fresh, stages.inputs["data"]))
+    new, old = (list(read_split(d / "pairs.train")) for d in (fresh, stages.inputs["data"]))
     for share, wanted in ((0, 0), (0.25, 20), (0.5, 60), (0.1, 7), (0.9, 100)):
         drawn = replayed(RefreshConfig(from_run="any", replay=share), 0, new, old)
         assert len(drawn) == wanted, "a share of 0.25 of 80 is 20; 0.9 would be 540, and there are 100"
@@ -193,7 +194,7 @@ def test_the_share_of_old_pairs_is_exactly_the_one_asked_for(stages: Any, fresh:
 
 
 def test_a_pair_that_is_judged_anew_is_not_replayed_with_its_old_judgement(stages: Any, fresh: Path) -> None:
-    new, old = (read_split(d / "pairs.train") for d in (fresh, stages.inputs["data"]))
+    new, old = (list(read_split(d / "pairs.train")) for d in (fresh, stages.inputs["data"]))
     anew = flipped(old[:10]) + old[10:15]
     drawn = replayed(RefreshConfig(from_run="any", replay=0.9), 0, new + anew, old)
     assert drawn == [row for row in old if row not in old[:15]]
@@ -202,8 +203,8 @@ def test_a_pair_that_is_judged_anew_is_not_replayed_with_its_old_judgement(stage
 def test_pairs_of_prompts_that_stood_in_another_split_are_left_out_and_counted(
     stages: Any, fresh: Path, tmp_path: Path
 ) -> None:
-    old = {split: read_split(stages.inputs["data"] / f"pairs.{split}") for split in SPLITS}
-    new = {split: read_split(fresh / f"pairs.{split}") for split in SPLITS}
+    old = {split: list(read_split(stages.inputs["data"] / f"pairs.{split}")) for split in SPLITS}
+    new = {split: list(read_split(fresh / f"pairs.{split}")) for split in SPLITS}
 
     leaking = {
         "train": [*new["train"], old["test"][0], shouted(old["test"][1]), old["calibration"][0]],
@@ -217,7 +218,7 @@ def test_pairs_of_prompts_that_stood_in_another_split_are_left_out_and_counted(
     metrics = run.run("reward", tmp_path, **REFRESH)
     assert metrics["reward/refresh_left_out"] == 6 and metrics["reward/test_pairs"] == 30
     assert metrics["reward/refresh_replayed"] == 20, "a quarter of 80"
-    with pytest.raises(UserError, match=r"pairs\.train\.jsonl: each of its 30 rows.*reward\.refresh.*data\.split"):
+    with pytest.raises(UserError, match=r"pairs\.train: each of its 30 rows.*reward\.refresh.*data\.split"):
         without_leaks(new | {"train": old["test"]}, old)
 
 
@@ -235,7 +236,7 @@ def test_what_a_refresh_left_out_and_what_was_trained_on_before_it_are_known_to_
     stages: Any, fresh: Path, tmp_path: Path
 ) -> None:
     """The second run replays nothing, so that it takes over no pair of the first run's training split."""
-    first, second = ({s: read_split(d / f"pairs.{s}") for s in SPLITS} for d in (stages.inputs["data"], fresh))
+    first, second = ({s: list(read_split(d / f"pairs.{s}")) for s in SPLITS} for d in (stages.inputs["data"], fresh))
     leaking = copied(
         fresh, tmp_path / "leaking",
         train=[*second["train"], shouted(first["test"][0]), shouted(first["calibration"][0])],
@@ -255,14 +256,14 @@ def test_what_a_refresh_left_out_and_what_was_trained_on_before_it_are_known_to_
         assert metrics["reward/refresh_left_out"] == 2 and metrics["reward/test_pairs"] == 5
         earlier = data
     kept = tmp_path / "3" / "artifact" / "previous"
-    assert read_split(kept / "pairs.train") == second["train"]
-    assert read_split(kept / "pairs.test") == second["test"] + first["test"]
+    assert list(read_split(kept / "pairs.train")) == second["train"]
+    assert list(read_split(kept / "pairs.test")) == second["test"] + first["test"]
 
 
 def test_a_pair_is_not_replayed_where_its_prompt_is_compared_on_though_the_first_run_trained_on_it(
     stages: Any, fresh: Path, tmp_path: Path
 ) -> None:
-    old, new = ({s: read_split(d / f"pairs.{s}") for s in SPLITS} for d in (stages.inputs["data"], fresh))
+    old, new = ({s: list(read_split(d / f"pairs.{s}")) for s in SPLITS} for d in (stages.inputs["data"], fresh))
     twice = [shouted(old["test"][0]), shouted(old["calibration"][0])]
     run = after(stages, stages.inputs["reward"],
                 previous_data=copied(stages.inputs["data"], tmp_path / "data", train=twice + old["train"]))  # fmt: skip
@@ -275,7 +276,7 @@ def test_a_pair_is_not_replayed_where_its_prompt_is_compared_on_though_the_first
 def test_what_people_judged_trains_though_it_was_held_out_and_leaves_the_old_test_pairs(
     stages: Any, fresh: Path, tmp_path: Path
 ) -> None:
-    old = {split: read_split(stages.inputs["data"] / f"pairs.{split}") for split in SPLITS}
+    old = {split: list(read_split(stages.inputs["data"] / f"pairs.{split}")) for split in SPLITS}
     voted = [flipped([shouted(row)])[0] | {"judged_in": "0a1b2c3d"} for row in old["test"][:12]]
     held = [row | {"judged_in": "0a1b2c3d"} for row in desk_pairs(11, 80, "Judged.")[:9]]
     new = {"train": [*old["train"], *voted], "calibration": old["calibration"], "test": [*old["test"][12:], *held]}
@@ -330,7 +331,7 @@ def adapted(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_of_another_make_is_refused_with_what_to_do(
     stages: Any, fresh: Path, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    votes = [row | {"objectives": {"longer": 1.0}} for row in read_split(fresh / "pairs.train")]
+    votes = [row | {"objectives": {"longer": 1.0}} for row in list(read_split(fresh / "pairs.train"))]
     run = after(stages, stages.inputs["reward"], data=copied(fresh, tmp_path / "data", train=votes))
     with pytest.raises(UserError, match=message):
         run.run("reward", tmp_path, **options, **REFRESH)
