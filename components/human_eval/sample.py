@@ -9,7 +9,7 @@ from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.splits import loose_key
 from components.data.support_desk.task import task_name
-from components.data.tables.published import has_split, read_split
+from components.data.tables.published import has_split, read_split, rows_at
 from components.human_eval.batch.attention import held_out_replies, with_attention
 from components.human_eval.batch.halves import JUDGED_IN
 from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
@@ -87,8 +87,10 @@ def not_judged_yet(rows: Sequence[HeldOutPrompt], data: Path, items: int) -> Seq
     """
     pairs = data / "pairs.test"
     judged = {loose_key(row["prompt"]) for row in (read_split(pairs) if has_split(pairs) else ()) if JUDGED_IN in row}
-    fresh = [row for row in rows if loose_key(row["prompt"]) not in judged]
-    return fresh if len(fresh) >= items else rows
+    if not judged:
+        return rows
+    fresh = [place for place, row in enumerate(rows) if loose_key(row["prompt"]) not in judged]
+    return rows_at(rows, fresh) if len(fresh) >= items else rows
 
 
 def check_judges(config: HumanEvalConfig, data: Path) -> None:

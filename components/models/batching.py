@@ -1,10 +1,13 @@
 """Token lists into batches: length buckets, padding, masks. A mask is True where a token counts, everywhere."""
 
 import random
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from components.models.tokenizers import rendered_prompt
@@ -42,14 +45,34 @@ def encode_response(tokenizer: Any, text: str, max_tokens: int) -> list[int]:
     return ids[:max_tokens]
 
 
+def encode_prompts(tokenizer: Any, prompts: Sequence[Messages], max_tokens: int) -> list[list[int]]:
+    """As `encode_prompt` of each, which it takes a fraction of the time of."""
+    if not prompts:
+        return []
+    rendered = [rendered_prompt(tokenizer, prompt) for prompt in prompts]
+    found = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    return [
+        ids if len(ids) <= max_tokens else encode_prompt(tokenizer, prompt, max_tokens)
+        for ids, prompt in zip(found, prompts, strict=True)
+    ]
+
+
+def encode_responses(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """As `encode_response` of each, which it takes a fraction of the time of."""
+    if not texts:
+        return []
+    found = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return [[*ids, tokenizer.eos_token_id][:max_tokens] for ids in found]
+
+
 def length_buckets(
-    lengths: Sequence[int], batch_size: int, rng: random.Random, shuffle: bool = True
+    lengths: Sequence[int] | NDArray[np.integer[Any]], batch_size: int, rng: random.Random, shuffle: bool = True
 ) -> list[list[int]]:
     """Indices in batches of like length: shuffled, sorted within runs of 32 batches, the batches shuffled again.
 
     Without `shuffle` everything is sorted by length, for evaluation. Every index stands in exactly one batch.
     """
-    order = list(range(len(lengths)))
+    order = array("q", range(len(lengths)))
     run = batch_size * 32 if shuffle else len(order)
     if shuffle:
         rng.shuffle(order)

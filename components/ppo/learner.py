@@ -78,11 +78,12 @@ class Learner:
     """The critic alone learns in this update; `set_rates` says so."""
 
     @classmethod
-    def start(cls, models: Models, job: PpoJob, data: Path | None = None) -> "Learner":
+    def start(cls, models: Models, job: PpoJob, data: Path | None = None, folder: Path | None = None) -> "Learner":
         """Optimisers over what trains: AdamW on the policy, and on the critic at its own rate.
 
         Args:
             data: the artifact whose demonstrations `ppo.ptx` mixes in.
+            folder: for a file of their tokens; None holds them in memory.
 
         Raises:
             UserError: as `MixedDemonstrations.read`.
@@ -91,7 +92,7 @@ class Learner:
         optimizers = {n: build_optimizer(m.requires_grad_(True), config) for n, m in models.trained().items()}
         if config.ptx.coefficient and data is not None:
             demonstrations = MixedDemonstrations.read(
-                data, models.tokenizer, job.generation, config.ptx.batch_size, job.seed
+                data, models.tokenizer, job.generation, config.ptx.batch_size, job.seed, folder
             )
         return cls(models, job, optimizers, demonstrations)
 

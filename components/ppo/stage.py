@@ -4,7 +4,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -19,10 +19,10 @@ from components.base.files import make_folder, replacing
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.support_desk.task import task_scores
-from components.data.tables.published import read_split
+from components.data.tables.published import SplitColumn, read_split
 from components.distributed import ranks
 from components.models.adapters import AdapterView, save_adapter
-from components.models.batching import encode_prompt
+from components.models.batching import encode_prompts
 from components.models.folders import save_model
 from components.models.runtime import peak_memory_gb
 from components.models.sampling import Samples
@@ -80,7 +80,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     if job.ppo.epochs > 4:
         warnings.warn(f"ppo.epochs is {job.ppo.epochs}: more than 4 passes drift far off-policy.", stacklevel=1)
     data = inputs["data"]
-    prompts = [row["prompt"] for row in read_split(data / "prompts.train")]
+    prompts = SplitColumn(read_split(data / "prompts.train"), "prompt")
     if not prompts:
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
     models = Models.load(job, inputs)
@@ -89,7 +89,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
 
 
 def _trained_and_judged(
-    models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, observe: Observe
+    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
     """Train, check what was held still, write the artifact, and return the metrics of the final evaluation."""
     held = {name: weights_digest(m) for name, m in _held(models).items()}
@@ -183,11 +183,11 @@ def _held(models: Models) -> dict[str, nn.Module]:
 
 
 def train(
-    models: Models, job: PpoJob, prompts: list[Any], data: Path, out: Path, observe: Observe
+    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> tuple[Progress, Watch]:
     """Train the policy; return what was seen and what evaluations found. Resumes from `out/checkpoint/ppo`."""
     config, folder = job.ppo, out / "checkpoint" / "ppo"
-    learner, controller = Learner.start(models, job, data), KLController.start(config.kl)
+    learner, controller = Learner.start(models, job, data, out), KLController.start(config.kl)
     refresh_every = config.kl.refresh_every
     modules = models.trained() | ({"reference": models.reference} if refresh_every else {})
     average = None if config.ema is None else WeightAverage(models.policy, config.ema)
@@ -199,7 +199,6 @@ def train(
         for row in seen.history:
             observe(int(row["update"]), {k: v for k, v in row.items() if k != "update"}, total=config.updates)
         observe(resumed[0], {}, total=config.updates, resumed=True)
-    encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
 
     def save(step: int) -> None:
@@ -213,16 +212,17 @@ def train(
             update, began = len(seen.history), time.perf_counter()
             # 1. sample responses to the prompts of the batch, those to one prompt beside each other
             asked = prompt_batch(len(prompts), config.batch_size // config.group_size, update, job.seed)
-            chosen = [i for i in asked for _ in range(config.group_size)]
+            asked_of = [prompt for i in asked for prompt in [prompts[i]] * config.group_size]
+            encoded = encode_prompts(models.tokenizer, asked_of, job.generation.max_prompt_tokens)
             try:
-                samples = _sample(models, [encoded[i] for i in chosen], job, update, rollouts)
+                samples = _sample(models, encoded, job, update, rollouts)
             except Unreachable:  # a server died: the updates so far are kept, for when it is back
                 if update:
                     save(update)
                 raise
             with _kept_if_stopped(out, update, samples) as batch:
                 # 2. score them, and weigh the score against KL to the reference
-                experience = gather_experience(models, samples, job, controller.beta, [prompts[i] for i in chosen])
+                experience = gather_experience(models, samples, job, controller.beta, asked_of)
                 batch.append(experience)
                 if update == 0:
                     check_start(experience, job)
@@ -231,7 +231,7 @@ def train(
             if average is not None:
                 average.update(models.policy)
             seen.warned = seen.warned or warn_of_scores(update + 1, metrics)
-            texts, asked_of = samples.texts(models.tokenizer), [prompts[i] for i in chosen]
+            texts = samples.texts(models.tokenizer)
             raised = list[dict[str, object]]()
             if limits is not None and experience.sft is not None:
                 measured = batch_of(

@@ -2,14 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from components.base.errors import UserError
+from components.base.hashing import hash8
 from components.data.rows import CanonicalRow
-from components.models.batching import encode_prompt, encode_response
+from components.models.batching import encode_prompts, encode_responses
 from components.models.config import GenerationConfig
 from components.reward.config import RewardConfig
 from components.training.loop import seeded
+from components.training.tokens import TokenLists, TokenWriter, chunks
 
 NO_VOTES = math.nan
 """The share of votes where nobody voted."""
@@ -32,23 +38,60 @@ class Pair(NamedTuple):
     """Of each head: the share of votes for the chosen response, `NO_VOTES` where there are none."""
 
 
+class EncodedPairs(Sequence[Pair]):
+    """n pairs, of which the tokens are read when they are asked for."""
+
+    def __init__(self, chosen: TokenLists, rejected: TokenLists, labels: NDArray[np.float64]) -> None:
+        """`labels` (n, 2 + heads): margin, weight, and the share of votes of each head."""
+        self.chosen, self.rejected, self._labels = chosen, rejected, labels
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @overload
+    def __getitem__(self, which: int) -> Pair: ...
+    @overload
+    def __getitem__(self, which: slice) -> "EncodedPairs": ...
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return self.choose(np.arange(len(self))[which])
+        margin, weight, *shares = self._labels[which].tolist()
+        return Pair(self.chosen[which], self.rejected[which], margin, weight, tuple(shares))
+
+    def choose(self, which: NDArray[np.int64]) -> "EncodedPairs":
+        """The pairs at the indices `which` (m,)."""
+        return EncodedPairs(self.chosen.choose(which), self.rejected.choose(which), self._labels[which])
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """How often each counts (n,)."""
+        return self._labels[:, 1]
+
+
 def encode_pairs(
     tokenizer: Any,
     rows: Sequence[PreferencePair],
     generation: GenerationConfig,
     config: RewardConfig = RewardConfig(),  # noqa: B008  (it is frozen)
-) -> list[Pair]:
-    """Token ids of pairs, cut to the lengths of `generation`, labelled as `config` says."""
-    out = []
-    for row in rows:
-        prompt = encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens)
-        chosen, rejected = (
-            prompt + encode_response(tokenizer, text, generation.max_new_tokens)
-            for text in (row["chosen"], row["rejected"])
-        )
-        margin, weight = row.get("margin") or 0.0, row.get("weight", 1.0)
-        out.append(Pair(chosen, rejected, margin, weight, _shares(row, config)))
-    return out
+    folder: Path | None = None,
+) -> EncodedPairs:
+    """Token ids of pairs, cut to the lengths of `generation`, labelled as `config` says.
+
+    Args:
+        folder: for a file of the tokens; None holds them in memory.
+    """
+    chosen, rejected = TokenWriter(folder), TokenWriter(folder)
+    labels = [np.empty((0, 2 + max(len(config.heads), 1)))]
+    for chunk in chunks(rows):
+        prompts = encode_prompts(tokenizer, [row["prompt"] for row in chunk], generation.max_prompt_tokens)
+        good = encode_responses(tokenizer, [row["chosen"] for row in chunk], generation.max_new_tokens)
+        bad = encode_responses(tokenizer, [row["rejected"] for row in chunk], generation.max_new_tokens)
+        for prompt, one, other in zip(prompts, good, bad, strict=True):
+            chosen.append(prompt + one)
+            rejected.append(prompt + other)
+        known = [(row.get("margin") or 0.0, row.get("weight", 1.0), *_shares(row, config)) for row in chunk]
+        labels.append(np.array(known, np.float64))
+    return EncodedPairs(chosen.written(), rejected.written(), np.concatenate(labels))
 
 
 def _shares(row: PreferencePair, config: RewardConfig) -> tuple[float, ...]:
@@ -79,9 +122,10 @@ def check_votes(rows: Sequence[PreferencePair], config: RewardConfig, file: str)
         )
 
 
-def member_rows(rows: Sequence[PreferencePair], share: float, seed: int, member: int) -> list[int]:
-    """Indices, in their order, of the rows of a random `share` of the prompts: what reward model `member` trains on."""
-    of_row = [str(row["prompt"]) for row in rows]
-    prompts = list(dict.fromkeys(of_row))
-    drawn = set(seeded(seed, "reward", "share", member).sample(prompts, max(1, round(share * len(prompts)))))
-    return [i for i, prompt in enumerate(of_row) if prompt in drawn]
+def member_rows(rows: Sequence[PreferencePair], share: float, seed: int, member: int) -> NDArray[np.int64]:
+    """Indices (m,), in their order, of the rows of a random `share` of the prompts: what model `member` trains on."""
+    of_row = np.frombuffer(b"".join(hash8(str(row["prompt"])) for row in rows), np.uint64)
+    _, first, same = np.unique(of_row, return_index=True, return_inverse=True)
+    prompts = np.sort(first)  # in order of first appearance, which is what is drawn from
+    drawn = seeded(seed, "reward", "share", member).sample(range(len(prompts)), max(1, round(share * len(prompts))))
+    return np.flatnonzero(np.isin(first[same], prompts[drawn]))

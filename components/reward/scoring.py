@@ -18,6 +18,7 @@ from components.models.logprobs import Side, last_hidden
 from components.models.runtime import Runtime
 from components.reward.config import EnsembleConfig
 from components.training.loop import seeded
+from components.training.tokens import lengths_of
 
 
 class ScoreScale(Settings):
@@ -152,7 +153,7 @@ def score_sequences(
 ) -> Tensor:  # fmt: skip
     """Raw scores (N,) of token lists (prompt and response), in their order, on the CPU."""
     out = torch.zeros(len(sequences))
-    for batch in length_buckets([len(s) for s in sequences], batch_size, seeded(0), shuffle=False):
+    for batch in length_buckets(lengths_of(sequences), batch_size, seeded(0), shuffle=False):
         ids, mask = pad([sequences[i] for i in batch], pad_id, side)
         ids, mask = onto(runtime.device, ids), onto(runtime.device, mask)
         out[torch.tensor(batch)] = score_tokens(model, ids, mask, runtime, side).cpu()

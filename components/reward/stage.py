@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from components.base.hashing import hash8
 from components.base.jsonl import write_json
 from components.base.observe import Observe
 from components.data.splits import SPLITS
@@ -23,14 +24,14 @@ from components.reward.evaluation.baselines import chosen_shown_first, length_ba
 from components.reward.evaluation.length import response_tokens
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
 from components.reward.evaluation.slices import Pairs, character_gaps, slice_report
-from components.reward.pairs import Pair, PreferencePair, check_votes, encode_pairs
+from components.reward.pairs import EncodedPairs, PreferencePair, check_votes, encode_pairs
 from components.reward.refresh.agreement import judged_metrics
 from components.reward.refresh.compare import Refresh
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
 from components.reward.train import train_models
 from components.stats.calibration.measure import calibration, correctness, fit_temperature
 from components.stats.calibration.nulls import Judgements
-from components.stats.intervals import Numbers, clustered_mean
+from components.stats.intervals import Numbers, cluster_codes, clustered_mean
 from components.training.loop import torch_seed
 
 
@@ -53,7 +54,7 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     if job.reward.refresh is not None:
         refresh = Refresh.begin(job, job.reward.refresh, inputs, splits)
         splits = refresh.splits
-    pairs = {s: encode_pairs(tokenizer, rows, job.generation, job.reward) for s, rows in splits.items()}
+    pairs = {s: encode_pairs(tokenizer, rows, job.generation, job.reward, out) for s, rows in splits.items()}
     pad_id, members = tokenizer.pad_token_id, []
     models = train_models(job, inputs["sft"], splits["train"], pairs["train"], pad_id, out, observe,
                           inputs.get("previous_reward"))  # fmt: skip
@@ -78,7 +79,7 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     write_json(out / "artifact" / "robustness.json", robustness)
     metrics = {f"reward/{n}": float(value) for n in _REPORTED if (value := calibrated[n]) is not None} | {
         "reward/test_pairs": float(len(pairs["test"])),
-        "reward/invariance": invariance(whole, pad_id, [p.chosen for p in pairs["test"][:32]], job.runtime),
+        "reward/invariance": invariance(whole, pad_id, pairs["test"].chosen[:32], job.runtime),
         "reward/shift": scale.shift,
         "reward/scale": scale.scale,
         **robustness_metrics(robustness),
@@ -106,7 +107,7 @@ _REPORTED = (
 
 def _calibrate(
     job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, Sequence[PreferencePair]],
-    pairs: Mapping[str, list[Pair]], artifact: Path,
+    pairs: Mapping[str, EncodedPairs], artifact: Path,
 ) -> tuple[float, Numbers]:  # fmt: skip
     """Fit the temperature on the calibration split, report everything on the test split, baselines beside it.
 
@@ -114,19 +115,20 @@ def _calibrate(
     """
 
     def scores(split: str) -> np.ndarray:
-        sides = [p.chosen for p in pairs[split]], [p.rejected for p in pairs[split]]
+        sides = pairs[split].chosen, pairs[split].rejected
         found = [score_sequences(model, tokenizer.pad_token_id, side, job.runtime) for side in sides]
         return torch.stack(found).double().numpy()
 
     test, most = splits["test"], job.generation.max_new_tokens
-    clusters = [str(row["prompt"]) for row in test]
+    clusters = cluster_codes(hash8(str(row["prompt"])) for row in test).tolist()
     on_test = scores("test")
     found = on_test[0] - on_test[1]
     temperature = fit_temperature(np.subtract(*scores("calibration")))
     judged = Judgements.of(test, clusters)
     calibrated = calibration(found, clusters, temperature, job.seed, job.reward.calibration_bins, judgements=judged)
-    sides = [row["chosen"] for row in test], [row["rejected"] for row in test]
-    tokens = np.stack([response_tokens(tokenizer, side, most) for side in sides])
+    tokens = np.stack(
+        [response_tokens(tokenizer, (row[side] for row in test), most) for side in ("chosen", "rejected")]
+    )
     by_slice = slice_report(Pairs(test, tokens, on_test), clusters, temperature, job.seed, judgements=judged)
     by_length, rule = length_baseline(character_gaps(splits["train"]), character_gaps(test))
     by_majority = majority_baseline(chosen_shown_first(splits["train"]), chosen_shown_first(test))

@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from components.base.observe import Observe
@@ -18,7 +20,7 @@ from components.models.folders import draw_head, frozen, load_reward_model
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
 from components.reward.pair_scores import check_packed, longer, packed_length, packed_scores, separate_scores
-from components.reward.pairs import Pair, PreferencePair, member_rows
+from components.reward.pairs import EncodedPairs, Pair, PreferencePair, member_rows
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import adapter_name
 from components.training.loop import TrainingExamples, fit, torch_seed
@@ -29,7 +31,7 @@ with a sliding window misses nothing of shorter ones."""
 
 
 def train_models(
-    job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: Sequence[Pair], pad_id: int, out: Path,
+    job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: EncodedPairs, pad_id: int, out: Path,
     observe: Observe, previous: Path | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """The reward models that the artifact holds, frozen, one after the other: the members, or their average.
@@ -61,7 +63,7 @@ def train_models(
 
             model = begin(member, first)
             first = model if first is None and config.lora is not None else first
-            whole = fit_model(job, model, [pairs[i] for i in share], pad_id, out, counted_through, member)
+            whole = fit_model(job, model, pairs.choose(share), pad_id, out, counted_through, member)
             yield frozen(whole)
 
     if config.combine == "average" and config.members > 1:
@@ -104,7 +106,8 @@ def fit_model(
 
     scores = packed_scores if config.shared_prompts else separate_scores
     if config.shared_prompts:
-        check_packed(model, sorted(pairs, key=longer)[-CHECKED:], pad_id, job.runtime)
+        longest = np.argsort([longer(pair) for pair in pairs], kind="stable")[-CHECKED:].tolist()
+        check_packed(model, [pairs[i] for i in longest], pad_id, job.runtime)
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         rows = [pairs[i] for i in batch]
@@ -117,14 +120,16 @@ def fit_model(
         return loss, {"reward/train_loss": loss, "reward/train_accuracy": weighted_mean(right, weights)}
 
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
-    data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=[p.weight for p in pairs])
+    weights = pairs.weights if isinstance(pairs, EncodedPairs) else [pair.weight for pair in pairs]
+    data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=weights)
     fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None)
     return gathered(model)
 
 
-def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> list[int]:
-    """What training sorts pairs into batches by: the tokens of what is computed of each."""
-    return [packed_length(pair) if config.shared_prompts else longer(pair) for pair in pairs]
+def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> NDArray[np.int64]:
+    """What training sorts pairs into batches by: the tokens (n,) of what is computed of each."""
+    computed = packed_length if config.shared_prompts else longer
+    return np.fromiter((computed(pair) for pair in pairs), np.int64, len(pairs))
 
 
 @torch.no_grad()

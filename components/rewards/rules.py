@@ -10,7 +10,7 @@ from components.base.jsonl import Message
 from components.rewards.config import RulesConfig
 from components.rewards.function import FunctionSource
 from components.rewards.source import named
-from components.rewards.weighted import columns_of, replies_of
+from components.rewards.weighted import PromptColumns, replies_of
 
 
 class Rules:
@@ -26,7 +26,7 @@ class Rules:
             UserError: the function can't be imported, or was edited after the run began.
         """
         self._patterns = {name: re.compile(pattern) for name, pattern in config.patterns.items()}
-        self._columns: Mapping[str, Mapping[str, Any]] = columns_of(data)
+        self._columns: Mapping[str, Mapping[str, Any]] = PromptColumns(data)
         self._caller = config.caller
         self._function = None if self._caller is None else FunctionSource(self._caller)
 

@@ -1,7 +1,7 @@
 """Several sources as one reward: each on a scale of its own, then their weighted sum."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +13,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from components.base.errors import UserError
-from components.base.hashing import canonical_json
+from components.base.hashing import canonical_json, hash8
 from components.base.jsonl import Message
+from components.data.splits import SPLITS
 from components.data.tables.published import has_split, read_split
 from components.distributed import ranks
 from components.models.runtime import Runtime
@@ -74,7 +75,7 @@ class Rewards:
                 if opened is not None:
                     sources[config.name] = opened
                     stack.callback(opened.close)
-            columns = columns_of(inputs["data"])
+            columns = PromptColumns(inputs["data"])
             open_sources = stack.pop_all()
         return cls(configs, sources, columns, _stack=open_sources)
 
@@ -177,10 +178,28 @@ def source_metrics(scaled: Mapping[str, Tensor]) -> dict[str, float]:
     return means | ({} if lowest is None else {"ppo/reward_rank_correlation": lowest})
 
 
-def columns_of(data: Path) -> dict[str, dict[str, Any]]:
-    """A prompt's canonical JSON to the other columns of its row, of all splits of a validate artifact."""
-    rows = [row for split in ("train", "calibration", "test") for row in _prompts(data, split)]
-    return {canonical_json(row["prompt"]): row["columns"] for row in rows if row.get("columns")}
+class PromptColumns(Mapping[str, Mapping[str, Any]]):
+    """A prompt's canonical JSON to the other columns of its row, of all splits of a validate artifact.
+
+    A row is read when it is asked for; 8 bytes stand for its prompt until then.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self._splits = [read_split(path) for name in SPLITS if has_split(path := data / f"prompts.{name}")]
+        self._places = {
+            hash8(canonical_json(row["prompt"])): (number, place)
+            for number, rows in enumerate(self._splits) for place, row in enumerate(rows) if row.get("columns")
+        }  # fmt: skip
+
+    def __getitem__(self, prompt: str) -> Mapping[str, Any]:
+        number, place = self._places[hash8(prompt)]
+        return self._splits[number][place]["columns"]
+
+    def __iter__(self) -> Iterator[str]:
+        return (canonical_json(self._splits[number][place]["prompt"]) for number, place in self._places.values())
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def replies_of(
@@ -189,10 +208,6 @@ def replies_of(
     """Responses with their prompts and the rows that `columns` has for these."""
     rows = [columns.get(canonical_json(prompt), {}) for prompt in prompts] if columns else None
     return Replies(prompts, responses, rows or [{}] * len(responses))
-
-
-def _prompts(data: Path, split: str) -> Sequence[Any]:
-    return read_split(path) if has_split(path := data / f"prompts.{split}") else []
 
 
 def _opened(

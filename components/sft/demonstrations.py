@@ -2,27 +2,64 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from components.models.batching import encode_prompt, encode_response, length_buckets, onto, pad
+from components.models.batching import encode_prompts, encode_responses, length_buckets, onto, pad
 from components.models.config import GenerationConfig
 from components.models.logprobs import positions, token_stats
 from components.models.runtime import Runtime
 from components.models.tokenizers import Demonstration
 from components.stats.intervals import Interval, clustered_ratio
 from components.training.loop import seeded
+from components.training.tokens import CHUNK, TokenLists, TokenWriter, chunks
 
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of its response."""
 
 
+class Examples(Sequence[Example]):
+    """n demonstrations as tokens, each read when it is asked for."""
+
+    def __init__(self, prompts: TokenLists, responses: TokenLists) -> None:
+        self.prompts, self.responses = prompts, responses
+
+    @classmethod
+    def of(cls, examples: Iterable[Example]) -> "Examples":
+        """Those of `examples`, in memory."""
+        prompts, responses = TokenWriter(None), TokenWriter(None)
+        for prompt, response in examples:
+            prompts.append(prompt)
+            responses.append(response)
+        return cls(prompts.written(), responses.written())
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @overload
+    def __getitem__(self, which: int) -> Example: ...
+    @overload
+    def __getitem__(self, which: slice) -> "Examples": ...
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return Examples(self.prompts[which], self.responses[which])
+        return self.prompts[which], self.responses[which]
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Tokens (n,) of prompt and response together."""
+        return self.prompts.lengths + self.responses.lengths
+
+
 class TokenizedDemonstrations(NamedTuple):
     """Demonstrations as tokens, and how many were looked at and are overlong, of which all or none are among them."""
 
-    examples: list[Example]
+    examples: Examples
     seen: int
     overlong: int
 
@@ -33,23 +70,32 @@ def choose_demonstrations(
     generation: GenerationConfig,
     overlong: Literal["drop", "cut"],
     most: int | None,
+    folder: Path | None = None,
 ) -> TokenizedDemonstrations:
     """Token ids of the first `most` demonstrations (None: all), cut to the lengths of `generation`.
 
     A response is overlong if it exceeds `generation.max_new_tokens` with its EOS: cut, it would not end.
+
+    Args:
+        folder: for a file of the tokens; None holds them in memory.
     """
-    examples: list[Example] = []
+    prompts, responses = TokenWriter(folder), TokenWriter(folder)
     seen = count = 0
     cap = generation.max_new_tokens
-    for row in rows:
-        if len(examples) == most:
+    for chunk in chunks(rows, CHUNK if most is None else most):
+        said = encode_responses(tokenizer, [row["response"] for row in chunk], cap + 1)
+        asked = encode_prompts(tokenizer, [row["prompt"] for row in chunk], generation.max_prompt_tokens)
+        for prompt, response in zip(asked, said, strict=True):
+            if len(prompts) == most:
+                break
+            seen += 1
+            count += len(response) > cap
+            if overlong == "cut" or len(response) <= cap:
+                prompts.append(prompt)
+                responses.append(response[:cap])
+        if len(prompts) == most:
             break
-        response = encode_response(tokenizer, row["response"], cap + 1)
-        seen += 1
-        count += len(response) > cap
-        if overlong == "cut" or len(response) <= cap:
-            examples.append((encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens), response[:cap]))
-    return TokenizedDemonstrations(examples, seen, count)
+    return TokenizedDemonstrations(Examples(prompts.written(), responses.written()), seen, count)
 
 
 def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> Tensor:
@@ -64,18 +110,18 @@ def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Run
 
 @torch.no_grad()
 def response_losses(
-    model: Any, tokenizer: Any, examples: Sequence[Example], runtime: Runtime, batch_size: int = 32
+    model: Any, tokenizer: Any, examples: Examples, runtime: Runtime, batch_size: int = 32
 ) -> list[float]:
     """Negative log-probability of the response of each of `examples` (n,), nats."""
     found = [0.0] * len(examples)
-    for batch in length_buckets([len(p) + len(r) for p, r in examples], batch_size, seeded(0), shuffle=False):
+    for batch in length_buckets(examples.lengths, batch_size, seeded(0), shuffle=False):
         losses = token_losses(model, tokenizer.pad_token_id, [examples[i] for i in batch], runtime).double().cpu()
-        for i, own in zip(batch, losses.split([len(examples[i][1]) for i in batch]), strict=True):
+        for i, own in zip(batch, losses.split(examples.responses.lengths[batch].tolist()), strict=True):
             found[i] = float(own.sum())
     return found
 
 
-def perplexity_ratio(losses: Sequence[float], baseline: Sequence[float], examples: Sequence[Example]) -> Interval:
+def perplexity_ratio(losses: Sequence[float], baseline: Sequence[float], examples: Examples) -> Interval:
     """Perplexity of demonstrations over a baseline's, from `losses` and `baseline` (n,) of their responses in nats.
 
     exp of the difference of mean losses a token; the ends are the exponentials of `loss_a_token`'s.
@@ -84,6 +130,6 @@ def perplexity_ratio(losses: Sequence[float], baseline: Sequence[float], example
     return Interval(*map(math.exp, loss_a_token(excess, examples)))
 
 
-def loss_a_token(losses: Sequence[float], examples: Sequence[Example]) -> Interval:
+def loss_a_token(losses: Sequence[float], examples: Examples) -> Interval:
     """Sum of `losses` (n,) of responses over the sum of their tokens; demonstrations of one prompt may depend."""
-    return clustered_ratio(losses, [len(r) for _, r in examples], [tuple(p) for p, _ in examples])
+    return clustered_ratio(losses, examples.responses.lengths, map(tuple, examples.prompts))

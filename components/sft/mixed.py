@@ -11,7 +11,7 @@ from components.base.errors import UserError
 from components.data.tables.published import read_split
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
-from components.sft.demonstrations import Example, choose_demonstrations, token_losses
+from components.sft.demonstrations import Examples, choose_demonstrations, token_losses
 from components.training.loop import shuffled_passes
 
 
@@ -19,22 +19,26 @@ from components.training.loop import shuffled_passes
 class MixedDemonstrations:
     """Demonstrations as tokens, met in shuffled passes whose order is the seed's."""
 
-    examples: Sequence[Example]
+    examples: Examples
     batch_size: int
     seed: int
     pad_id: int
 
     @classmethod
     def read(
-        cls, data: Path, tokenizer: Any, generation: GenerationConfig, batch_size: int, seed: int
-    ) -> "MixedDemonstrations":
+        cls, data: Path, tokenizer: Any, generation: GenerationConfig, batch_size: int, seed: int,
+        folder: Path | None = None,
+    ) -> "MixedDemonstrations":  # fmt: skip
         """The training demonstrations of the artifact `data` whose responses, with EOS, fit the cap.
+
+        Args:
+            folder: for a file of their tokens; None holds them in memory.
 
         Raises:
             UserError: none does.
         """
         rows = read_split(data / "demonstrations.train")
-        chosen = choose_demonstrations(tokenizer, rows, generation, "drop", None)
+        chosen = choose_demonstrations(tokenizer, rows, generation, "drop", None, folder)
         if not chosen.examples:
             raise UserError(
                 f"ppo.ptx: none of the {chosen.seen} training demonstrations has a response of at most "
@@ -49,11 +53,11 @@ class MixedDemonstrations:
         One that a step meets twice, across the end of a pass, counts once.
         """
         chosen = shuffled_passes(len(self.examples), self.batch_size, step, self.seed, "ppo", "ptx")
-        return {i: sum(map(len, self.examples[i])) for i in chosen}
+        return {i: int(self.examples.lengths[i]) for i in chosen}
 
     def response_tokens(self, chosen: Sequence[int]) -> int:
         """Tokens of the responses of the demonstrations at these indices."""
-        return sum(len(self.examples[i][1]) for i in chosen)
+        return sum(int(self.examples.responses.lengths[i]) for i in chosen)
 
     def loss(self, model: Any, chosen: Sequence[int], runtime: Runtime) -> Tensor:
         """The mean negative log-probability of a response token of the demonstrations at these indices, nats."""

@@ -21,7 +21,7 @@ from components.models.sampling import generate_responses
 from components.models.tokenizers import Demonstration, texts_of, train_tokenizer
 from components.sft.config import SftJob
 from components.sft.demonstrations import (
-    Example,
+    Examples,
     TokenizedDemonstrations,
     choose_demonstrations,
     loss_a_token,
@@ -52,7 +52,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
     by_onednn(model.to(job.runtime.device))
     chosen, evaluated = (
-        choose_demonstrations(tokenizer, rows, job.generation, job.sft.overlong, most)
+        choose_demonstrations(tokenizer, rows, job.generation, job.sft.overlong, most, out)
         for rows, most in ((train, job.sft.max_demonstrations), (heldout, job.sft.evaluate))
     )
     _need_enough(job.sft.batch_size if job.sft.train else 0, job, chosen, evaluated)
@@ -61,12 +61,12 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         "sft/demonstrations": float(len(examples)) if job.sft.train else 0.0,
         "sft/overlong": chosen.overlong / chosen.seen,
     }
-    tokens = [len(response) for _, response in heldout_examples]
+    tokens = int(heldout_examples.responses.lengths.sum())
     baseline = unigram_losses(examples, heldout_examples, len(tokenizer))
-    metrics["sft/unigram_perplexity"] = math.exp(sum(baseline) / sum(tokens))
+    metrics["sft/unigram_perplexity"] = math.exp(sum(baseline) / tokens)
     if "base" in inputs:
         baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
-        metrics["sft/base_perplexity"] = math.exp(sum(baseline) / sum(tokens))
+        metrics["sft/base_perplexity"] = math.exp(sum(baseline) / tokens)
 
     losses = baseline
     if job.sft.train:
@@ -98,7 +98,7 @@ def _need_enough(
             )
 
 
-def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example], out: Path, observe: Observe) -> Any:
+def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Examples, out: Path, observe: Observe) -> Any:
     """Train all of `model` on the examples' responses, and return it; resumes from `out/checkpoint`."""
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -106,17 +106,17 @@ def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Sequence[Example],
         return loss, {"sft/train_loss": loss}
 
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
-    data = TrainingExamples(batch_loss, [len(p) + len(r) for p, r in examples], weights=[len(r) for _, r in examples])
+    data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths)
     fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe)
     return gathered(model)
 
 
-def unigram_losses(train: Sequence[Example], heldout: Sequence[Example], vocabulary: int) -> list[float]:
+def unigram_losses(train: Examples, heldout: Examples, vocabulary: int) -> list[float]:
     """Nats of each held-out response (n,) under a unigram model with add-one smoothing, the baseline that ignores all
     context."""
-    counts = Counter(token for _, response in train for token in response)
+    counts = Counter(token for response in train.responses for token in response)
     total = sum(counts.values()) + vocabulary
-    return [sum(math.log(total / (counts[token] + 1)) for token in response) for _, response in heldout]
+    return [sum(math.log(total / (counts[token] + 1)) for token in response) for response in heldout.responses]
 
 
 def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path) -> dict[str, float]:

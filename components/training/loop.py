@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 import random
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils import checkpoint as torch_checkpoint
@@ -45,12 +48,18 @@ def shuffled_passes(count: int, size: int, step: int, seed: int, *what: object) 
     out: list[int] = []
     position = step * size
     while len(out) < size:
-        order = list(range(count))
-        seeded(seed, *what, position // count).shuffle(order)
+        order = _shuffled(count, seed, *what, position // count)
         taken = order[position % count :][: size - len(out)]
         out += taken
         position += len(taken)
     return out
+
+
+@functools.lru_cache(2)
+def _shuffled(count: int, seed: int, *what: object) -> "array[int]":
+    order = array("q", range(count))
+    seeded(seed, *what).shuffle(order)
+    return order
 
 
 def kept_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -150,9 +159,9 @@ class TrainingExamples:
 
     loss: Callable[[list[int]], tuple[Tensor, dict[str, Tensor]]]
     """Takes indices, returns their mean loss (scalar) and metrics to report (scalars), each a mean over `weights`."""
-    lengths: Sequence[int]
+    lengths: Sequence[int] | NDArray[np.integer[Any]]
     """Of each, in tokens."""
-    weights: Sequence[float]
+    weights: Sequence[float] | NDArray[Any]
     """How often each counts."""
 
 
@@ -179,11 +188,13 @@ def fit(
         CheckFailed: a loss or gradient isn't finite.
     """
     name = group if part is None else f"{group}-{part}"
-    batches = [
-        batch
-        for epoch in range(config.epochs)
-        for batch in length_buckets(examples.lengths, config.batch_size, seeded(seed, name, "order", epoch))
-    ]
+    each_pass = math.ceil(len(examples.lengths) / config.batch_size)
+    steps = config.epochs * each_pass
+
+    @functools.lru_cache(1)
+    def batches(epoch: int) -> list[list[int]]:
+        return length_buckets(examples.lengths, config.batch_size, seeded(seed, name, "order", epoch))
+
     optimizer = build_optimizer(model, config)
     folder = out / "checkpoint" / name
 
@@ -192,14 +203,14 @@ def fit(
 
     resumed = restore_state(folder, {"model": model}, {"model": optimizer})
     if resumed:
-        observe(resumed[0], {}, total=len(batches), resumed=True)
+        observe(resumed[0], {}, total=steps, resumed=True)
     with checkpoint.Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
-        for step in range(resumed[0] if resumed else 0, len(batches)):
-            rate = learning_rate_at(step, len(batches), config)
+        for step in range(resumed[0] if resumed else 0, steps):
+            rate = learning_rate_at(step, steps, config)
             set_learning_rate(optimizer, rate)
             own = [ranks.rank()] if ranks.rank() else []
             torch.manual_seed(torch_seed(seed, name, "dropout", step, *own))  # dropout takes no generator
-            batch, shares = batches[step], list[float]()
+            batch, shares = batches(step // each_pass)[step % each_pass], list[float]()
             unread: dict[str, list[Tensor]] = defaultdict(list)
             micros = micro_batches(batch, config.micro_batch_size)
             for micro, counts in micros:
@@ -221,12 +232,12 @@ def fit(
             metrics[f"{group}/grad_norm"] = check_norm(norm_read, group)
             metrics[f"{group}/learning_rate"] = rate
             step_and_clear(optimizer)
-            if pace.due(step + 1, last=step + 1 == len(batches)):
+            if pace.due(step + 1, last=step + 1 == steps):
                 save_state(folder, step + 1, {"model": model}, {"model": optimizer}, {})
             metrics[f"{group}/peak_memory_gb"] = peak_memory_gb(norm.device.type)
-            observe(step + 1, metrics, total=len(batches), tokens=sum(examples.lengths[i] for i in batch))
+            observe(step + 1, metrics, total=steps, tokens=sum(int(examples.lengths[i]) for i in batch))
             pace.stop_if_told()
-    return len(batches)
+    return steps
 
 
 def micro_batches(batch: Sequence[int], size: int) -> list[tuple[list[int], bool]]:

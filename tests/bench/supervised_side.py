@@ -161,7 +161,7 @@ def ours(job: SftJob | RewardJob, base: Path, examples: Examples) -> Meter:
         if isinstance(job, SftJob):
             patched.enter_context(patch.object(sft_stage, "token_losses", losses))
             model, tokenizer = load_causal_lm(base, job.runtime)
-            sft_stage.fine_tune(job, model, tokenizer.pad_token_id, [(p, r) for p, r in examples], out, observe)
+            sft_stage.fine_tune(job, model, tokenizer.pad_token_id, demonstrations.Examples.of(examples), out, observe)
         else:
             pairs = [Pair(p + chosen, p + rejected) for p, chosen, rejected in examples]
             _, tokenizer = load_causal_lm(base, job.runtime)

@@ -206,6 +206,24 @@ def _row(stored: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+class SplitColumn(Sequence[Any]):
+    """One field of rows, read with the row when it is asked for."""
+
+    def __init__(self, rows: Sequence[Any], name: str) -> None:
+        self.rows, self.name = rows, name
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return SplitColumn(self.rows[which], self.name)
+        return self.rows[which][self.name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (row[self.name] for row in self.rows)
+
+
 def read_split(folder: Path) -> Sequence[Any]:
     """The rows of the split `folder`, of the type that the caller knows them to have.
 
@@ -224,6 +242,11 @@ def read_split(folder: Path) -> Sequence[Any]:
         raise FileNotFoundError(f"{folder} holds no shard of a split (00000.arrow)")
     opened = [datasets.Dataset.from_file(str(shard)) for shard in shards]
     return SplitRows(opened[0] if len(opened) == 1 else datasets.concatenate_datasets(opened))
+
+
+def rows_at(rows: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
+    """The rows at these places, in their order; of a split they stay where they are."""
+    return rows.choose(np.array(places, np.int64)) if isinstance(rows, SplitRows) else [rows[i] for i in places]
 
 
 def has_split(folder: Path) -> bool:

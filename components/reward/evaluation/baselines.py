@@ -29,7 +29,7 @@ def chosen_shown_first(rows: Sequence[PreferencePair]) -> NDArray[np.bool_]:
     def rank(row: PreferencePair, response: str) -> bytes:
         return hashlib.sha256(f"{row['prompt']}\0{response}".encode("utf-8", "surrogatepass")).digest()
 
-    return np.array([rank(row, row["chosen"]) < rank(row, row["rejected"]) for row in rows], dtype=np.bool_)
+    return np.fromiter((rank(row, row["chosen"]) < rank(row, row["rejected"]) for row in rows), np.bool_, len(rows))
 
 
 def majority_baseline(first_train: ArrayLike, first_test: ArrayLike) -> FloatArray:

@@ -1,6 +1,7 @@
 """What length has to do with the scores of test pairs. numpy and scipy only."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from components.stats.intervals import FloatArray, Interval, cluster_codes, clustered_mean, clustered_proportion
 
+_CHUNK = 1_000
+"""Texts that are tokenised together."""
 UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
 
-def response_tokens(tokenizer: Any, texts: Sequence[str], most: int) -> NDArray[np.int64]:
+def response_tokens(tokenizer: Any, texts: Iterable[str], most: int) -> NDArray[np.int64]:
     """Tokens (n,) of each response as it is scored: with its EOS, cut at `most`."""
-    ids = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    return np.minimum([len(each) + 1 for each in ids], most)
+    remaining, lengths = iter(texts), list[int]()
+    while chunk := list(islice(remaining, _CHUNK)):
+        lengths += [len(ids) + 1 for ids in tokenizer(chunk, add_special_tokens=False)["input_ids"]]
+    return np.minimum(np.array(lengths, np.int64), most)
 
 
 def balanced_length_accuracy(

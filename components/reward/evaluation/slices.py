@@ -125,7 +125,7 @@ def slices_of(pairs: Pairs) -> list[Slice]:
 
 def character_gaps(rows: Sequence[PreferencePair]) -> NDArray[np.int64]:
     """Characters (n,) that the chosen response has more than the rejected: what the length-only rule sees."""
-    return np.array([len(row["chosen"]) - len(row["rejected"]) for row in rows])
+    return np.fromiter((len(row["chosen"]) - len(row["rejected"]) for row in rows), np.int64, len(rows))
 
 
 def slice_report(

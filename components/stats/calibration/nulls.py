@@ -20,6 +20,7 @@ from scipy.sparse import csr_array
 from scipy.special import expit
 from scipy.stats import chi2, rankdata
 
+from components.base.hashing import hash8
 from components.stats.calibration.slope import SlopeNull, slope_where
 from components.stats.intervals import LEVEL, FloatArray, cluster_codes, t_quantile
 
@@ -46,9 +47,9 @@ class Judgements(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, object]], prompts: Sequence[Hashable]) -> Self:
-        """Those of rows of `pairs.<split>.jsonl`: the pairs of a ranking have their row's number in common."""
+        """Those of rows of `pairs.<split>`: the pairs of a ranking have their row's number in common."""
         units = [(prompts[i], row.get("source"), row.get("row", -i)) for i, row in enumerate(rows)]
-        texts = [*(row["chosen"] for row in rows), *(row["rejected"] for row in rows)]
+        texts = (hash8(str(row[side])) for side in ("chosen", "rejected") for row in rows)
         responses = cluster_codes(zip(units * 2, texts, strict=True)).reshape(2, -1)
         return cls(cluster_codes(prompts), cluster_codes(units), responses)
 

@@ -19,7 +19,7 @@ from components.models.config import GenerationConfig, ScratchModel
 from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
 from components.sft.config import SftConfig
-from components.sft.demonstrations import choose_demonstrations, response_losses, token_losses
+from components.sft.demonstrations import Examples, choose_demonstrations, response_losses, token_losses
 from components.sft.stage import fine_tune, unigram_losses
 
 
@@ -34,7 +34,7 @@ def encoded(tokenizer: Any, rows: list[Any], generation: GenerationConfig) -> li
 
 def mean_loss(model: Any, tokenizer: Any, examples: list[Any], runtime: Runtime, batch_size: int = 32) -> float:
     """Nats per response token of all `examples`."""
-    losses = response_losses(model, tokenizer, examples, runtime, batch_size)
+    losses = response_losses(model, tokenizer, Examples.of(examples), runtime, batch_size)
     return sum(losses) / sum(len(response) for _, response in examples)
 
 
@@ -76,7 +76,7 @@ def test_every_response_token_counts_once_eos_too_and_no_prompt_token(
 
 
 def test_the_unigram_baseline_by_hand() -> None:
-    train, heldout = [([9], [1, 1, 2])], [([9], [1, 3])]
+    train, heldout = Examples.of([([9], [1, 1, 2])]), Examples.of([([9], [1, 3])])
     # add-one over a vocabulary of 4: P(1) = 3/7, P(3) = 1/7
     assert unigram_losses(train, heldout, 4) == pytest.approx([-(math.log(3 / 7) + math.log(1 / 7))])
 
@@ -160,7 +160,7 @@ def test_micro_batches_have_the_whole_batch_s_loss_and_gradient_though_their_res
     for micro in (8, 3, 1):
         model, tokenizer = load_causal_lm(stages.inputs["sft"], runtime)
         job = stages.job("sft", epochs=1, batch_size=8, micro_batch_size=micro)
-        fine_tune(job, model, tokenizer.pad_token_id, ragged, tmp_path / str(micro),
+        fine_tune(job, model, tokenizer.pad_token_id, Examples.of(ragged), tmp_path / str(micro),
                   lambda step, metrics, total=None, **_: found.append(metrics))  # fmt: skip
     assert len({len(response) for _, response in ragged}) > 4 and len(found) == 3
     assert all(0.01 < metrics.pop("sft/peak_memory_gb") < 100 for metrics in found), "as this process has"
@@ -183,13 +183,13 @@ def test_overlong_demonstrations_stay_out_unless_asked_for_and_all_that_is_taugh
     generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=cap)
     found = choose_demonstrations(language.tokenizer, rows, generation, "drop", None)
     whole = encoded(language.tokenizer, rows, generation)
-    assert found.examples == [whole[i] for i in fits] and (found.seen, found.overlong) == (200, 200 - len(fits))
+    assert list(found.examples) == [whole[i] for i in fits] and (found.seen, found.overlong) == (200, 200 - len(fits))
     assert all(response[-1] == eos for _, response in found.examples)
     first = choose_demonstrations(language.tokenizer, rows, generation, "drop", 20)
-    assert first.examples == found.examples[:20] and first.seen == fits[19] + 1
+    assert list(first.examples) == list(found.examples[:20]) and first.seen == fits[19] + 1
     assert first.overlong == first.seen - 20, "later ones take the place of those that are left out"
     cut = choose_demonstrations(language.tokenizer, rows, generation, "cut", 20)
-    assert cut.examples == whole[:20] and cut.seen == 20
+    assert list(cut.examples) == whole[:20] and cut.seen == 20
     assert [response[-1] == eos for _, response in cut.examples] == [n <= cap for n in tokens[:20]]
 
 
