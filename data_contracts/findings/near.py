@@ -1,16 +1,21 @@
 """Near-duplicates by MinHash (Broder 1997) and banding (Leskovec, Rajaraman and Ullman, section 3.4)."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from components.base.errors import naming
 from components.data.words import words_of
 
 PERMUTATIONS = 64
 _SEED = 7
 _FOUND = 0.95
 """Least chance that two texts of exactly the wanted similarity share a band."""
+
+_AT_ONCE = 65_536
+"""Texts of which signatures are in memory at once."""
 
 Signatures = NDArray[np.uint32]
 """(n, PERMUTATIONS)"""
@@ -34,35 +39,72 @@ def signatures(sets: Sequence[list[str]]) -> Signatures:
     return np.array(rows, np.uint32)
 
 
+class SketchFile:
+    """Signatures in a file, 256 bytes a text, which memory then only maps: the system takes back what is not in use."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin `path` anew."""
+        self.path, self.texts = path, 0
+        with naming(path):
+            path.write_bytes(b"")
+
+    def append(self, found: Signatures) -> None:
+        """Add the signatures of further texts."""
+        with naming(self.path), self.path.open("ab") as out:
+            found.tofile(out)
+        self.texts += len(found)
+
+    def mapped(self) -> Signatures:
+        """All of them, read-only; the file may be removed then."""
+        shape = (self.texts, PERMUTATIONS)
+        return (
+            np.asarray(np.memmap(self.path, np.uint32, "r", shape=shape)) if self.texts else np.empty(shape, np.uint32)
+        )
+
+
 def band_rows(jaccard: float) -> int:
     """Rows of a band: the longest (so the fewest chance matches) that still finds `jaccard` in 95 of 100 cases."""
     fitting = [r for r in (16, 8, 4, 2) if 1 - (1 - jaccard**r) ** (PERMUTATIONS // r) >= _FOUND]
     return max(fitting, default=1)
 
 
-def near_earlier(found: Signatures, jaccard: float, among: int | None = None) -> NDArray[np.int64]:
+def near_earlier(
+    found: Signatures, jaccard: float, among: int | None = None, order: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
     """For each text an earlier one at least as similar as `jaccard` by their signatures, -1 if none was found; (n,).
 
-    Each text is compared with the first of those that it shares a band with.
+    Each text is compared with the first of those that it shares a band with. Of the signatures a part is in memory at
+    once.
 
     Args:
         among: look for it among so many first texts only.
+        order: (n,) places of the texts' signatures in `found`; by default all in their order.
     """
-    earlier = np.full(len(found), -1, np.int64)
-    before = np.minimum(np.arange(len(found)), len(found) if among is None else among)
-    for band in _bands(found, band_rows(jaccard)):
+    places = np.arange(len(found)) if order is None else order
+    earlier = np.full(len(places), -1, np.int64)
+    before = np.minimum(np.arange(len(places)), len(places) if among is None else among)
+    for band in _bands(found, band_rows(jaccard), places):
         _, first, group = np.unique(band, return_index=True, return_inverse=True)
         other = first[group]
         open_ = np.flatnonzero((other < before) & (earlier < 0))
-        alike = (found[open_] == found[other[open_]]).mean(1) >= jaccard
-        earlier[open_[alike]] = other[open_[alike]]
+        for some in _parts(open_):
+            alike = (found[places[some]] == found[places[other[some]]]).mean(1) >= jaccard
+            earlier[some[alike]] = other[some[alike]]
     return earlier
 
 
-def _bands(found: Signatures, rows: int) -> Iterable[NDArray[np.uint64]]:
-    """Each band of the signatures as one number a text; equal bands are equal, others hardly ever."""
+def _parts(places: NDArray[np.int64]) -> Iterable[NDArray[np.int64]]:
+    return (places[start : start + _AT_ONCE] for start in range(0, len(places), _AT_ONCE))
+
+
+def _bands(found: Signatures, rows: int, places: NDArray[np.int64]) -> Iterable[NDArray[np.uint64]]:
+    """Each band of the signatures at these places (n,) as one number a text (n,); equal bands are equal, others hardly
+    ever."""
     odd = np.random.default_rng(_SEED).integers(1, 2**63, rows, np.uint64) * np.uint64(2) + np.uint64(1)
     for start in range(0, PERMUTATIONS, rows):
-        mixed = found[:, start : start + rows].astype(np.uint64) * odd
-        mixed ^= mixed >> np.uint64(29)
-        yield (mixed * odd).sum(1, dtype=np.uint64)
+        numbers = [np.empty(0, np.uint64)]
+        for some in _parts(places):
+            mixed = found[some, start : start + rows].astype(np.uint64) * odd
+            mixed ^= mixed >> np.uint64(29)
+            numbers.append((mixed * odd).sum(1, dtype=np.uint64))
+        yield np.concatenate(numbers)

@@ -18,7 +18,7 @@ from components.data.rows import CanonicalRow, Problem
 from components.models.config import GenerationConfig
 from components.models.tokenizers import rendered_conversation, rendered_prompt, special_tokens
 from data_contracts.findings.drift import language_of
-from data_contracts.findings.near import Signatures, runs_of_words, signatures
+from data_contracts.findings.near import Signatures, SketchFile, runs_of_words, signatures
 from data_contracts.rows.ledger import Ledger
 
 _CHUNK = 2_000
@@ -64,7 +64,8 @@ def read_texts(
     language_names: list[Any] = [None] * len(ledger.facts)
     chosen_for_sample = _sampled(ledger, wanted)
     markers = None if tokenizer is None else _markers(tokenizer)
-    parts = [(np.empty((0, 3), np.int32), signatures([]), signatures([]))]
+    lengths = [np.empty((0, 3), np.int32)]
+    sketched, of_prompts = (SketchFile(ledger.path.with_suffix(f".{name}")) for name in ("sketches", "prompt-sketches"))
     counts = np.zeros(2)  # unknown tokens, tokens
     samples: dict[int, list[CanonicalRow]] = {}
     seen = 0
@@ -79,7 +80,9 @@ def read_texts(
         prompts = [runs_of_words(" ".join(m["content"] for m in item["prompt"]), near.words) for item in items]
         answers = [runs_of_words(" ".join(_responses(item)), near.words) for item in items]
         whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-        parts.append((tokens, signatures(whole), signatures(prompts)))
+        lengths.append(tokens)
+        sketched.append(signatures(whole))
+        of_prompts.append(signatures(prompts))
         for index, item in chunk:
             if languages:
                 language_names[index] = language_of(" ".join(_responses(item)) or item["prompt"][-1]["content"])
@@ -89,9 +92,10 @@ def read_texts(
         progress(seen)
     if languages:
         ledger.measured["language"] = np.array(language_names, object)
-    tokens, sketch, prompt_sketch = (np.concatenate(part) for part in zip(*parts, strict=True))
     unknown = counts[0] / counts[1] if counts[1] else float("nan")
-    return RowTexts(np.flatnonzero(wanted), tokens, sketch, prompt_sketch, unknown, samples)
+    return RowTexts(
+        np.flatnonzero(wanted), np.concatenate(lengths), sketched.mapped(), of_prompts.mapped(), unknown, samples
+    )
 
 
 def overlong(texts: RowTexts, rows: int, cap: int) -> NDArray[np.bool_]:

@@ -102,8 +102,7 @@ def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateCon
     by the first of them."""
     rows = ledger.facts["row"][texts.index]
     _, first, of_row = np.unique(rows, return_index=True, return_inverse=True)
-    sketch = texts.sketch if len(first) == len(rows) else texts.sketch[first]  # copying costs 256 bytes a row
-    earlier = near_earlier(sketch, near.jaccard)[of_row]
+    earlier = near_earlier(texts.sketch, near.jaccard, order=first)[of_row]
     for place in np.flatnonzero(earlier >= 0):
         text = f"nearly repeats {ledger.named(rows[first[earlier[place]]])}"
         ledger.note(int(texts.index[place]), Problem("near_unique", text))
@@ -119,8 +118,8 @@ def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near
     out[heldout] = 0
     # A prompt that stands in both is a leak, which is said elsewhere.
     heldout = heldout[~np.isin(facts["prompt"][heldout], facts["prompt"][train])]
-    sketches = texts.prompt_sketch[places[np.concatenate([train, heldout])]]
-    earlier = near_earlier(sketches, near.jaccard, among=len(train))[len(train) :]
+    order = places[np.concatenate([train, heldout])]
+    earlier = near_earlier(texts.prompt_sketch, near.jaccard, len(train), order)[len(train) :]
     out[heldout] = (earlier >= 0) | np.isin(facts["loose"][heldout], facts["loose"][train])
     return out
 

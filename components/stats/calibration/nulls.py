@@ -11,6 +11,7 @@ Of pairs that share a prompt and were judged apart nobody knows how they depend 
 larger of two: the simulated one, and one that only uses the spread of the residuals between prompts (`clustered_null`).
 """
 
+import hashlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
@@ -20,7 +21,6 @@ from scipy.sparse import csr_array
 from scipy.special import expit
 from scipy.stats import chi2, rankdata
 
-from components.base.hashing import hash8
 from components.stats.calibration.slope import SlopeNull, slope_where
 from components.stats.intervals import LEVEL, FloatArray, cluster_codes, t_quantile
 
@@ -49,7 +49,11 @@ class Judgements(NamedTuple):
     def of(cls, rows: Sequence[Mapping[str, object]], prompts: Sequence[Hashable]) -> Self:
         """Those of rows of `pairs.<split>`: the pairs of a ranking have their row's number in common."""
         units = [(prompts[i], row.get("source"), row.get("row", -i)) for i, row in enumerate(rows)]
-        texts = (hash8(str(row[side])) for side in ("chosen", "rejected") for row in rows)
+        texts = (
+            hashlib.blake2b(str(row[side]).encode(), digest_size=8).digest()  # where texts would fill memory
+            for side in ("chosen", "rejected")
+            for row in rows
+        )
         responses = cluster_codes(zip(units * 2, texts, strict=True)).reshape(2, -1)
         return cls(cluster_codes(prompts), cluster_codes(units), responses)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.base.jsonl import write_json
+from components.base.jsonl import read_rows, write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.data.tables.published import write_split
 from components.gates.judging import GatesConfig, Verdict, judge
@@ -68,7 +68,7 @@ def evaluated(language: Any, runtime: Any, tmp_path: Path, monkeypatch: pytest.M
         for name, (scaled, ended) in {"policy": policy, "sft": sft}.items():
             scores[name], ends[name] = iter(scaled), iter(ended)
         metrics = evaluate.evaluate(models, job, tmp_path, tmp_path)
-        return metrics, evaluate.read_rows(tmp_path / "artifact" / "evaluation.jsonl")
+        return metrics, read_rows(tmp_path / "artifact" / "evaluation.jsonl")
 
     return run
 

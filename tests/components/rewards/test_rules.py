@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from components.base.jsonl import write_rows
+from components.data.tables.published import write_split
 from components.rewards.config import RulesConfig
 from components.rewards.rules import Rules, rule_metrics
 from flows.config.run_config import check_config, load_config, to_values
@@ -36,7 +36,7 @@ def half(prompts, responses, rows):
 def data(tmp_path: Path) -> Path:
     """A validate artifact in which the second prompt has a further column."""
     rows = [{"prompt": prompt} for prompt in ASKED]
-    write_rows(tmp_path / "prompts.test.jsonl", [rows[0], rows[1] | {"columns": {"extra": 2}}, rows[2]])
+    write_split(tmp_path / "prompts.test", [rows[0], rows[1] | {"columns": {"extra": 2}}, rows[2]])
     return tmp_path
 
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.data.words import words_of
-from data_contracts.findings.near import PERMUTATIONS, band_rows, near_earlier, runs_of_words, signatures
+from data_contracts.findings import near
+from data_contracts.findings.near import PERMUTATIONS, SketchFile, band_rows, near_earlier, runs_of_words, signatures
 
 
 def test_runs_of_words_fold_case_and_space_and_a_short_text_is_one_run():
@@ -70,3 +71,25 @@ def test_bands_find_texts_of_the_wanted_similarity_in_95_of_100_cases(jaccard):
 
 def test_no_texts_have_no_signatures():
     assert near_earlier(signatures([]), 0.9).shape == (0,)
+
+
+def test_sketches_in_a_file_give_the_same_copies_part_by_part_and_in_any_order(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    found = rng.integers(0, 2**32, (90, PERMUTATIONS), np.uint32)
+    for copy, original in ((17, 3), (40, 3), (60, 59), (89, 0)):
+        found[copy] = found[original]
+        found[copy, :4] = 7
+    order = rng.permutation(90)[:70]
+    whole, chosen = near_earlier(found, 0.9), near_earlier(found[order], 0.9, among=50)
+    assert [int(whole[place]) for place in (17, 40, 60, 89)] == [3, 17, 59, 0] and (whole >= 0).sum() == 4
+    assert (chosen >= 0).any()
+    file = SketchFile(tmp_path / "sketches")
+    for start in (0, 10, 11, 80):
+        file.append(found[start : {0: 10, 10: 11, 11: 80, 80: 90}[start]])
+    mapped = file.mapped()
+    (tmp_path / "sketches").unlink()
+    assert np.array_equal(mapped, found)
+    monkeypatch.setattr(near, "_AT_ONCE", 7)
+    assert np.array_equal(near_earlier(mapped, 0.9), whole)
+    assert np.array_equal(near_earlier(mapped, 0.9, among=50, order=order), chosen)
+    assert SketchFile(tmp_path / "none").mapped().shape == (0, PERMUTATIONS)
