@@ -8,7 +8,8 @@ from components.base.errors import CheckFailed, UserError
 from components.data.config import DataConfig
 from components.data.splits import prompt_key, split_of
 from components.data.support_desk import desk
-from components.data.tables.published import read_split
+from components.data.tables import published
+from components.data.tables.published import SplitWriter, read_split
 
 
 def pairs(n=60):
@@ -60,6 +61,28 @@ def test_the_same_job_gives_the_same_bytes_and_another_seed_others(tmp_path, val
         validate(tmp_path / name, seed=seed, **small())
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert contents(tmp_path / "a")["pairs.train/00000.arrow"] != contents(tmp_path / "c")["pairs.train/00000.arrow"]
+
+
+def test_a_stage_that_ends_between_shards_gives_the_same_bytes_when_it_is_run_again(tmp_path, validate, monkeypatch):
+    monkeypatch.setattr(published, "BATCH", 5)
+    monkeypatch.setattr(published, "SHARD", 10)
+    validate(tmp_path / "whole", **small())
+    write, left = SplitWriter.write, iter(range(70))
+
+    def ends(split, row):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write(split, row)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(SplitWriter, "write", ends)
+        validate(tmp_path / "again", **small())
+    begun = tmp_path / "again" / "artifact" / "pairs.train"
+    assert (begun / "00000.arrow").exists()
+    (begun / "00077.arrow").write_bytes(b"what a kill leaves")
+    validate(tmp_path / "again", **small())
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+    assert sum("pairs.train/" in name for name in contents(tmp_path / "whole")) > 3
 
 
 def test_the_name_of_a_file_changes_no_byte(tmp_path, validate):

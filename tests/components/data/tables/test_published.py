@@ -50,6 +50,9 @@ def test_rows_come_back_with_the_fields_that_they_had_and_values_of_the_same_typ
     assert found == VARIED
     assert [repr(row.get("columns")) for row in found] == [repr(row.get("columns")) for row in VARIED]
     assert all(list(row) == sorted(row) for row in found), "as rows of JSON Lines had them"
+    assert all(list(message) == ["content", "role"] for row in found for message in row["prompt"]), (
+        "str(prompt) is a name"
+    )
 
 
 def test_a_split_without_rows_is_there_and_has_its_columns(tmp_path: Path) -> None:
