@@ -1,5 +1,6 @@
 """Tokenizers: trained on the demonstrations for a model from scratch, or taken from a pretrained model's folder."""
 
+import bisect
 import json
 import subprocess
 import sys
@@ -179,6 +180,18 @@ def visible_text(tokenizer: Any, ids: Sequence[int]) -> str:
         shown = special[ids[place]].replace("<", "⟨").replace(">", "⟩")
         text = text[:cut] + shown + text[cut:]
     return text
+
+
+def token_of_character(tokenizer: Any, ids: Sequence[int], offset: int) -> int:
+    """The number of the token that ends the character at `offset` of `visible_text(tokenizer, ids)`, both from 0.
+
+    A character of several tokens, as an emoji of bytes, has come with the last of them. By bisection: once a prefix of
+    the tokens shows the characters up to this one as the whole text does, so does every longer one.
+    """
+    wanted = visible_text(tokenizer, ids)[: offset + 1]
+    return bisect.bisect_left(
+        range(len(ids) - 1), True, key=lambda last: visible_text(tokenizer, ids[: last + 1]).startswith(wanted)
+    )
 
 
 def rendered_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:

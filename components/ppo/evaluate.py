@@ -268,7 +268,7 @@ def respond(
         kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
         texts, raw, of_sources = samples.texts(models.tokenizer), found["raw_scores"], dict[str, torch.Tensor]()
         if models.rewards is not None:
-            raw, of_sources = models.rewards.score(raw, batch, texts, judging)
+            raw, of_sources, _ = models.rewards.score(raw, batch, texts, judging)
         counts = models.rules.count(batch, texts) if judging and models.rules is not None else None
         by_source = {name: each.tolist() for name, each in of_sources.items()}
         scores = models.scale(raw)

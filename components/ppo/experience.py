@@ -1,5 +1,6 @@
 """From sampled responses to what one update learns from: scores, rewards, advantages, and the checks on the way."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.base.errors import CheckFailed
+from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import Message
 from components.models.batching import encode_prompt
 from components.models.config import GenerationConfig
 from components.models.sampling import Samples, rollout_engine
+from components.models.tokenizers import token_of_character
 from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoConfig, PpoJob, ScoreConfig
 from components.ppo.maths import (
@@ -20,12 +22,14 @@ from components.ppo.maths import (
     kl_estimates,
     masked_mean,
     masked_variance,
+    moved_to_tokens,
     overlong_penalty,
     tied_groups,
     token_rewards,
 )
 from components.ppo.models import Models, frozen_pass
 from components.reward.scoring import ScoreScale
+from components.rewards.source import Parts
 from components.rewards.weighted import source_metrics
 from components.stats.intervals import clustered_mean, clustered_ratio
 from components.training.loop import read, torch_seed
@@ -111,6 +115,11 @@ def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: Sc
     return scores - config.length_penalty * lengths
 
 
+def placed(tokenizer: Any, said: Sequence[Sequence[int]], row: int, parts: Parts) -> list[tuple[int, float]]:
+    """The tokens of response `row` (of `said`, token ids without the final EOS) that parts of its score fall on."""
+    return [(token_of_character(tokenizer, said[row], offset), value) for offset, value in parts]
+
+
 def in_losses(samples: Samples, scores: Tensor, config: PpoConfig) -> Tensor | None:
     """Which responses (B,) the losses are taken of, by their rewarded `scores`; None for all."""
     kept = None
@@ -137,13 +146,22 @@ def gather_experience(
     mask, config = samples.response_mask, job.ppo
     found = frozen_pass(models, samples, job)
     old, reference, sft, values = found["policy"], found["reference"], found["sft"], found.get("values")
-    raw, of_sources = found["raw_scores"], dict[str, Tensor]()
+    raw, of_sources, parts = found["raw_scores"], dict[str, Tensor](), None
     if models.rewards is not None:
-        raw, of_sources = models.rewards.score(raw, prompts, samples.texts(models.tokenizer))
+        place, texts = functools.partial(placed, models.tokenizer, samples.said), samples.texts(models.tokenizer)
+        raw, of_sources, parts = models.rewards.score(raw, prompts, texts, place=place, tokens=mask.shape[1])
     scores = rewarded_scores(raw, samples, models.scale, config.score, job.generation.max_new_tokens)
     judged = models.scale(raw)
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
+    if parts is not None:
+        if config.advantage != "gae":
+            raise UserError(
+                f"ppo.rewards: a source scores parts of a response, and ppo.advantage={config.advantage} gives a "
+                "whole response one advantage, in which they would have no place. Set ppo.advantage=gae, or return one "
+                "number for each response."
+            )
+        rewards = moved_to_tokens(rewards, parts / models.scale.scale, mask)
     kept = in_losses(samples, scores, config)
     learned = None if kept is None else kept.tolist()
     of_learned = mask if kept is None or not any(learned or []) else mask & kept.unsqueeze(1)

@@ -57,6 +57,17 @@ def token_rewards(logprobs: Floats, reference: Floats, scores: Responses, mask: 
     return rewards.scatter_add(1, last.unsqueeze(1), scores.unsqueeze(1))
 
 
+def moved_to_tokens(rewards: Floats, parts: Floats, mask: Mask) -> Floats:
+    """Rewards with `parts` of the score on their own tokens in place of the last one; each response's sum stays.
+
+    r_t + parts_t, and at the last token the sum of the parts is taken off: whatever clipping, a missing EOS or a length
+    penalty made of the score, its parts say where it falls and not how much it is.
+    """
+    parts = parts.masked_fill(~mask, 0)
+    last = mask.long().sum(1) - 1
+    return (rewards.masked_fill(~mask, 0) + parts).scatter_add(1, last.unsqueeze(1), -parts.sum(1, keepdim=True))
+
+
 def overlong_penalty(lengths: Responses, cap: int, buffer: int) -> Responses:
     """0 up to cap - buffer tokens, then ((cap - buffer) - |y|) / buffer, which is -1 at the cap.
 

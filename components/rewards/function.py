@@ -15,7 +15,7 @@ from components.keys.plugins import check_plugin, find_plugin
 from components.rewards import function_worker
 from components.rewards.code import code_digest, code_files, root_of
 from components.rewards.config import FunctionReward, PluginReward
-from components.rewards.source import A_SCORE, Replies, named
+from components.rewards.source import A_SCORE, BadScore, Replies, Score, checked_score, named
 
 
 class FunctionSource:
@@ -56,8 +56,8 @@ class FunctionSource:
             self.close()
             raise
 
-    def score(self, replies: Replies) -> list[float]:
-        """The function's scores, as floats."""
+    def score(self, replies: Replies) -> list[Score]:
+        """The function's scores."""
         asked = {"prompts": replies.prompts, "responses": replies.responses, "rows": replies.rows}
         assert self._process.stdin is not None
         try:
@@ -82,7 +82,15 @@ class FunctionSource:
                 f"it imports {unseen[0]} by a name that is not in an import statement, so the run's key does not "
                 "depend on that file. Import it with an import statement."
             )
-        return answer["scores"]
+        scores = list[Score]()
+        for index, found in enumerate(answer["scores"]):
+            try:
+                scores.append(checked_score(found, replies, index))
+            except BadScore as bad:
+                raise self._error(
+                    f"it gives {bad.what} for {named(replies, index)}; {bad.why}. Correct the function."
+                ) from None
+        return scores
 
     def close(self) -> None:
         """End the process."""

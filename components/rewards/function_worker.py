@@ -9,6 +9,7 @@ import importlib
 import json
 import linecache
 import math
+import operator
 import os
 import struct
 import sys
@@ -52,8 +53,11 @@ def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[
         found = list(function(prompts, responses, rows))
     except Exception as error:
         return {"error": "raised", "text": _said(error, root), "row": _first_bad(function, prompts, responses, rows)}
-    scores = []
+    scores: list[Any] = []
     for row, each in enumerate(found):
+        if isinstance(each, list | tuple):
+            scores.append([_plain(part) for part in each])
+            continue
         try:
             if isinstance(each, str | bytes) or each is None:
                 raise TypeError
@@ -65,6 +69,15 @@ def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[
             return {"error": "no number", "text": repr(number), "row": min(row, len(responses) - 1)}
         scores.append(number)
     return {"scores": scores, "modules": _modules(root)}
+
+
+def _plain(part: Any) -> Any:
+    """A part of a score as JSON holds it; what is no pair is shown as text, for the stage to refuse."""
+    try:
+        offset, value = part
+        return [operator.index(offset), float(value)]
+    except (TypeError, ValueError, OverflowError):
+        return repr(part)[:80]
 
 
 def _first_bad(function: Any, prompts: list[Any], responses: list[str], rows: list[Any]) -> int | None:

@@ -1,7 +1,8 @@
 """A scorer behind HTTP: requests, answers, and retries while it does not answer.
 
 `shape: tether`: POST {"prompts": [[{role, content}, ...], ...], "responses": [...], "rows": [{...}, ...]} answers
-{"scores": [...]}. `shape: openrlhf`: POST {"query": [...], "prompts": [...], "labels": [...]} answers
+{"scores": [...]}, each a number or [[offset, number], ...].
+`shape: openrlhf`: POST {"query": [...], "prompts": [...], "labels": [...]} answers
 {"rewards": [...]}; a query is the prompt in the policy's chat template with the response behind it.
 GET at the same address answers {"version": "..."}; an answer to POST may name its `version` too.
 """
@@ -13,7 +14,7 @@ from typing import Any
 from components.base.errors import Unreachable, UserError
 from components.base.jsonl import Message
 from components.rewards.config import HttpReward
-from components.rewards.source import A_SCORE, LARGEST, Replies, named
+from components.rewards.source import BadScore, Replies, Score, checked_score, named
 from components.rollouts.asking import ask_patiently, said
 
 NO_VERSION = "none"
@@ -53,20 +54,20 @@ class HttpSource:
         version = answer.get("version") if isinstance(answer, dict) else None
         return str(version) if isinstance(version, str | int | float) and str(version) else NO_VERSION
 
-    def score(self, replies: Replies) -> list[float]:
+    def score(self, replies: Replies) -> list[Score]:
         """The scorer's scores.
 
         Raises:
             Unreachable: it does not answer for `patience` seconds. UserError: it refuses, answers something else, or
                 has another version than when the run began.
         """
-        out: list[float] = []
+        out: list[Score] = []
         for start in range(0, len(replies.responses), self._config.batch_size):
             here = slice(start, start + self._config.batch_size)
             out += self._some(Replies(replies.prompts[here], replies.responses[here], replies.rows[here]))
         return out
 
-    def _some(self, replies: Replies) -> list[float]:
+    def _some(self, replies: Replies) -> list[Score]:
         found = self._ask("POST", self._body(replies))
         if found.status_code >= 300:
             raise self._error(f"it refuses ({found.status_code}): {said(found.text)}. Check its log, and shape.")
@@ -92,10 +93,15 @@ class HttpSource:
             raise self._error(
                 f"it gives {len(scores)} scores for {len(replies.responses)} responses. It must give one for each."
             )
+        found_scores = list[Score]()
         for index, score in enumerate(scores):
-            if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= LARGEST:
-                raise self._error(f"it gives {score!r:.80} for {named(replies, index)}; {A_SCORE}. Correct the scorer.")
-        return [float(score) for score in scores]
+            try:
+                found_scores.append(checked_score(score, replies, index))
+            except BadScore as bad:
+                raise self._error(
+                    f"it gives {bad.what} for {named(replies, index)}; {bad.why}. Correct the scorer."
+                ) from None
+        return found_scores
 
     def _body(self, replies: Replies) -> dict[str, Any]:
         if self._config.shape == "tether":

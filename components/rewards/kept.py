@@ -3,10 +3,11 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from components.base.files import make_folder
 from components.base.hashing import digest_json
-from components.rewards.source import Replies, Source
+from components.rewards.source import Replies, Score, Source
 
 
 class KeptScores:
@@ -17,13 +18,13 @@ class KeptScores:
 
     def __init__(self, source: Source, path: Path) -> None:
         """Read the scores that `path` has; a last line that a kill cut off is left out."""
-        self._source, self._known = source, dict[str, float]()
+        self._source, self._known = source, dict[str, Score]()
         make_folder(path.parent)
         whole = 0
         for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
             try:
                 answer, score = json.loads(line)
-                known = {str(answer): float(score)} if line.endswith(b"\n") else {}
+                known = {str(answer): _read(score)} if line.endswith(b"\n") else {}
             except (ValueError, TypeError):
                 known = {}
             if not known:
@@ -33,7 +34,7 @@ class KeptScores:
         self._file = path.open("ab")
         self._file.truncate(whole)
 
-    def score(self, replies: Replies) -> list[float]:
+    def score(self, replies: Replies) -> list[Score]:
         """Scores; only what is not known is asked for."""
         keys = [
             digest_json({"prompt": prompt, "response": response, "row": dict(row)})
@@ -56,3 +57,7 @@ class KeptScores:
         """Close the file and the source."""
         self._file.close()
         self._source.close()
+
+
+def _read(score: Any) -> Score:
+    return [(int(offset), float(value)) for offset, value in score] if isinstance(score, list) else float(score)

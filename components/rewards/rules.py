@@ -9,7 +9,7 @@ from components.base.errors import UserError
 from components.base.jsonl import Message
 from components.rewards.config import RulesConfig
 from components.rewards.function import FunctionSource
-from components.rewards.source import named
+from components.rewards.source import named, total
 from components.rewards.weighted import PromptColumns, replies_of
 
 
@@ -52,13 +52,14 @@ class Rules:
         replies = replies_of(self._columns, prompts, responses)
         counts = self._function.score(replies)
         for index, count in enumerate(counts):
-            if count < 0 or count != int(count):
+            if isinstance(count, list) or count < 0 or count != int(count):
                 assert self._caller is not None
+                shown = "parts" if isinstance(count, list) else f"{count:g}"
                 raise UserError(
-                    f"{self._caller.where}: it gives {count:g} for {named(replies, index)}; a number of violations is "
+                    f"{self._caller.where}: it gives {shown} for {named(replies, index)}; a number of violations is "
                     "a whole number, 0 or more. Correct the function."
                 )
-        return [{"violations": count} for count in counts]
+        return [{"violations": total(count)} for count in counts]
 
 
 def rule_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from components.base.jsonl import Message
 LARGEST = 3.4028234663852886e38
 """The largest float32, which PPO computes in."""
 A_SCORE = "a score must be a finite number that float32 can hold"
+A_PART = "the parts of a score are pairs of a character's offset (a whole number) and a number"
 
 
 class Replies(NamedTuple):
@@ -20,11 +21,58 @@ class Replies(NamedTuple):
     """The other columns of each prompt's row, as `data.reward_columns` names them."""
 
 
+Parts = list[tuple[int, float]]
+"""A response's score in parts: offset of a character in the response (from 0), and what its token is rewarded with."""
+Score = float | Parts
+"""One number for a whole response, or its parts."""
+
+
+def total(score: Score) -> float:
+    """A score as one number: the sum of its parts."""
+    return sum(value for _, value in score) if isinstance(score, list) else score
+
+
+class BadScore(ValueError):
+    """What a user's scorer gave, and what is wrong with it."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why)
+        self.what, self.why = what, why
+
+
+def checked_score(found: Any, replies: Replies, index: int) -> Score:
+    """What a user's scorer gave for response `index`, read from JSON, as a score.
+
+    Raises:
+        BadScore: it is none.
+    """
+    if not isinstance(found, list):
+        return _checked_number(found)
+    parts, length = Parts(), len(replies.responses[index])
+    for each in found:
+        if not isinstance(each, list) or len(each) != 2:
+            raise BadScore(f"{each!r:.80} in a list", A_PART)
+        offset, value = each
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise BadScore(f"the offset {offset!r:.80}", A_PART)
+        if not 0 <= offset < length:
+            raise BadScore(f"the offset {offset}", f"the response has {length} characters, and the first is 0")
+        parts.append((offset, _checked_number(value)))
+    _checked_number(total(parts))
+    return parts
+
+
+def _checked_number(found: Any) -> float:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not abs(found) <= LARGEST:
+        raise BadScore(f"{found!r:.80}", A_SCORE)
+    return float(found)
+
+
 class Source(Protocol):
     """Scores responses; the same ones get the same scores."""
 
-    def score(self, replies: Replies) -> list[float]:
-        """Return a finite number for each response. Raises UserError where the user's scorer gives none."""
+    def score(self, replies: Replies) -> Sequence[Score]:
+        """Return a score for each response. Raises UserError where the user's scorer gives none."""
         ...
 
     def close(self) -> None:

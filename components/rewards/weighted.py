@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -34,8 +34,23 @@ from components.rewards.function import FunctionSource
 from components.rewards.http import HttpSource
 from components.rewards.kept import KeptScores
 from components.rewards.model import ModelSource
-from components.rewards.source import Replies, Source
+from components.rewards.source import Parts, Replies, Source, total
 from components.rewards.verifiers import Verifier
+
+Place = Callable[[int, Parts], Sequence[tuple[int, float]]]
+"""From a response's number and the parts of its score to the numbers of the tokens that they fall on, with values."""
+
+
+class WeightedScores(NamedTuple):
+    """n scored responses."""
+
+    total: Tensor
+    """(n,) the weighted sum of the sources' scaled scores."""
+    by_source: dict[str, Tensor]
+    """(n,) scaled scores of each source, by name."""
+    parts: Tensor | None
+    """(n, T) what of the sum falls on single tokens; None where no source gave parts, and where nobody asked."""
+
 
 INPUT = "rewards"
 """A model's folder is the stage's input `rewards/NAME`."""
@@ -105,7 +120,7 @@ class Rewards:
         Raises:
             UserError: a source gives every SFT response the same score.
         """
-        raw = self._raw(self.configs, pipeline, prompts, responses).double()
+        raw = self._raw(self.configs, pipeline, prompts, responses)[0].double()
         for config, scores in zip(self.configs, raw, strict=True):
             scale = float(scores.std()) if config.scale is None else config.scale
             if not scale > 0:
@@ -129,16 +144,31 @@ class Rewards:
         )
 
     def score(
-        self, pipeline: Tensor, prompts: Sequence[Sequence[Message]], responses: Sequence[str], judging: bool = False
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted sum (n,) of scaled scores, float32 on the device of `pipeline`, and each source's scaled scores.
+        self, pipeline: Tensor, prompts: Sequence[Sequence[Message]], responses: Sequence[str], judging: bool = False,
+        place: Place | None = None, tokens: int = 0,
+    ) -> WeightedScores:  # fmt: skip
+        """Score responses, float32 on the device of `pipeline`.
 
         Judges are asked only with `judging`, and are never in the sum.
+
+        Args:
+            place: where parts of a score fall, of T = `tokens` tokens; None asks for sums alone.
         """
         asked = [each for each in self.configs if judging or not each.judge]
-        scaled = self._scaled(asked, self._raw(asked, pipeline, prompts, responses))
+        raw, given = self._raw(asked, pipeline, prompts, responses)
+        scaled = self._scaled(asked, raw)
         rewarded = [scores for config, scores in zip(asked, scaled, strict=True) if not config.judge]
-        return self._sum(rewarded), {config.name: scores for config, scores in zip(asked, scaled, strict=True)}
+        by_source = {config.name: scores for config, scores in zip(asked, scaled, strict=True)}
+        parts = None
+        if place is not None:
+            parts = torch.zeros(len(responses), tokens, device=pipeline.device)
+            for config in self.rewarding:
+                for row, each in given.get(config.name, {}).items():
+                    for token, value in place(row, each):
+                        parts[row, token] += config.weight * value / self.units[config.name][1]
+            ranks.joined(parts)
+            parts = parts if bool((parts != 0).any()) else None
+        return WeightedScores(self._sum(rewarded), by_source, parts)
 
     def _scaled(self, configs: Sequence[RewardSource], raw: Tensor) -> list[Tensor]:
         units = [self.units[config.name] for config in configs]
@@ -151,17 +181,24 @@ class Rewards:
     def _raw(
         self, configs: Sequence[RewardSource], pipeline: Tensor, prompts: Sequence[Sequence[Message]],
         responses: Sequence[str],
-    ) -> Tensor:  # fmt: skip
-        """Raw scores (K, n) of these sources, float32 on the device of `pipeline`, the same on all ranks."""
+    ) -> tuple[Tensor, dict[str, dict[int, Parts]]]:  # fmt: skip
+        """Raw scores (K, n) of these sources, float32 on the device of `pipeline`, the same on all ranks; and on the
+        first rank the parts of those that have some, by source and response."""
         found = torch.zeros(len(configs), len(responses))
+        parts = dict[str, dict[int, Parts]]()
         if ranks.is_first():
             replies = replies_of(self.columns, prompts, responses)
             for place, config in enumerate(configs):
                 source = self.sources.get(config.name)
-                found[place] = pipeline.float().cpu() if source is None else torch.tensor(source.score(replies))
+                if source is None:
+                    found[place] = pipeline.float().cpu()
+                    continue
+                scores = source.score(replies)
+                found[place] = torch.tensor([total(each) for each in scores])
+                parts[config.name] = {row: each for row, each in enumerate(scores) if isinstance(each, list)}
         found = found.to(pipeline.device)
         ranks.joined(found)
-        return found
+        return found, parts
 
 
 def agreement(scaled: Mapping[str, Tensor]) -> float | None:

@@ -161,6 +161,7 @@ FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Any]] = {
     "kl_loss": lambda a, b, c, m: (maths.kl_loss(a, b, c, m, "k2"),),
     "whiten": lambda a, b, c, m: maths.whiten(a, m),
     "token_rewards": lambda a, b, c, m: maths.token_rewards(a, b, torch.ones(len(a)), m, 0.3),
+    "moved_to_tokens": lambda a, b, c, m: maths.moved_to_tokens(a, b, m),
     "gae": lambda a, b, c, m: maths.gae(a, b, m, 0.9, 0.8),
     "policy_loss": lambda a, b, c, m: maths.policy_loss(a, b, c, m, 0.2),
     "policy_loss_dual": lambda a, b, c, m: maths.policy_loss(a, b, c, m, 0.2, 0.3, 3.0),
