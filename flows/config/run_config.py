@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
@@ -60,6 +60,14 @@ class PriceConfig(Settings):
     of has no cost."""
 
 
+class MlflowConfig(Settings):
+    """What MLflow is given beside numbers, tables and lineage. It is no part of a key."""
+
+    weights: Literal["champion", "all", "none"] = "champion"
+    """Whose weights are copied into MLflow, once each, for `mlflow.transformers.load_model`: those of a champion and of
+    the reward model that it was trained against, those of every registered version, or none."""
+
+
 _CONTROL = r"\x00-\x1f\x7f-\x9f"
 _PRINTABLE = rf"^[^\s{_CONTROL}]([^{_CONTROL}]*[^\s{_CONTROL}])?$"
 """No control characters, no blanks at the ends. Prefect's form takes only patterns that Python's `re` takes."""
@@ -83,6 +91,8 @@ class Options(Settings):
     """Wait before the first retry; twice as long before each further one, an hour at most. It is no part of a key."""
     prices: PriceConfig = PriceConfig()
     """What an hour of a pool or a device costs."""
+    mlflow: MlflowConfig = MlflowConfig()
+    """What MLflow is given."""
     generation: GenerationConfig = GenerationConfig()
     """How responses are sampled, in every stage."""
     data: DataConfig = DataConfig()

@@ -19,7 +19,7 @@ from flows.config.profiles import lay
 from flows.config.run_config import RunConfig, check_config, to_values
 from tasks.runs.label import LONGEST_NAME, Label, one_line
 
-LAST = ("runners", "runtime", "retries", "retry_seconds", "prices", "project")
+LAST = ("runners", "runtime", "retries", "retry_seconds", "prices", "mlflow", "project")
 """Options that a run seldom changes. The others come first, in their order, after the seed."""
 
 

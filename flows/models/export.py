@@ -1,26 +1,18 @@
 """A model out of the store as a Hugging Face folder: for `from_pretrained`, vLLM and the hub."""
 
-import json
-import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import JsonValue
-
-from components.base.errors import TetherError, UserError
+from components.base.errors import UserError
 from components.base.files import whole_folder
-from components.base.hashing import digest_file
 from components.base.jsonl import write_json
-from components.base.nested import group
 from components.gates.text import outcome
 from components.models.weights import check_weights
 from components.store.store import ArtifactStore, Miss
 from flows.models.card import card
 from flows.models.facts import ModelFacts, model_facts
 from flows.reports.facts import code_name
+from tasks.model_folder import copy_model
 from tasks.runs.status import gates_json
-
-SCALE = "reward.json"
 
 
 def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> ModelFacts:
@@ -59,57 +51,12 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
     text = card(facts)  # first: it refuses what no stage of ours writes
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder.absolute()) as out:
-        _copy(store.path(found), found.files, out)
+        copy_model(store.path(found), found, out)
         for each in (out, *out.glob("members/*")):
             check_weights(each, asked)
-        _state_sampling(out, group(record.job, "generation"))
-        _state_scale(out)
         (out / "README.md").write_text(text, encoding="utf-8")
         write_json(out / "lineage.json", lineage_json(facts))
     return facts
-
-
-def _copy(artifact: Path, files: Mapping[str, str], out: Path) -> None:
-    """Copy what belongs to the model, and see that each copy is, byte for byte, what the record says."""
-    for name, sha in files.items():
-        if (place := _place(name)) is None:
-            continue
-        target = out / place
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(artifact / name, target)
-        if digest_file(target) != sha:
-            raise TetherError(f"{name} was not copied as it is in the store. The disk or its memory may be at fault.")
-
-
-def _place(name: str) -> str | None:
-    """Where a file of an artifact goes: `model/` is the folder itself. None for what is no part of the model."""
-    first, _, rest = name.partition("/")
-    if first == "model":
-        return rest
-    if first == "members":
-        number, part, below = rest.split("/", 2)
-        return f"members/{number}/{below if part == 'model' else f'{part}/{below}'}"
-    return name if first == "adapter" or name == SCALE else None
-
-
-def _state_sampling(out: Path, generation: Mapping[str, JsonValue]) -> None:
-    """Let `generate` and vLLM sample as the model was trained and measured: transformers' own default is top-k 50."""
-    path = out / "generation_config.json"
-    if path.is_file() and generation:
-        sampling = {"do_sample": True, "temperature": generation["temperature"], "top_k": 0, "top_p": 1.0}
-        _update(path, {**sampling, "max_new_tokens": generation["max_new_tokens"]})
-
-
-def _state_scale(out: Path) -> None:
-    """Shift, scale and temperature of a reward model's scores, in every member's config too."""
-    if (out / SCALE).is_file():
-        scale = json.loads((out / SCALE).read_text(encoding="utf-8"))
-        for path in (out / "config.json", *out.glob("members/*/config.json")):
-            _update(path, {"score_scale": scale})
-
-
-def _update(path: Path, more: Mapping[str, JsonValue]) -> None:
-    write_json(path, json.loads(path.read_text(encoding="utf-8")) | dict(more))
 
 
 def lineage_json(facts: ModelFacts) -> dict[str, object]:

@@ -12,12 +12,16 @@ from tasks.tracking.client import connect, permitted
 from tasks.tracking.links import model_name
 from tasks.tracking.promotion import CHAMPION, Versions, human_eval, withheld_gates
 from tasks.tracking.registry import Version, find_version, versions
+from tasks.tracking.weights import Weights, wanted
 
 logger = logging.getLogger(__name__)
 
 
 def promoted(home: Path, asked: str, by: str, because: str) -> str:
     """Point `champion` at the policy `asked`; returns what to say.
+
+    MLflow gets its weights first, as the run that judged it says under `mlflow.weights`. Of a champion that lacks them
+    (an earlier version promoted it, say) they are copied now.
 
     Raises:
         UserError: no such version, none of a policy, or its human-eval gate has not passed.
@@ -42,13 +46,18 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
             f"did not pass for {shown}. Waive them first: `tether rerun human_eval --from {held['run']} {gates} "
             f"--because TEXT`."
         )
+    client = connect(home)
+    moving = Versions(client, Weights(client, home, wanted(home, judged["run"])))
+    with permitted(f"promote {shown}"):
+        problem = moving.bring_weights(found.name, found.version)
+    note = f" Its weights are not in MLflow: {problem}." if problem else ""
     if CHAMPION in found.aliases:
-        return f"{shown} is {CHAMPION} already."
+        return f"{shown} is {CHAMPION} already.{note}"
     before = next((each for each in registered if each.name == found.name and CHAMPION in each.aliases), None)
     with permitted(f"promote {shown}"):
-        Versions(connect(home)).promote(found.name, found.version, by, because, _now(), run=judged["run"])
+        moving.promote(found.name, found.version, by, because, _now(), run=judged["run"])
     instead = f", in place of version {before.version}" if before else ""
-    return f"{shown} is {CHAMPION} now{instead}."
+    return f"{shown} is {CHAMPION} now{instead}.{note}"
 
 
 def demoted(home: Path, asked: str, by: str, because: str) -> str:

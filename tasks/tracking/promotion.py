@@ -12,6 +12,7 @@ tether.withheld     {run, gates}: gates of a skipped stage that nobody waived; i
 """
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,6 +23,9 @@ from components.base.text import markdown_code
 from tasks.runs.journal import Done
 from tasks.runs.status import finite
 from tasks.tracking.links import MODELS
+from tasks.tracking.weights import TAG, Weights
+
+logger = logging.getLogger(__name__)
 
 CANDIDATE, CHAMPION = "candidate", "champion"
 _ALIASES = (
@@ -37,10 +41,16 @@ _MEASURED = ("win_rate", "win_rate_low", "win_rate_high", "items")
 
 
 class Versions:
-    """The registered models of one MLflow."""
+    """The registered models of one MLflow.
 
-    def __init__(self, client: Any) -> None:
+    Args:
+        client: MLflow's.
+        weights: copies weights for them; None where MLflow is given none.
+    """
+
+    def __init__(self, client: Any, weights: Weights | None = None) -> None:
         self._client = client
+        self._weights = weights if weights is None or weights.which != "none" else None
 
     def register(
         self, done: Done, name: str, model: str, run: str, waivers: Mapping[str, Any], withheld: Sequence[str] = ()
@@ -63,6 +73,8 @@ class Versions:
         # What the model's own page shows its versions from.
         versions = json.dumps([{"name": name, "version": int(version)}])
         self._client.set_logged_model_tags(model, {"mlflow.modelVersions": versions})
+        if self._weights is not None and self._weights.which == "all":
+            self._put(self._weights, name, version)
         self._waive(name, version, found.tags, done.run, waivers)
         if self._may_point(name, version, found.tags, done, withheld):
             self._point(name, CANDIDATE, version, done.time)
@@ -92,10 +104,11 @@ class Versions:
     def promote(self, name: str, version: str, by: str, because: str, time: int, run: str = "") -> None:
         """Point `champion` at a version and open its term; that of the one before ends. An older fact changes nothing.
 
-        Whoever asks has looked at its human evaluation.
+        Whoever asks has looked at its human evaluation. MLflow has its weights before it is champion.
         """
         if time < self._pointed(name, CHAMPION):
             return
+        self.bring_weights(name, version)
         before = self._aliases(name).get(CHAMPION)
         if before is not None and before != version:
             self._end_term(name, before, by, f"version {version} was promoted", time)
@@ -123,6 +136,31 @@ class Versions:
                 self._client.set_registered_model_tag(name, f"tether.{alias}_set", str(time))
         self.describe(name, version)
 
+    def bring_weights(self, name: str, version: str) -> str:
+        """Have MLflow hold the weights of a policy, and of the reward model that it was trained against.
+
+        Returns:
+            Why it can't hold those of the policy; empty where it has them, or is to have none.
+        """
+        if self._weights is None:
+            return ""
+        problem = self._put(self._weights, name, version)
+        reward, digest = f"{name.removesuffix('-policy')}-reward", self.tags(name, version).get("lineage.reward_digest")
+        if digest and (found := self._find(reward, digest)) is not None:
+            self._put(self._weights, reward, str(found.version))
+        return problem
+
+    def _put(self, weights: Weights, name: str, version: str) -> str:
+        source = self._client.get_model_version(name, version).source
+        if not source.startswith("models:/"):
+            return "an earlier version of Tether registered it without a model"
+        problem = weights.put(source.removeprefix("models:/"))
+        if problem:
+            logger.warning("the weights of %s/%s are not in MLflow: %s", name, version, problem)
+        else:
+            self.describe(name, version)
+        return problem
+
     def tags(self, name: str, version: str) -> dict[str, str]:
         """A version's."""
         return dict(self._client.get_model_version(name, version).tags)
@@ -130,11 +168,14 @@ class Versions:
     def describe(self, name: str, version: str) -> None:
         """Write a version's description anew: its state, then what its model's own note says."""
         found = self._client.get_model_version(name, version)
-        note = ""
+        note, weights = "", []
         if found.source.startswith("models:/"):
             model = self._client.get_logged_model(found.source.removeprefix("models:/"))
             note = model.tags.get("mlflow.note.content", "")
-        lines = [*state_lines(found.tags), ""] if found.tags else []
+            if TAG in model.tags:
+                load = markdown_code(f'mlflow.transformers.load_model("models:/{name}/{version}")')
+                weights = [f"- Weights are in MLflow: {load} loads them"]
+        lines = [*state_lines(found.tags), *weights, ""] if found.tags else []
         self._client.update_model_version(name, version, "\n".join([*lines, note]).strip())
 
     def _may_point(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: Sequence[str]) -> bool:

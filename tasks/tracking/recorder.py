@@ -26,6 +26,7 @@ from tasks.tracking.address import run_link
 from tasks.tracking.client import connect, experiment
 from tasks.tracking.links import DIGEST_SHOWN, MODELS, Lineage, log_attachments, model_name
 from tasks.tracking.promotion import Versions
+from tasks.tracking.weights import Weights, wanted
 
 TABLE_ROWS = 200
 TABLES = ("samples.jsonl", "evaluation.jsonl")
@@ -122,7 +123,8 @@ class Recorder:
                 earlier = [one for one in done if one.time <= each.time]
                 waivers = {gate: by for one in earlier for gate, by in one.waived.items()}
                 withheld = [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]
-                _Stage(self._client, sent, each, waivers, withheld, stage.prefect).record()
+                weights = Weights(self._client, self._home, wanted(self._home, folder.name))
+                _Stage(self._client, sent, each, waivers, withheld, stage.prefect, weights).record()
                 sent.done[each.record.stage] = each.time
                 sent.save(folder)
             if stage.state not in ("failed", "interrupted"):
@@ -183,10 +185,17 @@ class _Stage:
     """A stage that is done, into its run: params, final metrics, lineage, gates, tables, plots."""
 
     def __init__(
-        self, client: Any, sent: Sent, done: Done, waivers: Mapping[str, Any], withheld: Sequence[str], prefect: str
+        self,
+        client: Any,
+        sent: Sent,
+        done: Done,
+        waivers: Mapping[str, Any],
+        withheld: Sequence[str],
+        prefect: str,
+        weights: Weights,
     ) -> None:
         assert sent.experiment is not None and sent.parent is not None
-        self._prefect = prefect
+        self._prefect, self._weights = prefect, weights
         self._client, self._done, self._waivers, self._withheld = client, done, waivers, withheld
         self._experiment, self._parent, self._run = sent.experiment, sent.parent, sent.stages[done.shown]
         self._lineage = Lineage(client, sent)
@@ -287,7 +296,7 @@ class _Stage:
 
     def _register(self, model: str | None, run: str) -> None:
         """Versions only of what its gates let through; the policy is promoted by human_eval's alone."""
-        done, lineage, versions = self._done, self._lineage, Versions(self._client)
+        done, lineage, versions = self._done, self._lineage, Versions(self._client, self._weights)
         if done.shown == "human_eval":
             versions.judge(done, lineage.model_name("ppo"), self._waivers, self._withheld)
         elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):

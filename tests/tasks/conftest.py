@@ -157,9 +157,8 @@ def pipeline(start, kit, tmp_path):
     data.write_text("{}\n")
 
     def run(gates=None, metrics="6", steps=5, pause=0.0, value=1, train=True, **options):
-        ctx = start(
-            gates or kit.thresholds(ppo={"kl": 8.0}), track=True, config={"seed": 1, "ppo": {"x": 2}}, **options
-        )
+        config = {"seed": 1, "ppo": {"x": 2}, "mlflow": {"weights": "none"}}  # toys hold no model
+        ctx = start(gates or kit.thresholds(ppo={"kl": 8.0}), track=True, config=config, **options)
         with ctx:
             validated = run_stage(kit.toy("validate"), kit.ToyJob(steps=0), {"preferences": Input.of(data)}, ctx)
             sft_job = kit.ToyJob() if train else kit.ToyJob(sft={"train": False})

@@ -139,7 +139,8 @@ def files_below(folder: Path, links: bool = False) -> dict[str, Path]:
     With `links`, a link to a file counts as that file.
     """
     found = {}
-    for parent, _, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not (name.startswith(".") and name.endswith(".tmp"))]
         for path in (Path(parent, name) for name in names):
             if (links or not path.is_symlink()) and not (path.name.startswith(".") and path.name.endswith(".tmp")):
                 found[path.relative_to(folder).as_posix()] = path

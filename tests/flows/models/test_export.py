@@ -17,7 +17,8 @@ from components.models.folders import load_causal_lm, load_reward_model
 from components.models.runtime import Runtime
 from components.reward.scoring import score_sequences
 from components.store.store import ArtifactStore
-from flows.models.export import _place, export
+from flows.models.export import export
+from tasks.model_folder import place_of
 
 RUNTIME = Runtime(device="cpu", dtype="float32", threads=1)
 IDS = torch.tensor([[6, 7, 8, 9, 10, 2], [9, 6, 6, 2, 0, 0]])
@@ -146,7 +147,7 @@ def test_the_folder_holds_the_stores_bytes_the_card_the_lineage_and_no_pickle(ma
     ],
 )
 def test_each_model_of_an_artifact_is_a_folder_that_transformers_can_load(name: str, place: str | None) -> None:
-    assert _place(name) == place
+    assert place_of(name) == place
 
 
 def test_a_folder_that_is_not_empty_is_left_alone_and_an_empty_one_is_filled(make_home: Any, tmp_path: Path) -> None:

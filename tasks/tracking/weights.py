@@ -1,0 +1,184 @@
+"""Weights of registered models inside MLflow, where `mlflow.transformers.load_model` finds them.
+
+A model's artifacts in MLflow:
+
+model/       what `tether export` writes, without card and lineage
+components/  the tokenizer, where MLflow looks for it
+MLmodel      last: a model that has it is whole
+
+A model is one artifact of the store, so one copy serves each of its versions and every run that hits it.
+"""
+
+import importlib.metadata
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlparse
+
+from components.base.errors import TetherError, UserError
+from components.base.files import whole_folder, write_whole
+from components.store.records import Record
+from components.store.store import ArtifactStore, Miss
+from tasks.model_folder import SCALE, copy_model, place_of
+from tasks.runs.config import run_values
+
+logger = logging.getLogger(__name__)
+
+Which = Literal["champion", "all", "none"]
+
+TAG = "tether.weights"
+"""Of a model: the digest of the artifact whose weights MLflow has, once it has all of them."""
+_EXTERNAL = "mlflow.model.isExternal"
+_TIMEOUT, _PATIENT = "MLFLOW_HTTP_REQUEST_TIMEOUT", "600"
+"""Seconds that a server may take to store a file of weights; other calls have a few."""
+_MODEL, _TOKENIZER = "model", "tokenizer"
+
+
+def wanted(home: Path, run: str) -> Which:
+    """Return what the run's config says under `mlflow.weights`; the default where run or option is not there."""
+    with suppress(UserError):
+        group = run_values(home, run).get("mlflow")
+        if isinstance(group, dict) and group.get("weights") in ("all", "none"):
+            return group["weights"]  # type: ignore[return-value]
+    return "champion"
+
+
+class Weights:
+    """Copies weights from a home's store into its MLflow."""
+
+    def __init__(self, client: Any, home: Path, which: Which) -> None:
+        self._client, self._home, self.which = client, home, which
+
+    def put(self, model: str) -> str:
+        """Have MLflow hold the weights of a LoggedModel, copied once.
+
+        A kill, or an MLflow that goes away, leaves no description that `load_model` takes; the next call goes on.
+
+        Returns:
+            Why MLflow can't have them; empty where it has them.
+
+        Raises:
+            Exception: MLflow doesn't answer, or the disk is full.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._put(model)
+        except MlflowException as error:
+            if error.get_http_status_code() != 403:
+                raise
+            return "MLflow lets this user write no files there (403)"
+
+    def _put(self, model: str) -> str:
+        found = self._client.get_logged_model(model)
+        digest = found.tags.get("lineage.digest", "")
+        if found.tags.get(TAG) == digest:
+            return ""
+        store = ArtifactStore(self._home)
+        record = store.lookup(found.tags["tether.key"], digest) if "tether.key" in found.tags else Miss("no key")
+        if isinstance(record, Miss):
+            return f"the store of this home does not have them ({record.reason})"
+        if "config.json" not in map(place_of, record.files):
+            return "the artifact holds no model of transformers"
+        try:
+            if urlparse(found.artifact_location).scheme in ("", "file"):
+                self._copy(found, store.path(record), record)
+            else:
+                self._upload(found, store.path(record), record)
+        except TetherError as error:
+            return str(error)
+        if _EXTERNAL in found.tags:
+            self._client.delete_logged_model_tag(model, _EXTERNAL)
+        self._client.set_logged_model_tags(model, {TAG: digest})
+        return ""
+
+    def _copy(self, model: Any, artifact: Path, record: Record) -> None:
+        """Into a folder of this machine: each part gets its name when it is whole."""
+        address = model.artifact_location
+        root = Path(unquote(urlparse(address).path) if address.startswith("file:") else address)
+        if not (root / _MODEL).is_dir():
+            with _first(root / _MODEL) as out:
+                copy_model(artifact, record, out)
+        if not (root / "components").is_dir():
+            with _first(root / "components") as out:
+                _copy_tokenizer(root / _MODEL, out / _TOKENIZER)
+        write_whole(root / "MLmodel", _mlmodel(model, record, root / _MODEL))
+
+    def _upload(self, model: Any, artifact: Path, record: Record) -> None:
+        """Through a server, or into a bucket, without a second copy of the weights here."""
+        with tempfile.TemporaryDirectory() as folder, _patient():
+            parts = Path(folder) / "parts"
+            (parts / _MODEL).mkdir(parents=True)
+            copy_model(artifact, record, parts / _MODEL, link=True)
+            _copy_tokenizer(parts / _MODEL, parts / "components" / _TOKENIZER)
+            self._client.log_model_artifacts(model.model_id, str(parts))
+            last = Path(folder) / "MLmodel"
+            last.write_text(_mlmodel(model, record, parts / _MODEL), encoding="utf-8")
+            self._client.log_model_artifact(model.model_id, str(last))
+
+
+@contextmanager
+def _first(path: Path) -> Iterator[Path]:
+    """As `whole_folder`; whoever comes second, while another process makes the same, leaves it as it is."""
+    try:
+        with whole_folder(path) as out:
+            yield out
+    except OSError:
+        if not path.is_dir() or not any(path.iterdir()):
+            raise
+
+
+def _copy_tokenizer(model: Path, out: Path) -> None:
+    """Copy all that `AutoTokenizer` reads of a model's folder: everything in it but weights and sampling."""
+    out.mkdir(parents=True)
+    for each in model.iterdir():
+        if each.is_file() and each.suffix != ".safetensors" and each.name not in ("generation_config.json", SCALE):
+            shutil.copyfile(each, out / each.name)
+
+
+def _mlmodel(model: Any, record: Record, folder: Path) -> str:
+    """MLflow's description of a model that it loads with transformers; the classes are those that read the folder."""
+    from mlflow.models import Model
+
+    rewards = record.stage == "reward" or (folder / SCALE).is_file()
+    task, kind = ("text-classification", "SequenceClassification") if rewards else ("text-generation", "CausalLM")
+    described = Model(
+        artifact_path=model.artifact_location,
+        model_uuid=model.model_id,
+        model_id=model.model_id,
+        run_id=model.source_run_id,
+        utc_time_created=record.started,
+        metadata={"tether.digest": record.digest, "tether.key": record.key},
+    )
+    described.add_flavor(
+        "transformers",
+        transformers_version=importlib.metadata.version("transformers"),
+        task=task,
+        instance_type="TextClassificationPipeline" if rewards else "TextGenerationPipeline",
+        source_model_name=model.name,
+        pipeline_model_type=f"AutoModelFor{kind}",
+        model_binary=_MODEL,
+        components=[_TOKENIZER],
+        tokenizer_type="AutoTokenizer",
+        code=None,
+    )
+    return str(described.to_yaml())
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Give a server longer to store a file, unless the user has set MLflow's timeout."""
+    before = os.environ.get(_TIMEOUT)
+    if before != "3":
+        yield
+        return
+    os.environ[_TIMEOUT] = _PATIENT
+    try:
+        yield
+    finally:
+        os.environ[_TIMEOUT] = before
