@@ -1,5 +1,6 @@
 """What a rerun goes on from: an earlier run whose artifacts stand in the store, and its config."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from components.base.errors import UserError
 from components.base.settings import keyed_values
 from components.data.inputs import FILES
 from components.keys.changes import changes
+from components.rewards.config import FunctionReward, ModelReward
 from components.store.store import ArtifactStore, Miss, Record
 from flows.config.run_config import RunConfig, check_config
 from tasks.runs.config import run_values
@@ -124,6 +126,25 @@ def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, st
         in_any_order = isinstance(was, tuple) and isinstance(now, tuple) and sorted(was) == sorted(now)
         if not read_again and was != now and not in_any_order:
             found.setdefault(field, "validate")
+    if "ppo" in before:
+        files, files_now = _reward_files(one), _reward_files(other)
+        changed = [name for name in files | files_now if files.get(name, []) != files_now.get(name, [])]
+        found |= dict.fromkeys(changed, "ppo")
+    return found
+
+
+def _reward_files(config: RunConfig) -> dict[str, list[str]]:
+    """Files, folders and models of `ppo.rewards` and `ppo.rules`, by option; a job's keyed values lack them."""
+    found: dict[str, list[str]] = {"ppo.rewards": []}
+    for each in config.ppo.rewards or ():
+        if isinstance(each, ModelReward):
+            path = each.source.removeprefix("model:")
+            found["ppo.rewards"].append(os.path.abspath(path) if Path(path).is_dir() else path)
+        elif isinstance(each, FunctionReward):
+            found["ppo.rewards"].append(os.path.abspath(each.root))
+    if (rules := config.ppo.rules) is not None:
+        found["ppo.rules.file"] = [] if rules.file is None else [os.path.abspath(rules.file)]
+        found["ppo.rules.root"] = [] if rules.function is None else [os.path.abspath(rules.root)]
     return found
 
 

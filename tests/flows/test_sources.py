@@ -120,6 +120,31 @@ def test_a_list_of_one_is_the_same_as_that_one_path(tmp_path: Path) -> None:
     assert "preferences" not in keyed_values(job)["data"], "a path is no part of a key"  # type: ignore[operator]
 
 
+def judged_by(rewards: list[Any] | None, rules: dict[str, str] | None = None) -> RunConfig:
+    values: Any = to_values(load_config("tiny"))
+    values["ppo"] |= {"rewards": rewards, "rules": rules}
+    return RunConfig.model_validate(values)
+
+
+def test_another_reward_model_or_file_of_rules_is_a_change_before_human_eval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path is in no key, and the rerun would take PPO's result as it is: the change would have no effect."""
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    one = judged_by([{"source": "model:ours", "name": "judge"}], {"file": "a.yaml"})
+    other = judged_by([{"source": "model:theirs", "name": "judge"}], {"file": "b.yaml"})
+    assert changed_before("human_eval", one, other) == {"ppo.rewards": "ppo", "ppo.rules.file": "ppo"}
+    assert changed_before("ppo", one, other) == {}, "ppo is computed again"
+    same = judged_by([{"source": f"model:{tmp_path}/ours", "name": "judge"}], {"file": str(tmp_path / "a.yaml")})
+    assert changed_before("human_eval", one, same) == {}, "the same folder and file, written differently"
+    pinned, newer = (judged_by([{"source": f"model:org/name@{c * 40}", "name": "judge"}]) for c in "ab")
+    assert changed_before("human_eval", pinned, newer) == {"ppo.rewards": "ppo"}
+    moved = [judged_by([{"source": "function:m:f", "root": root}]) for root in ("ours", "theirs")]
+    assert changed_before("human_eval", *moved) == {"ppo.rewards": "ppo"}
+
+
 def test_several_files_are_inputs_each_and_their_order_is_in_no_key(tmp_path: Path) -> None:
     a, b = pairs(tmp_path / "a.jsonl"), pairs(tmp_path / "b.jsonl", 3)
     one, other = preferring(a, b), preferring(b, a)

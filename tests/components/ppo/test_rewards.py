@@ -1,22 +1,33 @@
 """PPO on several sources of reward: what is logged of each, their unit, judges, resuming, and other models."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from components.base.errors import UserError
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
 from components.models.batching import encode_prompt, encode_response
+from components.models.folders import save_model
+from components.ppo import stage
 from components.reward.scoring import ScoreScale, score_sequences
 from components.rewards.config import ModelReward
 from components.rewards.model import ModelSource
 from components.rewards.source import Replies
 from components.rewards.weighted import agreement
+from tests.components.ppo.test_stage import KILLED, ROOT
 from tests.components.rewards.scorer import Scorer
 
 
@@ -140,6 +151,49 @@ def test_our_reward_model_as_an_external_one_scores_512_texts_as_the_stage_does(
     stage_scores = score_sequences(models.reward_model, models.tokenizer.pad_token_id, ids, stages.job("ppo").runtime)
     assert len(found) == 512
     assert (torch.tensor(found) - stage_scores).abs().max() < 1e-4
+
+
+def test_a_reward_model_with_a_tokenizer_of_its_own_rewards_ppo_as_its_own_forward_scores(
+    stages: Any, tmp_path: Path
+) -> None:
+    """A random Llama over bytes: its raw score of each evaluated response, computed by transformers alone."""
+    torch.manual_seed(5)
+    tokenizer = Tokenizer(BPE({each: i for i, each in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    by_bytes = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
+    by_bytes.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    shape = LlamaConfig(
+        vocab_size=len(by_bytes), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_labels=1, pad_token_id=by_bytes.pad_token_id, eos_token_id=by_bytes.eos_token_id, initializer_range=0.5,
+    )  # fmt: skip
+    theirs = LlamaForSequenceClassification(shape).eval()
+    save_model(theirs, by_bytes, tmp_path / "theirs")
+    job = stages.job("ppo", updates=1, evaluate=8, rewards=[{"source": "model:x", "name": "theirs"}])
+    given = {**stages.inputs, "rewards/theirs": tmp_path / "theirs"}
+    stage.run(job, given, tmp_path / "out", lambda *_, **__: None)
+    unit = json.loads((tmp_path / "out" / "artifact" / "rewards.json").read_text())["sources"]["theirs"]
+    for row in read_rows(tmp_path / "out" / "artifact" / "evaluation.jsonl"):
+        said = [*row["prompt"], {"role": "assistant", "content": row["policy"]["response"]}]
+        told = by_bytes.apply_chat_template(said, tokenize=False)
+        with torch.no_grad():
+            raw = float(theirs(torch.tensor([by_bytes(told, add_special_tokens=False)["input_ids"]])).logits)
+        assert row["policy"]["reward_theirs"] * unit["scale"] + unit["shift"] == pytest.approx(raw, abs=1e-4)
+
+
+def test_killed_by_the_system_with_a_function_it_goes_on_to_the_same_bytes(
+    stages: Any, options: Any, tmp_path: Path, digests: Callable[[Path], Any]
+) -> None:
+    """SIGKILL ends function's process and stage alike; a new process of the function scores what is left."""
+    own = {**options, "checkpoint_every": 1, "rewards": options["rewards"][:2]}
+    metrics = stages.run("ppo", tmp_path / "whole", **own)
+    job, out = stages.job("ppo", **own).model_dump_json(), tmp_path / "killed"
+    inputs = ",".join(f"{name}={folder}" for name, folder in stages.inputs.items())
+    command = [sys.executable, "-c", KILLED.replace("step == 3", "step == 2"), str(ROOT), job, str(out), inputs]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run(command, env=environment, cwd=tmp_path, timeout=200, check=False)
+    assert killed.returncode == -signal.SIGKILL and list((out / "checkpoint").rglob("*.safetensors"))
+    assert stages.run("ppo", out, **own) == metrics
+    assert digests(out / "artifact") == digests(tmp_path / "whole" / "artifact")
 
 
 def test_the_lowest_rank_correlation_of_any_two_sources_is_their_agreement() -> None:
