@@ -322,6 +322,13 @@ ADVICE: dict[str, Advice] = {
         "cost: a source of `ppo.rewards` with a weight below 0.",
         "tether rerun ppo --set ppo.kl.target=2",
     ),
+    "ppo.judge_gain_low": Advice(
+        "A judge that never rewarded (`judge: true` in `ppo.rewards`) sees no gain over SFT where the reward does: the "
+        "policy may have found what only the reward likes.",
+        "Compare `ppo/judge_NAME_gain` with `ppo/reward_gain`, and read responses in `evaluation.jsonl`. Lower "
+        "`ppo.kl.target`, or collect new preferences on the policy's own responses.",
+        "tether rerun ppo --set ppo.kl.target=2",
+    ),
     "human_eval.labels_complete": Advice(
         "Ratings are missing in the sheet or in a rater's file.",
         "Ask for the rest; the status says how many each rater has given. Then score again.",

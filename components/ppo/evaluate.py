@@ -185,12 +185,19 @@ def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Seque
 def _by_source(
     models: Models, policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]
 ) -> dict[str, float]:
-    """Each source's gain over SFT with its interval (in standard deviations of its SFT scores), and how they agree."""
+    """Each source's gain over SFT with its interval (in standard deviations of its SFT scores), and how they agree.
+
+    `ppo/judge_gain` is that of the judge with the lowest lower end: every judge has to say that the policy gained.
+    """
     metrics: dict[str, float] = {}
+    judged: list[Interval] = []
     for config in models.rewards.configs if models.rewards is not None else ():
         gain = [a.rewards[config.name] - b.rewards[config.name] for a, b in zip(policy, sft, strict=True)]
-        what = "judge" if config.judge else "reward"
-        metrics |= clustered_mean(gain, clusters).metrics(f"ppo/{what}_{config.name}_gain")
+        what, gained = "judge" if config.judge else "reward", clustered_mean(gain, clusters)
+        metrics |= gained.metrics(f"ppo/{what}_{config.name}_gain")
+        judged += [gained] if config.judge else []
+    if judged:
+        metrics |= min(judged, key=lambda each: each.low).metrics("ppo/judge_gain")
     if models.rewards is not None:
         names = [config.name for config in models.rewards.rewarding]
         metrics |= source_metrics({name: torch.tensor([row.rewards[name] for row in policy]) for name in names})

@@ -3,7 +3,7 @@
 from components.gates.table import GATES, MAIN_METRICS, Gate, MainMetric, brief_metrics
 
 BRIEF = {
-    "validate": ["data/pairs", "data/quarantined", "data/annotator_agreement"],
+    "validate": ["data/pairs", "data/quarantined", "data/model_votes", "data/annotator_agreement"],
     "sft": ["sft/loss", "sft/perplexity", "sft/gold", "sft/violations"],
     "reward": ["reward/accuracy", "reward/accuracy_low", "reward/ece", "reward/test_pairs"],
     "ppo": ["ppo/proxy_reward", "ppo/kl", "ppo/kl_per_token", "ppo/gold", "ppo/violations", "ppo/rule_violations"],
@@ -29,8 +29,8 @@ def test_a_stage_that_the_table_does_not_list_shows_its_own_first_four() -> None
 def test_a_card_shows_all_but_what_only_the_run_is_about() -> None:
     left_out = {m.name for metrics in MAIN_METRICS.values() for m in metrics if not m.card}
     assert left_out == {
-        "data/pairs", "data/quarantined", "data/annotator_agreement", "reward/accuracy_low", "reward/test_pairs",
-        "data/overlong", "data/label_noise", "ppo/proxy_reward", "human_eval/win_rate_low",
+        "data/pairs", "data/quarantined", "data/model_votes", "data/annotator_agreement", "reward/accuracy_low",
+        "reward/test_pairs", "data/overlong", "data/label_noise", "ppo/proxy_reward", "human_eval/win_rate_low",
         "human_eval/always_valid_low", "human_eval/always_valid_low_of_people", "human_eval/raters",
         "human_eval/reward_auroc",
     }  # fmt: skip
@@ -55,7 +55,7 @@ def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_meas
     assert [g.name for g in GATES.values() if g.ends] == ["ppo.length_ratio"]
     assert [g.name for g in GATES.values() if g.if_measured] == [
         "reward.refresh_gain_low", "ppo.beta_drift_below_target", "ppo.proxy_rise_at_level_kl",
-        "ppo.replaced_max", "ppo.rule_violations_excess", "human_eval.attention_low",
+        "ppo.replaced_max", "ppo.rule_violations_excess", "ppo.judge_gain_low", "human_eval.attention_low",
     ]  # fmt: skip
     assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
         "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",
