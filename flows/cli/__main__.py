@@ -399,14 +399,28 @@ def lineage(
 
 @command(app, "diff")
 def diff(
-    one: Annotated[str, typer.Argument(metavar="RUN", autocompletion=completion.runs)],
-    other: Annotated[str, typer.Argument(metavar="RUN", autocompletion=completion.runs)],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", autocompletion=completion.runs)],
     as_json: Json = False,
+    as_html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Draw two to six runs on shared axes, as one page.")
+    ] = None,
 ) -> None:
-    """Compare two runs: data, options, code, metrics, gates."""
+    """Compare two runs: data, options, code, metrics, gates.
+
+    With --html up to six, their curves of reward, KL and β in one picture."""
+    if as_html is not None:
+        from flows.reports.compared import write_comparison
+
+        if as_json:
+            raise UserError("--json, --html: give one of them.")
+        write_comparison(tether_home(), runs, as_html)
+        echo(as_html)
+        return
+    if len(runs) != 2:
+        raise UserError(f"diff compares 2 runs; {len(runs)} given. With --html FILE it draws 2 to 6.")
     from flows.reports import diff as run_diff
 
-    found = run_diff.diff(tether_home(), one, other)
+    found = run_diff.diff(tether_home(), *runs)
     echo(json.dumps(found.as_json()) if as_json else run_diff.text(found))
 
 

@@ -79,7 +79,7 @@ def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
     style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     stages = {stage.name: stage for stage in facts.stages}
-    return _template().render(
+    return template("run.html").render(
         facts._asdict(),
         of=stages,
         tables={stage: table(x, named, stages[stage].curves) for stage, (x, named) in SHOWN.items()},
@@ -146,7 +146,8 @@ def table(x: str, named: Mapping[str, str], curves: Mapping[str, Curve]) -> Tabl
 
 
 @functools.cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """One of the pages' templates, with the filters that all of them use."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -159,7 +160,7 @@ def _template() -> Template:
         "rows": lambda table: thin(table.rows, ROWS), "breakable": breakable, "picture": picture, "code": code_name,
         "brief": brief, "marked": marked, "cost": cost, "by_another": by_another,
     }  # fmt: skip
-    return made.get_template("run.html")
+    return made.get_template(name)
 
 
 def brief(stage: StageFacts) -> list[tuple[str, str]]:

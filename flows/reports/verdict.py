@@ -170,4 +170,4 @@ def _after(status: RunStatus, options: Mapping[str, JsonValue], policy: str) -> 
                 f"tether export {policy or 'tether-policy'}@champion FOLDER",
             )
         )
-    return [*steps, Step("Compare it with another run:", f"tether diff RUN {status.run}")]
+    return [*steps, Step("Compare it with another run, in one picture:", f"tether diff RUN {status.run} --html FILE")]

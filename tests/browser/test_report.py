@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.reports.compared import write_comparison
 from flows.reports.page import write_page
 from tests.stored_run import HOSTILE, stored_run
 
@@ -29,6 +30,20 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     hits = stored_run(home, "20260102-000000-bbbb", changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": HOSTILE}, by=passed)
     runs = {"passed": (home, passed), "stopped": (home / "stopped", stopped), "waived": (home, hits)}
     return {name: write_page(*each) for name, each in runs.items()}
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_axe_finds_nothing_on_runs_compared_and_nothing_runs_over(
+    reports: dict[str, Path], tmp_path: Path, width: int, scheme: str,
+    open_page: Callable, violations: Callable, overflow: Callable, picture: Callable,
+) -> None:  # fmt: skip
+    runs = [reports[name].parent.name for name in ("passed", "waived")]
+    write_comparison(reports["passed"].parents[2], runs, tmp_path / "diff.html")
+    page = open_page(tmp_path / "diff.html", width=width, scheme=scheme).page
+    picture(page, f"diff-{width}-{scheme}")
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    assert violations(page) == []
+    assert overflow(page) == 0
 
 
 @pytest.mark.parametrize(("which", "width", "scheme"), LOOKS)

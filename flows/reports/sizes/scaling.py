@@ -1,6 +1,6 @@
 """The tables of docs/scaling.md, from the plan's own arithmetic.
 
-python -m flows.reports.scaling          # writes them into the page again; --check exits 1 where it is stale
+python -m flows.reports.sizes.scaling          # writes them into the page again; --check exits 1 where it is stale
 """
 
 import re
@@ -15,7 +15,7 @@ from components.planning.models import Ranks
 from components.planning.shape import KNOWN
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
-from flows.reports.memory import planned_run
+from flows.reports.sizes.memory import planned_run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 MODELS = ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b")
@@ -167,7 +167,7 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     if "--check" in sys.argv[1:]:
         if found := list(stale(page)):
-            sys.exit(f"{PAGE} is stale ({', '.join(found)}): python -m flows.reports.scaling")
+            sys.exit(f"{PAGE} is stale ({', '.join(found)}): python -m flows.reports.sizes.scaling")
         return
     PAGE.write_text(refreshed(page), encoding="utf-8")
 
