@@ -27,7 +27,7 @@ class Machine(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Advice:
+class MemoryAdvice:
     """Options to change together, and what the stage's worst phase then holds."""
 
     options: tuple[str, ...]
@@ -44,7 +44,7 @@ class StagePlan:
     phases: list[Phase]
     fits: bool | None
     """None where the machine's memory isn't given."""
-    advice: list[Advice]
+    advice: list[MemoryAdvice]
     """Empty where the stage fits: each change alone, the one that saves most first; where none alone is enough, then
     several together, none of which could be left out (all of them where they are not enough)."""
 
@@ -84,13 +84,13 @@ def plan_stages(run: PlannedRun, machine: Machine) -> list[StagePlan]:
     return plans
 
 
-def _advice(now: _Situation, stage: str) -> Iterator[Advice]:
+def _advice(now: _Situation, stage: str) -> Iterator[MemoryAdvice]:
     """What alone saves something, most first; then what of it together makes the stage fit."""
     before, alone = now.worst(stage), []
     for change in _CHANGES:
         then, options = _changed(now, stage, [change])
         if then.worst(stage) < before:
-            alone.append(Advice(options, then.worst(stage), then.fits(stage)))
+            alone.append(MemoryAdvice(options, then.worst(stage), then.fits(stage)))
     yield from sorted(alone, key=lambda each: each.bytes)
     if any(each.fits for each in alone):
         return
@@ -104,7 +104,7 @@ def _advice(now: _Situation, stage: str) -> Iterator[Advice]:
             helping = rest if _held(now, stage, rest) <= (now.machine.memory or 0) else helping
     if len(helping) > 1:
         then, options = _changed(now, stage, helping)
-        yield Advice(options, then.worst(stage), then.fits(stage))
+        yield MemoryAdvice(options, then.worst(stage), then.fits(stage))
 
 
 def _changed(now: _Situation, stage: str, changes: Sequence[Change]) -> tuple[_Situation, tuple[str, ...]]:

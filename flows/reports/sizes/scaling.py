@@ -17,7 +17,7 @@ from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 from flows.reports.sizes.memory import planned_run
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "scaling.md"
 MODELS = ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b")
 CARD = 80 * 10**9
 SETTING = (
