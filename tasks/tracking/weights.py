@@ -65,14 +65,10 @@ class Weights:
         Raises:
             Exception: MLflow doesn't answer, or the disk is full.
         """
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return self._put(model)
-        except MlflowException as error:
-            if error.get_http_status_code() != 403:
-                raise
-            return "MLflow lets this user write no files there (403)"
+        problem = "MLflow lets this user write no files there (403)"
+        with unless_refused():
+            problem = self._put(model)
+        return problem
 
     def _put(self, model: str) -> str:
         found = self._client.get_logged_model(model)
@@ -120,6 +116,19 @@ class Weights:
             last = Path(folder) / "MLmodel"
             last.write_text(_mlmodel(model, record, parts / _MODEL), encoding="utf-8")
             self._client.log_model_artifact(model.model_id, str(last))
+
+
+@contextmanager
+def unless_refused() -> Iterator[None]:
+    """End the block where MLflow refuses its user something (403), and go on after it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.get_http_status_code() != 403:
+            raise
+        logger.debug("MLflow: %s", error)
 
 
 @contextmanager

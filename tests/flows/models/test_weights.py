@@ -8,6 +8,7 @@ from typing import Any
 import mlflow
 import pytest
 import torch
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from transformers import pipeline
 
 from components.base.errors import TetherError
@@ -145,6 +146,31 @@ def test_a_copy_that_is_interrupted_leaves_no_champion_and_no_half_and_the_next_
     monkeypatch.undo()
     there.promote(2)
     assert mlflow.transformers.load_model(f"models:/{POLICY}@champion").task == "text-generation"
+
+
+def test_who_may_change_policies_alone_promotes_one_though_its_reward_model_is_refused(
+    registry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = registry()
+    update, upload = there.client.update_model_version, there.client.set_logged_model_tags
+    reward = there.client.get_model_version(REWARD, "1").source.removeprefix("models:/")
+
+    def only_policies(name: str, *args: Any) -> Any:
+        if name == REWARD:
+            raise mlflow.MlflowException("Permission denied", error_code=PERMISSION_DENIED)
+        return update(name, *args)
+
+    def only_its_files(model: str, tags: Any) -> Any:
+        if model == reward:
+            raise mlflow.MlflowException("Permission denied", error_code=PERMISSION_DENIED)
+        return upload(model, tags)
+
+    monkeypatch.setattr(there.client, "update_model_version", only_policies)
+    there.promote(2)
+    assert there.client.get_registered_model(POLICY).aliases["champion"] in (1, "1")
+    monkeypatch.setattr(there.client, "set_logged_model_tags", only_its_files)
+    there.client.delete_logged_model_tag(reward, "tether.weights")
+    assert there.versions.bring_weights(POLICY, "1") == ""
 
 
 def test_all_and_none_are_taken_at_their_word_and_a_run_says_which(registry: Any) -> None:
