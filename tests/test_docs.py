@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from flows.cli.__main__ import app
 from tests.documented import anchors, check_settings, commands, links, parse
@@ -103,6 +104,15 @@ def test_every_command_is_in_the_list_of_commands() -> None:
     text = (ROOT / "docs/guide/commands.md").read_text()
     commands = get_command(app).commands  # type: ignore[attr-defined]
     assert len(commands) > 20 and [name for name in commands if f"`tether {name}" not in text] == []
+
+
+@pytest.mark.parametrize("group", ["", "human-eval", "review", "data", "store", "stack"])
+def test_the_list_of_commands_shows_every_summary_whole(group: str) -> None:
+    """On a terminal of 80 columns, which cuts a long one with `...`."""
+    shown = CliRunner().invoke(app, [*group.split(), "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    listed = shown.partition("Commands")[2]
+    assert len(listed.splitlines()) > 2
+    assert [line for line in listed.splitlines() if line.rstrip(" │").endswith(("...", "…"))] == []
 
 
 def prefect_commands() -> list[str]:

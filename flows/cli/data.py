@@ -149,10 +149,11 @@ def label(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask a model which response of each pair is better, in both orders.
+    """Ask a model which response of each pair is better.
 
-    An endpoint's key is read from the environment variable TETHER_JUDGE_TOKEN. The votes are written to
-    DIR/votes.jsonl, which data.preferences reads, and what is known of the judge to DIR/report.json."""
+    It sees each pair in both orders. An endpoint's key is read from the environment variable TETHER_JUDGE_TOKEN. The
+    votes are written to DIR/votes.jsonl, which data.preferences reads, and what is known of the judge to
+    DIR/report.json."""
     from rich.console import Console
 
     from components.base.errors import UserError

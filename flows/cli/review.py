@@ -136,9 +136,9 @@ def export(
 
 @command(review, "status")
 def status(batch: Batch, overlap: Overlap = None, database: Database = None, as_json: Json = False) -> None:
-    """Show progress, agreement and raters; of a run also how high the win rate is at least.
+    """Show progress, agreement, raters and a bound of the win rate.
 
-    That number stays valid however often you look. It needs the key, which the page does not have: run this where
+    The bound stays valid however often you look. It needs the key, which the page does not have: run this where
     the home is, not where raters are."""
     from flows.review.batches import sample_folder
     from flows.review.bound import early_bound
