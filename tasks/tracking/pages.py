@@ -87,7 +87,8 @@ def run_note(status: RunStatus, done: Sequence[Done], links: Mapping[str, str], 
     for stage in status.stages:
         name = f"[{words(stage.name)}]({links[stage.name]})" if stage.name in links else words(stage.name)
         name += f" ([Prefect]({stage.prefect}))" if stage.prefect else ""
-        numbers = (f"{metric.partition('/')[2]} {metrics[metric]:.4g}" for metric in brief_metrics(stage.name, metrics))
+        brief = brief_metrics(stage.name, metrics)
+        numbers = [f"{metric.partition('/')[2]} {gate_text.number(metrics[metric])}" for metric in brief]
         lines.append(f"| {name} | {stage.state} | `{(stage.digest or '')[:16]}` | {words(', '.join(numbers))} |")
     waived = {gate: waiver for each in done for gate, waiver in each.waived.items()}
     lines += [""] + [
