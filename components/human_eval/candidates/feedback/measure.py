@@ -79,7 +79,7 @@ def _with_people(read: Sequence[PairToJudge], preferred: Any, lead: Any) -> dict
                 table[row, place[name or ""]] = (1.0, -1.0, 0.0)[given]
         agreement = crossed_agreement(table, ours, clusters)
         found |= {"interval_over": "prompts and people", "people": len(people)}
-    return found | agreement.named("agreement") | share(lead).named("longer_agreement")
+    return found | agreement.named("agreement") | share(lead[decided]).named("longer_agreement")
 
 
 def _prompt(pair: PairToJudge) -> str:

@@ -81,6 +81,15 @@ def test_unnamed_votes_give_an_interval_over_prompts_and_a_models_votes_are_not_
     assert "agreement" not in without
 
 
+def test_pairs_that_people_leave_undecided_do_not_count_in_the_agreement() -> None:
+    """People prefer b, the longer, on pairs 1 to 3 and tie on pair 0, which the judge gives to a as it does pair 1."""
+    pairs = [pair(0, [(None, 0), (None, 1)])] + [pair(n, [(None, 1)]) for n in range(1, 4)]
+    answers = {each.id: both(1.0, 0.0) if each.row < 2 else both(0.0, 1.0) for each in pairs}
+    found = judge_report(pairs, answers, "mean")
+    assert found["decided_by_people"] == 3 and found["agreement"] == pytest.approx(2 / 3)
+    assert found["longer_agreement"] == 1.0 and found["votes"] == {"a": 2, "b": 2, "tie": 0}
+
+
 def test_votes_keep_those_of_people_and_replace_the_models_own() -> None:
     first, second = pair(0, [("ann", 1), (None, 2), ("model:m", 1), ("model:other", 0)]), pair(1)
     answers = {first.id: both(0.9, 0.2), second.id: both(None, None)}
