@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import write_rows
+from components.data.tables.published import read_split
 
 ONE, OTHER = ({"annotator": "model:org/big:1", "label": "b"}, {"annotator": "model:small", "label": "b"})
 VOTES: list[list[Any]] = [[{"annotator": "ann", "label": "b"}, "b", ONE], [ONE], ["b", {"label": "b"}, OTHER, ONE]]
@@ -21,8 +22,8 @@ def test_a_models_votes_are_counted_and_stand_in_the_pairs(validate: Any, tmp_pa
     for name, rows in (("mixed", told), ("people", people)):
         write_rows(tmp_path / f"{name}.jsonl", rows)
         found[name] = validate(tmp_path / name, {"preferences": tmp_path / f"{name}.jsonl"})
-        files = (tmp_path / name / "artifact").glob("pairs.*.jsonl")
-        kept[name] = [row for file in files for row in read_rows(file)]
+        splits = (tmp_path / name / "artifact").glob("pairs.*")
+        kept[name] = [row for split in splits for row in read_split(split)]
     assert {(row["votes"], row["votes_of_models"]) for row in kept["mixed"]} == {(3, 1), (1, 1), (4, 2)}
     metrics, n = found["mixed"], len(kept["mixed"])
     of_models = sum(row["votes_of_models"] for row in kept["mixed"]) / sum(row["votes"] for row in kept["mixed"])

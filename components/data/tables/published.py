@@ -29,7 +29,7 @@ SHARD = 20_000
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "pairs": (
         "category", "chosen", "columns", "judged_in", "margin", "objectives", "overlong", "prompt", "rejected", "row",
-        "soft_label", "source", "votes", "votes_chosen", "weight",
+        "soft_label", "source", "votes", "votes_chosen", "votes_of_models", "weight",
     ),
     "demonstrations": ("prompt", "response", "row", "source"),
     "prompts": ("category", "columns", "prompt"),
@@ -47,7 +47,7 @@ def _schema(kind: str) -> "pa.Schema":
         "prompt": pa.list_(pa.struct([("content", text), ("role", text)])),
         "objectives": pa.list_(pa.struct([("name", text), ("share", share)])),
         "overlong": pa.bool_(),
-        **dict.fromkeys(("row", "votes", "votes_chosen"), number),
+        **dict.fromkeys(("row", "votes", "votes_chosen", "votes_of_models"), number),
         **dict.fromkeys(("margin", "soft_label", "weight"), share),
     }
     return pa.schema([(name, types.get(name, text)) for name in _COLUMNS[kind]])
