@@ -166,8 +166,9 @@ def _gate_table(gates: Sequence[Verdict]) -> Table:
 
 
 def _columns(*names: str) -> list[Column]:
+    """Columns of a table; where a terminal is narrow a gate's rule takes two lines, and no outcome is cut."""
     return [
-        Column(name, no_wrap=True, justify="right" if name in ("seconds", "cost", "value") else "left")
+        Column(name, no_wrap=name != "rule", justify="right" if name in ("seconds", "cost", "value") else "left")
         for name in names
     ]
 

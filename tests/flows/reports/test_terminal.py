@@ -25,8 +25,8 @@ STATUS = RunStatus(
 )  # fmt: skip
 
 
-def printed(simulated: str, status: RunStatus = STATUS) -> str:
-    console = Console(file=io.StringIO(), width=120, color_system=None)
+def printed(simulated: str, status: RunStatus = STATUS, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     print_run(console, status, simulated)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -38,6 +38,17 @@ def test_the_terminal_shows_stages_numbers_and_gates() -> None:
     assert "kl 9.1" in text and "gold 0.25" in text
     assert "human_eval" in text and "not_run" in text
     assert "run r1: gate_failed" in text
+
+
+def test_no_value_or_outcome_is_cut_where_a_gate_has_a_long_rule_and_the_terminal_80_columns() -> None:
+    name = "reward.length_partial_correlation_high"
+    gates = [
+        GATE.model_copy(update={"name": name, "value": 0.30123}),
+        GATE.model_copy(update={"op": "in", "threshold": (0.8, 1.25), "within": (0.9323, 1.081), "value": 2.3842e-06}),
+    ]
+    text = printed("", STATUS.model_copy(update={"stages": [PPO.model_copy(update={"gates": gates})]}), width=80)
+    rows = [line.split() for line in text.splitlines() if line.startswith((name, "ppo.kl"))]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [(name, "0.3012", "FAIL"), ("ppo.kl", "2.384e-06", "FAIL")]
 
 
 def test_a_run_that_was_to_end_after_a_stage_says_which_did_not_run_everywhere() -> None:
