@@ -1,11 +1,14 @@
 """Rows as JSON Lines, written the same way every time: sorted keys, UTF-8, one object a line."""
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from components.base.errors import naming
+
+T = TypeVar("T")
 
 Message = dict[str, str]
 """A turn of a conversation: its role and content."""
@@ -34,3 +37,37 @@ def write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path):
         path.write_text(json.dumps(value, sort_keys=True, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+class AppendedLines(Generic[T]):
+    """A file of lines that are kept as they come: what an earlier process left of it, and what this one adds."""
+
+    def __init__(self, path: Path, read: Callable[[Any], T]) -> None:
+        """Read the lines of `path` up to the first that is damaged or cut off by a kill, and drop the rest.
+
+        Args:
+            read: what a line's JSON stands for; raises ValueError, TypeError or KeyError where the line is damaged.
+        """
+        self.found: list[T] = []
+        whole = 0
+        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
+            try:
+                value = read(json.loads(line))
+            except (ValueError, TypeError, KeyError):
+                break
+            if not line.endswith(b"\n"):
+                break
+            self.found.append(value)
+            whole += len(line)
+        self._file = path.open("ab")
+        self._file.truncate(whole)
+
+    def add(self, lines: bytes) -> None:
+        """Append whole lines; they are on the disk when this returns."""
+        self._file.write(lines)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

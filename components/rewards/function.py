@@ -15,7 +15,7 @@ from components.keys.plugins import check_plugin, find_plugin
 from components.rewards import function_worker
 from components.rewards.code import code_digest, code_files, root_of
 from components.rewards.config import FunctionReward, PluginReward
-from components.rewards.source import A_SCORE, BadScore, Replies, Score, checked_score, named
+from components.rewards.source import A_SCORE, Replies, Score, checked_scores, named
 
 
 class FunctionSource:
@@ -82,15 +82,7 @@ class FunctionSource:
                 f"it imports {unseen[0]} by a name that is not in an import statement, so the run's key does not "
                 "depend on that file. Import it with an import statement."
             )
-        scores = list[Score]()
-        for index, found in enumerate(answer["scores"]):
-            try:
-                scores.append(checked_score(found, replies, index))
-            except BadScore as bad:
-                raise self._error(
-                    f"it gives {bad.what} for {named(replies, index)}; {bad.why}. Correct the function."
-                ) from None
-        return scores
+        return checked_scores(answer["scores"], replies, "function", self._error)
 
     def close(self) -> None:
         """End the process."""

@@ -14,7 +14,7 @@ from typing import Any
 from components.base.errors import Unreachable, UserError
 from components.base.jsonl import Message
 from components.rewards.config import HttpReward
-from components.rewards.source import BadScore, Replies, Score, checked_score, named
+from components.rewards.source import Replies, Score, checked_scores
 from components.rollouts.asking import ask_patiently, said
 
 NO_VERSION = "none"
@@ -93,15 +93,7 @@ class HttpSource:
             raise self._error(
                 f"it gives {len(scores)} scores for {len(replies.responses)} responses. It must give one for each."
             )
-        found_scores = list[Score]()
-        for index, score in enumerate(scores):
-            try:
-                found_scores.append(checked_score(score, replies, index))
-            except BadScore as bad:
-                raise self._error(
-                    f"it gives {bad.what} for {named(replies, index)}; {bad.why}. Correct the scorer."
-                ) from None
-        return found_scores
+        return checked_scores(scores, replies, "scorer", self._error)
 
     def _body(self, replies: Replies) -> dict[str, Any]:
         if self._config.shape == "tether":

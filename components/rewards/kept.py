@@ -1,12 +1,12 @@
 """Scores that are kept: a response that an outside scorer has scored once keeps its score, also after a kill."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from components.base.files import make_folder
 from components.base.hashing import digest_json
+from components.base.jsonl import AppendedLines
 from components.rewards.source import Replies, Score, Source
 
 
@@ -18,21 +18,10 @@ class KeptScores:
 
     def __init__(self, source: Source, path: Path) -> None:
         """Read the scores that `path` has; a last line that a kill cut off is left out."""
-        self._source, self._known = source, dict[str, Score]()
+        self._source = source
         make_folder(path.parent)
-        whole = 0
-        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
-            try:
-                answer, score = json.loads(line)
-                known = {str(answer): _read(score)} if line.endswith(b"\n") else {}
-            except (ValueError, TypeError):
-                known = {}
-            if not known:
-                break
-            self._known |= known
-            whole += len(line)
-        self._file = path.open("ab")
-        self._file.truncate(whole)
+        self._lines = AppendedLines(path, _read)
+        self._known = dict(self._lines.found)
 
     def score(self, replies: Replies) -> list[Score]:
         """Scores; only what is not known is asked for."""
@@ -47,17 +36,17 @@ class KeptScores:
             few = Replies([prompts[i] for i in asked], [responses[i] for i in asked], [rows[i] for i in asked])
             scores = self._source.score(few)
             found = {keys[i]: score for i, score in zip(asked, scores, strict=True)}
-            self._file.write(b"".join(json.dumps([key, score]).encode() + b"\n" for key, score in found.items()))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._lines.add(b"".join(json.dumps([key, score]).encode() + b"\n" for key, score in found.items()))
             self._known |= found
         return [self._known[key] for key in keys]
 
     def close(self) -> None:
         """Close the file and the source."""
-        self._file.close()
+        self._lines.close()
         self._source.close()
 
 
-def _read(score: Any) -> Score:
-    return [(int(offset), float(value)) for offset, value in score] if isinstance(score, list) else float(score)
+def _read(line: Any) -> tuple[str, Score]:
+    answer, score = line
+    parts = isinstance(score, list)
+    return str(answer), [(int(offset), float(value)) for offset, value in score] if parts else float(score)

@@ -1,8 +1,9 @@
 """What a source of reward is: something that gives each response one number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from components.base.errors import UserError
 from components.base.jsonl import Message
 
 LARGEST = 3.4028234663852886e38
@@ -60,6 +61,24 @@ def checked_score(found: Any, replies: Replies, index: int) -> Score:
         parts.append((offset, _checked_number(value)))
     _checked_number(total(parts))
     return parts
+
+
+def checked_scores(
+    found: Sequence[Any], replies: Replies, scorer: str, error: Callable[[str], UserError]
+) -> list[Score]:
+    """What a user's scorer gave, one for each response, as scores. `scorer` is what it is called, for the message.
+
+    Raises:
+        UserError: one of them is no score; `error` makes it of the text.
+    """
+    scores = list[Score]()
+    for index, each in enumerate(found):
+        try:
+            scores.append(checked_score(each, replies, index))
+        except BadScore as bad:
+            text = f"it gives {bad.what} for {named(replies, index)}; {bad.why}. Correct the {scorer}."
+            raise error(text) from None
+    return scores
 
 
 def _checked_number(found: Any) -> float:

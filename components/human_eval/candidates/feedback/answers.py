@@ -1,7 +1,6 @@
 """Answers that are kept as they come: a pair that was answered is not asked again, also after a kill."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple, Self
 from components.base.errors import UserError
 from components.base.files import make_folder
 from components.base.hashing import digest_json
-from components.base.jsonl import Message, json_line, write_json
+from components.base.jsonl import AppendedLines, Message, json_line, write_json
 from components.human_eval.candidates.feedback.judges import JudgeAnswer
 
 ANSWERS, JUDGE = "answers.jsonl", "judge.json"
@@ -50,26 +49,14 @@ class KeptAnswers:
         """
         make_folder(folder)
         _check_same(folder, judge)
-        path, self._known = folder / ANSWERS, dict[str, BothOrders]()
-        whole = 0
-        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
-            try:
-                row = json.loads(line)
-                known = {str(row["pair"]): BothOrders(row["given"], row["swapped"])} if line.endswith(b"\n") else {}
-            except (ValueError, TypeError, KeyError):
-                known = {}
-            if not known:
-                break
-            self._known |= known
-            whole += len(line)
-        self._file = path.open("ab")
-        self._file.truncate(whole)
+        self._lines = AppendedLines(folder / ANSWERS, _read)
+        self._known = dict(self._lines.found)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._file.close()
+        self._lines.close()
 
     def get(self, pair: str) -> BothOrders | None:
         """The answers to a pair, where it was asked."""
@@ -78,9 +65,11 @@ class KeptAnswers:
     def add(self, pair: str, answers: BothOrders) -> None:
         """Keep the answers to a pair; they are on the disk when this returns."""
         self._known[pair] = answers
-        self._file.write(json_line({"pair": pair, **answers._asdict()}))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._lines.add(json_line({"pair": pair, **answers._asdict()}))
+
+
+def _read(row: Any) -> tuple[str, BothOrders]:
+    return str(row["pair"]), BothOrders(row["given"], row["swapped"])
 
 
 def _check_same(folder: Path, judge: Mapping[str, Any]) -> None:
