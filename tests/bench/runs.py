@@ -34,7 +34,9 @@ def with_models(home: Path) -> Path:
 
 
 def stage_of_run(home: Path, name: str, profile: str, until: str, given: Sequence[str]) -> dict[str, Any]:
-    """`metrics`, `seconds` and, of PPO, `history` of the last stage of a run that ends there, with every gate off.
+    """What the last stage of a run that ends there gave, with every gate off.
+
+    That is `metrics`, `seconds` and, of PPO, `history` and the held-out `evaluations`.
 
     Args:
         home: where the run is kept, as `name`.json.
@@ -52,6 +54,8 @@ def stage_of_run(home: Path, name: str, profile: str, until: str, given: Sequenc
         stage = next(each for each in stages if each["name"] == until)
         found = {"metrics": stage["metrics"], "seconds": stage["seconds"]}
         if until == "ppo":
-            found["history"] = list(read_rows(ArtifactStore(home).path(stage["digest"]) / "history.jsonl"))
+            folder = ArtifactStore(home).path(stage["digest"])
+            found["history"] = list(read_rows(folder / "history.jsonl"))
+            found["evaluations"] = json.loads((folder / "metadata.json").read_text())["evaluations"]
         write_json(kept, found)
     return dict(json.loads(kept.read_text()))
