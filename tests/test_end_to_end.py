@@ -183,6 +183,7 @@ def test_a_threshold_alone_recomputes_nothing_and_stops_what_is_below(
     done = tether("run", "tiny", "--set", "gates.ppo.kl=-1", home=home)
     assert done.returncode == 3
     assert "ppo.kl: ppo/kl_high is" in done.stderr and "must be <= -1" in done.stderr
+    assert "--waive ppo.kl --because TEXT" in done.stdout  # what can be done about it
     shown = status(home)
     assert states(shown) == ["cached", "cached", "cached", "gate_failed", "not_run"]
     assert [stage["cached"] for stage in shown["stages"]] == [True, True, True, True, False]

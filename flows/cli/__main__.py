@@ -446,9 +446,11 @@ def _go(launch: "Launch") -> None:
     from flows.cli.people import show_comparison
     from flows.launch.computing import compute
     from flows.launch.reports import what_is_simulated
-    from flows.reports.terminal import print_run
+    from flows.reports.terminal import print_run, print_steps
+    from flows.reports.verdict import run_verdict
     from tasks.execution.logs import as_json
     from tasks.execution.progress import Output
+    from tasks.runs.config import run_values
     from tasks.runs.journal import REPORT
     from tasks.runs.status import load_status
 
@@ -459,12 +461,14 @@ def _go(launch: "Launch") -> None:
         failed = error
     document = load_status(ctx.home, ctx.run)
     # Where log lines are JSON the console is the log; the result is for standard output all the same.
-    print_run(Output() if as_json() else ctx.console, document, what_is_simulated(ctx.home, ctx.run))
+    console = Output() if as_json() else ctx.console
+    print_run(console, document, what_is_simulated(ctx.home, ctx.run))
     echo(f"report: {ctx.folder / REPORT}")
     show_comparison(ctx.folder)
     if all(stage.cached for stage in document.stages if stage.state != "not_run"):
         echo("Nothing was computed: every stage was found in the store.")
     if failed is not None:
+        print_steps(console, run_verdict(document, run_values(ctx.home, ctx.run)))
         raise failed
     if result is None:
         from flows.reports.plan import waiting

@@ -14,6 +14,7 @@ from components.gates.judging import Verdict
 from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number, outcome, rule
 from flows.reports.links import Link
+from flows.reports.verdict import RunVerdict
 from tasks.execution.progress import cell
 from tasks.runs.status import RunStatus, StageStatus
 
@@ -115,6 +116,14 @@ def ends_after(status: RunStatus) -> str:
 
 def _pages(links: Sequence[Link]) -> str:
     return " · ".join(f"[{link.server}]({link.url})" for link in links)
+
+
+def print_steps(console: Console, verdict: RunVerdict) -> None:
+    """Print what to do next, each command on lines of its own, which a terminal does not break: they can be copied."""
+    for step in verdict.steps:
+        console.print(Text(step.text.replace("`", "")))
+        if step.command:
+            console.print(Text(f"    {step.command}"), soft_wrap=True, style="bold")
 
 
 def _stage_table(status: RunStatus) -> Table:

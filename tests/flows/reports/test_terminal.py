@@ -9,7 +9,8 @@ from rich.console import Console
 from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
 from components.gates.text import number, outcome, rule
-from flows.reports.terminal import markdown, price, print_run, simulated_note
+from flows.reports.terminal import markdown, price, print_run, print_steps, simulated_note
+from flows.reports.verdict import RunVerdict, Step
 from tasks.execution.explanation import lines
 from tasks.runs.status import RunStatus, StageStatus
 from tasks.tracking.pages import run_note
@@ -131,3 +132,11 @@ def test_a_gates_outcome_is_one_word(changes: dict[str, object], word: str) -> N
 def test_numbers_and_rules_are_short() -> None:
     assert [number(v) for v in (None, 3.0, 0.123456, -1e-7, 1e12)] == ["none", "3", "0.1235", "-1e-07", "1e+12"]
     assert rule(GATE.model_copy(update={"op": "between", "threshold": (0.8, 1.25)})) == "0.8 to 1.25"
+
+
+def test_a_command_to_try_is_printed_whole_so_that_it_can_be_copied() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    command = "tether rerun ppo --from 20261124-203924-2b1a --set ppo.kl.target=2 --set ppo.kl.horizon=8"
+    print_steps(console, RunVerdict("", [Step("Lower `ppo.kl.target`, [bold] or not:", command), Step("Wait.")]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text == f"Lower ppo.kl.target, [bold] or not:\n    {command}\nWait.\n"
