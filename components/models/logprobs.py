@@ -1,5 +1,7 @@
 """Log-probabilities of given tokens, on the path that training differentiates. Natural logarithms, float32."""
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -9,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from components.distributed.sharding import through
-from components.models.batching import position_ids
+from components.models.batching import onto, position_ids
 from components.models.folders import autocast
 from components.models.runtime import Runtime
 
@@ -44,18 +46,39 @@ def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
 Side = Literal["left", "right"]
 
 
-def last_hidden(model: Any, ids: Tensor, mask: Tensor, side: Side | None = None) -> Tensor:
+def last_hidden(
+    model: Any, ids: Tensor, mask: Tensor, side: Side | None = None, packed: Sequence[int] | None = None
+) -> Tensor:
     """Last hidden states (N, L, D) of a causal or scalar-head model; positions count real tokens only.
 
     Args:
         ids: (N, L) token ids, padded on either side.
         mask: (N, L), True where a token counts.
         side: where the padding stands. None reads it from `mask`, and the host waits for a GPU.
+        packed: tokens of each of the sequences that one row (1, L) holds end to end, without padding; none of them sees
+            another. None where each row is one sequence.
     """
+    if packed is not None:
+        kept_apart = end_to_end(model, packed, ids.device)
+        return model.base_model(input_ids=ids, use_cache=False, **kept_apart).last_hidden_state
     masked = {"attention_mask": mask.long(), "position_ids": position_ids(mask)}
     if side == "right" or (side is None and bool((mask[:, :-1] >= mask[:, 1:]).all())):
         masked = {}  # attention never looks right: padding there needs no mask, and costs none
     return model.base_model(input_ids=ids, use_cache=False, **masked).last_hidden_state
+
+
+def end_to_end(model: Any, lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
+    """What keeps sequences of `lengths` in one row apart, as transformers takes it (`DataCollatorWithFlattening`).
+
+    Positions (1, L) begin anew with each sequence, and the model's own masks then end where they do, whatever windows
+    its layers have. Flash attention, which reads no mask, gets the sequences' boundaries.
+    """
+    begun = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
+    found: dict[str, Any] = {"position_ids": onto(device, begun)}
+    if "flash" in (model.config._attn_implementation or ""):
+        at, longest = onto(device, torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)), max(lengths)
+        found |= {"cu_seq_lens_q": at, "cu_seq_lens_k": at, "max_length_q": longest, "max_length_k": longest}
+    return found
 
 
 def positions(mask: Tensor) -> Tensor:
@@ -71,27 +94,28 @@ def predicting(hidden: Tensor, at: Tensor) -> Tensor:
 def token_stats(
     model: Any, ids: Tensor, mask: Tensor, counts: Tensor, runtime: Runtime, temperature: float = 1.0,
     with_entropy: bool = False, side: Side | None = None, at: Tensor | None = None,
+    packed: Sequence[int] | None = None,
 ) -> TokenStats:  # fmt: skip
     """Log-probability, hidden state and, where asked for, entropy for the tokens where `counts` (N, L) is True.
 
-    A token at the first position has no prediction: `counts` must be False there. The output layer runs only at the
+    A sequence's first token has no prediction: `counts` must be False there. The output layer runs only at the
     positions asked for, and no more than `LOGITS_AT_ONCE` of its logits are held; where they go in turns, a backward
     pass computes those of each turn again.
 
     Args:
-        side: where the padding stands, as for `last_hidden`.
+        side, packed: where the padding stands and what a row holds, as for `last_hidden`.
         at: `positions(counts)`. None computes them, and the host waits for a GPU.
     """
     at = positions(counts) if at is None else at
-    return through(model, _token_stats, ids, mask, at, runtime, temperature, with_entropy, side)
+    return through(model, _token_stats, ids, mask, at, runtime, temperature, with_entropy, side, packed)
 
 
 def _token_stats(
     model: Any, ids: Tensor, mask: Tensor, at: Tensor, runtime: Runtime, temperature: float, with_entropy: bool,
-    side: Side | None,
+    side: Side | None, packed: Sequence[int] | None,
 ) -> TokenStats:  # fmt: skip
     with autocast(runtime):
-        hidden = predicting(last_hidden(model, ids, mask, side), at)
+        hidden = predicting(last_hidden(model, ids, mask, side, packed), at)
     tokens = ids.flatten()[at]
     rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
 

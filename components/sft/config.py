@@ -30,6 +30,10 @@ class SftConfig(FitConfig):
     overlong: Literal["drop", "cut"] = "drop"
     """What becomes of a demonstration whose response, EOS included, exceeds `generation.max_new_tokens`: it is left
     out, in training and on the held-out side, or cut and without EOS, which teaches the model not to end."""
+    packing: int | None = Field(None, ge=1)
+    """Tokens of a forward pass whose demonstrations stand end to end in one row, without padding, in place of
+    `micro_batch_size`; none sees another, and losses and gradients are the same to rounding. A demonstration that
+    exceeds it is computed alone. Null: `micro_batch_size` demonstrations, each in a row of its own."""
     evaluate: int = Field(512, ge=1)
     """Held-out demonstrations for loss and perplexity, and held-out prompts to sample responses to."""
 

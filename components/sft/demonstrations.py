@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from components.base.errors import UserError
 from components.models.batching import encode_prompts, encode_responses, length_buckets, onto, pad
 from components.models.config import GenerationConfig
 from components.models.logprobs import positions, token_stats
@@ -18,6 +20,9 @@ from components.models.tokenizers import Demonstration
 from components.stats.intervals import Interval, clustered_ratio
 from components.training.loop import seeded
 from components.training.tokens import CHUNK, TokenLists, TokenWriter, chunks
+
+SAME = 1e-4
+"""Most by which a token's loss in a packed row may differ from the same alone: absolute (nats), and relative."""
 
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of its response."""
@@ -98,14 +103,41 @@ def choose_demonstrations(
     return TokenizedDemonstrations(Examples(prompts.written(), responses.written()), seen, count)
 
 
-def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> Tensor:
-    """Negative log-probability (K,) of every response token of the batch, nats."""
-    ids, mask = pad([p + r for p, r in batch], pad_id)
+def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime, packed: bool = False) -> Tensor:
+    """Negative log-probability (K,) of every response token of the batch, nats, in its order.
+
+    Args:
+        packed: whether all demonstrations stand end to end in one row, or each in a row of its own, padded.
+    """
+    sequences, counted = [p + r for p, r in batch], [[False] * len(p) + [True] * len(r) for p, r in batch]
+    lengths = None
+    if packed:
+        lengths = [len(sequence) for sequence in sequences]
+        sequences, counted = [list(chain.from_iterable(sequences))], [list(chain.from_iterable(counted))]
+    ids, mask = pad(sequences, pad_id)
     counts = torch.zeros_like(mask)
-    for row, (prompt, response) in enumerate(batch):
-        counts[row, len(prompt) : len(prompt) + len(response)] = True
+    for row, which in enumerate(counted):
+        counts[row, : len(which)] = torch.tensor(which)
     ids, mask, counts, at = (onto(runtime.device, each) for each in (ids, mask, counts, positions(counts)))
-    return -token_stats(model, ids, mask, counts, runtime, side="right", at=at).logprobs
+    return -token_stats(model, ids, mask, counts, runtime, side="right", at=at, packed=lengths).logprobs
+
+
+@torch.no_grad()
+def check_packing(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> None:
+    """See that demonstrations have the losses end to end in one row that each has alone, in eval mode and float32.
+
+    Raises:
+        UserError: some loss differs by more than `SAME`, absolute and relative.
+    """
+    exact = runtime.model_copy(update={"dtype": "float32"})
+    packed = token_losses(model, pad_id, batch, exact, packed=True)
+    alone = torch.cat([token_losses(model, pad_id, [each], exact) for each in batch])
+    if not torch.allclose(packed, alone, rtol=SAME, atol=SAME):
+        raise UserError(
+            f"sft.packing: the losses of demonstrations that share a row differ by {(packed - alone).abs().max():.3g} "
+            f"nats a token from those of each alone, so {type(model).__name__} does not keep them apart. Set "
+            "sft.packing=null."
+        )
 
 
 @torch.no_grad()

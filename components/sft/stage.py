@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from components.base.errors import UserError
@@ -23,6 +24,7 @@ from components.sft.config import SftJob
 from components.sft.demonstrations import (
     Examples,
     TokenizedDemonstrations,
+    check_packing,
     choose_demonstrations,
     loss_a_token,
     perplexity_ratio,
@@ -31,6 +33,10 @@ from components.sft.demonstrations import (
 )
 from components.stats.intervals import clustered_proportion
 from components.training.loop import TrainingExamples, fit, torch_seed
+
+CHECKED = 4
+"""Demonstrations whose losses are compared before a training that packs them: the longest, since a layer with a sliding
+window misses nothing of shorter ones."""
 
 
 def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -99,14 +105,22 @@ def _need_enough(
 
 
 def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Examples, out: Path, observe: Observe) -> Any:
-    """Train all of `model` on the examples' responses, and return it; resumes from `out/checkpoint`."""
+    """Train all of `model` (in eval mode) on the examples' responses, and return it; resumes from `out/checkpoint`.
+
+    Raises:
+        UserError: the model can't keep demonstrations apart that `sft.packing` puts into one row.
+    """
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = token_losses(model, pad_id, [examples[i] for i in batch], job.runtime).mean()
+        loss = token_losses(model, pad_id, [examples[i] for i in batch], job.runtime, packing is not None).mean()
         return loss, {"sft/train_loss": loss}
 
+    packing = job.sft.packing
+    if packing is not None:
+        longest = np.argsort(examples.lengths, kind="stable")[-CHECKED:].tolist()
+        check_packing(model, pad_id, [examples[i] for i in longest], job.runtime)
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
-    data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths)
+    data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths, packing=packing)
     fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe)
     return gathered(model)
 

@@ -24,7 +24,7 @@ from components.base.errors import CheckFailed
 from components.base.observe import Observe
 from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
-from components.models.batching import length_buckets
+from components.models.batching import length_buckets, packed_runs
 from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
 from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
@@ -163,6 +163,9 @@ class TrainingExamples:
     """Of each, in tokens."""
     weights: Sequence[float] | NDArray[Any]
     """How often each counts."""
+    packing: int | None = None
+    """Most tokens that `loss` takes at a time, for one that packs its examples; None where it takes so many examples as
+    the config says."""
 
 
 def fit(
@@ -212,7 +215,7 @@ def fit(
             torch.manual_seed(torch_seed(seed, name, "dropout", step, *own))  # dropout takes no generator
             batch, shares = batches(step // each_pass)[step % each_pass], list[float]()
             unread: dict[str, list[Tensor]] = defaultdict(list)
-            micros = micro_batches(batch, config.micro_batch_size)
+            micros = micro_batches(batch, config.micro_batch_size, examples.lengths, examples.packing)
             for micro, counts in micros:
                 shares.append(counted(micro) / counted(batch) if counts else 0.0)
                 sharding.reduce_at(model, last=micro is micros[-1][0])
@@ -240,15 +243,26 @@ def fit(
     return steps
 
 
-def micro_batches(batch: Sequence[int], size: int) -> list[tuple[list[int], bool]]:
+def micro_batches(
+    batch: Sequence[int], size: int, lengths: Sequence[int] | NDArray[np.integer[Any]] = (), packing: int | None = None
+) -> list[tuple[list[int], bool]]:
     """This rank's share of `batch` in runs of at most `size`, and whether each counts.
 
     Ranks make as many passes as each other. One that has fewer rows computes some for nothing.
+
+    Args:
+        lengths: in tokens, by the indices in `batch`.
+        packing: in place of `size`, most tokens of a run.
     """
-    runs = max(1, math.ceil(len(ranks.share(batch, of=0)) / size))
-    mine = ranks.share(batch)
-    found = [(mine[start : start + size], True) for start in range(0, len(mine), size)]
-    return found + [(list(batch[:1]), False) for _ in range(runs - len(found))]
+
+    def runs(rank: int) -> list[list[int]]:
+        own = ranks.share(batch, of=rank)
+        if packing is None:
+            return [own[start : start + size] for start in range(0, len(own), size)]
+        return [[own[i] for i in run] for run in packed_runs([int(lengths[i]) for i in own], packing)]
+
+    own, most = runs(ranks.rank()), max(len(runs(rank)) for rank in range(ranks.size()))
+    return [(run, True) for run in own] + [(list(batch[:1]), False) for _ in range(max(1, most) - len(own))]
 
 
 @contextlib.contextmanager

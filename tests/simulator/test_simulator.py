@@ -77,7 +77,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def whole_walk() -> list[dict[str, Any]]:
     """Three stages in float32, bfloat16 and LoRA; ensembles; every option of PPO."""
-    cases: list[dict[str, Any]] = [*STAGES]
+    cases: list[dict[str, Any]] = [*STAGES, {"name": "sft packed", "stage": "sft", "options": {"packing": 400}}]
     for name, of_reward, of_ppo in (("bfloat16", {}, {}), ("lora", LORA, LORA)):
         common = BFLOAT16 if name == "bfloat16" else {}
         sft = f"sft {name}" if common else "sft"

@@ -70,6 +70,19 @@ def test_sft_is_the_same_however_it_is_sharded(sharding: str, stages: Any, tmp_p
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("ranks, sharding", [(2, "zero2"), (3, "zero3")])
+def test_packed_sft_on_ranks_is_unpacked_sft_in_one_process(
+    ranks: int, sharding: str, stages: Any, tmp_path: Path
+) -> None:
+    """Rows of 150 tokens hold a few demonstrations; batches of 199 leave one, which two of three ranks lack."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    stages.run("sft", one, batch_size=199, micro_batch_size=199)
+    on_ranks(stages, "sft", two, ranks, sharding, batch_size=199, micro_batch_size=199, packing=150)
+    assert difference(one, two) < 1e-5
+    compare_samples(one, two)
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("sharding", ["zero2", "zero3", "replicas"])
 @pytest.mark.parametrize("batch_size, micro_batch_size", [(67, 9), (199, 67)])
 def test_sft_with_ragged_and_empty_shares(

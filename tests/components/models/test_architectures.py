@@ -38,6 +38,7 @@ from components.models.runtime import Runtime
 from components.models.tokenizers import texts_of, train_tokenizer
 from components.reward.loading import load_scorer
 from components.reward.scoring import score_sequences
+from components.sft.demonstrations import check_packing
 
 LIKE_LLAMA: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -132,6 +133,22 @@ def test_an_architecture_goes_through_sft_reward_and_ppo(
         direct = judge(input_ids=ids, attention_mask=mask.long()).logits.squeeze(-1)
     ours = score_sequences(scorer, tokenizer.pad_token_id, texts, runtime)
     assert (ours - direct).abs().max() <= 1e-4, "anybody's transformers gives the same scores"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_an_architecture_keeps_packed_demonstrations_apart(name: str, runtime: Runtime) -> None:
+    """Windows of 16 tokens hide the beginnings of the longer two from their ends, packed or not."""
+    config, options = TABLE[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config(vocab_size=60, pad_token_id=0, eos_token_id=1, **options)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    rng = random.Random(0)
+    batch = [
+        ([rng.randrange(2, 60) for _ in range(prompt)], [rng.randrange(2, 60) for _ in range(response)])
+        for prompt, response in ((3, 5), (20, 9), (1, 1), (7, 30))
+    ]
+    check_packing(model, 0, batch, runtime)
 
 
 def test_the_guide_lists_the_architectures() -> None:
