@@ -1,5 +1,6 @@
 """Whether the phases of a run fit a device, and which options to change where they don't. Importable without torch."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -127,18 +128,22 @@ def _checkpointing(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, 
 
 
 def _micro_batch(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, ...]] | None:
-    """The largest half, quarter, ... that fits, else the smallest."""
-    config, option = getattr(now.run, stage), "micro_batch_size"
-    if getattr(config, "micro_batch_tokens", None) is not None:
-        option = "micro_batch_tokens"
-    size = getattr(config, option)
-    if size == 1:
+    """The largest that fits, else the smallest; of tokens, those of so many of the longest sequences."""
+    config, by_tokens = getattr(now.run, stage), ("micro_batch_tokens", "packing")
+    option = next((name for name in by_tokens if getattr(config, name, None) is not None), "micro_batch_size")
+    size, length = getattr(config, option), now.run.length
+    if option in by_tokens:
+        smaller = list(range(length, size, length))
+    else:
+        divided = getattr(config, "minibatch_size", 0)  # PPO's, whose divisors alone are allowed
+        smaller = [each for each in range(1, size) if divided % each == 0]
+    if not smaller or now.fits(stage):
         return None
-    changed = now
-    while size % 2 == 0 and not changed.fits(stage):
-        size //= 2
-        changed = now.set(stage, **{option: size})
-    return (changed, (f"{stage}.{option}={size}",)) if changed is not now else None
+    fitting = bisect_right(
+        smaller, now.machine.memory or 0, key=lambda each: now.set(stage, **{option: each}).worst(stage)
+    )
+    chosen = smaller[max(0, fitting - 1)]
+    return now.set(stage, **{option: chosen}), (f"{stage}.{option}={chosen}",)
 
 
 def _eight_bits(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, ...]] | None:

@@ -54,6 +54,10 @@ class PlannedRun(NamedTuple):
     sft: SftConfig
     reward: RewardConfig
     ppo: PpoConfig
+    judges: int = 0
+    """Bytes of the reward models that `ppo.rewards` names beside the pipeline's own, as they are held."""
+    uncounted: tuple[str, ...] = ()
+    """Those of them whose size is not known here."""
 
     @property
     def prompt(self) -> int:
@@ -107,8 +111,9 @@ class _Planner:
         """The loop, then sampling with the model that it leaves; checkpoints come between its steps."""
         config, run = self.run.sft, self.run
         trained = self._whole(config, scalar=False)
-        micro = self._micro(config.micro_batch_size, config.batch_size)
-        work = Pass(micro, run.length)
+        micro = config.micro_batch_size if config.packing is None else max(1, config.packing // run.length)
+        micro = self._micro(micro, config.batch_size)
+        work = Pass(micro, run.length) if config.packing is None else Pass(1, micro * run.length, masked=True)
         several = self.ranks.rows(config.batch_size) > micro
         yield self._training("sft", "training", {}, trained, config, work, micro * run.response, several)
         yield self._saving("sft", {"weights": trained.weights, "optimizer": trained.moments})
@@ -148,18 +153,24 @@ class _Planner:
         yield sampling
 
     def ppo(self) -> Iterator[Phase]:
-        """Sampling, the frozen models' pass, the policy's update, the critic's; the evaluation, what is written."""
+        """Sampling, the frozen models' pass, the policy's update, the critic's, an evaluation between updates; the
+        final evaluation, what is written."""
         config, run, ranks = self.run.ppo, self.run, self.ranks
         held = self._held_by_ppo()
         policy = self._trained_by_ppo(scalar=False)
         held |= {} if config.ema is None else {"average": policy.weights}
+        best = self._best_weights()
+        held |= best if self._looks_before_the_last_update() else {}
         critic = self._trained_by_ppo(scalar=True) if config.has_critic and config.critic.kind == "separate" else None
         still: Parts = dict(held)
         still["weights"] = policy.weights + (critic.weights if critic else 0)
         still["optimizer"] = policy.moments + (critic.moments if critic else 0)
         batch = ranks.rows(config.batch_size)
         gathered = ranks.sharded and config.lora is None
-        yield self._sampling("ppo", still, batch, config.lora, gathered=gathered)
+        if config.rollout.by_server:
+            yield self._sending(still, gathered)
+        else:
+            yield self._sampling("ppo", still, batch, config.lora, gathered=gathered)
         sized, tokens = config.micro_batch
         micro = self._micro(sized if tokens is None else max(1, tokens // run.length), config.minibatch_size)
         work, predicted = Pass(micro, run.length), micro * run.response
@@ -169,25 +180,56 @@ class _Planner:
             "logits": logits(self.shape, predicted, 5 if asks else 2),
         }
         yield self._phase("ppo", "frozen pass", scoring)
-        several = ranks.rows(config.minibatch_size) > micro
+        several = ranks.rows(config.minibatch_size) > micro or config.ptx.coefficient > 0
         beside = held | ({"critic": critic.weights + critic.moments} if critic else {})
         update = self._training("ppo", "policy update", beside, policy, config, work, predicted, several, config.lora)
         yield update
         if critic is not None:
             beside = held | {"policy": policy.weights + policy.moments}
-            yield self._training("ppo", "critic update", beside, critic, config, work, 0, several, config.lora)
-        whole_again = self._held_by_ppo()
+            more = ranks.rows(config.minibatch_size) > micro
+            yield self._training("ppo", "critic update", beside, critic, config, work, 0, more, config.lora)
+        judged = {part: scoring[part] for part in ("activations", "logits")}
+        if config.evaluate_every is not None:  # with an average, the policy's own weights are held aside meanwhile
+            looking = still | best | ({} if config.ema is None else {"set aside": policy.weights})
+            rows = ranks.rows(min(config.watch.prompts, config.batch_size))
+            yield self._sampling("ppo", looking, rows, config.lora, "watching", gathered, judged)
+        whole_again = self._held_by_ppo() | best
         if config.lora is None:
             models = self.shape.parameters + (self.shape.scalar_parameters if critic else 0)
             whole_again["weights"] = FLOAT * models
         else:
             whole_again["weights"] = still["weights"]
-        yield self._sampling("ppo", whole_again, config.batch_size, config.lora, "evaluation")  # rank 0, alone
+        yield self._sampling(
+            "ppo", whole_again, min(config.evaluate, config.batch_size), config.lora, "evaluation", judged=judged
+        )  # rank 0, alone
+        still |= best
         if config.lora is not None:
             still["merged"] = FLOAT * self.shape.parameters
             if self.device == "cpu":
                 still["heap"] = self._left(update)
-        yield self._saving("ppo", still)
+        refreshed = self._reference() if config.kl.refresh_every else 0
+        yield self._saving("ppo", still, still.get("average", 0), refreshed, self._best_on_host())
+
+    def _reference(self) -> float:
+        """Bytes of a reference that is refreshed, and so checkpointed."""
+        lora = self.run.ppo.lora
+        return frozen(self.shape, False, self.dtype) if lora is None else FLOAT * self.shape.adapter_parameters(lora)
+
+    def _best_on_host(self) -> float:
+        """Bytes of the best weights that evaluations found: float32, whole, in the memory of each rank's process."""
+        config = self.run.ppo
+        count = self.shape.parameters if config.lora is None else self.shape.adapter_parameters(config.lora)
+        return FLOAT * count if config.evaluate_every is not None else 0
+
+    def _best_weights(self) -> Parts:
+        """These as a part of what a device holds: of a CPU alone."""
+        return {"best weights": self._best_on_host()} if self.device == "cpu" else {}
+
+    def _looks_before_the_last_update(self) -> bool:
+        """Whether an evaluation may come before the last update: by its number, or since KL has risen."""
+        config = self.run.ppo
+        every = config.evaluate_every
+        return every is not None and config.updates > (1 if config.watch.kl_high is not None else every)
 
     @staticmethod
     def _left(training: Phase) -> float:
@@ -198,20 +240,18 @@ class _Planner:
         return sum(training.parts.get(part, 0) for part in (*PASSING, "heap"))
 
     def _held_by_ppo(self) -> Parts:
-        """Frozen models, or the backbone and the reward model's adapter on it."""
+        """Frozen models, or the backbone and the reward model's adapter on it; further reward models."""
         config, members = self.run.ppo, self.run.reward.published
+        judges: Parts = {"judges": self.run.judges}
         if config.lora is not None:
             reward = self.run.reward.lora or config.lora
-            adapters = members * self.shape.adapter_parameters(reward) + (
-                self.shape.adapter_parameters(config.lora) if config.kl.refresh_every else 0
-            )
+            adapters = FLOAT * members * self.shape.adapter_parameters(reward)
             return {
                 "backbone": backbone(self.shape, self.dtype, config.lora.quantize),
-                "frozen": FLOAT * adapters,
-            }
-        references = 2 if config.kl.refresh_every else 1
-        policies = references * frozen(self.shape, False, self.dtype)
-        return {"frozen": policies + members * frozen(self.shape, True, self.dtype)}
+                "frozen": adapters + (self._reference() if config.kl.refresh_every else 0),
+            } | judges
+        policies = frozen(self.shape, False, self.dtype) + (self._reference() if config.kl.refresh_every else 0)
+        return {"frozen": policies + members * frozen(self.shape, True, self.dtype)} | judges
 
     def _trained_by_ppo(self, scalar: bool) -> Trained:
         config, reward = self.run.ppo, self.run.reward
@@ -259,12 +299,13 @@ class _Planner:
 
     def _sampling(
         self, stage: str, held: Parts, rows: int, trained: AdapterConfig | None = None, name: str = "sampling",
-        gathered: bool = False,
+        gathered: bool = False, judged: Parts | None = None,
     ) -> Phase:  # fmt: skip
         """The prompts' pass or the last token, whichever holds more, beside the copy that is sampled from.
 
         Args:
             gathered: whether it is made of shares, which are gathered before.
+            judged: what a pass of frozen models makes while the copy is held, and the cache no longer.
         """
         shape, run, dtype = self.shape, self.run, self.dtype
         part = Pass(-(-rows // PREFILL_PARTS), run.prompt)
@@ -281,14 +322,37 @@ class _Planner:
         ]
         base = held | {"sampling copy": copied, "key-value cache": cache}
         found = [self._phase(stage, name, base | moment) for moment in moments]
+        if judged is not None:
+            found.append(self._phase(stage, name, held | {"sampling copy": copied} | judged))
         if whole > 0 and dtype == "bfloat16":
             found.append(self._phase(stage, name, held | {"sampling copy": whole + copied}))
         return max(found, key=lambda phase: phase.bytes)
 
-    def _saving(self, stage: str, held: Parts) -> Phase:
-        """What is held while it is written; on a GPU the host gets a copy of all that a checkpoint holds, gathered."""
-        written = held.get("weights", 0) + held.get("optimizer", 0)
-        host = written * (self.ranks.number if self.ranks.sharded else 1) if self.device == "cuda" else 0
+    def _sending(self, held: Parts, gathered: bool) -> Phase:
+        """What is held while weights go to the server that samples; as files they are copied on the host before, where
+        a folder in memory has those of two updates for a moment."""
+        config, count = self.run.ppo, self.shape.parameters
+        held = held | ({"merged": FLOAT * count} if config.lora is not None or gathered else {})
+        copied = 0.0
+        if config.rollout.transfer == "folder":
+            in_memory = (config.rollout.folder or "").startswith("/dev/shm")
+            copied = (3 if in_memory else 1) * width("float32" if config.rollout.dtype == "float32" else "bfloat16")
+        if self.device == "cpu":
+            return self._phase("ppo", "sending", held | {"sent": copied * count})
+        return self._phase("ppo", "sending", held, copied * count)
+
+    def _saving(self, stage: str, held: Parts, average: float = 0, reference: float = 0, best: float = 0) -> Phase:
+        """What is held while it is written; on a GPU the host gets a copy of all that a checkpoint holds, gathered.
+
+        Args:
+            average: bytes of `held` that a rank holds of an average of weights, written too.
+            reference: bytes of `held` that are a reference, whole and written too.
+            best: bytes of each rank on the host, written from there.
+        """
+        if self.device != "cuda":
+            return self._phase(stage, "saving", held)
+        shared = held.get("weights", 0) + held.get("optimizer", 0) + average
+        host = shared * (self.ranks.number if self.ranks.sharded else 1) + reference + best * self.ranks.number
         return self._phase(stage, "saving", held, host)
 
     def _phase(self, stage: str, name: str, parts: Parts, host: float = 0, heap: float = HEAP) -> Phase:

@@ -58,7 +58,7 @@ class Configuration(NamedTuple):
 STEPS = {"batch_size": 16, "micro_batch_size": 8}
 UPDATES = {
     "updates": 2, "batch_size": 16, "minibatch_size": 16, "micro_batch_size": 8, "epochs": 1,
-    "kl": {"control": "fixed"}, "stop_epochs_above": None,
+    "kl": {"control": "fixed"}, "stop_epochs_above": None, "watch": {"kl_high": None},
 }  # fmt: skip
 CONFIGURATIONS = {
     "small": Configuration("ppo", SMALL, UPDATES),

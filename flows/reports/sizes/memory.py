@@ -1,16 +1,20 @@
 """The memory that a run needs on a machine: of each phase, whether it fits, and which options reduce it."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from components.base.errors import UserError
+from components.base.paths import user_path
 from components.planning.advice import Machine, StagePlan, plan_stages
 from components.planning.memory import PlannedRun
 from components.planning.models import Sharding
 from components.planning.shape import ModelShape
+from components.planning.tensors import FLOAT
+from components.rewards.config import ModelReward
 from flows.config.run_config import RunConfig
 
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -35,7 +39,39 @@ def planned_run(config: RunConfig, base: Path | None, shape: ModelShape | None =
     if dtype == "auto":
         dtype = "bfloat16" if gpu else config.runtime.resolve().dtype
     assert dtype != "auto"
-    return PlannedRun(shape, dtype, config.generation, config.sft, config.reward, config.ppo)
+    judges, uncounted = judges_of(config)
+    return PlannedRun(shape, dtype, config.generation, config.sft, config.reward, config.ppo, judges, uncounted)
+
+
+def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:
+    """Bytes of the reward models that `ppo.rewards` names, as PPO holds them (float32), and those that are in no folder
+    of this machine.
+
+    Raises:
+        UserError: a folder holds a damaged safetensors file.
+    """
+    held, uncounted = 0, []
+    for source in (each for each in config.ppo.rewards or () if isinstance(each, ModelReward)):
+        asked = source.source.removeprefix("model:")
+        folder = user_path(asked, "ppo.rewards: source")
+        if not folder.is_dir():
+            uncounted.append(asked)
+            continue
+        for member in (folder, *sorted(folder.glob("members/*"))):
+            weights = member / "model" if (member / "model").is_dir() else member
+            held += sum(FLOAT * _elements(file, source.source) for file in weights.glob("*.safetensors"))
+    return held, tuple(uncounted)
+
+
+def _elements(file: Path, source: str) -> int:
+    """How many numbers a safetensors file holds."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "np") as opened:
+            return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"ppo.rewards: source = {source}: {file} is damaged ({error}). Copy it again.") from None
 
 
 def sharding_of(config: RunConfig) -> Sharding:
@@ -97,7 +133,7 @@ class MemoryPlan:
         told = {
             "profile": self.profile, "parameters": self.run.shape.parameters, "dtype": self.run.dtype,
             "gpus": machine.gpus, "sharding": machine.sharding if machine.gpus > 1 else "none", "memory": memory,
-            "fits": self.fits, "stages": stages,
+            "fits": self.fits, "stages": stages, "uncounted": list(self.run.uncounted),
         }  # fmt: skip
         return json.dumps(told)
 
@@ -112,6 +148,9 @@ class MemoryPlan:
                 fits = "" if memory is None else "yes" if phase.bytes <= memory else "NO"
                 host = f"; and {phase.host / 1e9:.2f} GB of host memory" if phase.host else ""
                 lines.append(f"{stage.stage:8}{phase.name:15}{phase.bytes / 1e9:8.2f}  {fits:5}  {told}{host}")
+        if self.run.uncounted:
+            named = ", ".join(self.run.uncounted)
+            lines += ["", f"Not counted: the reward models {named} of ppo.rewards, which no folder here holds."]
         for stage in self.stages:
             if stage.advice:
                 needs = f"{stage.stage} needs {stage.worst.bytes / 1e9:.2f} GB ({stage.worst.name})."

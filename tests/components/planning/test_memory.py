@@ -60,6 +60,91 @@ def test_micro_batches_by_tokens_and_an_average_are_planned_as_they_are_computed
     assert averaged["ppo", "evaluation"].parts == plain["ppo", "evaluation"].parts
 
 
+P, SCALAR = 1_235_814_400, 1_235_816_448
+"""Parameters of Llama 3.2 1B as a language model, and with a scalar head of 2,048."""
+
+
+def test_an_evaluation_between_updates_holds_the_average_and_sets_the_policys_own_weights_aside() -> None:
+    options = {"watch": {"prompts": 4}, "evaluate_every": 2}
+    plain, averaged = (found(run(ppo=options | more))["ppo", "watching"].parts for more in ({}, {"ema": 0.9}))
+    assert averaged.pop("average") == averaged.pop("set aside") == 4 * P
+    assert averaged.pop("CUDA") - plain.pop("CUDA") == round(0.05 * 2 * 4 * P)
+    assert averaged == plain and plain["weights"] == 4 * (P + SCALAR) and plain["sampling copy"] == 2 * P
+    narrow = ModelShape(
+        vocabulary=64, hidden_size=64, intermediate_size=32, layers=2, heads=2, kv_heads=2, head_size=32
+    )
+    small = found(run(narrow, ppo=options | {"micro_batch_size": 1}))["ppo", "watching"].parts
+    assert small["key-value cache"] == 2 * 2 * 2 * 64 * 4 * 128, "of four responses, not of the batch"
+    assert ("ppo", "watching") not in found(run(ppo={"evaluate_every": None}))
+
+
+def test_a_checkpoint_holds_moments_average_and_refreshed_reference_and_the_best_weights_of_each_rank() -> None:
+    """On one GPU and on four, whose host gets each share: 8 bytes a parameter of moments, 4 of weights."""
+    stepped, fixed = 12 * (P + SCALAR), {"kl": {"control": "fixed", "refresh_every": 2}}
+    matrices = 973_078_528
+    for ranks in (Ranks(), Ranks(4, "zero3")):
+
+        def host(ranks: Ranks = ranks, **options: Any) -> int:
+            return found(run(ppo=options), ranks=ranks)["ppo", "saving"].host
+
+        assert host(evaluate_every=None) == pytest.approx(stepped, abs=16)
+        assert host() == pytest.approx(stepped + ranks.number * 4 * P, abs=16)
+        assert host(ema=0.9) - host() == pytest.approx(4 * P, abs=16)
+        assert host(**fixed) - host() == 2 * matrices + 4 * (P - matrices)
+
+
+def test_on_a_cpu_the_best_weights_stay_beside_the_updates_that_follow() -> None:
+    options = {"updates": 4, "kl": {"control": "fixed"}}
+
+    def best(**more: Any) -> list[str]:
+        planned = found(run(dtype="float32", ppo=options | more), "cpu")
+        held = {name: phase.parts.get("best weights", 0) for (stage, name), phase in planned.items() if stage == "ppo"}
+        assert set(held.values()) <= {0, 4 * P}
+        return [name for name, held_there in held.items() if held_there]
+
+    before = ["sampling", "frozen pass", "policy update", "critic update"]
+    after = ["watching", "evaluation", "saving"]
+    assert best(evaluate_every=None) == [] and best(evaluate_every=4) == after
+    assert best(evaluate_every=3) == best(evaluate_every=4, watch={"kl_high": 9.0}) == before + after
+    lora = found(run(dtype="float32", reward={"lora": LORA}, ppo=options | {"lora": LORA}), "cpu")
+    adapter = 16 * 16 * (2 * (2048 + 2048) + 2 * (2048 + 512) + 2 * (2048 + 8192) + 8192 + 2048)
+    assert lora["ppo", "saving"].parts["best weights"] == 4 * adapter
+
+
+def test_further_reward_models_are_held_through_all_of_ppo() -> None:
+    plain, judged = found(run()), found(run()._replace(judges=10**9))
+    for (stage, name), phase in judged.items():
+        more = round(1.05 * 10**9) if stage == "ppo" else 0
+        assert phase.bytes - plain[stage, name].bytes == pytest.approx(more, abs=2), name
+
+
+def test_demonstrations_that_are_mixed_in_add_to_gradients_that_are_held_already() -> None:
+    """One micro-batch a step holds no gradients before its backward pass; with a second one they are there."""
+    options = {"micro_batch_size": 8, "minibatch_size": 8, "gradient_checkpointing": True}
+    plain, mixed = (found(run(ppo=options | more)) for more in ({}, {"ptx": {"coefficient": 0.1}}))
+    assert mixed["ppo", "policy update"].bytes > plain["ppo", "policy update"].bytes
+    assert mixed["ppo", "critic update"] == plain["ppo", "critic update"]
+
+
+def test_weights_for_a_server_are_copied_on_the_host_and_stand_in_memory_twice() -> None:
+    def sent(**options: Any) -> dict[tuple[str, str], Phase]:
+        return found(run(ppo={"rollout": {"engine": "vllm", **options}}))
+
+    on_disk, in_memory, by_ipc = sent(), sent(folder="/dev/shm/tether"), sent(transfer="ipc")
+    assert on_disk["ppo", "sending"].host == 2 * P and in_memory["ppo", "sending"].host == 3 * 2 * P
+    assert by_ipc["ppo", "sending"].host == 0 and ("ppo", "sampling") not in by_ipc
+    assert sent(dtype="float32")["ppo", "sending"].host == 4 * P
+    assert on_disk["ppo", "sending"].parts.keys() == {"frozen", "weights", "optimizer", "CUDA"}
+
+
+def test_packed_demonstrations_are_one_row_with_a_mask() -> None:
+    """512 tokens are four demonstrations of 128: another 512 float32 of the mask for each token and block."""
+    rows, packed = (found(run(dtype="float32", sft=more))["sft", "training"].parts for more in ({}, {"packing": 600}))
+    kept = packed["activations"] - rows["activations"]
+    expanded = 2 * 4 * (2048 - 512)  # keys and values of as many heads as queries
+    assert kept == 16 * 512 * (4 * 512 + expanded)
+
+
 def test_a_small_model_on_a_cpu_takes_the_process_and_next_to_nothing() -> None:
     tiny = ModelShape(vocabulary=600, hidden_size=32, intermediate_size=85, layers=2, heads=2, kv_heads=2, head_size=16)
     for phase in found(run(tiny, "float32"), "cpu").values():
@@ -160,3 +245,38 @@ def test_where_nothing_alone_is_enough_no_change_of_those_together_can_be_left_o
             if option != left_out:
                 changed, where = with_option(changed, where, option)
         assert max(p.bytes for p in where.phases(changed) if p.stage == "ppo") > 48 * GB, left_out
+
+
+@pytest.mark.parametrize(
+    ("stage", "option", "now", "fits"),
+    [
+        ("sft", "micro_batch_size", 8, 7),
+        ("reward", "micro_batch_size", 8, 5),
+        ("sft", "packing", 1000, 6 * 128),
+        ("ppo", "micro_batch_size", 12, 4),
+        ("ppo", "micro_batch_tokens", 12 * 128, 11 * 128),
+    ],
+)
+def test_the_micro_batch_that_is_advised_is_the_largest_that_fits(stage: str, option: str, now: int, fits: int) -> None:
+    """At exactly the memory that `fits` takes; with a byte less it is the next smaller one. PPO's divide 24."""
+    smaller = {7: 6, 5: 4, 6 * 128: 5 * 128, 4: 3, 11 * 128: 10 * 128}[fits]
+    steps = {"batch_size": 24} | ({"minibatch_size": 24, "micro_batch_size": 12} if stage == "ppo" else {})
+    # With checkpointing nothing else but the micro-batch decides what a step holds.
+    fixed = steps | {"gradient_checkpointing": True, "evaluate_every": None} if stage == "ppo" else steps
+
+    def worst(size: int) -> int:
+        planned = run(**{stage: fixed | {option: size}})
+        return max(phase.bytes for phase in phases(planned, Ranks(), "cuda") if phase.stage == stage)
+
+    assert worst(smaller) < worst(fits) < worst(now)
+    for memory, advised in ((worst(fits), fits), (worst(fits) - 1, smaller)):
+        plans = plan_stages(run(**{stage: fixed | {option: now}}), Machine(1, memory))
+        advice = {each.options: each for plan in plans if plan.stage == stage for each in plan.advice}
+        found_for = advice[(f"{stage}.{option}={advised}",)]
+        assert found_for.fits and found_for.bytes == worst(advised)
+
+
+def test_where_no_micro_batch_fits_the_smallest_is_advised() -> None:
+    (plan, *_) = plan_stages(run(), Machine(1, GB))
+    smallest = next(each for each in plan.advice if each.options == ("sft.micro_batch_size=1",))
+    assert not smallest.fits and smallest.bytes > GB

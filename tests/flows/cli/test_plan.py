@@ -15,7 +15,7 @@ def test_json_has_the_fields_that_the_guide_lists(tether_here: Any, tmp_path: Pa
     done = plan(tether_here, tmp_path, "tiny", "--gpus", "0", "--memory", "2gb", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert list(told) == ["profile", "parameters", "dtype", "gpus", "sharding", "memory", "fits", "stages"]
+    assert list(told) == ["profile", "parameters", "dtype", "gpus", "sharding", "memory", "fits", "stages", "uncounted"]
     assert (told["memory"], told["gpus"], told["sharding"], told["fits"]) == (2 * 10**9, 0, "none", True)
     assert [stage["stage"] for stage in told["stages"]] == ["sft", "reward", "ppo"]
     for stage in told["stages"]:
@@ -25,7 +25,7 @@ def test_json_has_the_fields_that_the_guide_lists(tether_here: Any, tmp_path: Pa
             assert list(phase) == ["phase", "bytes", "host_bytes", "fits", "parts"]
             assert phase["bytes"] == sum(phase["parts"].values())
     assert [phase["phase"] for phase in told["stages"][2]["phases"]] == [
-        "sampling", "frozen pass", "policy update", "critic update", "evaluation", "saving",
+        "sampling", "frozen pass", "policy update", "critic update", "watching", "evaluation", "saving",
     ]  # fmt: skip
 
 
