@@ -76,6 +76,11 @@ def is_dead_mark(mark: str) -> bool:
     return place == _place_mark() and pid.isdigit() and _start_time(int(pid)) != started
 
 
+def is_mark_from_here(mark: str) -> bool:
+    """Whether `process_mark` gave it in a process of this boot and container, at work or gone."""
+    return mark.partition("-")[0] == _place_mark()
+
+
 def _place_mark() -> str:
     return hashlib.sha256(json.dumps(_place()).encode()).hexdigest()[:8]
 

@@ -4,6 +4,8 @@
 vLLM's own trainer side (0.29: `vllm.distributed.weight_transfer`); neither has been run.
 """
 
+import logging
+import secrets
 import shutil
 import socket
 from pathlib import Path
@@ -14,7 +16,12 @@ from safetensors.torch import save_file
 
 from components.base.errors import UserError
 from components.base.files import make_folder
+from components.base.process import is_dead_mark, is_mark_from_here, process_mark
 from components.rollouts.client import VllmClient
+
+SENT = "sent-"
+"""Beginning of the name of a process's own folder of weights."""
+logger = logging.getLogger(__name__)
 
 
 class WeightTransfer(Protocol):
@@ -30,16 +37,22 @@ class WeightTransfer(Protocol):
 
 
 class FolderTransfer:
-    """Weights as safetensors in a folder that the server reads (`reload_weights` of its workers)."""
+    """Weights as safetensors in a folder that the server reads (`reload_weights` of its workers).
+
+    They stand in a folder of this process's own below it, whose name says which process it is.
+    """
 
     def __init__(self, client: VllmClient, folder: Path) -> None:
-        self.client, self.folder = client, folder
+        """Also removes what processes of this machine that were killed left below `folder`."""
+        sweep_sent(folder)
+        self.client, self.folder = client, folder / f"{SENT}{process_mark()}.{secrets.token_hex(4)}"
         self.dtype = getattr(torch, client.config.dtype)
         self.last: Path | None = None
 
     def send(self, model: Any, version: str) -> None:
         """As `WeightTransfer`. The folder of the version before goes once the server has loaded this one."""
         place, partial = self.folder / version, self.folder / f".{version}.partial"
+        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that failed
         make_folder(partial)
         tensors = {
             name: each.detach().to("cpu", self.dtype).contiguous().clone() for name, each in model.named_parameters()
@@ -49,14 +62,31 @@ class FolderTransfer:
         partial.rename(place)
         self.client.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(place)}})
         self.client.post("/update_weight_version", {"new_version": version})
-        self.close()
+        if self.last is not None:
+            shutil.rmtree(self.last, ignore_errors=True)
         self.last = place
 
     def close(self) -> None:
-        """Remove the weights that were sent last."""
-        if self.last is not None:
-            shutil.rmtree(self.last, ignore_errors=True)
-            self.last = None
+        """Remove all that this process sent."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.last = None
+
+
+def sweep_sent(folder: Path) -> None:
+    """Remove the weights that killed processes of this machine, in its present boot, sent by way of `folder`.
+
+    What another machine sent, or this one before it was booted, stays with a warning: nobody here can tell whether it
+    is in use.
+    """
+    for left in sorted(folder.glob(f"{SENT}*")) if folder.is_dir() else ():
+        mark = left.name.removeprefix(SENT).partition(".")[0]
+        if is_dead_mark(mark):
+            shutil.rmtree(left, ignore_errors=True)
+        elif not is_mark_from_here(mark):
+            logger.warning(
+                "%s holds weights that another machine sent to a server, or this one before it was booted. Remove the "
+                "folder if no run there uses it.", left,
+            )  # fmt: skip
 
 
 class VllmTransfer:

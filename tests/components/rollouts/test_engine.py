@@ -1,9 +1,13 @@
 """What a server is asked for and held to: the distribution, the seeds, the weights, and every answer."""
 
 import copy
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +23,9 @@ from components.models.sampling import Samples
 from components.ppo.models import Packed, scatter
 from components.rollouts.config import RolloutConfig
 from components.rollouts.engine import Rollouts, VllmEngine, open_rollouts, response_seed
+from components.rollouts.transfer import FolderTransfer
 from tests.components.rollouts.standin import StandIn
+from tests.forks import Forked
 
 Asking = Callable[..., RolloutConfig]
 CAP = GenerationConfig(max_prompt_tokens=64, max_new_tokens=8)
@@ -175,9 +181,41 @@ def test_folders_of_weights_are_removed_once_the_next_are_loaded_and_at_the_end(
     with rollouts(asking(server, folder=str(shared))) as opened:
         for _ in range(3):
             with opened.engine(policy, None):
-                (place,) = shared.iterdir()
+                (own,) = shared.iterdir()
+                (place,) = own.iterdir()
                 assert (place / "model.safetensors").is_file() and place.name == server.weights
     assert list(shared.iterdir()) == []
+
+
+def test_weights_that_killed_runs_sent_go_when_another_starts_and_those_of_a_live_run_stay(
+    server: StandIn, asking: Asking, rollouts: Any, policy: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = tmp_path / "shm"
+
+    def die_sending() -> None:
+        transfer = FolderTransfer(SimpleNamespace(config=asking(server), post=lambda *_: None), shared)  # type: ignore[arg-type]
+        transfer.send(policy, "tether-a-0")
+        with patch("components.rollouts.transfer.save_file", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)):
+            transfer.send(policy, "tether-a-1")
+
+    killed = Forked(target=die_sending)
+    killed.start()
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
+    (left,) = shared.iterdir()
+    assert sorted(path.name for path in left.iterdir()) == [".tether-a-1.partial", "tether-a-0"]
+    elsewhere = shared / f"sent-00000000-{left.name.partition('-')[2].partition('-')[2]}"
+    theirs = shared / "model-of-somebody"
+    elsewhere.mkdir()
+    theirs.mkdir()
+    with rollouts(asking(server, folder=str(shared))) as one, one.engine(policy, None):
+        assert not left.exists() and elsewhere.exists() and theirs.exists()
+        assert str(elsewhere) in caplog.text and "before it was booted" in caplog.text
+        (own,) = set(shared.iterdir()) - {elsewhere, theirs}
+        with rollouts(asking(server, folder=str(shared))) as other, other.engine(policy, None):
+            assert own.exists() and len(list(shared.iterdir())) == 4
+        assert own.exists() and len(list(shared.iterdir())) == 3
+    assert set(shared.iterdir()) == {elsewhere, theirs}
 
 
 def test_a_server_that_keeps_its_old_weights_is_refused(
