@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,24 @@ def server_of_events() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def templates_tried_once() -> Iterator[None]:
+    """Try a chat template that works in a process of its own once, not at each load: half a second each."""
+    from components.models import tokenizers
+
+    tried, real = set[str](), tokenizers.try_template
+
+    def once(tokenizer: Any, folder: Path, field: str) -> None:
+        asked = repr((tokenizer.chat_template, tokenizer.special_tokens_map))
+        if asked not in tried:
+            real(tokenizer, folder, field)
+            tried.add(asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizers, "try_template", once)
+        yield
+
+
 @pytest.fixture(scope="session")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a command that uses a Prefect server of the tests: an embedded one takes 13 s a command."""
@@ -110,6 +129,19 @@ def whole(prefect: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # that of all workers: the first one computes it, the others wait
     return undisturbed(folder / "whole", prefect)
+
+
+@pytest.fixture(scope="session")
+def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database without anything in it: making one takes seconds."""
+    from tasks.tracking.client import connect
+
+    home = tmp_path_factory.mktemp("empty")
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        connect(home)
+    return home / "mlflow.db"
 
 
 @pytest.fixture(scope="session")

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from tests.bench.lineage_home import write_home
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, empty_mlflow: Path) -> Path:
     home = tmp_path_factory.mktemp("lineage") / "home"
+    home.mkdir()
+    shutil.copy(empty_mlflow, home)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         write_home(home, 6, written=2)

@@ -41,9 +41,9 @@ def examined(tmp_path, job):
     def examined(found, content, **more):
         inputs = {"preferences": write(tmp_path / "p.jsonl", found), "suite": write(tmp_path / "mine.json", content)}
         options = {"preferences": "p.jsonl", "suite": "mine.json"} | more
-        out = tmp_path / "out"
-        report = check(job(**options), inputs, tmp_path / "scratch", out, lambda rows: None, tokenized=False)
-        gone = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+        scratch = tmp_path / "scratch"
+        report = check(job(**options), inputs, scratch, None, lambda rows: None, tokenized=False)
+        gone = [json.loads(line) for line in (scratch / "quarantine.jsonl").read_text().splitlines()]
         checks = {each["name"]: each for each in report["checks"]}
         return report, checks, {row["row"]: row["reasons"] for row in gone}
 

@@ -106,19 +106,6 @@ def home(tmp_path) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture(scope="session")
-def empty_mlflow(tmp_path_factory) -> Path:
-    """MLflow's database without anything in it: making one takes seconds."""
-    from tasks.tracking.client import connect
-
-    home = tmp_path_factory.mktemp("empty")
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        warnings.simplefilter("ignore")
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        connect(home)
-    return home / "mlflow.db"
-
-
 @pytest.fixture
 def start(home, toy_source, monkeypatch, request) -> Callable[..., RunContext]:
     """Begins runs in `home` over toy stages; MLflow only where `track=True`."""

@@ -229,7 +229,7 @@ def test_the_gates_on_test_pairs_judge_what_the_published_models_say_of_them(tra
     confidence = expit(abs(logits))
     by_mass = binned(confidence, right, 10)
     by_width = [np.flatnonzero((confidence > a) & (confidence <= a + 0.05)) for a in np.linspace(0.5, 0.95, 10)]
-    draws = np.random.default_rng(1).random((4000, n)) < confidence
+    draws = np.random.default_rng(1).random((2000, n)) < confidence
     chance = {
         name: [
             np.quantile([error_in(parts, confidence, drawn.astype(float)) for drawn in draws], 0.95),

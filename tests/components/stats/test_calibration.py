@@ -51,7 +51,7 @@ def test_slope_is_the_logistic_regression_of_symmetrised_pairs() -> None:
 
 def test_a_perfect_model_lies_within_its_null_95_percent_of_the_time() -> None:
     rng = np.random.default_rng(2)
-    reports = [described(simulated_margins(rng, 600), range(600), 1.0, seed, draws=300) for seed in range(200)]
+    reports = [described(simulated_margins(rng, 600), range(600), 1.0, seed, draws=100) for seed in range(200)]
     within = np.mean([r["ece"] <= r["ece_null_95"] for r in reports])
     assert 0.91 <= within <= 0.99
     covered = np.mean([r["slope_low"] <= 1.0 <= r["slope_high"] for r in reports])

@@ -95,7 +95,7 @@ def test_a_spoilt_data_file_is_refused_before_anything_is_written(
 )
 def test_a_run_that_needs_a_server_and_has_none_leaves_no_run(tether, tmp_path: Path, url: str, said: str) -> None:
     home = tmp_path / "home"
-    done = tether("run", "tiny", "--set", "runners.ppo=gpu", home=home, PREFECT_API_URL=url)
+    done = tether("run", "tiny", "--set", "runners.ppo=gpu", home=home, embedded=True, PREFECT_API_URL=url)
     assert said in one_paragraph(done)
     assert not list((home / "runs").iterdir())
 

@@ -22,7 +22,7 @@ def check(tether, folder: Path, *arguments: str):
     return tether("data", "check", *arguments, home=folder / "home", cwd=folder)
 
 
-def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tether, tmp_path: Path) -> None:
+def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tether, tether_here, tmp_path: Path) -> None:
     write_rows(tmp_path / "pairs.jsonl", [*GOOD[:7], GOOD[0] | {"chosen": " "}, *GOOD[7:]])
     done = check(tether, tmp_path, "pairs.jsonl", "--json", "--out", "found")
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tethe
     assert "differ_truncated" not in found, "without a profile there is no tokenizer to ask"
     assert [row["row"] for row in read_rows(tmp_path / "found" / "quarantine.jsonl")] == [8]
     assert (tmp_path / "found" / "data_docs" / "index.html").is_file()
-    shown = check(tether, tmp_path, "pairs.jsonl").stdout
+    shown = check(tether_here, tmp_path, "pairs.jsonl").stdout
     line = next(line for line in shown.splitlines() if "texts_filled" in line)
     assert line.split()[-1] == "8" and "The contract holds." in shown
     assert not (tmp_path / "home" / "runs").exists()
@@ -172,7 +172,9 @@ def test_ratings_are_told_for_what_they_are_with_the_command_that_is_meant_for_t
     assert not (tmp_path / "home" / "runs").exists()
 
 
-def test_names_out_of_a_file_reach_the_terminal_without_their_escape_sequences(tether, tmp_path: Path) -> None:
+def test_names_out_of_a_file_reach_the_terminal_without_their_escape_sequences(
+    tether, tether_here, tmp_path: Path
+) -> None:
     rows = "".join(json.dumps({"prompt": f"q {n}", "\x1b[2J\udcff": 1}) + "\n" for n in range(9))
     name = os.fsdecode(b"r\xff.jsonl")
     (tmp_path / name).write_text(rows)
@@ -180,7 +182,7 @@ def test_names_out_of_a_file_reach_the_terminal_without_their_escape_sequences(t
     done = check(tether, tmp_path, name)
     assert done.returncode == 0, done.stderr
     assert r"not used: \x1b[2J\udcff." in done.stdout and r"r\udcff.jsonl: read as prompts." in done.stdout
-    refused = check(tether, tmp_path, "none.jsonl")
+    refused = check(tether_here, tmp_path, "none.jsonl")
     assert refused.returncode == 2 and r"\x1b[2J" in refused.stderr and "\x1b" not in refused.stderr + done.stdout
 
 

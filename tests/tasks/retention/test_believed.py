@@ -266,11 +266,12 @@ def test_a_folder_in_the_runs_place_is_named(archive: Path, tmp_path: Path) -> N
 
 
 def test_a_model_that_rests_on_an_import_is_promoted_by_a_person_only(
-    pipeline: Any, client: Any, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Any, client: Any, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_mlflow: Path
 ) -> None:
     ctx, _ = pipeline()
     export_run(ArtifactStore(home), ctx.run, tmp_path / "run.tar")
     shutil.rmtree(home)
+    shutil.copy(empty_mlflow, tmp_path / "fresh.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'fresh.db'}")  # it keeps the old one open
     import_run(ArtifactStore(home), tmp_path / "run.tar")
     again, results = pipeline()

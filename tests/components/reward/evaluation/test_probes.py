@@ -125,13 +125,13 @@ def test_the_bound_is_above_the_true_rise_in_95_percent_of_samples(tokenizer: An
     rng = torch.Generator().manual_seed(0)
     rows = [{"prompt": [{"role": "user", "content": "Hello."}], "chosen": "Goodbye."}] * 60
     above = []
-    for _ in range(300):
+    for _ in range(150):
         rises = (0.5 + torch.randn(60, generator=rng, dtype=torch.float64)).tolist()
 
         scorer = Told(iter(([0.0] * 60, rises)), tokenizer, GenerationConfig(), runtime)
         found = probe_report(scorer, rows, range(60), 1.0, {"dots": TAILS["dots"]})
         above.append(found["dots"]["high"] >= 0.5)
-    assert 0.92 <= sum(above) / 300 <= 0.98
+    assert 0.92 <= sum(above) / 150 <= 0.98
 
 
 def test_a_tail_that_no_token_shows_is_no_evidence(tokenizer: Any, runtime: Runtime, rows: Rows) -> None:

@@ -89,11 +89,9 @@ def fresh(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {},
         {"members": 2},
         {"members": 2, "combine": "average"},
-        {"objectives": {"longer": 2.0, "shorter": 0.5}},
-        {"lora": {"rank": 2}, "learning_rate": 1e-2},
         {"lora": {"rank": 2}, "learning_rate": 1e-2, "objectives": {"longer": 2.0, "shorter": 0.5}, "members": 2},
     ],
-    ids=["whole", "members", "average", "objectives", "lora", "lora-members-objectives"],
+    ids=["whole", "members", "average", "lora-members-objectives"],
 )
 def test_before_its_first_step_it_scores_as_the_earlier_model_did(
     stages: Any, tmp_path: Path, runtime: Runtime, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
