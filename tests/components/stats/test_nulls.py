@@ -175,7 +175,7 @@ def test_pairs_of_one_prompt_that_were_judged_apart_widen_the_nulls_as_far_as_th
     n, cells_for = 480, np.ones(480, dtype=bool)
     judgements = Judgements.alone(np.repeat(np.arange(80), 6))
     found = []
-    for seed in range(800):
+    for seed in range(500):
         right = rng.random(n) < np.repeat(rng.choice([0.5, 0.9], 80), 6)
         size = rng.normal(np.log(7 / 3), 0.01, n)
         logits, confidence = np.where(right, size, -size), expit(size)

@@ -38,16 +38,16 @@ def truth(spread: float) -> float:
 @pytest.mark.parametrize("spread", [0.3, 1.0])
 def test_the_interval_covers_other_people_than_those_who_rated(raters: int, per_item: int, spread: float) -> None:
     random, found = np.random.default_rng(0), []
-    for _ in range(400):
+    for _ in range(250):
         values, items, who = ratings(random, 96, raters, per_item, spread)
         low, high = crossed_proportion(values, items.tolist(), who.tolist())[1:]
         found.append(low <= truth(spread) <= high)
-    assert 0.92 <= np.mean(found) <= 0.985, "95 %, give or take the simulation's own 1.1 points"
+    assert 0.92 <= np.mean(found) <= 0.985, "95 %, give or take the simulation's own 1.4 points"
 
 
 def test_an_interval_over_prompts_alone_would_miss_them_half_of_the_time() -> None:
     random, alone, both = np.random.default_rng(1), [], []
-    for _ in range(300):
+    for _ in range(150):
         values, items, who = ratings(random, 128, 3, 3, 0.6)
         low, high = clustered_proportion(values.reshape(-1, 3).mean(axis=1), range(128))[1:]
         alone.append(low <= truth(0.6) <= high)

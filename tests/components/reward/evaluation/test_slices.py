@@ -38,9 +38,9 @@ def report(pairs: Pairs, temperature: float = 1.0) -> dict[str, Any]:
     return slice_report(pairs, range(len(pairs.rows)), temperature, seed=0, draws=2000).document()
 
 
-def failed(pairs: Pairs, temperature: float = 1.0) -> list[str]:
+def failed(pairs: Pairs, temperature: float = 1.0, reported: dict[str, Any] | None = None) -> list[str]:
     overall = calibration(pairs.scores[0], range(len(pairs.rows)), temperature, seed=0, draws=200).numbers
-    found = overall | report(pairs, temperature)
+    found = overall | (reported or report(pairs, temperature))
     metrics = {f"reward/{name}": value for name, value in found.items() if isinstance(value, float)}
     gates = GatesConfig.model_validate({"reward": THRESHOLDS})
     return [verdict.name for verdict in judge("reward", metrics, gates) if verdict.stops]
@@ -58,8 +58,8 @@ def test_wrong_on_long_answers_is_caught_by_the_slices_and_not_by_the_overall_er
     """Logits 2.5 times too large on the longest quarter; the temperature makes up for it on average."""
     pairs = simulated(1, long=2.5)
     temperature = fit_temperature(simulated(11, long=2.5).scores[0])
-    assert failed(pairs, temperature) == ["reward.slice_ece_excess"]
     found = report(pairs, temperature)
+    assert failed(pairs, temperature, found) == ["reward.slice_ece_excess"]
     excess = [each["ece"] - each["ece_null_joint"] for each in by_name(found, "length")]
     assert max(excess) > 0.01 and excess[-1] > 0
     slopes = [each["calibration_slope"] for each in by_name(found, "length")]
@@ -71,7 +71,7 @@ def test_a_model_that_ranks_long_answers_backwards_fails_on_the_accuracy_of_that
     found = report(pairs)
     long = by_name(found, "length")[-1]
     assert long["accuracy"] < 0.4 and found["slice_accuracy_low"] == long["accuracy_low"]
-    assert "reward.slice_accuracy_low" in failed(pairs)
+    assert "reward.slice_accuracy_low" in failed(pairs, reported=found)
 
 
 def test_chance_takes_any_slice_over_its_corrected_null_in_5_percent_of_runs_and_more_without_correction() -> None:
