@@ -22,7 +22,7 @@ def sentence(rng, words):
     return " ".join(rng.choice(WORDS) for _ in range(words)) + "."
 
 
-def clean(n=1200, seed=0):
+def clean(n=600, seed=0):
     """Pairs of distinct prompts; who wins, who stands first and how long a response is are independent."""
     rng = random.Random(seed)
     rows = []
@@ -33,6 +33,12 @@ def clean(n=1200, seed=0):
         others = {"a": "b", "b": "a"}[wins]
         rows.append({"prompt": prompt, "a": a, "b": b, "votes": [wins, wins, wins, rng.choice([wins, others])]})
     return rows
+
+
+FEW = {
+    name: {"severity": "warn", "threshold": rows} for name, rows in (("enough_pairs", 200), ("enough_test_pairs", 80))
+}
+"""So that 600 pairs are enough, and each test takes half of the time."""
 
 
 @pytest.fixture
@@ -47,7 +53,8 @@ def examined(tmp_path, job):
         lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
         inputs["preferences"].write_text("\n".join(lines) + "\n")
         given = {name: str(path) for name, path in inputs.items() if name != "base"}
-        return check(job(**given, **data), inputs, tmp_path / "scratch", tmp_path / "out", lambda rows: None)
+        data.setdefault("checks", FEW)
+        return check(job(**given, **data), inputs, tmp_path / "scratch", None, lambda rows: None)
 
     return examined
 
@@ -94,7 +101,7 @@ ALSO = {"differ_truncated": {"response_fits"}}
 def test_clean_pairs_raise_no_check(examined):
     report = examined(clean())
     assert fired(report) == {} and report["passed"]
-    assert (report["rows"], report["pairs"], report["quarantined"]) == (1200, 1200, 0)
+    assert (report["rows"], report["pairs"], report["quarantined"]) == (600, 600, 0)
     assert {"no_leak", "length_drift", "language_drift", "label_position"} <= {c["name"] for c in report["checks"]}
 
 
@@ -142,7 +149,7 @@ def test_a_response_shown_first_that_always_wins_is_found(examined):
 
 
 def test_too_few_pairs_are_found(examined):
-    assert set(fired(examined(clean(120)))) == {"enough_pairs", "enough_test_pairs"}
+    assert set(fired(examined(clean(120), checks={}))) == {"enough_pairs", "enough_test_pairs"}
     report = examined(clean(120), split={"train": 0.99, "calibration": 0.005, "test": 0.005})
     assert "every_split" in fired(report) and not report["passed"]
 
@@ -228,7 +235,7 @@ def test_clean_demonstrations_and_prompts_alone_raise_no_check(tmp_path, job):
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"prompt": r["prompt"], field: r["a"]}) + "\n" for r in clean()))
         report = check(job(**{name: str(path)}), {name: path}, tmp_path / "scratch", None, lambda rows: None)
-        assert fired(report) == {} and report["passed"] and report["rows"] == 1200, name
+        assert fired(report) == {} and report["passed"] and report["rows"] == 600, name
 
 
 GERMAN = "der Fluss fließt langsam durch das alte Tal und die Kinder spielen am Ufer mit ihren Freunden".split()
@@ -267,7 +274,7 @@ def test_a_severity_and_a_threshold_of_the_config_decide_what_becomes_of_a_findi
     strict = examined(rows, checks={"no_markers": {"severity": "error", "threshold": 0}})
     assert not strict["passed"] and strict["quarantined"] == 1
     lenient = examined(rows, checks={"no_markers": {"severity": "warn", "threshold": 0.5}})
-    assert lenient["passed"] and lenient["quarantined"] == 0 and lenient["pairs"] == 1200
+    assert lenient["passed"] and lenient["quarantined"] == 0 and lenient["pairs"] == 600
 
 
 THINKS_ALOUD = (  # as templates do that leave reasoning out of what is learned from, or know no system message
@@ -301,13 +308,13 @@ def test_what_the_runs_own_template_or_tokenizer_misreads_is_named(examined, pre
     assert {name: found.get(name) for name in ("template_takes", "template_agrees", "no_markers")} == {
         "template_takes": [6], "template_agrees": [10], "no_markers": [14],
     }  # fmt: skip
-    quarantined = (tmp_path / "out" / "quarantine.jsonl").read_text()
+    quarantined = (tmp_path / "scratch" / "quarantine.jsonl").read_text()
     assert "the chat template refuses the prompt: System role not supported" in quarantined
 
 
 def test_a_template_that_reads_no_row_right_is_the_users_error_with_the_reason(examined, pretrained):
     with pytest.raises(
-        UserError, match=r"not one valid.*in 1200 rows.*doesn't render.*1200 rows.*row 1\)\. Give sft\.base"
+        UserError, match=r"not one valid.*in 600 rows.*doesn't render.*600 rows.*row 1\)\. Give sft\.base"
     ):
         examined(clean(), base=pretrained("{% for m in messages %}{{ m['content'] }}{% endfor %}"))
 

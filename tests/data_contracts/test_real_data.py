@@ -74,6 +74,7 @@ def test_a_check_of_ukpconvarg_says_what_was_published(tmp_path, job):
     json.dumps(report, allow_nan=False)
 
 
+@pytest.mark.whole
 def test_ukpconvargs_agreement_and_taste_for_length_are_the_published_ones(tmp_path, validate):
     metrics = validate(tmp_path, real("ukpconvarg1/pairs.jsonl.gz"))
     assert metrics["data/annotator_agreement"] == pytest.approx(0.267, abs=0.0005)

@@ -11,7 +11,7 @@ import pytest
 from tests.fuzz import harness, readers
 from tests.fuzz.mutations import LARGEST, MUTATIONS, mutated
 
-CASES = 16
+CASES = 12
 """Mutations of each reader: a few seconds in all."""
 
 

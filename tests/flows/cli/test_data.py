@@ -133,7 +133,7 @@ def test_a_call_that_is_killed_and_interrupted_goes_on_from_its_chunks_to_the_sa
     assert not list(tmp_path.glob(".out.*"))
 
 
-def test_a_mistake_ends_in_one_paragraph_and_writes_nothing(tether, desk: Path, tmp_path: Path) -> None:
+def test_a_mistake_ends_in_one_paragraph_and_writes_nothing(tether_here, desk: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
@@ -148,7 +148,7 @@ def test_a_mistake_ends_in_one_paragraph_and_writes_nothing(tether, desk: Path, 
         (["prompts.jsonl", "--model", alpha, "--out", "out", "--temperature", "nan"], "temperatures.0 = nan"),
         (["prompts.jsonl", "--model", alpha, "--out", "out", "--temperature", "1", "--temperature", "1"], "given once"),
     ]:
-        done = tether("data", "candidates", *arguments, home=tmp_path / "home")
+        done = tether_here("data", "candidates", *arguments, home=tmp_path / "home")
         assert done.returncode == 2 and said in done.stderr, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
         assert not (tmp_path / "home").exists() and not (tmp_path / "out").exists()
