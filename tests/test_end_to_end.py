@@ -1,6 +1,7 @@
 """The real command on the tiny profile: a whole run, then what a change recomputes, then people's labels.
 
-The tests of this file go on from each other's home, in order.
+The tests of this file go on from each other's home, in order. What computes once more what other tests show of quick
+stages is marked `whole`.
 """
 
 import csv
@@ -216,6 +217,7 @@ def left_behind(home: Path, run: str) -> dict[str, Any]:
     return kept
 
 
+@pytest.mark.whole
 def test_a_rerun_computes_its_stage_alone_where_the_bytes_come_out_the_same_and_leaves_the_earlier_run_untouched(
     tether, home: Path, first: dict[str, Any]
 ) -> None:
@@ -229,6 +231,7 @@ def test_a_rerun_computes_its_stage_alone_where_the_bytes_come_out_the_same_and_
     assert left_behind(home, first["run"]) == before
 
 
+@pytest.mark.whole
 def test_a_refreshed_stage_with_the_same_bytes_leaves_later_hits_alone(
     tether, home: Path, first: dict[str, Any]
 ) -> None:
@@ -295,6 +298,7 @@ def refresh(home: Path, first: dict[str, Any]) -> tuple[str, ...]:
     return tuple(argument for value in values for argument in ("--set", value))
 
 
+@pytest.mark.whole
 def test_new_pairs_refresh_the_reward_model_of_an_earlier_run_and_forgetting_stops_the_run(
     tether, home: Path, first: dict[str, Any], refresh: tuple[str, ...]
 ) -> None:
@@ -387,6 +391,7 @@ def test_a_policys_lineage_names_data_models_options_code_gates_waivers_and_who_
     assert lineage_text.mermaid(graph).count("-->") == len(graph.edges)
 
 
+@pytest.mark.whole
 def test_what_saw_a_file_is_one_question(home: Path, refresh: tuple[str, ...]) -> None:
     """A data set that is withdrawn must be findable; one whose bytes changed since is another one."""
     data = home.parent / "preferences.jsonl"
