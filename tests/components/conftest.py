@@ -71,6 +71,7 @@ class Stages(NamedTuple):
             return RewardJob(**common, reward=RewardConfig(**tiny | options))
         tiny = {"updates": 5, "batch_size": 8, "minibatch_size": 4, "micro_batch_size": 2, "checkpoint_every": 2}
         tiny |= {"kl": {"control": "fixed", "coefficient": 0.1}, "sample_every": 2, "learning_rate": 1e-3}
+        tiny |= {"evaluate": 8, "watch": {"prompts": 8}}  # one batch: of all prompts these took half of a run's time
         options["critic"] = {"learning_rate": 1e-3} | options.get("critic", {})
         return PpoJob(**common, ppo=PpoConfig(**tiny | options))
 

@@ -47,7 +47,7 @@ def ppo(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     write_split(data / "prompts.test", [*prompts, *prompts[:12], *prompts[:6]])
     several = type(stages)({**stages.inputs, "data": data})
     score = {"missing_eos": "replace", "clip": 2.0, "length_penalty": 0.01}
-    options = {"updates": 8, "learning_rate": 1e-2, "score": score, "batch_size": 16,
+    options = {"updates": 8, "learning_rate": 1e-2, "score": score, "batch_size": 16, "evaluate": 512,
                "rules": {"patterns": {"letter": "a", "digit": "[0-9]"}}}  # fmt: skip
     generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=CAP, temperature=TEMPERATURE)
     metrics = several.run("ppo", folder / "out", generation=generation, **options)
@@ -219,7 +219,7 @@ def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alik
     monkeypatch.setattr(evaluate, "respond", respond)
     monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {"ppo/demonstration_perplexity_ratio": 1.25})
     neither = Models(None, None, None, None, None, None)  # type: ignore[arg-type]
-    metrics = evaluate.evaluate(neither, stages.job("ppo"), data, tmp_path)
+    metrics = evaluate.evaluate(neither, stages.job("ppo", evaluate=512), data, tmp_path)
     rows = read_rows(tmp_path / "artifact" / "evaluation.jsonl")
     expected = gated(rows) | beside(rows)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)

@@ -121,12 +121,11 @@ def test_the_artifact_holds_the_whole_model_and_the_adapter_and_they_agree(
     assert scatter(found[0], samples.response_mask).shape == samples.response_ids.shape
 
 
-@pytest.mark.parametrize("at", [1, 4, 5])
 def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
-    adapted: Any, undisturbed: Any, tmp_path: Path, at: int, interrupting: Any, digests: Callable[[Path], Any]
+    adapted: Any, undisturbed: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        adapted.run("ppo", tmp_path, interrupting(at), **LORA)
+        adapted.run("ppo", tmp_path, interrupting(4), **LORA)
     assert adapted.run("ppo", tmp_path, **LORA) == undisturbed[1]
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 
@@ -146,7 +145,7 @@ def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
 def test_a_variant_holds_the_adapters_it_needs_and_resumes_to_the_same_bytes(
     adapted: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], variant: Any, adapters: set[str]
 ) -> None:
-    options = LORA | {"updates": 4} | variant
+    options = LORA | {"updates": 3} | variant
     models = Models.load(adapted.job("ppo", **options), adapted.inputs)
     assert set(models.policy.backbone.configs) == adapters
     adapted.run("ppo", tmp_path / "whole", **options)

@@ -1,10 +1,7 @@
 """PPO on several sources of reward: what is logged of each, their unit, judges, resuming, and other models."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,7 @@ from components.rewards.config import ModelReward
 from components.rewards.model import ModelSource
 from components.rewards.source import Replies
 from components.rewards.weighted import agreement
-from tests.components.ppo.test_stage import KILLED, ROOT
+from tests.components.ppo.test_stage import killed
 from tests.components.rewards.scorer import Scorer
 
 
@@ -180,18 +177,16 @@ def test_a_reward_model_with_a_tokenizer_of_its_own_rewards_ppo_as_its_own_forwa
         assert row["policy"]["reward_theirs"] * unit["scale"] + unit["shift"] == pytest.approx(raw, abs=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_killed_by_the_system_with_a_function_it_goes_on_to_the_same_bytes(
     stages: Any, options: Any, tmp_path: Path, digests: Callable[[Path], Any]
 ) -> None:
     """SIGKILL ends function's process and stage alike; a new process of the function scores what is left."""
     own = {**options, "checkpoint_every": 1, "rewards": options["rewards"][:2]}
     metrics = stages.run("ppo", tmp_path / "whole", **own)
-    job, out = stages.job("ppo", **own).model_dump_json(), tmp_path / "killed"
-    inputs = ",".join(f"{name}={folder}" for name, folder in stages.inputs.items())
-    command = [sys.executable, "-c", KILLED.replace("step == 3", "step == 2"), str(ROOT), job, str(out), inputs]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run(command, env=environment, cwd=tmp_path, timeout=200, check=False)
-    assert killed.returncode == -signal.SIGKILL and list((out / "checkpoint").rglob("*.safetensors"))
+    out = tmp_path / "killed"
+    assert killed(stages, out, at=2, **own) == -signal.SIGKILL
+    assert list((out / "checkpoint").rglob("*.safetensors"))
     assert stages.run("ppo", out, **own) == metrics
     assert digests(out / "artifact") == digests(tmp_path / "whole" / "artifact")
 
