@@ -12,6 +12,8 @@ TOOLS := $(VENV)/tools
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
 
+# One thread a worker: those of two workers' BLAS wait for each other on two cores, and numpy's tests took four times as long.
+test: export OMP_NUM_THREADS ?= 1
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
