@@ -139,7 +139,8 @@ bench-stack: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/python -m tests.bench.stack $(ARGS)
 
-# Every measurement that needs a GPU, with a log of each step; ARGS="--device cpu --quick" only shows that the steps run.
+# Every measurement that needs a GPU, with a log of each step; ARGS="--device cpu --quick" only shows that the steps run,
+# ARGS=--dry-run that their programs start.
 bench-gpu: $(INSTALLED)
 	$(BIN)/tether fetch smollm2
 	$(BIN)/python -m tests.bench.gpu $(ARGS)

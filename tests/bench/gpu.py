@@ -2,6 +2,7 @@
 
     make bench-gpu                                        # half an hour on one GPU, then 100 updates on real pairs
     make bench-gpu ARGS="--device cpu --quick"            # the same steps at tiny sizes, to see that they run
+    make bench-gpu ARGS=--dry-run                         # without a GPU: does each step's program start?
 
 Each step prints a line of the table that goes into docs/benchmarks.md. A step that fails does not end the others; the
 exit code is 1 then. A step's commands and their output are in DIR/STEP.log (DIR is --out, .tether/bench/gpu).
@@ -26,11 +27,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.base.jsonl import read_rows
+from components.models.runtime import usable_gpus
 from tests.bench.runs import tether
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,11 +47,15 @@ class Failed(Exception):
     """A step found something wrong."""
 
 
+class Started(Exception):
+    """In a dry run: a step's program starts, takes its options, and would go on from here."""
+
+
 class Bench:
     """The steps' options, homes and logs."""
 
-    def __init__(self, device: str, quick: bool, out: Path) -> None:
-        self.device, self.quick, self.out = device, quick, out.resolve()
+    def __init__(self, device: str, quick: bool, out: Path, dry: bool = False) -> None:
+        self.device, self.quick, self.out, self.dry = device, quick, out.resolve(), dry
         self.log = self.out / "none.log"
         self.out.mkdir(parents=True, exist_ok=True)
 
@@ -57,13 +63,38 @@ class Bench:
         """Run a command with its output in the step's log; returns its standard output.
 
         Raises:
-            Failed: it ended with an exit code other than 0.
+            Failed: it ended with an exit code other than 0, or is not installed. Started: in a dry run.
         """
+        if self.dry:
+            raise Started(self.started(command))
+        if shutil.which(command[0]) is None:
+            raise Failed(f"{command[0]} is not installed here")
+        return self._ran(command, environment)
+
+    def started(self, command: Sequence[str]) -> str:
+        """Start what a command starts, with its options, so that it ends before it computes; returns what was seen.
+
+        Raises:
+            Failed: it doesn't start, or has no such profile, option or test.
+        """
+        _, *rest = command
+        if rest[:3] == ["-m", "flows.cli", "run"]:
+            options = [part for at, part in enumerate(rest) if part == "--set" or rest[at - 1] == "--set"]
+            self._ran([*command[:3], "show-config", rest[3], *options], {})
+            return f"tether run {rest[3]} has its profile and options"
+        if rest[:2] == ["-m", "pytest"]:
+            return self._ran([*command, "--collect-only"], {}).strip().splitlines()[-1]
+        told = self._ran([*command, "--help"], {})
+        if lacking := [part for part in rest if part.startswith("--") and part not in told]:
+            raise Failed(f"{rest[0]} has no option {', '.join(lacking)}")
+        return f"{Path(rest[1] if rest[0] == '-m' else rest[0]).name} starts and has its options"
+
+    def _ran(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"$ {shlex.join(command)}\n")
             log.flush()
             done = subprocess.run(
-                command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=log, text=True
+                command, cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=log, text=True
             )
             log.write(done.stdout)
         if done.returncode:
@@ -129,9 +160,12 @@ def largest_difference(one: list[float], other: list[float]) -> float:
 
 def machine(bench: Bench) -> Found:
     """See the module's docstring; so do the functions below."""
+    doctor = [sys.executable, "-m", "flows.cli", "doctor"]
+    if bench.dry:
+        bench.run(*doctor)
     if bench.device == "cuda":
         bench.run("nvidia-smi")
-    said = bench.run(sys.executable, "-m", "flows.cli", "doctor", TETHER_HOME=str(bench.home("doctor")))
+    said = bench.run(*doctor, TETHER_HOME=str(bench.home("doctor")))
     return " ".join(next(line for line in said.splitlines() if "runtime" in line).split())
 
 
@@ -154,6 +188,8 @@ def resume(bench: Bench) -> Found:
     """Killed and started again."""
     home = bench.home("killed")
     command, environment = bench.tiny_command(bench.device), os.environ | {"TETHER_HOME": str(home)}
+    if bench.dry:
+        bench.run(*command)
     with bench.log.open("a", encoding="utf-8") as log:
         going = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -194,7 +230,7 @@ def throughput(bench: Bench) -> Found:
 def lora(bench: Bench) -> Found:
     """Peak memory of LoRA's four models."""
     model = os.environ.get("TETHER_HOME", ".tether") + "/models/smollm2"
-    if not (ROOT / model).is_dir():
+    if not bench.dry and not (ROOT / model).is_dir():
         raise Failed(f"no model in {model}: `tether fetch smollm2`")
     small = ["--batch", "2", "--micro-batch", "2", "--prompt", "8", "--response", "8"] if bench.quick else []
     script = str(ROOT / "tests" / "bench" / "lora_memory.py")
@@ -212,7 +248,7 @@ def gpu_profile(bench: Bench) -> Found:
 def real_pairs(bench: Bench) -> Found:
     """100 updates of SmolLM2."""
     data = Path(os.environ.get("TETHER_DATA", ROOT / ".." / "shared" / "data")).resolve() / "hh-rlhf"
-    if bench.quick or not data.is_dir():
+    if not bench.dry and (bench.quick or not data.is_dir()):
         return "not run" if bench.quick else f"not run: no real pairs in {data}"
     files = ", ".join(str(data / f"{kind}-base-test.jsonl.gz") for kind in ("helpful", "harmless"))
     given = (f"data.preferences=[{files}]", f"runtime.device={bench.device}")
@@ -232,20 +268,33 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--quick", action="store_true", help="tiny sizes: shows that the steps run, measures nothing")
+    options.add_argument("--dry-run", action="store_true", help="only see that the steps' programs start; needs no GPU")
     options.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="losses and resume need repeat")
     options.add_argument("--out", type=Path, default=ROOT / ".tether" / "bench" / "gpu")
     asked = options.parse_args()
-    bench, failed = Bench(asked.device, asked.quick, asked.out), False
+    bench, failed = Bench(asked.device, asked.quick, asked.out, asked.dry_run), False
+    found = usable_gpus()
+    lacking = "" if found.gpus or asked.device == "cpu" else f"No GPU: {found.why}."
+    if lacking and not asked.dry_run:
+        print(
+            f"{lacking} Nothing was measured. --dry-run checks that the steps start, --device cpu --quick runs them "
+            "at tiny sizes.", file=sys.stderr,
+        )  # fmt: skip
+        sys.exit(2)
+    if lacking:
+        print(f"{lacking} Nothing is measured.\n")
     print("| step | seconds | found |\n|---|---|---|", flush=True)
     for name in asked.steps:
         bench.log = bench.out / f"{name.replace(' ', '-')}.log"
         bench.log.unlink(missing_ok=True)
         began = time.perf_counter()
         try:
-            found = STEPS[name](bench)
+            said = STEPS[name](bench)
+        except Started as started:
+            said = f"not measured: {started}"
         except Failed as error:
-            failed, found = True, f"**failed**: {error}"
-        print(f"| {name} | {time.perf_counter() - began:.0f} | {found} |", flush=True)
+            failed, said = True, f"**failed**: {error}"
+        print(f"| {name} | {time.perf_counter() - began:.0f} | {said} |", flush=True)
     sys.exit(1 if failed else 0)
 
 

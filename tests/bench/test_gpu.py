@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from components.models.runtime import Gpus
 from tests.bench import gpu
 from tests.bench.gpu import Bench, Failed, largest_difference, losses, unlike
 
@@ -52,3 +53,45 @@ def test_a_step_that_fails_is_named_with_its_log_and_the_next_one_runs(
     assert "**failed**" in lines[2] and str(tmp_path / "first.log") in lines[2]
     assert lines[3].startswith("| second | ") and lines[3].endswith(" | ran on 1 |")
     assert "no GPU here" in (tmp_path / "first.log").read_text()
+
+
+def table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of the bench with these arguments, on a machine without a GPU."""
+    why = "there is no GPU's device file (/dev/nvidia0, /dev/dxg)"
+    monkeypatch.setattr(gpu, "usable_gpus", lambda: Gpus((), "13.0", why))
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    printed = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, printed.out, printed.err
+
+
+def test_without_a_gpu_nothing_is_measured_and_the_reason_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "STEPS", {"first": lambda bench: pytest.fail("a step ran")})
+    code, out, err = table(monkeypatch, capsys, "--out", str(tmp_path))
+    assert (code, out) == (2, "") and err.startswith("No GPU: there is no GPU's device file (/dev/nvidia0, /dev/dxg).")
+
+
+def test_a_dry_run_finds_a_program_that_does_not_start_and_an_option_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--size', type=int)\np.parse_args()\n1 / 0\n"
+    )
+    steps = {
+        "fine": lambda bench: bench.python(str(script), "--size", "3"),
+        "gone": lambda bench: bench.python(str(script), "--rows", "3"),
+        "wrong": lambda bench: bench.python(str(script), "--size", "many"),
+        "missing": lambda bench: bench.python(str(tmp_path / "none.py")),
+    }
+    monkeypatch.setattr(gpu, "STEPS", steps)
+    code, out, _ = table(monkeypatch, capsys, "--dry-run", "--out", str(tmp_path))
+    lines = out.splitlines()
+    assert code == 1 and lines[0].startswith("No GPU: ") and lines[0].endswith("Nothing is measured.")
+    assert lines[4].endswith("| not measured: script.py starts and has its options |")
+    assert "**failed**" in lines[5] and "has no option --rows" in lines[5]
+    assert all("**failed**" in line and "ended with exit code 2" in line for line in lines[6:]) and len(lines) == 8
