@@ -133,10 +133,16 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def like(tensor: Tensor, held: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, as `held` is spread. Collective."""
-    if not isinstance(held, DTensor):
+    """This rank's part of a whole tensor, as `held` is spread; a part as it is. Collective."""
+    if not isinstance(held, DTensor) or isinstance(tensor, DTensor):
         return tensor
     return distribute_tensor(tensor.to(held.device), held.device_mesh, held.placements)
+
+
+def own_bytes(tensor: Tensor) -> int:
+    """Bytes of this rank's part of a tensor."""
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own.numel() * own.element_size()
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:

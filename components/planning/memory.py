@@ -30,6 +30,8 @@ from components.training.optim import OptimizerConfig
 
 PREFILL_PARTS = 8
 """As `components.models.cache`, which imports torch: parts that prompts are read in."""
+WRITTEN_AT_ONCE = 10**9
+"""As `components.training.shares`, which imports torch: bytes of a file of a rank's part of a checkpoint."""
 CUDA_CONTEXT = 0.8e9
 """Assumed, not measured: driver, kernels and cuBLAS workspaces of a process on a GPU."""
 CUDA_SPARE = 0.05
@@ -116,7 +118,7 @@ class _Planner:
         work = Pass(micro, run.length) if config.packing is None else Pass(1, micro * run.length, masked=True)
         several = self.ranks.rows(config.batch_size) > micro
         yield self._training("sft", "training", {}, trained, config, work, micro * run.response, several)
-        yield self._saving("sft", {"weights": trained.weights, "optimizer": trained.moments})
+        yield self._saving("sft", {"weights": trained.weights, "optimizer": trained.moments}, config.checkpoint_whole)
         yield self._sampling("sft", {"weights": FLOAT * self.shape.parameters}, SAMPLED_AT_ONCE)  # rank 0, alone
 
     def reward(self) -> Iterator[Phase]:
@@ -140,7 +142,9 @@ class _Planner:
             work = Pass(2 * micro, run.length)
         training = self._training("reward", "training", held, trained, config, work, 0, several, lora)
         yield training
-        yield self._saving("reward", held | {"weights": trained.weights, "optimizer": trained.moments})
+        yield self._saving(
+            "reward", held | {"weights": trained.weights, "optimizer": trained.moments}, config.checkpoint_whole
+        )
         scored: Parts = {"policy": frozen(self.shape, False, self.dtype)}
         if lora is not None:
             scored |= held | {"weights": trained.weights}
@@ -208,7 +212,9 @@ class _Planner:
             if self.device == "cpu":
                 still["heap"] = self._left(update)
         refreshed = self._reference() if config.kl.refresh_every else 0
-        yield self._saving("ppo", still, still.get("average", 0), refreshed, self._best_on_host())
+        yield self._saving(
+            "ppo", still, config.checkpoint_whole, still.get("average", 0), refreshed, self._best_on_host()
+        )
 
     def _reference(self) -> float:
         """Bytes of a reference that is refreshed, and so checkpointed."""
@@ -341,18 +347,24 @@ class _Planner:
             return self._phase("ppo", "sending", held | {"sent": copied * count})
         return self._phase("ppo", "sending", held, copied * count)
 
-    def _saving(self, stage: str, held: Parts, average: float = 0, reference: float = 0, best: float = 0) -> Phase:
-        """What is held while it is written; on a GPU the host gets a copy of all that a checkpoint holds, gathered.
+    def _saving(
+        self, stage: str, held: Parts, whole_up_to: float, average: float = 0, reference: float = 0, best: float = 0
+    ) -> Phase:
+        """What is held while it is written; on a GPU the host gets a copy of it, gathered or part by part.
 
         Args:
+            whole_up_to: GB that are gathered.
             average: bytes of `held` that a rank holds of an average of weights, written too.
             reference: bytes of `held` that are a reference, whole and written too.
             best: bytes of each rank on the host, written from there.
         """
         if self.device != "cuda":
             return self._phase(stage, "saving", held)
-        shared = held.get("weights", 0) + held.get("optimizer", 0) + average
-        host = shared * (self.ranks.number if self.ranks.sharded else 1) + reference + best * self.ranks.number
+        own, number = held.get("weights", 0) + held.get("optimizer", 0) + average, self.ranks.number
+        written = own * number if self.ranks.sharded else own
+        if self.ranks.sharded and written > whole_up_to * 1e9:  # each rank's part, file by file
+            written = number * 2 * min(own, max(WRITTEN_AT_ONCE, FLOAT * self.shape.embedding / number))
+        host = written + reference + best * number
         return self._phase(stage, "saving", held, host)
 
     def _phase(self, stage: str, name: str, parts: Parts, host: float = 0, heap: float = HEAP) -> Phase:

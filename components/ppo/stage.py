@@ -203,7 +203,7 @@ def train(
 
     def save(step: int) -> None:
         kept = {"state": asdict(seen), "tether": controller.state(), "watch": watch.state()}
-        save_state(folder, step, modules, learner.optimizers, kept, watch.weights)
+        save_state(folder, step, modules, learner.optimizers, kept, watch.weights, config.checkpoint_whole)
 
     limits = limits_of_sft(models, job, data)
     sampled = open_rollouts(config.rollout, models.tokenizer, job.runtime, job.generation, out / "sent")

@@ -4,10 +4,11 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.optim import AdamW
 from components.base.files import make_folder, read_sealed, replacing, seal
 from components.base.hashing import digest_file
 from components.distributed import ranks, sharding
+from components.training.shares import share_digest
 from components.training.stopping import Held
 
 logger = logging.getLogger(__name__)
@@ -76,13 +78,34 @@ class Checkpoint:
     tensors: dict[str, torch.Tensor]
     state: Any
     """As JSON holds it."""
+    shares: "Shares | None" = None
+    """What the ranks wrote each for itself."""
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: object) -> None:
+@dataclass(frozen=True)
+class Shares:
+    """Tensors of a checkpoint that each rank wrote its own part of, into `shares_folder`."""
+
+    names: Sequence[str]
+    sha256: Sequence[str]
+    """Of each rank's files, `share_digest`."""
+
+
+def shares_folder(folder: Path, step: int) -> Path:
+    """Where the ranks' own parts of the checkpoint of `step` stand."""
+    return folder / f"step-{step:09d}.shares"
+
+
+def save(
+    folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: object, shares: Shares | None = None
+) -> None:
     """Write the state after `step` steps, then remove all but the newest `KEPT` checkpoints.
 
     A kill at any instant leaves either the older checkpoints or this one complete: the JSON file, renamed into place
     last, is what makes a checkpoint exist; it holds the sha256 of the tensors file and its own.
+
+    Args:
+        shares: what all ranks have written already to `shares_folder`.
 
     Raises:
         TypeError: `state` holds what JSON cannot.
@@ -94,11 +117,15 @@ def save(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: ob
     with replacing(tensors_file) as temporary:
         save_file(_unshared(tensors), temporary)
         digest = digest_file(temporary)
-    text = seal({"step": step, "tensors_sha256": digest, "state": state})
+    document = {"step": step, "tensors_sha256": digest, "state": state}
+    text = seal(document if shares is None else document | {"shares": asdict(shares)})
     with replacing(_json_file(folder, step)) as temporary:
         temporary.write_text(text, encoding="utf-8")
     for old in _steps(folder)[KEPT:]:
         _remove(folder, old)
+    kept = {shares_folder(folder, each) for each in _steps(folder)}
+    for left in set(folder.glob("step-*.shares")) - kept:  # of a save that was killed
+        shutil.rmtree(left)
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
@@ -107,9 +134,20 @@ def load_latest(folder: Path) -> Checkpoint | None:
     A damaged one is removed with a warning in the log, and the one before it is tried. Left there, it would count among
     the newest that `save` keeps, and those of the steps that are now done again would go instead.
     """
-    found = _load_latest(folder) if ranks.is_first() else None
-    told = ranks.told_by_first("" if found is None else str(found.step))
-    return _load(folder, int(told)) if told and not ranks.is_first() else found
+    while True:
+        found = _load_latest(folder) if ranks.is_first() else None
+        told = ranks.told_by_first("" if found is None else str(found.step))
+        found = _load(folder, int(told)) if told and not ranks.is_first() else found
+        if found is None or found.shares is None:
+            return found
+        place = shares_folder(folder, found.step)
+        checked = ranks.share(list(enumerate(found.shares.sha256)))
+        damaged = any(share_digest(place, rank) != digest for rank, digest in checked)
+        if not max(ranks.largest([float(damaged)])):
+            return found
+        if ranks.is_first():
+            logger.warning("ignoring the checkpoint of step %d in %s: a rank's part is damaged", found.step, folder)
+            _remove(folder, found.step)
 
 
 def _load_latest(folder: Path) -> Checkpoint | None:
@@ -156,7 +194,8 @@ def _load(folder: Path, step: int) -> Checkpoint:
     digest = digest_file(tensors_file)
     if document["tensors_sha256"] != digest:
         raise ValueError(f"{tensors_file.name} has sha256 {digest[:12]}, not {document['tensors_sha256'][:12]}")
-    return Checkpoint(step=document["step"], tensors=load_file(tensors_file), state=document["state"])
+    shares = Shares(**document["shares"]) if "shares" in document else None
+    return Checkpoint(document["step"], load_file(tensors_file), document["state"], shares)
 
 
 def _steps(folder: Path) -> list[int]:
@@ -168,6 +207,7 @@ def _steps(folder: Path) -> list[int]:
 def _remove(folder: Path, step: int) -> None:
     _json_file(folder, step).unlink()
     (folder / f"step-{step:09d}.safetensors").unlink(missing_ok=True)
+    shutil.rmtree(shares_folder(folder, step), ignore_errors=True)
 
 
 def _json_file(folder: Path, step: int) -> Path:

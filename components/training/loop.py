@@ -28,6 +28,7 @@ from components.models.batching import length_buckets, packed_runs
 from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
 from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
+from components.training.shares import load_share, save_share
 
 BESIDE = "beside"
 """Prefix of the tensors of a checkpoint that belong to no module."""
@@ -80,23 +81,33 @@ def save_state(
     optimizers: Mapping[str, AdamW],
     state: object,
     beside: Mapping[str, Tensor] | None = None,
+    whole_up_to: float = math.inf,
 ) -> None:
     """Checkpoint parameters, optimiser moments and `state` (JSON). All ranks call it, and rank 0 writes.
 
     Args:
         beside: further tensors, whole and on the CPU.
+        whole_up_to: GB of what the ranks share out, above which each writes its own part of it.
     """
+    for module in modules.values():
+        sharding.only_own_part(module)
     tensors = {f"{name}|{k}": p.detach() for name, module in modules.items() for k, p in kept_parameters(module)}
     tensors |= {f"{BESIDE}|{name}": tensor for name, tensor in (beside or {}).items()}
     groups = {}
     for name, optimizer in optimizers.items():
         moments, groups[name] = checkpoint.pack_optimizer(optimizer, f"{name}.optimizer")
         tensors |= moments
+    spread = {name: tensor for name, tensor in tensors.items() if sharding.is_spread(tensor)}
+    shares = None
+    if spread and sum(each.numel() * each.element_size() for each in spread.values()) > whole_up_to * 1e9:
+        digest = save_share(checkpoint.shares_folder(folder, step), spread)
+        shares = checkpoint.Shares(list(spread), ranks.told_by_all(digest))
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in spread}
     for name, tensor in tensors.items():
         whole = sharding.whole(tensor)  # one after the other, so that no more than one is whole on a device
         tensors[name] = whole.cpu() if whole is not tensor and ranks.is_first() else tensor
     if ranks.is_first():
-        checkpoint.save(folder, step, tensors, {"optimizers": groups, "state": state})
+        checkpoint.save(folder, step, tensors, {"optimizers": groups, "state": state}, shares)
 
 
 def restore_state(
@@ -113,17 +124,37 @@ def restore_state(
     found = checkpoint.load_latest(folder)
     if found is None:
         return None
+    tensors = found.tensors
+    if found.shares is not None:
+        tensors = tensors | _load_shares(folder, found, modules, optimizers)
     with torch.no_grad():
         for name, module in modules.items():
             for key, parameter in kept_parameters(module):
-                parameter.copy_(sharding.like(found.tensors[f"{name}|{key}"], parameter))
+                parameter.copy_(sharding.like(tensors[f"{name}|{key}"], parameter))
     for name, optimizer in optimizers.items():
         groups = found.state["optimizers"][name]
-        checkpoint.unpack_optimizer(optimizer, f"{name}.optimizer", found.tensors, groups)
+        checkpoint.unpack_optimizer(optimizer, f"{name}.optimizer", tensors, groups)
     if beside is not None:
         prefix = f"{BESIDE}|"
         beside |= {name.removeprefix(prefix): t for name, t in found.tensors.items() if name.startswith(prefix)}
     return found.step, found.state["state"]
+
+
+def _load_shares(
+    folder: Path, found: checkpoint.Checkpoint, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW]
+) -> dict[str, Tensor]:
+    """This rank's parts of the tensors that the ranks wrote each for itself; parameters are filled in place."""
+    assert found.shares is not None
+    held = {f"{name}|{key}": p.detach() for name, module in modules.items() for key, p in kept_parameters(module)}
+    for name, optimizer in optimizers.items():
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for full_name in found.shares.names:
+            if full_name.startswith(f"{name}.optimizer."):
+                index, _ = full_name.removeprefix(f"{name}.optimizer.").split(".")
+                held[full_name] = torch.zeros_like(stepped[int(index)].detach())
+    held = {name: held[name] for name in found.shares.names}
+    load_share(checkpoint.shares_folder(folder, found.step), held)
+    return held
 
 
 def clip_gradient(model: Any, max_norm: float) -> Tensor:
@@ -236,7 +267,8 @@ def fit(
             metrics[f"{group}/learning_rate"] = rate
             step_and_clear(optimizer)
             if pace.due(step + 1, last=step + 1 == steps):
-                save_state(folder, step + 1, {"model": model}, {"model": optimizer}, {})
+                whole = config.checkpoint_whole
+                save_state(folder, step + 1, {"model": model}, {"model": optimizer}, {}, whole_up_to=whole)
             metrics[f"{group}/peak_memory_gb"] = peak_memory_gb(norm.device.type)
             observe(step + 1, metrics, total=steps, tokens=sum(int(examples.lengths[i]) for i in batch))
             pace.stop_if_told()

@@ -46,6 +46,10 @@ class OptimizerConfig(Settings):
     """Keep only what enters each transformer block and compute the rest again for the gradient: less memory, more time,
     the same result."""
 
+    checkpoint_whole: float = unkeyed(32.0, ge=0)
+    """GB of weights and moments that several ranks share out, up to which rank 0 gathers them and writes a checkpoint
+    whole. Above, each rank writes its own part, and nothing is gathered."""
+
     @model_validator(mode="after")
     def _epsilon_of_eight_bits(self) -> Self:
         if self.optimizer == "adamw_8bit" and self.epsilon_style == "tensorflow":

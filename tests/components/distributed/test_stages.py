@@ -1,5 +1,10 @@
 """The training stages on two ranks against one process: the same weights to rounding, the same texts."""
 
+import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from components.base.errors import WorkerDied
 from components.base.jsonl import read_rows
 from tests.components.distributed.conftest import Launched, runtime_of, start
 
@@ -180,3 +186,33 @@ def compare_ppo(stages: Any, folder: Path, ranks: int, sharding: str, **options:
     for name in ("ppo/kl", "ppo/proxy_reward", "ppo/approx_kl"):
         assert found.metrics[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
     assert found.metrics["ppo/ended"] == alone["ppo/ended"]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage, sharding, options", [
+    ("sft", "zero2", {"checkpoint_every": 1}),
+    ("ppo", "zero3", {"checkpoint_every": 1, "updates": 4, "ema": 0.5, "evaluate_every": 1, "evaluate": 8,
+                      "kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 2}}),
+])  # fmt: skip
+def test_a_stage_killed_beside_checkpoints_of_parts_ends_with_the_bytes_of_one_with_whole_checkpoints(
+    stage: str, sharding: str, options: dict[str, Any], stages: Any, tmp_path: Path, digests: Any
+) -> None:
+    undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
+    on_ranks(stages, stage, undisturbed, sharding=sharding, **options)
+    assert not list(undisturbed.rglob("*.shares"))
+    folder = out / "checkpoint" / stage
+
+    def kill() -> None:
+        while not (folder / "step-000000002.json").exists():
+            time.sleep(0.01)
+        os.kill(json.loads((out / "ranks" / "process-1.json").read_text())["pid"], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    with pytest.raises(WorkerDied):
+        on_ranks(stages, stage, out, sharding=sharding, checkpoint_whole=0, **options)
+    newest = max(folder.glob("step-*.json")).with_suffix(".shares")
+    assert {path.name for path in newest.iterdir()} == {f"rank-0000{rank}-00000.safetensors" for rank in (0, 1)}
+    found = on_ranks(stages, stage, out, sharding=sharding, checkpoint_whole=0, **options)
+    assert any(progress.get("resumed") for _, _, progress in found.points)
+    assert digests(out / "artifact") == digests(undisturbed / "artifact")

@@ -21,6 +21,7 @@ from components.models.sampling import generate_responses
 from components.planning import memory, models, tensors
 from components.planning.shape import ModelShape
 from components.planning.tensors import Format, Pass
+from components.training import shares
 from components.training.loop import recomputed
 from components.training.optim import OptimizerConfig, build_optimizer
 
@@ -143,5 +144,6 @@ def test_a_backbone_takes_the_bytes_that_are_counted(llama: Any, dtype: Format, 
 
 
 def test_the_plans_copies_of_the_samplers_sizes_are_the_samplers() -> None:
+    assert memory.WRITTEN_AT_ONCE == shares.AT_ONCE
     assert tensors.LOGITS_AT_ONCE == LOGITS_AT_ONCE and memory.PREFILL_PARTS == PREFILL_PARTS
     assert inspect.signature(generate_responses).parameters["batch_size"].default == tensors.SAMPLED_AT_ONCE
