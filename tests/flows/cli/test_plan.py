@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 
 def plan(tether_here: Any, tmp_path: Path, *arguments: str) -> Any:
@@ -63,3 +65,28 @@ def test_a_mistake_ends_with_2_and_one_paragraph(
 ) -> None:
     done = plan(tether_here, tmp_path, *arguments)
     assert done.returncode == 2 and message in done.stderr and done.stdout == ""
+
+
+def test_reward_models_of_ppo_rewards_are_counted_from_their_files_and_those_of_the_hub_are_named(
+    tether_here: Any, tmp_path: Path
+) -> None:
+    """60 numbers of a classifier in bfloat16, and 2 · 30 of an ensemble: PPO holds each in float32."""
+    one, two = tmp_path / "classifier", tmp_path / "ensemble"
+    for folder in (one, two / "model", two / "members" / "2" / "model"):
+        folder.mkdir(parents=True)
+    save_file({"a": torch.zeros(5, 10).bfloat16(), "b": torch.zeros(10).bfloat16()}, one / "model.safetensors")
+    for folder in (two / "model", two / "members" / "2" / "model"):
+        save_file({"a": torch.zeros(30)}, folder / "model.safetensors")
+    sources = [f"model:{one}", f"model:{two}", "model:org/judge@main"]
+    given = json.dumps([{"source": source, "name": f"judge{i}"} for i, source in enumerate(sources)])
+    options = ["tiny", "--gpus", "0", "--set", f"ppo.rewards={given}"]
+    told = json.loads(plan(tether_here, tmp_path, *options, "--json").stdout)
+    sft, reward, ppo = ([phase["parts"].get("judges") for phase in stage["phases"]] for stage in told["stages"])
+    assert {*sft, *reward} == {None} and set(ppo) == {4 * (60 + 2 * 30)}
+    assert told["uncounted"] == ["org/judge@main"]
+    said = plan(tether_here, tmp_path, *options).stdout
+    assert "Not counted: the reward models org/judge@main of ppo.rewards, which no folder here holds." in said
+    (one / "model.safetensors").write_bytes(b"no tensors")
+    done = plan(tether_here, tmp_path, *options)
+    assert done.returncode == 2
+    assert f"ppo.rewards: source = model:{one}: {one / 'model.safetensors'} is damaged" in " ".join(done.stderr.split())
