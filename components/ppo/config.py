@@ -229,7 +229,7 @@ class PpoConfig(OptimizerConfig):
     discount: float = Field(1.0, gt=0, le=1)
     """γ of the returns (`gae` only: an advantage of a whole response has none)."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
-    """λ of generalised advantage estimation."""
+    """λ of generalised advantage estimation (`gae` only: another value than the default is refused elsewhere)."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the entropy bonus, per nat per token."""
     stop_epochs_above: float | None = Field(0.1, gt=0)
@@ -313,6 +313,11 @@ class PpoConfig(OptimizerConfig):
             )
         if self.advantage != "gae" and self.discount != 1:
             raise ValueError(f"advantage={self.advantage} has no discount: set discount to 1 or use advantage=gae")
+        if self.advantage != "gae" and self.gae_lambda != (default := type(self).model_fields["gae_lambda"].default):
+            raise ValueError(
+                f"gae_lambda ({self.gae_lambda:g}) is for advantage=gae, and advantage={self.advantage} would ignore it: "
+                f"leave gae_lambda out (its default is {default:g}) or use advantage=gae"
+            )
         if self.critic.warmup and not self.has_critic:
             raise ValueError(f"critic.warmup needs a critic, and advantage={self.advantage} has none: set it to 0")
         if self.critic.warmup >= self.updates:

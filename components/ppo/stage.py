@@ -34,13 +34,14 @@ from components.ppo.experience import check_start, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import alarm_samples, batch_of, limits_of_sft, new_alarms
-from components.ppo.watch import Watch, put_weights, shown_samples
+from components.ppo.watch import Watch, shown_samples
 from components.rewards.rules import Rules, rule_metrics
 from components.rewards.weighted import Rewards
 from components.rollouts.engine import Rollouts, open_rollouts
 from components.training.averaging import WeightAverage
 from components.training.checkpoint import Pace
 from components.training.loop import restore_state, save_state, shuffled_passes, torch_seed
+from components.training.weights import put_weights
 
 SAMPLES_SHOWN = 8
 MOSTLY_REPLACED = 0.5

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from components.data.tables.published import read_split
@@ -13,7 +12,7 @@ from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.evaluate import Answered, respond
 from components.ppo.models import Models
 from components.stats.intervals import LEVEL, Interval, clustered_mean, clustered_ratio, paired_gain
-from components.training.loop import kept_parameters, whole_tensors
+from components.training.weights import kept_parameters, whole_tensors
 
 STREAM = "watch"
 """Random numbers of these evaluations: the same at each, so that two checkpoints differ by their weights alone."""
@@ -184,14 +183,6 @@ class Watch:
         differences = [x - y for x, y in zip(worth[a], worth[b], strict=True)]
         level = 1 - (1 - LEVEL) / len(self.looks)
         return clustered_mean(differences, [str(prompt) for prompt in self.prompts], level)
-
-
-def put_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
-    """Give `model`, whole on this rank, the parameters that `Watch.weights` holds."""
-    named = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            named[name].copy_(tensor)
 
 
 def shown_samples(prompts: Sequence[Any], rows: Sequence[Answered]) -> list[dict[str, object]]:

@@ -28,7 +28,7 @@ from components.reward.pairs import EncodedPairs, PreferencePair, check_votes, e
 from components.reward.refresh.agreement import judged_metrics
 from components.reward.refresh.compare import Refresh
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
-from components.reward.train import train_models
+from components.reward.train import HeldPairs, train_models
 from components.stats.calibration.measure import calibration, correctness, fit_temperature
 from components.stats.calibration.nulls import Judgements
 from components.stats.intervals import Numbers, cluster_codes, clustered_mean
@@ -56,8 +56,9 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         splits = refresh.splits
     pairs = {s: encode_pairs(tokenizer, rows, job.generation, job.reward, out) for s, rows in splits.items()}
     pad_id, members = tokenizer.pad_token_id, []
+    held = HeldPairs.choose(job.reward, splits["calibration"], pairs["calibration"])
     models = train_models(job, inputs["sft"], splits["train"], pairs["train"], pad_id, out, observe,
-                          inputs.get("previous_reward"))  # fmt: skip
+                          inputs.get("previous_reward"), held)  # fmt: skip
     for member, model in enumerate(models):
         folder = member_folder(out / "artifact", member)
         if is_first():
@@ -89,6 +90,9 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         metrics["reward/disagreement"] = float(centred.std(0).mean()) / scale.scale
     if refresh is not None:
         metrics |= refresh.compare(job, whole, tokenizer, sft_samples, scale, out / "artifact")
+    if held is not None:
+        metrics |= held.metrics()
+        write_json(out / "artifact" / "metadata.json", held.document())
     metrics |= judged_metrics(job, inputs, splits["test"], whole, tokenizer)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics

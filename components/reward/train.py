@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from components.base.errors import UserError
+from components.base.hashing import hash8
 from components.base.observe import Observe
 from components.distributed.sharding import gathered, spread
 from components.models.adapters import AdapterView, Backbone, mean_adapter
-from components.models.batching import onto
+from components.models.batching import length_buckets, onto
 from components.models.folders import draw_head, frozen, load_reward_model
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
@@ -23,16 +26,58 @@ from components.reward.pair_scores import check_packed, longer, packed_length, p
 from components.reward.pairs import EncodedPairs, Pair, PreferencePair, member_rows
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import adapter_name
-from components.training.loop import TrainingExamples, fit, torch_seed
+from components.training.loop import TrainingExamples, fit, seeded, torch_seed
+from components.training.watch import FitWatch, HeldOut
 
 CHECKED = 4
 """Pairs whose scores are compared before a training that packs them: those with the longest sequences, since a layer
 with a sliding window misses nothing of shorter ones."""
 
 
+@dataclass
+class HeldPairs:
+    """Pairs of the calibration split that watch the training, and what their evaluations found."""
+
+    pairs: EncodedPairs
+    prompts: list[bytes]
+    """Of each (n,), hashed."""
+    watches: list[FitWatch] = field(default_factory=list)
+    """Of each model that was trained."""
+
+    @classmethod
+    def choose(cls, config: RewardConfig, rows: Sequence[PreferencePair], pairs: EncodedPairs) -> "HeldPairs | None":
+        """The first of the calibration pairs, given as read and as token ids; None where nothing is evaluated.
+
+        Raises:
+            UserError: there are fewer than two.
+        """
+        if config.evaluate_every is None:
+            return None
+        if len(rows) < 2:
+            raise UserError(
+                f"reward.evaluate_every needs two pairs of the calibration split, and there are {len(rows)}. Raise "
+                "data.split.calibration, or set reward.evaluate_every=null."
+            )
+        count = min(config.watch.examples, len(rows))
+        return cls(pairs[:count], [hash8(str(row["prompt"])) for row in rows[:count]])
+
+    def metrics(self) -> dict[str, float]:
+        """Final metrics: means over the models that were trained."""
+        found = [watch.published for watch in self.watches if watch.published]
+        return {name: math.fsum(each[name] for each in found) / len(found) for name in (found[0] if found else ())}
+
+    def document(self) -> dict[str, Any]:
+        """What is published and why, for `metadata.json`."""
+        found = [watch.document() for watch in self.watches]
+        if len(found) == 1:
+            return found[0]
+        reasons = (f"Model {i}: {each['reason']}" for i, each in enumerate(found, 1))
+        return {"reason": " ".join(reasons), "models": found}
+
+
 def train_models(
     job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: EncodedPairs, pad_id: int, out: Path,
-    observe: Observe, previous: Path | None = None,
+    observe: Observe, previous: Path | None = None, held: HeldPairs | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """The reward models that the artifact holds, frozen, one after the other: the members, or their average.
 
@@ -40,6 +85,7 @@ def train_models(
         rows, pairs: the training pairs, as read and as token ids.
         observe: is told the members' steps counted through.
         previous: artifact of the reward model that they go on from instead of the SFT model, if there is one.
+        held: what watches the trainings, and is given what was found.
     """
     config = job.reward
     shares = [member_rows(rows, config.member_share, job.seed, m) for m in range(config.members)]
@@ -63,7 +109,7 @@ def train_models(
 
             model = begin(member, first)
             first = model if first is None and config.lora is not None else first
-            whole = fit_model(job, model, pairs.choose(share), pad_id, out, counted_through, member)
+            whole = fit_model(job, model, pairs.choose(share), pad_id, out, counted_through, member, held)
             yield frozen(whole)
 
     if config.combine == "average" and config.members > 1:
@@ -98,8 +144,9 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
 
 
 def fit_model(
-    job: RewardJob, model: Any, pairs: Sequence[Pair], pad_id: int, out: Path, observe: Observe, member: int = 0
-) -> Any:
+    job: RewardJob, model: Any, pairs: Sequence[Pair], pad_id: int, out: Path, observe: Observe, member: int = 0,
+    held: HeldPairs | None = None,
+) -> Any:  # fmt: skip
     """Train `model` on `pairs`, in an order of `member`'s own, and return it; resumes from `out/checkpoint`."""
     config = job.reward
     combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
@@ -119,11 +166,33 @@ def fit_model(
             right = ((chosen - rejected) @ combination > 0).float()
         return loss, {"reward/train_loss": loss, "reward/train_accuracy": weighted_mean(right, weights)}
 
+    def heldout_losses() -> tuple[list[float], dict[str, float]]:
+        """The log loss of each held pair, without margin and centring, and the accuracy."""
+        watched = held.pairs if held is not None else ()
+        losses, right = [0.0] * len(watched), 0.0
+        for batch in length_buckets(pair_lengths(config, watched), config.batch_size, seeded(0), shuffle=False):
+            rows = [watched[i] for i in batch]
+            chosen, rejected = (each.double().cpu() for each in scores(model, rows, pad_id, job.runtime))
+            known = torch.tensor([[p.weight, *p.shares] for p in rows], dtype=torch.float64)
+            each = pair_losses(chosen, rejected, known[:, 1:]) * known[:, 0]
+            right += float((((chosen - rejected) @ combination.double().cpu() > 0) * known[:, 0]).sum())
+            for i, loss in zip(batch, each.tolist(), strict=True):
+                losses[i] = loss
+        return losses, {"accuracy": right / math.fsum(p.weight for p in watched)}
+
+    watch = None
+    if held is not None:
+        unit = "nats a pair" if len(config.heads) < 2 else "nats a pair, all objectives together"
+        watch = FitWatch(config, "reward", HeldOut(heldout_losses, held.pairs.weights.tolist(), held.prompts, unit))
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     weights = pairs.weights if isinstance(pairs, EncodedPairs) else [pair.weight for pair in pairs]
     data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=weights)
-    fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None)
-    return gathered(model)
+    fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None, watch=watch)
+    model = gathered(model)
+    if held is not None and watch is not None:
+        watch.publish(model)
+        held.watches.append(watch)
+    return model
 
 
 def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> NDArray[np.int64]:

@@ -38,6 +38,12 @@ class SftConfig(FitConfig):
     """Held-out demonstrations for loss and perplexity, and held-out prompts to sample responses to."""
 
     @model_validator(mode="after")
+    def _what_is_evaluated_trains(self) -> Self:
+        if not self.train and self.evaluate_every is not None:
+            raise ValueError("sft.train is false, so there is no training to evaluate: leave sft.evaluate_every null")
+        return self
+
+    @model_validator(mode="after")
     def _something_is_the_policy(self) -> Self:
         if not self.train and self.base is None and self.keep is None:
             raise ValueError(

@@ -145,9 +145,15 @@ def response_losses(
     model: Any, tokenizer: Any, examples: Examples, runtime: Runtime, batch_size: int = 32
 ) -> list[float]:
     """Negative log-probability of the response of each of `examples` (n,), nats."""
+    return example_losses(model, tokenizer.pad_token_id, examples, runtime, batch_size)
+
+
+@torch.no_grad()
+def example_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtime, batch_size: int = 32) -> list[float]:
+    """As `response_losses`, of a model whose pad token is `pad_id`."""
     found = [0.0] * len(examples)
     for batch in length_buckets(examples.lengths, batch_size, seeded(0), shuffle=False):
-        losses = token_losses(model, tokenizer.pad_token_id, [examples[i] for i in batch], runtime).double().cpu()
+        losses = token_losses(model, pad_id, [examples[i] for i in batch], runtime).double().cpu()
         for i, own in zip(batch, losses.split(examples.responses.lengths[batch].tolist()), strict=True):
             found[i] = float(own.sum())
     return found

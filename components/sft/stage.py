@@ -20,12 +20,13 @@ from components.models.folders import build_causal_lm, load_base, save_model
 from components.models.kernels import by_onednn
 from components.models.sampling import generate_responses
 from components.models.tokenizers import Demonstration, texts_of, train_tokenizer
-from components.sft.config import SftJob
+from components.sft.config import SftConfig, SftJob
 from components.sft.demonstrations import (
     Examples,
     TokenizedDemonstrations,
     check_packing,
     choose_demonstrations,
+    example_losses,
     loss_a_token,
     perplexity_ratio,
     response_losses,
@@ -33,6 +34,7 @@ from components.sft.demonstrations import (
 )
 from components.stats.intervals import clustered_proportion
 from components.training.loop import TrainingExamples, fit, torch_seed
+from components.training.watch import FitWatch, HeldOut
 
 CHECKED = 4
 """Demonstrations whose losses are compared before a training that packs them: the longest, since a layer with a sliding
@@ -49,6 +51,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     """
     train: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.train")
     heldout: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.heldout")
+    heldout, unjudged = shared_out(heldout, job.sft)
     if "base" in inputs:
         model, tokenizer = load_base(inputs["base"])
     else:
@@ -74,10 +77,19 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
         metrics["sft/base_perplexity"] = math.exp(sum(baseline) / tokens)
 
-    losses = baseline
+    losses, watch = baseline, None
     if job.sft.train:
-        model = fine_tune(job, model, tokenizer.pad_token_id, examples, out, observe).eval()
+        watched = choose_demonstrations(tokenizer, unjudged, job.generation, job.sft.overlong, None).examples
+        model, watch = fine_tune(
+            job, model, tokenizer.pad_token_id, examples, out, observe, unseen(watched, heldout_examples)
+        )
+        model.eval()
     go_on_alone()
+    if watch is not None:
+        last = loss_a_token(response_losses(model, tokenizer, heldout_examples, job.runtime), heldout_examples)
+        metrics |= {**last.metrics("sft/last_loss"), "sft/last_perplexity": math.exp(last.value)}
+        metrics |= watch.publish(model)
+        write_json(out / "artifact" / "metadata.json", watch.document())
     save_model(model, tokenizer, out / "artifact" / "model")
     if job.sft.train:
         losses = response_losses(model, tokenizer, heldout_examples, job.runtime)
@@ -104,25 +116,61 @@ def _need_enough(
             )
 
 
-def fine_tune(job: SftJob, model: Any, pad_id: int, examples: Examples, out: Path, observe: Observe) -> Any:
-    """Train all of `model` (in eval mode) on the examples' responses, and return it; resumes from `out/checkpoint`.
+def shared_out(
+    heldout: Sequence[Demonstration], config: SftConfig
+) -> tuple[Sequence[Demonstration], Sequence[Demonstration]]:
+    """Held-out demonstrations to judge the stage on, and those that watch the training: at most the last half."""
+    count = 0 if config.evaluate_every is None else min(config.watch.examples, len(heldout) // 2)
+    return heldout[: len(heldout) - count], heldout[len(heldout) - count :]
+
+
+def unseen(watched: Examples, judged: Examples) -> Examples:
+    """The `watched` demonstrations whose prompt, cut to its length, none of the `judged` ones has."""
+    prompts = set(map(tuple, judged.prompts))
+    return Examples.of(each for each in watched if tuple(each[0]) not in prompts)
+
+
+def fine_tune(
+    job: SftJob, model: Any, pad_id: int, examples: Examples, out: Path, observe: Observe,
+    watched: Examples | None = None,
+) -> tuple[Any, FitWatch | None]:  # fmt: skip
+    """Train all of `model` (in eval mode) on the examples' responses; resumes from `out/checkpoint`.
+
+    Returns the model, as the last step left it, and where `sft.evaluate_every` is set what its evaluations on the
+    `watched` demonstrations found.
 
     Raises:
-        UserError: the model can't keep demonstrations apart that `sft.packing` puts into one row.
+        UserError: evaluations are asked for, and fewer than two demonstrations are watched; or the model can't keep
+            demonstrations apart that `sft.packing` puts into one row.
     """
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         loss = token_losses(model, pad_id, [examples[i] for i in batch], job.runtime, packing is not None).mean()
         return loss, {"sft/train_loss": loss}
 
+    def heldout_losses() -> tuple[list[float], dict[str, float]]:
+        return example_losses(model, pad_id, watched or Examples.of(()), job.runtime), {}
+
+    watch = None
+    if job.sft.evaluate_every is not None:
+        if watched is None or len(watched) < 2:
+            raise UserError(
+                f"sft.evaluate_every needs two held-out demonstrations that no gate judges, and there are "
+                f"{len(watched or ())}, with prompts of their own and responses of at most "
+                f"{job.generation.max_new_tokens} tokens. Give more demonstrations, raise data.split.test, or set "
+                "sft.evaluate_every=null."
+            )
+        weights = watched.responses.lengths.astype(float).tolist()
+        held = HeldOut(heldout_losses, weights, list(map(tuple, watched.prompts)), "nats a response token")
+        watch = FitWatch(job.sft, "sft", held)
     packing = job.sft.packing
     if packing is not None:
         longest = np.argsort(examples.lengths, kind="stable")[-CHECKED:].tolist()
         check_packing(model, pad_id, [examples[i] for i in longest], job.runtime)
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths, packing=packing)
-    fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe)
-    return gathered(model)
+    fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, watch=watch)
+    return gathered(model), watch
 
 
 def unigram_losses(train: Examples, heldout: Examples, vocabulary: int) -> list[float]:

@@ -6,7 +6,7 @@ import math
 import random
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,8 @@ from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
 from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
 from components.training.shares import load_share, save_share
+from components.training.watch import FitWatch
+from components.training.weights import kept_parameters
 
 BESIDE = "beside"
 """Prefix of the tensors of a checkpoint that belong to no module."""
@@ -61,17 +63,6 @@ def _shuffled(count: int, seed: int, *what: object) -> "array[int]":
     order = array("q", range(count))
     seeded(seed, *what).shuffle(order)
     return order
-
-
-def kept_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters a checkpoint holds: those that train, or all where none does (a reference that is refreshed)."""
-    named = list(module.named_parameters())
-    return [(name, p) for name, p in named if p.requires_grad] or named
-
-
-def whole_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Copies on the CPU, whole where the ranks share a tensor out. All ranks call it."""
-    return {name: sharding.whole(tensor).detach().cpu().clone() for name, tensor in named}
 
 
 def save_state(
@@ -209,6 +200,7 @@ def fit(
     out: Path,
     observe: Observe,
     part: int | None = None,
+    watch: FitWatch | None = None,
 ) -> int:
     """Train `model` in length-bucketed batches, their gradients weighted; returns the number of optimiser steps.
 
@@ -217,6 +209,7 @@ def fit(
     Args:
         group: metric group and checkpoint folder, `sft` or `reward`.
         part: which model, of a stage that trains several: a data order and a checkpoint folder of its own.
+        watch: evaluates the model on held-out examples, and may stop the training.
 
     Raises:
         CheckFailed: a loss or gradient isn't finite.
@@ -235,11 +228,16 @@ def fit(
     def counted(batch: list[int]) -> float:
         return math.fsum(examples.weights[i] for i in batch)
 
-    resumed = restore_state(folder, {"model": model}, {"model": optimizer})
+    kept = dict[str, Tensor]()
+    resumed = restore_state(folder, {"model": model}, {"model": optimizer}, kept)
+    if resumed and watch is not None:
+        watch.restore(resumed[1], kept)
     if resumed:
         observe(resumed[0], {}, total=steps, resumed=True)
     with checkpoint.Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
         for step in range(resumed[0] if resumed else 0, steps):
+            if watch is not None and watch.stopped:
+                break
             rate = learning_rate_at(step, steps, config)
             set_learning_rate(optimizer, rate)
             own = [ranks.rank()] if ranks.rank() else []
@@ -266,9 +264,14 @@ def fit(
             metrics[f"{group}/grad_norm"] = check_norm(norm_read, group)
             metrics[f"{group}/learning_rate"] = rate
             step_and_clear(optimizer)
-            if pace.due(step + 1, last=step + 1 == steps):
+            last = step + 1 == steps
+            if watch is not None and watch.due(step + 1, last):
+                metrics |= watch.look(model, step + 1)
+                last = last or watch.stopped
+            if pace.due(step + 1, last):
+                state, beside = ({}, None) if watch is None else (watch.state(), watch.weights)
                 whole = config.checkpoint_whole
-                save_state(folder, step + 1, {"model": model}, {"model": optimizer}, {}, whole_up_to=whole)
+                save_state(folder, step + 1, {"model": model}, {"model": optimizer}, state, beside, whole)
             metrics[f"{group}/peak_memory_gb"] = peak_memory_gb(norm.device.type)
             observe(step + 1, metrics, total=steps, tokens=sum(int(examples.lengths[i]) for i in batch))
             pace.stop_if_told()

@@ -62,6 +62,16 @@ class OptimizerConfig(Settings):
         return named_rate(self.learning_rate)
 
 
+class FitWatchConfig(Settings):
+    """The held-out evaluations while a model is fitted. `evaluate_every` says how often."""
+
+    examples: int = Field(256, ge=2)
+    """Examples, at most, that no gate judges: of `reward`, the first pairs of the calibration split; of `sft`, the last
+    held-out demonstrations, at most half of them, which are then left out of the final evaluation."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after this many evaluations in a row that did not lower the lowest loss; null: never."""
+
+
 class FitConfig(OptimizerConfig):
     """The supervised loop: passes, batches and checkpoints."""
 
@@ -71,10 +81,22 @@ class FitConfig(OptimizerConfig):
     """Examples an optimiser step."""
     micro_batch_size: int = Field(32, ge=1)
     """Examples a forward pass (both responses of a pair); gradients accumulate up to `batch_size`."""
+    evaluate_every: int | None = Field(None, ge=1)
+    """Optimiser steps between evaluations on held-out examples. The checkpoint with the lowest loss is published in
+    place of the last where that loss is certainly lower: for several passes over few examples. Null: no evaluation, and
+    the last is published."""
+    watch: FitWatchConfig = FitWatchConfig()
+    """These evaluations."""
     checkpoint_every: int = unkeyed(100, ge=1)
     """Optimiser steps between checkpoints."""
     checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
     """Minutes between checkpoints, where they pass before so many steps; null for steps alone."""
+
+    @model_validator(mode="after")
+    def _patience_counts_evaluations(self) -> Self:
+        if self.watch.patience is not None and self.evaluate_every is None:
+            raise ValueError("watch.patience counts evaluations, and there are none: set evaluate_every")
+        return self
 
 
 def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":

@@ -83,6 +83,11 @@ class StageFacts:
         return self.status.metrics
 
     @property
+    def choice(self) -> str:
+        """Which checkpoint its artifact holds and why; empty where the artifact doesn't say."""
+        return str((self.document("metadata.json") or {}).get("reason", ""))
+
+    @property
     def by(self) -> str | None:
         """The run that computed it, if that is another one."""
         return self.record.run if self.record is not None and self.record.run != self.run else None
@@ -405,8 +410,7 @@ def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     tether = {"target": None, "unit": "response", "stop_above": None, **computed.get("kl", {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
-    choice = str((stage.document("metadata.json") or {}).get("reason", ""))
-    return PolicyFacts(tether, len(rows), _samples(rows, hidden), choice)
+    return PolicyFacts(tether, len(rows), _samples(rows, hidden), stage.choice)
 
 
 def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[ShownSample]:

@@ -75,12 +75,25 @@ def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path
 
 
 def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> Any:
-    """The training loss `metric` by optimiser step, and the final `heldout` loss as a level."""
+    """The training loss `metric` by optimiser step, and the final `heldout` loss as a level.
+
+    Where the training was evaluated, the loss of these held-out examples too, with its interval, and which step is
+    published.
+    """
     if not (curve := computed.curve(metric)):
         return None
     figure = new_figure(2.8)
     axis = panel(figure.add_subplot(), f"loss, {unit}", zero=True)
     line(axis, curve, BLUE, "training loss")
+    stage = metric.split("/")[0]
+    if watched := computed.curve(f"{stage}/watched_loss"):
+        line(axis, watched, ORANGE, "watched examples", marker="o", markersize=3)
+        ends = [dict(computed.curve(f"{stage}/watched_loss_{end}")) for end in ("low", "high")]
+        steps = [step for step, _ in watched if all(step in each for each in ends)]
+        axis.fill_between(steps, *([each[step] for step in steps] for each in ends), color=ORANGE, alpha=0.2, linewidth=0)
+        about = computed.document("metadata.json")  # of several models: their steps are counted through
+        if isinstance(about.get("published_step"), int):
+            axis.axvline(about["published_step"], color=GREY, linestyle=":", label="published")
     if heldout in computed.metrics:
         level_line(axis, computed.metrics[heldout], RED, f"held-out loss at the end, {computed.metrics[heldout]:.4g}")
     steps_axis(axis, "optimiser step")

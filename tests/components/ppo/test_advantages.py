@@ -53,7 +53,9 @@ def test_in_a_tied_group_of_grpo_advantages_are_as_large_as_beta_and_a_kl_loss_w
 
 def critic(name: str) -> tuple[torch.Tensor, torch.Tensor | None, float]:
     values = torch.tensor([[1.0, 0.5], [2.0, 7.0], [0.0, 1.0], [1.0, 3.0]])
-    return estimate_advantages(REWARDS, SCORES, values, MASK, PpoConfig(advantage=name, gae_lambda=0.5))
+    return estimate_advantages(
+        REWARDS, SCORES, values, MASK, PpoConfig(advantage=name, **({"gae_lambda": 0.5} if name == "gae" else {}))
+    )
 
 
 def whitened(tokens: list[float]) -> tuple[list[float], float]:

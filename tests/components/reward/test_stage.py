@@ -245,3 +245,36 @@ def test_with_lora_an_interruption_leaves_no_trace(
         stages.run("reward", tmp_path, interrupting(at), **LORA)
     assert stages.run("reward", tmp_path, **LORA) == adapted[1]
     assert digests(tmp_path / "artifact") == digests(adapted[0] / "artifact")
+
+
+def test_held_out_evaluations_choose_a_checkpoint_of_each_member_by_pairs_that_no_gate_judges(
+    stages: Any, tmp_path: Path, runtime: Runtime, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    options = {
+        "members": 2, "epochs": 12, "evaluate_every": 6, "max_pairs": 16, "learning_rate": 1e-1, "decay": "none",
+        "watch": {"examples": 30}, "probe_texts": 8,
+    }  # fmt: skip
+    metrics = stages.run("reward", tmp_path / "whole", **options)
+    about = json.loads((tmp_path / "whole" / "artifact" / "metadata.json").read_text())
+    assert about["reason"].startswith("Model 1: Step ") and " Model 2: Step " in about["reason"]
+    first, second = about["models"]
+    assert [look["step"] for look in first["evaluations"]] == [6, 12]
+    assert metrics["reward/published_step"] == (first["published_step"] + second["published_step"]) / 2
+    rows = read_split(stages.inputs["data"] / "pairs.calibration")[:30]
+    losses, right = [], []
+    for member, found in enumerate((first, second)):
+        model, tokenizer = load_reward_model(member_folder(tmp_path / "whole" / "artifact", member), runtime)
+        pairs = encode_pairs(tokenizer, rows, stages.job("reward").generation)
+        sides = [p.chosen for p in pairs], [p.rejected for p in pairs]
+        chosen, rejected = (score_sequences(model, tokenizer.pad_token_id, side, runtime).double() for side in sides)
+        losses.append(float(-torch.nn.functional.logsigmoid(chosen - rejected).mean()))
+        right.append(float((chosen > rejected).double().mean()))
+        look = next(each for each in found["evaluations"] if each["step"] == found["published_step"])
+        assert look["loss"] == pytest.approx(losses[-1], abs=1e-5)
+        assert look["accuracy"] == pytest.approx(right[-1], abs=2.5 / 30), "two pairs are the same text once cut"
+    assert metrics["reward/watched_loss"] == pytest.approx(sum(losses) / 2, abs=1e-5)
+    assert min(first["published_step"], second["published_step"]) < 12, "16 pairs are overfitted"
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("reward", tmp_path / "cut", interrupting(20), **options)
+    stages.run("reward", tmp_path / "cut", **options)
+    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")

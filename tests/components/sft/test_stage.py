@@ -20,7 +20,7 @@ from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
 from components.sft.config import SftConfig
 from components.sft.demonstrations import Examples, choose_demonstrations, response_losses, token_losses
-from components.sft.stage import fine_tune, unigram_losses
+from components.sft.stage import fine_tune, shared_out, unigram_losses
 
 
 def encoded(tokenizer: Any, rows: list[Any], generation: GenerationConfig) -> list[tuple[list[int], list[int]]]:
@@ -250,3 +250,45 @@ def test_another_seed_gives_another_model(stages: Any, trained: tuple[Path, Any]
 def test_a_scratch_model_whose_heads_rotary_positions_cannot_turn_is_refused(hidden_size: int, heads: int) -> None:
     with pytest.raises(ValidationError, match=rf"hidden_size \({hidden_size}\) must be a multiple of twice heads"):
         ScratchModel(hidden_size=hidden_size, heads=heads)
+
+
+WATCHED: dict[str, Any] = {
+    "max_demonstrations": 8, "epochs": 24, "batch_size": 8, "micro_batch_size": 8, "learning_rate": 5e-2,
+    "evaluate_every": 8, "evaluate": 6, "decay": "none",
+}  # fmt: skip
+
+
+def test_held_out_evaluations_publish_a_checkpoint_that_the_judged_demonstrations_did_not_choose(
+    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], runtime: Runtime
+) -> None:
+    metrics = stages.run("sft", tmp_path / "whole", **WATCHED)
+    about = json.loads((tmp_path / "whole" / "artifact" / "metadata.json").read_text())
+    published = about["published_step"]
+    assert metrics["sft/published_step"] == published < about["last_step"] == 24, "8 demonstrations are overfitted"
+    model, tokenizer = load_causal_lm(tmp_path / "whole" / "artifact", runtime)
+    rows = read_split(stages.inputs["data"] / "demonstrations.heldout")
+    job = stages.job("sft", **WATCHED)
+    judged, watched = shared_out(rows, job.sft)
+    assert len(judged) == len(watched) == 10 and not {str(r["prompt"]) for r in judged[:6]} & {
+        str(r["prompt"]) for r in watched
+    }
+    for some, name in ((watched, "watched_loss"), (judged[:6], "loss")):
+        own = mean_loss(model, tokenizer, encoded(tokenizer, list(some), job.generation), runtime)
+        assert metrics[f"sft/{name}"] == pytest.approx(own, abs=1e-5)
+    assert metrics["sft/last_loss"] != metrics["sft/loss"] and metrics["sft/last_watched_loss"] > own
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("sft", tmp_path / "cut", interrupting(17), **WATCHED)
+    assert stages.run("sft", tmp_path / "cut", **WATCHED) == metrics
+    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+def test_demonstrations_that_cannot_be_watched_are_said_before_the_training(stages: Any, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(stages.inputs["data"], data)
+    rows = read_split(data / "demonstrations.heldout")
+    same = [dict(rows[0]) for _ in range(4)]
+    write_split(data / "demonstrations.heldout", same)  # whoever is watched has the prompt of one that is judged
+    with pytest.raises(UserError, match=r"sft\.evaluate_every needs two held-out demonstrations .* there are 0"):
+        type(stages)(stages.inputs | {"data": data}).run("sft", tmp_path, evaluate_every=2)
+    with pytest.raises(ValidationError, match=r"no training to evaluate"):
+        SftConfig(train=False, base="b", evaluate_every=2)

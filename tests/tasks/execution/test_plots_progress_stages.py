@@ -195,6 +195,15 @@ def test_points_that_are_not_finite_are_left_out_and_long_curves_are_thinned(ren
     assert len(drawn) == drawing.MOST and (drawn[0], drawn[-1]) == ((1, 0.0), (3000, 2999.0))
 
 
+def test_evaluations_of_a_training_stand_beside_its_loss_with_the_step_that_is_published(render, figures):
+    watched = {f"sft/watched_loss{end}": [math.nan, value, math.nan, value + 1] for end, value in
+               (("", 2.0), ("_low", 1.5), ("_high", 2.5))}  # fmt: skip
+    render("sft", {"sft/train_loss": [1.0] * 4} | watched, metadata={"published_step": 2})
+    drawn = lines(figures["training_loss.svg"].axes[0])
+    assert drawn["watched examples"] == [(2, 2.0), (4, 3.0)]
+    assert [x for x, _ in drawn["published"]] == [2, 2]
+
+
 def test_reward_draws_a_panel_a_slice_that_has_bins_and_red_where_it_is_off(render, figures):
     slices = [
         SLICE,
