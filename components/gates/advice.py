@@ -416,5 +416,19 @@ ALARM_ADVICE: dict[str, AlarmAdvice] = {
         "no responses: the correlation of length and score in the batch",
         "tether rerun ppo --set ppo.score.length_penalty=0.01",
     ),
+    "entropy": AlarmAdvice(
+        "no responses: it is raised where the batch's entropy a token is below SFT's by more than this part of it",
+        "tether rerun ppo --set ppo.clip_range_high=0.28",
+    ),
+    "distinct": AlarmAdvice(
+        "no responses: it is raised where the distinct 4-grams of the batch, over all its 4-grams, are below those of "
+        "as many of SFT's responses by more than this part of them",
+        "tether rerun ppo --set ppo.entropy_coefficient=0.01",
+    ),
+    "unpaid_kl": AlarmAdvice(
+        "no responses: it is raised where the batch's mean of score less β KL is below SFT's mean score by more than "
+        "this, in SFT deviations. The curve `ppo/reward_per_nat` shows what a nat of KL gains",
+        "tether rerun ppo --set ppo.epochs=1",
+    ),
 }
 """Advice by the name of the alarm."""

@@ -146,7 +146,8 @@ class PtxConfig(Settings):
 
 MonitorName = Literal[
     "length", "nll", "repetition", "echo", "special_token", "rare_token", "flattery", "hedge", "filler",
-    "overconfidence", "refusal", "agreement", "role_mark", "template", "length_score",
+    "overconfidence", "refusal", "agreement", "role_mark", "template", "length_score", "entropy", "distinct",
+    "unpaid_kl",
 ]  # fmt: skip
 """Names of the alarms of components/ppo/monitors/alarms.py."""
 
@@ -315,8 +316,8 @@ class PpoConfig(OptimizerConfig):
             raise ValueError(f"advantage={self.advantage} has no discount: set discount to 1 or use advantage=gae")
         if self.advantage != "gae" and self.gae_lambda != (default := type(self).model_fields["gae_lambda"].default):
             raise ValueError(
-                f"gae_lambda ({self.gae_lambda:g}) is for advantage=gae, and advantage={self.advantage} would ignore it: "
-                f"leave gae_lambda out (its default is {default:g}) or use advantage=gae"
+                f"gae_lambda ({self.gae_lambda:g}) is for advantage=gae, and advantage={self.advantage} ignores it: "
+                f"leave it out (its default is {default:g}) or use advantage=gae"
             )
         if self.critic.warmup and not self.has_critic:
             raise ValueError(f"critic.warmup needs a critic, and advantage={self.advantage} has none: set it to 0")

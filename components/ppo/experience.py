@@ -70,8 +70,21 @@ class Experience:
     """(B, T) log π_SFT; None only where an experience was made by hand."""
     importance: Tensor | None = None
     """(B, T) truncated importance weights between sampler and training path; None where nothing is weighed."""
+    entropy: Tensor | None = None
+    """(B, T) of the policy at each token, nats, 0 where the mask is False; None as `sft`."""
     learned: list[bool] | None = None
     """(B,) whether a response is in the losses; None where all are."""
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """(B, T) log-probabilities under `policy` and `sft`, and the policy's `entropy`.
+
+        Raises:
+            ValueError: the experience was made by hand, without them.
+        """
+        if self.sft is None or self.entropy is None:
+            raise ValueError("an experience without SFT's log-probabilities and the entropy")
+        return {"policy": self.logprobs, "sft": self.sft, "entropy": self.entropy}
 
 
 def sampled_batches(
@@ -219,7 +232,7 @@ def gather_experience(
     kl_weight = 0.0 if in_reward else beta / unit
     return Experience(
         samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics, sft,
-        importance, learned,
+        importance, found["entropy"], learned,
     )  # fmt: skip
 
 

@@ -33,7 +33,8 @@ from components.ppo.evaluate import evaluate, evaluate_last, sft_responses
 from components.ppo.experience import check_start, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
-from components.ppo.monitors.batches import alarm_samples, batch_of, limits_of_sft, new_alarms
+from components.ppo.monitors.batches import alarm_samples, batch_of, beta_in_deviations, limits_of_sft, new_alarms
+from components.ppo.monitors.carriers import carriers_sample, kl_carriers
 from components.ppo.watch import Watch, shown_samples
 from components.rewards.rules import Rules, rule_metrics
 from components.rewards.weighted import Rewards
@@ -43,6 +44,8 @@ from components.training.checkpoint import Pace
 from components.training.loop import restore_state, save_state, shuffled_passes, torch_seed
 from components.training.weights import put_weights
 
+LEAST_KL = 0.5
+"""Nats a response below which what a nat gains is mostly chance."""
 SAMPLES_SHOWN = 8
 MOSTLY_REPLACED = 0.5
 """Share of replaced scores in an update from which the log warns."""
@@ -61,8 +64,12 @@ class Progress:
     """Whether the log has warned that scores hardly tell rollouts apart."""
     alarms: list[dict[str, object]] = field(default_factory=list)
     """The first of each name: `update` (from 1), value, SFT's value, a sample, and what it means."""
+    carriers: list[dict[str, object]] = field(default_factory=list)
+    """The tokens and prompts that carried most KL, with `update` (from 1)."""
     broke: bool = False
     """In some update KL was above the ceiling or certainly outside its band, or an alarm of `stop_on` was raised."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """The value of each monitor at which it raises its alarm, where that is the same in every batch."""
     stopped: bool = False
     """The training ends here, whatever updates are left."""
 
@@ -112,8 +119,9 @@ def _trained_and_judged(
         save_adapter(models.policy, out / "artifact" / "adapter")
     write_rows(out / "artifact" / "history.jsonl", trained.history)
     write_rows(out / "artifact" / "samples.jsonl", trained.samples)
+    write_rows(out / "artifact" / "kl_carriers.jsonl", trained.carriers)
     about = {"published_update": published, "reason": reason, "last_update": updates, "evaluations": watch.looks}
-    about["alarms"] = trained.alarms
+    about |= {"alarms": trained.alarms, "limits": trained.limits}
     write_json(out / "artifact" / "metadata.json", about)
     metrics |= evaluate(models, job, data, out)
     last = trained.history[-1]
@@ -207,6 +215,7 @@ def train(
         save_state(folder, step, modules, learner.optimizers, kept, watch.weights, config.checkpoint_whole)
 
     limits = limits_of_sft(models, job, data)
+    seen.limits = {} if limits is None else limits.fixed(config.batch_size // config.group_size)
     sampled = open_rollouts(config.rollout, models.tokenizer, job.runtime, job.generation, out / "sent")
     with sampled as rollouts, Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
         while len(seen.history) < config.updates and not seen.stopped:
@@ -234,14 +243,16 @@ def train(
             seen.warned = seen.warned or warn_of_scores(update + 1, metrics)
             texts = samples.texts(models.tokenizer)
             raised = list[dict[str, object]]()
-            if limits is not None and experience.sft is not None:
+            if limits is not None:
                 measured = batch_of(
-                    samples, asked_of, texts, experience.sft, experience.judged, models.tokenizer, config.group_size
+                    samples, asked_of, texts, experience.frozen, experience.judged, models.tokenizer, config.group_size
                 )
-                values, alarms = limits.judge(measured)
+                values, alarms = limits.judge(measured, beta_in_deviations(config, controller.beta))
                 metrics |= {f"ppo/monitor_{name}": value for name, value in values.items()}
                 raised = new_alarms(alarms, measured, seen.alarms, update + 1)
                 seen.alarms += raised
+            if metrics["ppo/kl"] >= LEAST_KL:
+                metrics["ppo/reward_per_nat"] = metrics["ppo/proxy_reward"] / metrics["ppo/kl"]
             # 4. move the tether
             held = "ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"
             low = metrics.get(f"{held}_low", -math.inf)
@@ -269,6 +280,11 @@ def train(
                 speed["ppo/watched_seconds"] = time.perf_counter() - looking
                 seen.stopped = seen.stopped or (config.stop_early and watch.out_of_patience())
                 last = last or seen.stopped
+            if watched or update % config.sample_every == 0 or last:
+                found = kl_carriers(samples, experience.logprobs, experience.frozen["sft"], asked_of, models.tokenizer)
+                seen.carriers.append({"update": update + 1} | found)
+                if watched:
+                    watched["samples"] = [*watched["samples"], carriers_sample(found)]
             if raised:
                 watched["samples"] = [*watched.get("samples", ()), *alarm_samples(raised)]
             seen.history.append({"update": update + 1, **metrics})

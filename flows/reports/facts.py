@@ -219,6 +219,10 @@ class PolicyFacts(NamedTuple):
     samples: list[ShownSample]
     choice: str
     """Which checkpoint is published and why; empty where the artifact doesn't say."""
+    alarms: list[Document]
+    """The first of each name, by update."""
+    carriers: Document | None
+    """What carried KL in the newest batch of which that is known."""
 
 
 class Option(NamedTuple):
@@ -410,7 +414,11 @@ def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     tether = {"target": None, "unit": "response", "stop_above": None, **computed.get("kl", {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
-    return PolicyFacts(tether, len(rows), _samples(rows, hidden), stage.choice)
+    carriers = stage.rows("kl_carriers.jsonl")
+    raised = (stage.document("metadata.json") or {}).get("alarms", [])
+    return PolicyFacts(
+        tether, len(rows), _samples(rows, hidden), stage.choice, raised, carriers[-1] if carriers else None
+    )
 
 
 def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[ShownSample]:

@@ -34,6 +34,9 @@ from tasks.execution.drawing import (
 )
 from tasks.runs.points import curves, read_points
 
+ALARMS_DRAWN = 6
+"""Alarms with a panel of their own, the earliest ones."""
+
 
 @dataclass(frozen=True)
 class Computed:
@@ -90,7 +93,9 @@ def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> A
         line(axis, watched, ORANGE, "watched examples", marker="o", markersize=3)
         ends = [dict(computed.curve(f"{stage}/watched_loss_{end}")) for end in ("low", "high")]
         steps = [step for step, _ in watched if all(step in each for each in ends)]
-        axis.fill_between(steps, *([each[step] for step in steps] for each in ends), color=ORANGE, alpha=0.2, linewidth=0)
+        axis.fill_between(
+            steps, *([each[step] for step in steps] for each in ends), color=ORANGE, alpha=0.2, linewidth=0
+        )
         about = computed.document("metadata.json")  # of several models: their steps are counted through
         if isinstance(about.get("published_step"), int):
             axis.axvline(about["published_step"], color=GREY, linestyle=":", label="published")
@@ -172,6 +177,28 @@ def entropy_and_length(computed: Computed) -> Any:
     axes = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False).flat)
     for axis, (curve, label, colour) in zip(axes, shown, strict=True):
         line(panel(axis, label, zero=True), curve, colour, label)
+    steps_axis(axes[-1], "PPO update")
+    figure.align_ylabels()
+    return figure
+
+
+def alarms(computed: Computed) -> Any:
+    """Each monitor that raised an alarm, with its limit and the update at which it first did."""
+    about = computed.document("metadata.json")
+    first = {each["name"]: each for each in reversed(about.get("alarms", ()))}
+    shown = [(name, curve) for name in sorted(first, key=lambda name: (first[name]["update"], name))
+             if (curve := computed.curve(f"ppo/monitor_{name}"))][:ALARMS_DRAWN]  # fmt: skip
+    if not shown:
+        return None
+    figure = new_figure(0.6 + 1.5 * len(shown))
+    axes = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False).flat)
+    for axis, (name, curve) in zip(axes, shown, strict=True):
+        line(panel(axis, name, zero=True), curve, BLUE, "batch")
+        line(axis, computed.curve(f"ppo/monitor_{name}_limit"), ORANGE, "limit of this batch", style="-.")
+        level_line(axis, about.get("limits", {}).get(name, math.nan), ORANGE, "limit")
+        level_line(axis, first[name]["sft"], GREY, "SFT")
+        axis.axvline(first[name]["update"], color=RED, linestyle=":", label="alarm")
+        legend(axis, columns=4)
     steps_axis(axes[-1], "PPO update")
     figure.align_ylabels()
     return figure
@@ -321,6 +348,7 @@ CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
         "reward_and_kl": ("Reward, KL to SFT and β by PPO update", reward_and_kl),
         "frontier": ("Reward against the root of KL", frontier),
         "entropy_and_length": ("Entropy and response length by PPO update", entropy_and_length),
+        "alarms": ("Monitors that raised an alarm, by PPO update, with their limits", alarms),
     },
     "human_eval": {
         "win_rate": ("Win rate of the policy against SFT", win_rate),

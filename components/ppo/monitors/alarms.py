@@ -7,17 +7,20 @@ upper Clopper-Pearson bound p of SFT's share (at rate a) and the monitor's margi
 
 so that, as long as the policy shows the event in at most d more of its responses than SFT, the chance of any alarm in
 the whole run is at most `rate`: by Bonferroni over monitors, updates and the two bounds. `template` is a monitor of
-this kind for each n-gram, and divides a by their number too.
+this kind for each n-gram, and divides a by their number too. The monitors in components/ppo/monitors/means.py compare
+one number of the batch with SFT's at the same levels.
 """
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from components.ppo.monitors import means
 from components.ppo.monitors.measures import EXCEEDS, Batch, correlation, numbers_of, rates, shared
 from components.stats.intervals import FloatArray
 
@@ -26,7 +29,8 @@ class Monitor(NamedTuple):
     """One thing that is watched."""
 
     margin: float
-    """How far a healthy policy may be from SFT: a share of responses, or of `length_score` a correlation."""
+    """How far a healthy policy may be from SFT: a share of responses; of `length_score` a correlation, of `entropy` and
+    `distinct` the part of SFT's value that may be lost, of `unpaid_kl` SFT deviations."""
     meaning: str
     """What an alarm usually means."""
     remedy: str
@@ -94,6 +98,18 @@ MONITORS: dict[str, Monitor] = {
         0.5, "Longer responses score higher, far more than among SFT's: the score has become a measure of length.",
         "ppo.score.length_penalty; the gate reward.length_partial_correlation_high",
     ),
+    "entropy": Monitor(
+        0.7, "The policy has become certain of nearly every token: it no longer explores, and learns little more.",
+        "ppo.clip_range_high, ppo.entropy_coefficient, ppo.epochs, ppo.kl.target",
+    ),
+    "distinct": Monitor(
+        0.7, "Responses repeat each other: the policy answers many prompts with the same few sentences.",
+        "ppo.kl.target, ppo.entropy_coefficient, and pairs that differ in content",
+    ),
+    "unpaid_kl": Monitor(
+        0.25, "KL costs more than the score gains for it: by what PPO maximises, SFT itself is better.",
+        "ppo.learning_rate and ppo.epochs, which may be too high, and ppo.kl.horizon, if β swings",
+    ),
 }  # fmt: skip
 """Every monitor, by the name of its alarm."""
 
@@ -103,7 +119,7 @@ class Alarm(NamedTuple):
 
     name: str
     value: float
-    """Share of the batch's responses (`length_score`: correlation)."""
+    """Share of the batch's responses; of `length_score` a correlation, else the batch's number."""
     sft: float
     """The same of SFT's responses."""
     sample: int
@@ -139,8 +155,14 @@ class Limits:
     """Tokens that they hold."""
     length_score: float
     """Correlation of length and score."""
+    texts: tuple[str, ...]
+    entropy: means.Estimate
+    """Of a token, nats."""
+    score: means.Estimate
+    """Mean score, SFT deviations."""
     rate: float
     updates: int
+    _known: dict[int, means.Estimate] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sft: Batch, rate: float, updates: int) -> "Limits":
@@ -153,11 +175,18 @@ class Limits:
         counts = {name: int(values.sum()) for name, values in rates(found, thresholds).items()}
         return cls(
             len(sft.texts), len(sft.texts) - half, thresholds, counts, shared(sft.texts), common,
-            correlation(sft.lengths, sft.scores), rate, updates,
+            correlation(sft.lengths, sft.scores), tuple(sft.texts), means.entropy(sft), means.mean(sft.scores), rate,
+            updates,
         )  # fmt: skip
 
-    def judge(self, batch: Batch) -> tuple[dict[str, float], list[Alarm]]:
-        """The monitors' values on a batch, and the alarms that it raises."""
+    def judge(self, batch: Batch, beta: float | None) -> tuple[dict[str, float], list[Alarm]]:
+        """The monitors' values on a batch, and the alarms that it raises.
+
+        A limit that differs from batch to batch is a value too, as `NAME_limit`; `fixed` gives the others.
+
+        Args:
+            beta: coefficient of KL, SFT deviations a nat; None where it is in another unit, or to another reference.
+        """
         events = rates(numbers_of(batch, self.common), self.thresholds)
         size, level = len(batch.texts), self._level
         values = {name: float(of.mean()) for name, of in events.items()}
@@ -165,13 +194,62 @@ class Limits:
         for name, of in events.items():
             if self._exceeds(name, int(of.sum()), size):
                 alarms.append(Alarm(name, values[name], self.counts[name] / self._seen(name), int(of.argmax())))
-        template, value = self._template(batch, level)
-        values["template"] = value
+        template, value, limit = self._template(batch, level)
+        values |= {"template": value} | ({} if limit is None else {"template_limit": limit})
         alarms += template
         values["length_score"] = r = correlation(batch.lengths, batch.scores)
         if self._correlates(r, size, level):
             alarms.append(Alarm("length_score", r, self.length_score, int((batch.lengths * batch.scores).argmax())))
+        for alarm, limit in self._of_means(batch, beta):
+            values |= {alarm.name: alarm.value, f"{alarm.name}_limit": limit}
+            alarms += [alarm] if alarm.value < limit else []
         return values, alarms
+
+    def _of_means(self, batch: Batch, beta: float | None) -> Iterator[tuple[Alarm, float]]:
+        """Each monitor of `means` as the alarm that it would be, and the limit that its value is not to fall below."""
+        size = min(len(batch.texts), self.responses)
+        if size < means.LEAST:
+            return
+        at = self._level / self.updates
+        own, texts = means.entropy(batch), batch.texts[:size]
+        lowest = int((batch.entropies / np.maximum(batch.lengths, 1)).argmin())
+        yield Alarm("entropy", own.value, self.entropy.value, lowest), own.limit(self._least("entropy"), at)
+        own, its = means.distinct(texts), self._distinct(size)
+        limit, value = math.exp(own.limit(math.log(self._least("distinct", size)), at)), math.exp(own.value)
+        alike = means.most_alike(texts) if value < limit else 0
+        yield Alarm("distinct", value, math.exp(its.value), alike), limit
+        if beta is not None:
+            own = means.worth(batch, beta)
+            worst = int((batch.scores - beta * batch.kl).argmin())
+            least = self.score.low(self._level) - MONITORS["unpaid_kl"].margin
+            yield Alarm("unpaid_kl", own.value, self.score.value, worst), own.limit(least, at)
+
+    def _distinct(self, size: int) -> means.Estimate:
+        """Log, of as many of SFT's responses as a batch of `size` has."""
+        if size not in self._known:
+            self._known[size] = means.distinct_of_parts(self.texts, size)
+        return self._known[size]
+
+    def _least(self, name: str, size: int = 0) -> float:
+        """What the batch's value is certainly below where the alarm `name` is raised."""
+        entropy, kept = name == "entropy", 1 - MONITORS[name].margin
+        return kept * (self.entropy.low(self._level) if entropy else math.exp(self._distinct(size).low(self._level)))
+
+    def fixed(self, size: int) -> dict[str, float]:
+        """The value of each monitor from which on a batch of `size` raises its alarm, where that is always the same.
+
+        Of a monitor whose alarm no such batch can raise there is none.
+        """
+        found = dict[str, float]()
+        for name, count in self.counts.items():
+            most = min(1.0, float(upper_bound(count, self._seen(name), self._level)) + MONITORS[name].margin)
+            over = np.flatnonzero(chance_of(np.arange(size + 1), size, most) <= self._level / self.updates)
+            found |= {name: float(over[0]) / size} if over.size else {}
+        if self._correlates(1.0, size, self._level):
+            z = float(stats.norm.isf(self._level / self.updates))
+            limit = self._most_correlated(self._level)
+            found["length_score"] = math.tanh(math.atanh(limit) + z / math.sqrt(size - 3))
+        return found
 
     def unreachable(self, size: int) -> list[str]:
         """Monitors whose alarm no batch of `size` responses can raise, even if all of them show what it counts."""
@@ -179,6 +257,10 @@ class Limits:
         unknown = upper_bound(0, self.responses, self._level) + MONITORS["template"].margin
         if chance_of(size, size, np.minimum(unknown, 1.0)) > self._level / self.updates:
             names.append("template")
+        few = min(size, self.responses) < means.LEAST
+        names += ["unpaid_kl"] if few else []
+        names += ["entropy"] if few or self._least("entropy") <= 0 else []
+        names += ["distinct"] if few or self._least("distinct", min(size, self.responses)) <= 1 / size else []
         return names + ([] if self._correlates(1.0, size, self._level) else ["length_score"])
 
     @property
@@ -194,36 +276,48 @@ class Limits:
         most = min(1.0, bound + MONITORS[name].margin)
         return bool(chance_of(count, size, most) <= self._level / self.updates)
 
-    def _template(self, batch: Batch, level: float) -> tuple[list[Alarm], float]:
-        """The n-gram whose share has risen most over SFT's, if its limit is exceeded, and the rise."""
-        held = shared(batch.texts)
+    def _template(self, batch: Batch, level: float) -> tuple[list[Alarm], float, float | None]:
+        """The n-gram whose share has risen most over SFT's, if its limit is exceeded; the rise; the limit of a new one.
+
+        That is the share at which an n-gram that SFT never writes raises the alarm; None where none can.
+        """
+        held, size = shared(batch.texts), len(batch.texts)
         if not held:
-            return [], 0.0
+            return [], 0.0, None
         grams = sorted(held)  # a set's order is another in each process
         counts = np.array([held[gram] for gram in grams])
         before = np.array([self.grams[gram] for gram in grams])
-        rise = counts / len(batch.texts) - before / self.responses
-        bound = upper_bound(before, self.responses, level / len(grams)) + MONITORS["template"].margin
-        chance = chance_of(counts, len(batch.texts), np.minimum(bound, 1.0))
+        rise = counts / size - before / self.responses
+        margin, allowed = MONITORS["template"].margin, level / (self.updates * len(grams))
+        bound = upper_bound(before, self.responses, level / len(grams)) + margin
+        chance = chance_of(counts, size, np.minimum(bound, 1.0))
+        new = min(1.0, float(upper_bound(0, self.responses, level / len(grams))) + margin)
+        raising = np.flatnonzero(chance_of(np.arange(size + 1), size, new) <= allowed)
+        limit = float(raising[0]) / size if raising.size else None
         at, most = int(rise.argmax()), float(rise.max())
-        over = np.flatnonzero(chance <= level / (self.updates * len(grams)))
+        over = np.flatnonzero(chance <= allowed)
         if not over.size:
-            return [], most
+            return [], most, limit
         at = int(over[rise[over].argmax()])
         phrase = " ".join(grams[at])
         row = next(i for i, text in enumerate(batch.texts) if shared([text])[grams[at]])
-        value, sft = counts[at] / len(batch.texts), before[at] / self.responses
-        return [Alarm("template", float(value), float(sft), row, phrase)], most
+        value, sft = counts[at] / size, before[at] / self.responses
+        return [Alarm("template", float(value), float(sft), row, phrase)], most, limit
 
     def _correlates(self, r: float, size: int, level: float) -> bool:
         """Whether a batch's r is above SFT's by more than the margin, by Fisher's z: variance 1 / (n - 3)."""
         if size < 4 or self.responses < 4:
             return False
-        z = stats.norm.isf([level, level / self.updates])
-        sft = math.tanh(math.atanh(min(self.length_score, 0.999)) + z[0] / math.sqrt(self.responses - 3))
-        limit = sft + MONITORS["length_score"].margin
+        limit = self._most_correlated(level)
         own = math.atanh(min(max(r, -1 + 1e-12), 1 - 1e-12))  # a score that is a line in length has an r of 1
-        return limit < 1 and math.tanh(own - z[1] / math.sqrt(size - 3)) > limit
+        z = float(stats.norm.isf(level / self.updates))
+        return limit < 1 and math.tanh(own - z / math.sqrt(size - 3)) > limit
+
+    def _most_correlated(self, level: float) -> float:
+        """What a batch's r is certainly above where the alarm `length_score` is raised."""
+        z = float(stats.norm.isf(level))
+        sft = math.tanh(math.atanh(min(self.length_score, 0.999)) + z / math.sqrt(self.responses - 3))
+        return sft + MONITORS["length_score"].margin
 
 
 def upper_bound(count: Any, size: int, level: float) -> FloatArray:

@@ -12,7 +12,7 @@ from torch import Tensor
 from components.base.text import line
 from components.data.tables.published import read_split
 from components.models.sampling import Samples
-from components.ppo.config import PpoJob
+from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import sampled_batches
 from components.ppo.models import Models
 from components.ppo.monitors.alarms import Alarm, Limits
@@ -29,7 +29,7 @@ def batch_of(
     samples: Samples,
     prompts: Sequence[Any],
     texts: Sequence[str],
-    sft: Tensor,
+    frozen: Mapping[str, Tensor],
     scores: Tensor,
     tokenizer: Any,
     group: int,
@@ -37,15 +37,18 @@ def batch_of(
     """The first response to each prompt of `samples`, whose rows hold `group` responses to a prompt beside each other.
 
     Args:
-        sft: (B, T) log-probabilities under SFT.
+        frozen: (B, T) log-probabilities under `policy` and `sft`, and the policy's `entropy`, nats.
         scores: (B,) as judged.
     """
-    nll = -(sft.masked_fill(~samples.response_mask, 0).sum(1) / samples.response_mask.sum(1))
-    likelihoods, judged = torch.stack([nll.double(), scores.double()]).cpu().numpy()[:, ::group]  # read once
+    mask = samples.response_mask
+    nll = -(frozen["sft"].masked_fill(~mask, 0).sum(1) / mask.sum(1))
+    entropy, k1 = (each.masked_fill(~mask, 0).sum(1) for each in (frozen["entropy"], frozen["policy"] - frozen["sft"]))
+    read = torch.stack([each.double() for each in (nll, scores, entropy, k1)]).cpu().numpy()  # once, for a GPU's sake
+    likelihoods, judged, entropies, kl = read[:, ::group]
     return Batch(
         [prompt[-1]["content"] for prompt in prompts[::group]], texts[::group], samples.said[::group],
         samples.special_tokens(tokenizer)[::group], np.array(samples.response_lengths[::group], dtype=np.float64),
-        judged, likelihoods,
+        judged, likelihoods, entropies, kl,
     )  # fmt: skip
 
 
@@ -67,7 +70,7 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
         texts, raw = samples.texts(models.tokenizer), found["raw_scores"]
         if models.rewards is not None:
             raw, *_ = models.rewards.score(raw, some, texts)
-        parts.append(batch_of(samples, some, texts, found["sft"], models.scale(raw), models.tokenizer, 1))
+        parts.append(batch_of(samples, some, texts, found, models.scale(raw), models.tokenizer, 1))
     limits = Limits.of(_joined(parts), config.false_alarms, job.ppo.updates)
     size = job.ppo.batch_size // job.ppo.group_size
     if idle := [name for name in limits.unreachable(size) if name in config.stop_on]:
@@ -77,6 +80,11 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
             size, ", ".join(idle),
         )  # fmt: skip
     return limits
+
+
+def beta_in_deviations(config: PpoConfig, beta: float) -> float | None:
+    """β in SFT deviations a nat of KL to SFT; None where its unit is a group's deviation or its KL is not to SFT."""
+    return None if config.advantage == "grpo" or config.kl.refresh_every is not None else beta
 
 
 def new_alarms(
@@ -109,5 +117,6 @@ def _joined(parts: Sequence[Batch]) -> Batch:
     def all_of(name: str) -> list[Any]:
         return [each for part in parts for each in getattr(part, name)]
 
-    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "scores", "nll"))
+    names = ("lengths", "scores", "nll", "entropies", "kl")
+    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
     return Batch(all_of("prompts"), all_of("texts"), all_of("token_ids"), all_of("special"), *arrays)

@@ -42,6 +42,10 @@ class Batch:
     """(B,) as judged, SFT standard deviations."""
     nll: FloatArray
     """(B,) mean negative log-probability of a token under SFT, nats."""
+    entropies: FloatArray
+    """(B,) entropy of the policy, summed over the response's tokens, nats."""
+    kl: FloatArray
+    """(B,) KL to SFT by the summed k1 of the response's tokens, nats."""
 
 
 def numbers_of(batch: Batch, common: Collection[int]) -> dict[str, FloatArray]:

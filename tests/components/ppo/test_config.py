@@ -43,7 +43,10 @@ def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do(
         ({"advantage": "rloo", "group_size": 3}, r"batch_size \(128\) must be a multiple of group_size \(3\)"),
         ({"advantage": "sequence", "discount": 0.9}, "advantage=sequence has no discount"),
         *(
-            ({"advantage": name, "group_size": 2, "gae_lambda": 1}, rf"gae_lambda \(1\) is for .*={name} would ignore it")
+            (
+                {"advantage": name, "group_size": 2, "gae_lambda": 1},
+                rf"gae_lambda \(1\) is for .*={name} ignores it",
+            )
             for name in ("sequence", "rloo", "grpo")
         ),
         ({"kl": {"control": "adaptive", "refresh_every": 2}}, "adaptive coefficient holds KL to SFT"),

@@ -35,7 +35,15 @@ def undisturbed(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[str, float]], stages: Any) -> None:
     out, metrics = undisturbed
     artifact = out / "artifact"
-    files = {"model", "history.jsonl", "samples.jsonl", "evaluation.jsonl", "metrics.json", "metadata.json"}
+    files = {
+        "model",
+        "history.jsonl",
+        "kl_carriers.jsonl",
+        "samples.jsonl",
+        "evaluation.jsonl",
+        "metrics.json",
+        "metadata.json",
+    }
     assert {p.name for p in artifact.iterdir()} == files
     history = read_rows(artifact / "history.jsonl")
     assert [row["update"] for row in history] == [1, 2, 3, 4, 5]

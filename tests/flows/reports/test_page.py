@@ -129,6 +129,33 @@ def test_curves_stand_as_numbers_beside_their_pictures(tmp_path: Path) -> None:
     assert f"{columns} 1 0.125 0 0.2 0.5 10 2 0.75 1.44 0.19 0.4 11 3 1.25 2.25 0.17 0.3 12.5" in text
 
 
+def test_alarms_what_carries_kl_and_the_choice_of_a_checkpoint_are_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = stored._files
+
+    def more(stage: str, out: Path) -> None:
+        files(stage, out)
+        if stage in ("sft", "ppo"):
+            alarm = {"name": "hedge", "update": 2, "meaning": f"Responses hedge. {HOSTILE}", "sft": 0.1}
+            about = {"reason": f"Step 8 of {stage} is published.", "alarms": [alarm]}
+            write_json(out / "metadata.json", about)
+        if stage == "ppo":
+            token = {"token": HOSTILE, "nats": 0.625, "count": 17, "share": 0.3125}
+            prompt = {"prompt": [{"role": "user", "content": "what carries"}], "response": "said", "nats": 7.5}
+            older = {"update": 1, "kl": 0.0, "tokens": [], "prompts": []}
+            newest = {"update": 3, "kl": 2.0, "tokens": [token], "prompts": [prompt | {"share": None}]}
+            write_rows(out / "kl_carriers.jsonl", [older, newest])
+
+    monkeypatch.setattr(stored, "_files", more)
+    stored_run(tmp_path)
+    text = shown_text(tmp_path)
+    assert "Step 8 of sft is published." in text and "Step 8 of ppo is published." in text
+    assert "hedge, update 2 Responses hedge." in text and "What carries KL, update 3" in text
+    assert "0.625 0.312 17" in text or "0.625 0.3125 17" in text
+    assert "what carries said 7.5" in text
+
+
 def test_a_long_table_of_numbers_is_thinned_and_says_so(tmp_path: Path) -> None:
     run = stored_run(tmp_path, upto="sft")
     points = "".join(f'{{"step": {i}, "time": 1, "metrics": {{"ppo/kl": {i}.5}}}}\n' for i in range(1, 302))

@@ -101,7 +101,8 @@ def everything(render):
             *render("reward", {"reward/train_loss": [0.7, 0.6]}, folder=f"{folder}/reward",
                     calibration={"bins": BINS, "slices": [SLICE, {**SLICE, "slice": HOSTILE, "ece": 0.2}]},
                     robustness={"probes": {**PROBES, HOSTILE: PROBES["filler"]}}),
-            *render("ppo", PPO, kl, END, f"{folder}/ppo"),
+            *render("ppo", PPO | {"ppo/monitor_hedge": [0.1, 0.6, 0.7]}, kl, END, f"{folder}/ppo",
+                    metadata={"alarms": [{"name": "hedge", "update": 2, "sft": 0.1}], "limits": {"hedge": 0.5}}),
             *render("human_eval", None, (), rate, f"{folder}/human_eval", result=RESULT),
         ]  # fmt: skip
 
@@ -202,6 +203,21 @@ def test_evaluations_of_a_training_stand_beside_its_loss_with_the_step_that_is_p
     drawn = lines(figures["training_loss.svg"].axes[0])
     assert drawn["watched examples"] == [(2, 2.0), (4, 3.0)]
     assert [x for x, _ in drawn["published"]] == [2, 2]
+
+
+def test_each_alarm_has_a_panel_with_its_limit_and_the_update_at_which_it_was_first_raised(render, figures):
+    raised = [{"name": name, "update": update, "sft": 0.1} for name, update in
+              (("entropy", 3), ("hedge", 2), ("hedge", 3), ("gone", 1))]  # fmt: skip
+    curves = {"ppo/monitor_hedge": [0.1, 0.6, 0.7], "ppo/monitor_entropy": [0.5, 0.3, 0.1],
+              "ppo/monitor_entropy_limit": [0.2, 0.21, 0.22], "ppo/monitor_filler": [0.0, 0.0, 0.0]}  # fmt: skip
+    render("ppo", PPO | curves, metadata={"alarms": raised, "limits": {"hedge": 0.5, "filler": 0.4}})
+    hedge, entropy = figures["alarms.svg"].axes
+    assert (hedge.get_ylabel(), entropy.get_ylabel()) == ("hedge", "entropy")
+    assert lines(hedge)["batch"] == [(1, 0.1), (2, 0.6), (3, 0.7)] and {y for _, y in lines(hedge)["limit"]} == {0.5}
+    assert [x for x, _ in lines(hedge)["alarm"]] == [2, 2] and {y for _, y in lines(hedge)["SFT"]} == {0.1}
+    assert lines(entropy)["limit of this batch"] == [(1, 0.2), (2, 0.21), (3, 0.22)] and "limit" not in lines(entropy)
+    render("ppo", PPO | curves, folder="none", metadata={"alarms": []})
+    assert len([name for name in figures if name == "alarms.svg"]) == 1
 
 
 def test_reward_draws_a_panel_a_slice_that_has_bins_and_red_where_it_is_off(render, figures):

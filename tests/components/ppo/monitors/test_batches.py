@@ -13,6 +13,7 @@ from components.base.jsonl import read_rows
 from components.data.tables.published import read_split, write_split
 from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.batches import batch_of, limits_of_sft
+from components.ppo.monitors.carriers import carriers_sample, kl_carriers
 
 OPTIONS = {"updates": 3, "group_size": 2, "learning_rate": 1e-2, "checkpoint_every": 2, "evaluate": 4}
 
@@ -25,14 +26,18 @@ def about(out: Path) -> dict[str, Any]:
 def alarmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch raises the alarm `hedge`."""
     judge = Limits.judge
-    monkeypatch.setattr(Limits, "judge", lambda self, batch: (judge(self, batch)[0], [Alarm("hedge", 0.9, 0.1, 1)]))
+    monkeypatch.setattr(
+        Limits, "judge", lambda self, batch, beta: (judge(self, batch, beta)[0], [Alarm("hedge", 0.9, 0.1, 1)])
+    )
 
 
 def test_monitors_leave_no_trace_in_the_training(stages: Any, tmp_path: Path) -> None:
     stages.run("ppo", tmp_path / "on", **OPTIONS)
     stages.run("ppo", tmp_path / "off", monitors={"responses": None}, **OPTIONS)
     on, off = (read_rows(tmp_path / name / "artifact" / "history.jsonl") for name in ("on", "off"))
-    assert {f"ppo/monitor_{name}" for name in MONITORS} <= on[0].keys()
+    few = {"entropy", "distinct", "unpaid_kl"}  # a batch of four prompts has no standard error worth the name
+    watched = {name.removeprefix("ppo/monitor_") for name in on[0] if "monitor_" in name} - {"template_limit"}
+    assert watched == MONITORS.keys() - few
     assert [{k: v for k, v in row.items() if "monitor_" not in k} for row in on] == off
 
 
@@ -98,9 +103,57 @@ def test_limits_are_of_sfts_responses_to_calibration_prompts_and_rows_of_a_batch
         samples = engine.sample(encoded, job.generation, 1)
     found = frozen_pass(models, samples, job)
     texts, scores = samples.texts(models.tokenizer), torch.arange(4.0)
-    batch = batch_of(samples, prompts, texts, found["sft"], scores, models.tokenizer, 2)
+    batch = batch_of(samples, prompts, texts, found, scores, models.tokenizer, 2)
     assert batch.texts == [texts[0], texts[2]] and batch.scores.tolist() == [0.0, 2.0]
     mask = samples.response_mask
     plain = [-float(found["sft"][row][mask[row]].mean()) for row in (0, 2)]
     assert batch.nll.tolist() == pytest.approx(plain, rel=1e-5)
+    entropy = [float(found["entropy"][row][mask[row]].sum()) for row in (0, 2)]
+    assert batch.entropies.tolist() == pytest.approx(entropy, rel=1e-5) and batch.kl.tolist() == pytest.approx(
+        [0, 0], abs=1e-4
+    )
     assert batch.lengths.tolist() == [int(mask[0].sum()), int(mask[2].sum())]
+
+
+def test_what_carries_kl_is_a_plain_sum_over_tokens_and_prompts(language: Any) -> None:
+    from components.models.sampling import Samples
+
+    tokenizer = language.tokenizer
+    a, b, end = *tokenizer("We will", add_special_tokens=False)["input_ids"][:2], tokenizer.eos_token_id
+    ids = torch.tensor([[a, b, end], [a, a, end], [b, end, 0]])
+    mask = torch.tensor([[True, True, True], [True, True, True], [True, True, False]])
+    samples = Samples(ids[:, :1], mask[:, :1], ids, mask, torch.zeros(3, 3), torch.tensor([True] * 3))
+    policy = torch.tensor([[1.0, 0.5, 0.0], [2.0, 1.0, 0.5], [-1.0, 0.5, 99.0]])
+    prompts = [[{"role": "user", "content": text}] for text in ("p", "p", "q")]
+    found = kl_carriers(samples, policy, torch.zeros(3, 3), prompts, tokenizer)
+    assert found["kl"] == pytest.approx((1.5 + 3.5 - 0.5) / 3)
+    assert [each["count"] for each in found["tokens"]] == [3, 3, 2]
+    assert [each["nats"] for each in found["tokens"]] == pytest.approx([4 / 3, 1 / 3, -0.5 / 3])
+    assert found["tokens"][0]["token"] == tokenizer.decode([a])
+    assert sum(each["share"] for each in found["tokens"]) == pytest.approx(1)
+    first, second = found["prompts"]
+    assert (
+        first["prompt"] == prompts[1]
+        and first["nats"] == pytest.approx(2.5)
+        and first["share"] == pytest.approx(5 / 4.5)
+    )
+    assert first["response"] == samples.texts(tokenizer)[1] and second["nats"] == pytest.approx(-0.5)
+    sample = carriers_sample(found)
+    assert "1.33 nats, 89%, 3 times" in str(sample["response"]) and "p (2.50 nats, 111%)" in str(sample["response"])
+    assert kl_carriers(samples, -policy, torch.zeros(3, 3), prompts, tokenizer)["tokens"][0]["share"] is None
+
+
+def test_what_carries_kl_is_kept_at_each_evaluation_and_shown_with_its_samples(stages: Any, tmp_path: Path) -> None:
+    shown: dict[int, list[Any]] = {}
+
+    def observe(step: int, metrics: Any, total: Any = None, samples: Any = None, **_: Any) -> None:
+        shown[step] = list(samples or ())
+
+    stages.run("ppo", tmp_path, observe, **OPTIONS | {"evaluate_every": 2, "sample_every": 20})
+    rows = read_rows(tmp_path / "artifact" / "kl_carriers.jsonl")
+    assert [row["update"] for row in rows] == [1, 2, 3], "the first (sampled), the second (evaluated) and the last"
+    history = {row["update"]: row["ppo/kl"] for row in read_rows(tmp_path / "artifact" / "history.jsonl")}
+    assert all(row["kl"] == pytest.approx(history[row["update"]], abs=1e-5) for row in rows)
+    assert [each["prompt"] for each in shown[2]].count("What carries KL in this batch") == 1
+    limits = about(tmp_path)["limits"]
+    assert set(limits) < set(MONITORS), "of four prompts a batch, some alarms cannot be raised"

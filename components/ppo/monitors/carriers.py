@@ -1,0 +1,78 @@
+"""What carries the KL of a batch: the tokens and the prompts that add most to it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from components.base.text import line
+from components.models.sampling import Samples
+from components.models.tokenizers import visible_text
+
+MOST = 5
+"""Tokens, and prompts, that are listed."""
+
+
+def kl_carriers(
+    samples: Samples, policy: Tensor, sft: Tensor, prompts: Sequence[Any], tokenizer: Any
+) -> dict[str, Any]:
+    """The tokens and prompts that add most to the KL of `samples` to SFT, as a JSON object.
+
+    KL is the summed log-ratio k1 of the tokens, mean over responses. `tokens`: each token's part of it over the whole
+    batch, nats a response, how often it stands there, and its share of the KL. `prompts`: those with the highest mean
+    KL of their responses, nats, one of these responses, and the share that they add. A share is None where the KL is
+    not above 0, as before the first update.
+
+    Args:
+        policy, sft: (B, T) log-probabilities, nats.
+        prompts: (B,) as messages.
+    """
+    size = len(prompts)
+    read = torch.stack([(policy - sft).double(), samples.response_ids.double()]).cpu().numpy()  # once, for a GPU's sake
+    mask = np.arange(read.shape[2]) < np.array(samples.response_lengths)[:, None]
+    k1, ids = np.where(mask, read[0], 0.0), np.where(mask, read[1], 0).astype(np.int64)
+    sums = np.bincount(ids.ravel(), k1.ravel()).tolist()
+    times = np.bincount(ids.ravel(), mask.ravel()).tolist()
+    vocabulary, summed = len(sums), k1.sum(1).tolist()
+    total = sum(summed) / size
+
+    def share(part: float) -> float | None:
+        return part / total if total > 0 else None
+
+    top = sorted((i for i in range(vocabulary) if times[i]), key=lambda i: (-sums[i], i))[:MOST]
+    tokens = [
+        {"token": visible_text(tokenizer, [i]), "nats": sums[i] / size, "count": int(times[i]),
+         "share": share(sums[i] / size)} for i in top
+    ]  # fmt: skip
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, prompt in enumerate(prompts):
+        rows[str(prompt)].append(row)
+    means = {name: sum(summed[row] for row in own) / len(own) for name, own in rows.items()}
+    first = sorted(means, key=lambda name: (-means[name], rows[name][0]))[:MOST]
+    shown = []
+    for name in first:
+        own = rows[name]
+        worst = max(own, key=lambda row: (summed[row], -row))
+        shown.append({
+            "prompt": prompts[worst], "response": visible_text(tokenizer, samples.said[worst]), "nats": means[name],
+            "share": share(means[name] * len(own) / size),
+        })  # fmt: skip
+    return {"kl": total, "tokens": tokens, "prompts": shown}
+
+
+def carriers_sample(found: dict[str, Any]) -> dict[str, object]:
+    """The same as a sample for people to read while the policy trains."""
+    tokens = (f"{line(each['token'])!r} {_part(each)}, {each['count']} times" for each in found["tokens"])
+    prompts = (f"{line(each['prompt'][-1]['content'])} ({_part(each)})" for each in found["prompts"])
+    return {
+        "prompt": "What carries KL in this batch",
+        "response": "\n".join(["tokens:", *tokens, "prompts:", *prompts]),
+        "kl": found["kl"],
+    }
+
+
+def _part(of: dict[str, Any]) -> str:
+    return f"{of['nats']:.2f} nats" + ("" if of["share"] is None else f", {of['share']:.0%}")
