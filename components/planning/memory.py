@@ -36,8 +36,9 @@ CUDA_CONTEXT = 0.8e9
 """Assumed, not measured: driver, kernels and cuBLAS workspaces of a process on a GPU."""
 CUDA_SPARE = 0.05
 """Assumed, not measured: what PyTorch's allocator holds beyond its tensors, as a share of them."""
-PROCESS = 0.48e9
-"""Measured: resident memory of a process on a CPU with all its libraries, a tenth of which it loads on its way."""
+PROCESS = 0.55e9
+"""Measured: resident memory of a process on a CPU with all its libraries. A third are pages of files, which the kernel
+drops when memory is short."""
 HEAP = 0.75
 """Measured: what the C library's heap holds beyond the tensors of a pass, as a share of them. It gives nothing back
 (`components.models.runtime`), and an aligned block fits no gap that one of its own size left."""

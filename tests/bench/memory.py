@@ -3,9 +3,11 @@
     python tests/bench/memory.py [--only NAME ...] [--held-out]     # a quarter of an hour on two cores
 
 Each configuration runs in a process of its own, as the stage does: the same loop, with the allocator set as in a run.
-Texts are long enough to fill every limit on lengths, which is what the plan supposes. Measured is the process's peak
-resident memory (VmHWM), planned the phase that holds most; from both is taken what the process held after its
-imports. Models and artifacts are made beforehand, in another process.
+Texts are long enough to fill every limit on lengths, which is what the plan supposes. Measured is the peak of what the
+process holds (`held`) less what it holds after its imports. Planned is the phase that holds most, less the plan's own
+part for the process. Resident memory would not compare: the kernel maps more pages of the libraries on one machine than
+on another, and drops them when memory is short.
+Models and artifacts are made beforehand, in another process.
 """
 
 import argparse
@@ -94,11 +96,19 @@ learned of what the heap keeps until the SFT policy samples; `held-adapters` is 
 CONFIGURATIONS |= HELD_OUT
 
 
-def memory(what: str) -> int:
-    """`VmRSS` (now) or `VmHWM` (the peak) of this process, bytes."""
-    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+def held() -> int:
+    """Bytes of this process that are in no file, in memory or swapped out, and those of weights that it maps."""
+    status = Path("/proc/self/status").read_text()
+    found = re.findall(r"(?:RssAnon|VmSwap):\s+(\d+) kB", status)
+    assert len(found) == 2
+    total, weights = sum(map(int, found)), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name:  # 7f00-7f10 r--p 00000000 08:01 42 /path
+            weights = line.endswith(".safetensors")
+        elif weights and name in ("Size:", "Anonymous:", "Swap:"):  # a page that was written to is in no file
+            total += int(values[0]) if name == "Size:" else -int(values[0])
+    return total * 1024
 
 
 def config_of(configuration: Configuration) -> Any:
@@ -189,12 +199,16 @@ def prepare(folder: Path, configuration: Configuration, home: Path) -> None:
 
 
 def measure(folder: Path, configuration: Configuration, home: Path) -> None:
-    """Run the stage and print the peak less the imports, bytes, and what the imports took."""
+    """Run the stage and print the peak of what it holds less the imports, and what these hold, bytes."""
     from components.models.runtime import activate
     from flows.data.pretrained import find_base
     from tasks.stages import STAGES
 
-    def quiet(step: int, metrics: Any, total: int | None = None, **_: Any) -> None: ...
+    peak = 0
+
+    def watch(*_: Any, **__: Any) -> None:
+        nonlocal peak
+        peak = max(peak, held())
 
     job = config_of(configuration).resolved().stage_job(STAGES[configuration.stage])
     if configuration.options.get("lora"):
@@ -206,20 +220,22 @@ def measure(folder: Path, configuration: Configuration, home: Path) -> None:
     from components.models.folders import save_model
     from components.ppo.models import Models
 
-    activate(job.runtime)
-    before = memory("VmRSS")
     data, out = folder / "data", folder / "out"
+    _ = read_split(data / "pairs.train")[0]  # imports what reads a split
+    activate(job.runtime)
+    imports = held()
     if configuration.stage == "sft":
         base = {"base": find_base(SMOLLM2, home)} if configuration.model == SMOLLM2 else {}
-        components.sft.stage.run(job, {"data": data} | base, out, quiet)
+        components.sft.stage.run(job, {"data": data} | base, out, watch)
     elif configuration.stage == "reward":
-        components.reward.stage.run(job, {"data": data, "sft": folder / "sft"}, out, quiet)
+        components.reward.stage.run(job, {"data": data, "sft": folder / "sft"}, out, watch)
     else:  # without the final evaluation, of 256 prompts at least, which holds no moments
         models = Models.load(job, {"sft": folder / "sft", "reward": folder / "reward"})
         prompts = [row["prompt"] for row in read_split(data / "prompts.train")]
-        components.ppo.stage.train(models, job, prompts, data, out, quiet)
+        components.ppo.stage.train(models, job, prompts, data, out, watch)
         save_model(models.policy, models.tokenizer, out / "artifact" / "model")
-    print(json.dumps({"peak": memory("VmHWM") - before, "imports": before}))
+    watch()  # the C library's heap gives nothing back
+    print(json.dumps({"peak": peak - imports, "imports": imports}))
 
 
 def compared(name: str, home: Path) -> dict[str, Any]:
@@ -234,7 +250,7 @@ def compared(name: str, home: Path) -> dict[str, Any]:
         raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
     phase, whole, parts = planned(configuration, home)
-    bytes_ = whole - found["imports"]
+    bytes_ = whole - parts["process"]
     return {"name": name, "measured": found["peak"], "imports": found["imports"], "planned": bytes_, "phase": phase,
             "error": bytes_ / found["peak"] - 1, "parts": parts}  # fmt: skip
 
@@ -259,7 +275,7 @@ def main() -> None:
         print(f"| {name} | {found['phase']} | {found['planned'] / 1e6:.0f} | {found['measured'] / 1e6:.0f} "
               f"| {found['error']:+.1%} |", flush=True)  # fmt: skip
         if options.verbose:
-            print({part: round(held / 1e6) for part, held in found["parts"].items()}, "imports",
+            print({part: round(size / 1e6) for part, size in found["parts"].items()}, "imports",
                   round(found["imports"] / 1e6), file=sys.stderr)  # fmt: skip
     sys.exit(1 if missed else 0)
 
