@@ -6,6 +6,7 @@ import csv
 import getpass
 import hashlib
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -311,6 +312,12 @@ def test_everything_else_that_a_page_links_to_is_there(asked: Asked, home: Path)
     assert [each["cache_hit"] for each in tags] == ["false"] * 5, "scoring takes the run up again"
     notes = [each["mlflow.note.content"] for each in [*tags, asked.client.get_run(asked.parent).data.tags]]
     links = {part.split(")")[0] for note in [*notes, asked.version.description] for part in note.split("](")[1:]}
+    pictures = {link for link in links if link.startswith("get-artifact?")}
+    assert pictures
+    for link in pictures:
+        path, run = re.fullmatch(r"get-artifact\?path=(.+)&run_uuid=(\w+)", link).groups()
+        assert path in [each.path for each in asked.client.list_artifacts(run)]
+    links -= pictures
     of_prefect = {link for link in links if "/runs/flow-run/" in link or "/runs/task-run/" in link}
     assert len(links - of_prefect) > 8 and of_prefect
     for link in of_prefect:

@@ -13,6 +13,8 @@ from components.gates.text import number
 from flows.models.lineage import LineageGraph, LineageNode
 from flows.reports.facts import code_name
 from flows.reports.terminal import model_votes_note
+from tasks.lineage.of_run import DIGITS, TITLES, judged
+from tasks.lineage.picture import MOST, Box, Diagram, in_two_widths
 
 
 def text(found: LineageGraph) -> str:
@@ -88,8 +90,28 @@ def mermaid(found: LineageGraph) -> str:
     return "\n".join(lines)
 
 
+def graph(found: LineageGraph) -> Diagram:
+    """The graph as boxes and arrows."""
+    return Diagram([_box(node, found.subject.run) for node in found.nodes], [(e.made_of, e.to) for e in found.edges])
+
+
+def _box(node: LineageNode, run: str | None) -> Box:
+    """One artifact; judged as `run` judged it, else as the newest run that took it did."""
+    if node.record is None:
+        title = ", ".join(node.names).replace("_", " ") or "source"
+        return Box(node.digest, title, (node.digest[:DIGITS],), "lost" if node.lost else "", external=True)
+    stage = node.record.stage
+    took = next((each for each in node.judged if each.run == run), next(iter(node.judged), None))
+    verdict, state = judged(took.stage.gates) if took else ("", "none")
+    models = [f"version {each.version}" for each in node.models[:1]]
+    whole, _, part = stage.partition(".")
+    title = TITLES.get(whole, whole).replace("_", " ")
+    return Box(node.digest, title, (*([part] if part else []), *models, node.digest[:DIGITS]), verdict, state)
+
+
 def page(found: LineageGraph) -> str:
-    """One page that needs no network: the artifacts in the order of making, each with links to what it was made of."""
+    """One page that needs no network: a picture where it has room, the artifacts in the order of making, each with
+    links to what it was made of."""
     name = escape(line(f"{found.subject.kind} {found.subject.name}"))
     towards = "what was made of it" if found.downstream else "what it was made of"
     rows = "".join(
@@ -101,6 +123,7 @@ def page(found: LineageGraph) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{name}: {towards}</title>", f"<style>{_STYLE}</style></head><body><main>",
         f"<h1>{name}: {towards}</h1>",
+        f"<figure>{in_two_widths(graph(found))}</figure>" if len(found.nodes) <= MOST else "",
         f'<table><thead><tr><th scope="col">artifact</th><th scope="col">made of</th></tr></thead>{rows}</table>',
     ]  # fmt: skip
     for node in found.nodes:
@@ -113,19 +136,22 @@ def page(found: LineageGraph) -> str:
 
 _STYLE = """
 :root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0; background: #fff; color: #1b1f24 }
+a { color: #0550ae }
+@media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 } a { color: #79c0ff } }
 main { max-width: 72rem; margin: 0 auto; padding: 1rem }
 h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.05rem; margin: 1.5rem 0 .25rem }
 ul { margin: 0; padding-left: 1.2rem } li, td, th { overflow-wrap: anywhere }
+figure { margin: 0 0 1rem } img { display: block; max-width: 100%; height: auto }
 table { border-collapse: collapse }
 th, td { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid #8c959f }
 """
 _ALLOWED = (
-    "default-src 'none'; style-src 'sha256-"
+    "default-src 'none'; img-src data:; style-src 'sha256-"
     + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     + "'; base-uri 'none'; form-action 'none'"
 )
-"""The page's content policy: its own style sheet, and nothing else."""
+"""The page's content policy: its own style sheet and the picture in it, and nothing else."""
 
 
 def _link(node: LineageNode, text: str = "") -> str:

@@ -32,9 +32,11 @@ from flows.reports.rounds import Round, rounds_up_to
 from flows.reports.verdict import RunVerdict, run_verdict
 from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
+from tasks.lineage.of_run import graph_of
+from tasks.lineage.picture import Diagram
 from tasks.runs.compared import compared_names
 from tasks.runs.config import run_values
-from tasks.runs.journal import recorded_paths
+from tasks.runs.journal import readable_done, recorded_paths
 from tasks.runs.labels import LabelProgress, read_progress
 from tasks.runs.points import curves, points_file, read_points
 from tasks.runs.status import RunStatus, StageStatus, load_status
@@ -282,6 +284,8 @@ class RunFacts(NamedTuple):
     """What the options are compared with."""
     options: list[Option]
     environment: list[Computation]
+    lineage: Diagram | None = None
+    """What its stages were made of; None where no stage has ended."""
     rounds: Sequence[Round] = ()
     """Of a later round of `tether iterate`: the rounds that led to it, and itself."""
 
@@ -333,6 +337,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         against=against,
         options=options,
         environment=[_computation(each.name, each.record) for each in stages.values() if each.record is not None],
+        lineage=graph_of(done) if (done := readable_done(home / "runs" / status.run)[0]) else None,
         rounds=rounds_up_to(home, status),
     )
 

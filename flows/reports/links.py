@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.human_eval.sheet import RATERS
+from tasks.runs.journal import readable_done
 from tasks.runs.labels import read_progress
 from tasks.runs.status import RunStatus
 from tasks.tracking.address import mlflow_page
@@ -35,7 +36,9 @@ def elsewhere(home: Path, status: RunStatus, found: Mapping[str, Sequence[Link]]
     "paths."""
     folder = home / "runs" / status.run
     pages = list(found.get("", ()))
-    if docs := mlflow_page(home, status.run, "validate", "attachments/data_docs/index.html"):
+    # With the run that computed them.
+    computed = [each.record.run for each in readable_done(folder)[0] if each.shown == "validate"]
+    if docs := mlflow_page(home, (computed or [status.run])[0], "validate", "attachments/data_docs/index.html"):
         pages.append(Link("Data Docs", docs))
     pages += [Link(f"Card of {path.stem}", f"cards/{path.name}") for path in sorted((folder / "cards").glob("*.md"))]
     for name, path in (("Rating sheet", "sheet.csv"), ("Raters' files", f"{RATERS}/"), ("Report as text", "report.md")):

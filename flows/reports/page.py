@@ -28,6 +28,7 @@ from flows.reports.links import elsewhere
 from flows.reports.rounds import COLUMNS, rounds_chart
 from flows.reports.terminal import IMPORTED, by_another, cost, ends_after, model_votes_of, simulated_note
 from tasks.execution.drawing import thin
+from tasks.lineage.picture import in_two_widths
 from tasks.runs.status import StageStatus
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -158,7 +159,8 @@ def template(name: str) -> Template:
     made.filters |= {
         "number": number, "duration": duration, "moment": moment, "value": shown, "cut": cut, "bound": bound,
         "rows": lambda table: thin(table.rows, ROWS), "breakable": breakable, "picture": picture, "code": code_name,
-        "brief": brief, "marked": marked, "cost": cost, "by_another": by_another,
+        "brief": brief, "in_two_widths": lambda graph: Markup(in_two_widths(graph)),
+        "marked": marked, "cost": cost, "by_another": by_another,
     }  # fmt: skip
     return made.get_template(name)
 

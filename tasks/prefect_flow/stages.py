@@ -26,15 +26,18 @@ from prefect.utilities.urls import url_for
 from components.base.errors import TetherError
 from components.base.redaction import redacted
 from components.base.settings import Settings
-from components.base.text import markdown_code
+from components.base.text import markdown, markdown_code
 from components.gates import text as gate_text
+from components.gates.table import brief_metrics
 from tasks.execution import logs
 from tasks.execution.away import is_away
 from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
+from tasks.lineage.of_run import graph_of, judged
+from tasks.lineage.picture import in_markdown
 from tasks.prefect_flow.server import is_answering
 from tasks.result import Given, StageResult
-from tasks.runs.journal import REPORT
+from tasks.runs.journal import REPORT, readable_done
 from tasks.runs.samples import as_markdown
 from tasks.stages import Stage
 from tasks.tracking.address import mlflow_file, mlflow_page
@@ -172,14 +175,32 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
         return
     if tracker := ctx.tracker():
         tracker.settle([stage.shown])
-    link = mlflow_page(ctx.home, ctx.run, stage.shown)
-    where = f"[its page]({link})" if link else "`tether status --json` names it, `tether ui` shows it"
-    artifact = f"Artifact `{result.digest[:16]}`, {'from the store' if result.cached else 'computed'}."
     create_markdown_artifact(
-        f"{artifact} MLflow run: {where}\n\n{gate_text.markdown(result.verdicts)}",
+        stage_page(result, mlflow_page(ctx.home, ctx.run, stage.shown), mlflow_page(ctx.home, ctx.run)),
         key=f"{stage.shown.replace('_', '-')}-gates",
         description=f"Gates of {stage.shown} in run {ctx.run}",
     )
+
+
+def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
+    """A judged stage in Markdown: its pages, its main numbers, and its gates, those that did not pass first.
+
+    Args:
+        result: of the stage.
+        link: MLflow's page of the stage, if it has one.
+        whole: MLflow's page of the run, if it has one.
+    """
+    where = f"[its page]({link})" if link else "`tether status --json` names it, `tether ui` shows it"
+    where += f" · [the whole run]({whole})" if whole else ""
+    told, _ = judged(result.verdicts)
+    artifact = f"Artifact {markdown_code(result.digest[:16])}, {'from the store' if result.cached else 'computed'}."
+    lines = [f"**{result.state.replace('_', ' ').capitalize()}.** {markdown(told)}. {artifact} MLflow run: {where}", ""]
+    metrics = result.record.metrics
+    if brief := brief_metrics(result.name, metrics):
+        numbers = [f"| {markdown(name)} | {gate_text.number(metrics[name])} |" for name in brief]
+        lines += ["### Numbers", "", "| metric | value |", "|---|---:|", *numbers, ""]
+    verdicts = sorted(result.verdicts, key=lambda verdict: verdict.passed)
+    return "\n".join([*lines, "### Gates", "", gate_text.markdown(verdicts)])
 
 
 def _show_samples(stage: str, point: Mapping[str, Any]) -> None:
@@ -203,15 +224,17 @@ def show_report(ctx: RunContext) -> None:
         return
     shown = {
         "Open the report with its charts": mlflow_page(ctx.home, ctx.run, file=REPORT),
+        "the run in MLflow": mlflow_page(ctx.home, ctx.run),
         "download it": mlflow_file(ctx.home, ctx.run, REPORT),  # MLflow's pages are no good on a telephone
     }
     links = [f"[{text}]({url})" for text, url in shown.items() if url]
     where = f"Files: {markdown_code(str(ctx.folder))} on {platform.node()}"
+    lineage = in_markdown(graph_of(readable_done(ctx.folder)[0]))
     artifact = ArtifactCreate(
         key="report",
         type="markdown",
         description=f"Report of run {ctx.run}",
-        data=f"{' · '.join([*links, where])}\n\n{path.read_text(encoding='utf-8')}",
+        data=f"{' · '.join([*links, where])}\n\n{path.read_text(encoding='utf-8')}\n\n## Lineage\n\n{lineage}\n",
         flow_run_id=UUID(ctx.flow_run),
     )
 

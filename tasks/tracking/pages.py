@@ -10,6 +10,7 @@ from components.gates import text as gate_text
 from components.gates.table import brief_metrics
 from components.keys.code_version import CodeVersion
 from components.store.records import Environment
+from tasks.lineage.of_run import judged as judged_in_short
 from tasks.runs.journal import Done
 from tasks.runs.status import RunStatus
 
@@ -29,25 +30,53 @@ class NoteRow(NamedTuple):
         return f"| {self.how} | {f'[{name}]({self.link})' if self.link else name} | {span(self.digest[:16])} |"
 
 
-def stage_note(done: Done, computed_in: str, rows: Sequence[NoteRow], prefect: str = "") -> str:
-    """Of a stage's run, and of its model; `computed_in` links to the run that computed it, if MLflow has that.
+PICTURE = "lineage.svg"
+"""The picture of what a run or a stage was made of, among its artifacts."""
 
-    `prefect` is the address of the stage's page on a Prefect server, if it has one.
+
+def picture(run: str) -> str:
+    """As Markdown, the picture that an MLflow run holds; its address is relative to MLflow's own root."""
+    return f"![Lineage; the tables say the same](get-artifact?path={PICTURE}&run_uuid={run})"
+
+
+def link_line(links: Mapping[str, str]) -> list[str]:
+    """Links in one paragraph, those that have an address; nothing where none has."""
+    found = [f"[{words(text)}]({url})" for text, url in links.items() if url]
+    return [" · ".join(found), ""] if found else []
+
+
+def stage_note(
+    done: Done, computed_in: str, rows: Sequence[NoteRow], links: Mapping[str, str], shown_by: str = ""
+) -> str:
+    """Of a stage's run, and of its model.
+
+    Args:
+        done: what the stage gave.
+        computed_in: links to the run that computed it, if MLflow has that.
+        rows: its inputs and its output.
+        links: text to address, of pages that belong to it; empty addresses are left out.
+        shown_by: the MLflow run that has the picture of its lineage.
     """
     by = done.record.run
     run = f"[{words(by)}]({computed_in})" if computed_in else f"{span(by)}, which is not in this MLflow"
     cached = "From the cache. " if done.hit else ""
     lines = [f"{cached}Stage **{done.shown}**, computed in run {run}. {code(done.record.environment)}", ""]
-    lines += [f"[This stage in Prefect]({prefect})", ""] if prefect else []
-    lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
+    lines += link_line(links)
+    if brief := brief_metrics(done.shown, done.record.metrics):
+        numbers = [f"| {words(name)} | {gate_text.number(done.record.metrics[name])} |" for name in brief]
+        lines += ["**Numbers**", "", "| metric | value |", "|---|---:|", *numbers, ""]
     if done.shown == "validate":
-        kept_out = f"Kept out: {done.record.metrics.get('data/quarantined', 0):.0f} rows"
-        lines += ["", f"{kept_out} (`attachments/quarantine.jsonl` names them; one may fail several checks)."]
+        kept_out = f"Kept out: {gate_text.number(done.record.metrics.get('data/quarantined', 0))} rows"
+        lines += [f"{kept_out} (`attachments/quarantine.jsonl` names them; one may fail several checks)."]
         for check in _keeping_out(done):
             told = f"{span(check['name'])}, else: {words(check['description'])}"
-            lines += [f"- {check['rows']} of {words(check['source'])}: {told}"]
+            lines += [f"- {gate_text.number(check['rows'])} of {words(check['source'])}: {told}"]
+        lines += [""]
+    lines += ["**Lineage**", "", *([picture(shown_by), ""] if shown_by else [])]
+    lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
     if judged := [verdict for verdict in done.verdicts if verdict.threshold is not None]:
-        lines += ["", "**Gates**", "", gate_text.markdown(judged)]
+        # Those that people have to look at come first.
+        lines += ["", "**Gates**", "", gate_text.markdown(sorted(judged, key=lambda verdict: verdict.passed))]
     return "\n".join(lines)
 
 
@@ -77,22 +106,51 @@ def prefect_tag(address: str) -> dict[str, str]:
     return {"tether.prefect": address} if address else {}
 
 
-def run_note(status: RunStatus, done: Sequence[Done], links: Mapping[str, str], report: str) -> str:
-    """Of a whole run; `links` has a stage's page, `report` is where the report is shown, empty where there is none."""
+def run_note(
+    status: RunStatus,
+    done: Sequence[Done],
+    links: Mapping[str, str],
+    report: str,
+    further: Mapping[str, str] | None = None,
+    shown_by: str = "",
+) -> str:
+    """Of a whole run.
+
+    Args:
+        status: as the run's folder says it.
+        done: what its stages gave.
+        links: a stage's page in MLflow.
+        report: where the report is shown, empty where there is none.
+        further: text to address, of further pages of the run.
+        shown_by: the MLflow run that has the picture of the run's lineage.
+    """
     metrics = {name: value for each in done for name, value in each.record.metrics.items()}
-    about = {"Report with its charts": report, "Flow run in Prefect": status.prefect}
-    lines = [" · ".join(f"[{text}]({url})" for text, url in about.items() if url), ""]
+    lines = [f"**{status.state.replace('_', ' ').capitalize()}.** {_about(status)}", ""]
+    lines += link_line({"Report with its charts": report, "Flow run in Prefect": status.prefect, **(further or {})})
     lines += [f"The run was asked to end after {words(status.until)}.", ""] if status.until else []
-    lines += ["| stage | state | artifact | numbers |", "|---|---|---|---|"]
+    verdicts = [verdict for each in done for verdict in each.verdicts if verdict.threshold is not None]
+    if open_ := [verdict for verdict in verdicts if not verdict.passed]:
+        lines += ["**Gates that did not pass**", "", gate_text.markdown(open_)]
+    if shown_by:
+        lines += ["**Lineage**", "", picture(shown_by), ""]
+    lines += ["**Stages**", "", "| stage | state | numbers | gates | artifact |", "|---|---|---|---|---|"]
     for stage in status.stages:
         name = f"[{words(stage.name)}]({links[stage.name]})" if stage.name in links else words(stage.name)
         name += f" ([Prefect]({stage.prefect}))" if stage.prefect else ""
         brief = brief_metrics(stage.name, metrics)
         numbers = [f"{metric.partition('/')[2]} {gate_text.number(metrics[metric])}" for metric in brief]
-        lines.append(f"| {name} | {stage.state} | `{(stage.digest or '')[:16]}` | {words(', '.join(numbers))} |")
-    waived = {gate: waiver for each in done for gate, waiver in each.waived.items()}
-    lines += [""] + [
-        f"- Gate {span(gate)} was waived by {words(waiver['user'])}: {words(waiver['reason'])}"
-        for gate, waiver in waived.items()
-    ]
+        told, _ = judged_in_short([verdict for each in done if each.shown == stage.name for verdict in each.verdicts])
+        digest = span(stage.digest[:16]) if stage.digest else ""
+        cells = (name, stage.state.replace("_", " "), words(", ".join(numbers)), words(told), digest)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines).strip()
+
+
+def _about(status: RunStatus) -> str:
+    """Profile, who began it and when, in a sentence."""
+    name = f"{words(status.name)}: " if status.name else ""
+    by = f", started by {words(status.user)}" if status.user else ""
+    minutes, seconds = divmod(round(status.seconds), 60)
+    took = f"{minutes:,} min {seconds} s" if minutes else f"{seconds} s"
+    began = words(status.started[:19].replace("T", " "))
+    return f"{name}Profile {words(status.profile)}{by}, begun {began} UTC, took {took}."

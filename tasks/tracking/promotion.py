@@ -8,21 +8,25 @@ tether.human_eval   its human evaluation: {run, state, judges, win_rate, win_rat
 tether.champion     when it was champion: [{from, by, because, until, ended_by, ended_because}], the last one open
 tether.demoted      {at, by, because}: no run points an alias at it again, only a person does
 tether.imported     the run that took it, where an imported record is among what it was made from: likewise
+tether.picture      the MLflow run whose picture of the lineage has its human evaluation too
 tether.withheld     {run, gates}: gates of a skipped stage that nobody waived; it gets no alias until a run waives them
 """
 
 import json
 import logging
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from components.base.text import markdown as words
 from components.base.text import markdown_code
+from components.gates.text import number
 from tasks.runs.journal import Done
 from tasks.runs.status import finite
 from tasks.tracking.links import MODELS
+from tasks.tracking.pages import picture
 from tasks.tracking.weights import TAG, Weights, unless_refused
 
 logger = logging.getLogger(__name__)
@@ -37,6 +41,8 @@ _KINDS = {
     "reward": f"Reward models. `{CANDIDATE}` points at the newest version that passed its gates.",
     "policy": f"Policies, trained by PPO under a KL tether to their SFT model. {_ALIASES}",
 }
+_SHOWN = r"\n\n\*\*\w+\*\*: \[version \d+\]\([^\n)]*\)\n\n!\[[^\n\]]*\]\([^\n)]*\)"
+"""What the page of a registered model says of one of its versions."""
 _MEASURED = ("win_rate", "win_rate_low", "win_rate_high", "items")
 
 
@@ -80,11 +86,16 @@ class Versions:
             self._point(name, CANDIDATE, version, done.time)
         self.describe(name, version)
 
-    def judge(self, done: Done, name: str, waivers: Mapping[str, Any], withheld: Sequence[str] = ()) -> None:
+    def judge(
+        self, done: Done, name: str, waivers: Mapping[str, Any], withheld: Sequence[str] = (), shown_by: str = ""
+    ) -> None:
         """Write a human evaluation onto the policy that it judged, and promote that if every gate passed unwaived.
 
         What rests on an imported record is promoted by a person only, and what rests on a skipped stage, with gates
         `withheld`, by nobody.
+
+        Args:
+            shown_by: the MLflow run that has a picture of the policy's lineage with this evaluation.
         """
         digest = done.lineage.get("ppo")
         found = self._find(name, digest) if digest else None
@@ -96,6 +107,8 @@ class Versions:
         measured = finite({short: done.record.metrics.get(f"human_eval/{short}", math.nan) for short in _MEASURED})
         judged = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
         self._set(name, version, "tether.human_eval", judged)
+        if shown_by:
+            self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
         self._waive(name, version, found.tags, done.run, waivers)
         if self._may_point(name, version, found.tags, done, withheld) and state == "passed":
             self.promote(name, version, done.user, f"human_eval passed in run {done.run}", done.time, run=done.run)
@@ -176,8 +189,30 @@ class Versions:
             if TAG in model.tags:
                 load = markdown_code(f'mlflow.transformers.load_model("models:/{name}/{version}")')
                 weights = [f"- Weights are in MLflow: {load} loads them"]
+        shown_by = found.tags.get("tether.picture", found.run_id)
+        note = note.replace(picture(found.run_id), picture(shown_by))
         lines = [*state_lines(found.tags), *weights, ""] if found.tags else []
         self._client.update_model_version(name, version, "\n".join([*lines, note]).strip())
+        self._describe_model(name, version)
+
+    def _describe_model(self, name: str, newest: str) -> None:
+        """Show on the model's own page what its champion (else its candidate, else `newest`) was made of.
+
+        A description that a person has changed stays as it is.
+        """
+        about = _KINDS.get(name.rpartition("-")[2], "")
+        written = self._client.get_registered_model(name).description or ""
+        if not about or not re.fullmatch(rf"({re.escape(about)}({_SHOWN})?)?", written):
+            return
+        aliases = self._aliases(name)
+        alias = next((each for each in (CHAMPION, CANDIDATE) if each in aliases), "newest")
+        version = aliases.get(alias, newest)
+        found = self._client.get_model_version(name, version)
+        address = f"#/models/{name}/versions/{version}?workflowType=machine_learning"
+        shown = picture(found.tags.get("tether.picture", found.run_id))
+        text = f"{about}\n\n**{alias.capitalize()}**: [version {version}]({address})\n\n{shown}"
+        if text != written:
+            self._client.update_registered_model(name, text)
 
     def _may_point(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: Sequence[str]) -> bool:
         """Whether a run may point an alias at a version by itself; writes down an import or gates that forbid it."""
@@ -278,7 +313,7 @@ def evaluation(judged: Mapping[str, Any]) -> str:
         interval = f" ({judged['win_rate_low']:.3f} to {judged['win_rate_high']:.3f})"
     return (
         f"Human evaluation {judged['state']} in run {judged['run']}: win rate {judged['win_rate']:.3f}{interval} "
-        f"against SFT, n = {judged['items'] or 0:.0f}, judges: {judged['judges']}"
+        f"against SFT, n = {number(judged['items'] or 0)}, judges: {judged['judges']}"
     )
 
 

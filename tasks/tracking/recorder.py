@@ -16,8 +16,11 @@ from pydantic import JsonValue
 
 from components.base.nested import flatten
 from components.gates import text as gate_text
+from tasks.lineage.of_run import graph_of
+from tasks.lineage.picture import draw
 from tasks.runs.config import run_values
 from tasks.runs.journal import REPORT, Done, Sent, read_done
+from tasks.runs.labels import read_progress
 from tasks.runs.points import points_after, points_file, read_points
 from tasks.runs.samples import as_table
 from tasks.runs.status import RunFile, RunStatus, StageStatus, load_status, read_file
@@ -35,6 +38,8 @@ WATCHED = "watched.json"
 """The table of the samples that a stage shows while it computes."""
 WATCHED_TABLE = {"path": WATCHED, "type": "table"}
 TABLES_TAG = "mlflow.loggedArtifacts"
+DATA_DOCS = "data_docs/index.html"
+"""Among the attachments of validate."""
 CARD = "model_card.md"
 """What the run of a stage that gave a model has it under."""
 BATCH_POINTS = 200
@@ -124,7 +129,9 @@ class Recorder:
                 waivers = {gate: by for one in earlier for gate, by in one.waived.items()}
                 withheld = [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]
                 weights = Weights(self._client, self._home, wanted(self._home, folder.name))
-                _Stage(self._client, sent, each, waivers, withheld, stage.prefect, weights).record()
+                _Stage(
+                    self._client, folder.parent, sent, each, earlier, waivers, withheld, stage.prefect, weights
+                ).record()
                 sent.done[each.record.stage] = each.time
                 sent.save(folder)
             if stage.state not in ("failed", "interrupted"):
@@ -162,7 +169,10 @@ class Recorder:
         assert sent.parent is not None and sent.experiment is not None
         links = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
         report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
-        self._client.set_tag(sent.parent, "mlflow.note.content", pages.run_note(status, done, links, report))
+        further = self._further(folder, status, sent)
+        log_picture(self._client, sent.parent, sent, done)
+        note = pages.run_note(status, done, links, report, further, sent.parent)
+        self._client.set_tag(sent.parent, "mlflow.note.content", note)
         for stage, kind in MODELS.items():
             if (card := folder / "cards" / f"{model_name(sent.project, kind)}.md").is_file():
                 self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
@@ -172,6 +182,22 @@ class Recorder:
         self._drop_doubles(folder.name, sent)
         sent.whole = file.updated
         sent.save(folder)
+
+    def _further(self, folder: Path, status: RunStatus, sent: Sent) -> dict[str, str]:
+        """Pages of a run beside its report: Data Docs, cards, where people judge."""
+        assert sent.experiment is not None
+        found = {}
+        done = {each.record.stage: each for each in read_done(folder)}
+        if "validate" in done:
+            found["Data Docs"] = data_docs(folder.parent, done["validate"])
+        for stage, kind in MODELS.items():
+            name = model_name(sent.project, kind)
+            if (folder / "cards" / f"{name}.md").is_file():
+                found[f"Card of {name}"] = run_link(sent.experiment, sent.stages[stage], CARD)
+        progress = read_progress(folder)
+        if progress and progress.address.startswith(("http://", "https://")):
+            found["Review page"] = progress.address
+        return found
 
     def _drop_doubles(self, run: str, sent: Sent) -> None:
         """A server that hung may make a run after we had given up waiting, and had it make another."""
@@ -187,8 +213,10 @@ class _Stage:
     def __init__(
         self,
         client: Any,
+        runs: Path,
         sent: Sent,
         done: Done,
+        so_far: Sequence[Done],
         waivers: Mapping[str, Any],
         withheld: Sequence[str],
         prefect: str,
@@ -196,6 +224,7 @@ class _Stage:
     ) -> None:
         assert sent.experiment is not None and sent.parent is not None
         self._prefect, self._weights = prefect, weights
+        self._runs, self._sent, self._so_far = runs, sent, so_far
         self._client, self._done, self._waivers, self._withheld = client, done, waivers, withheld
         self._experiment, self._parent, self._run = sent.experiment, sent.parent, sent.stages[done.shown]
         self._lineage = Lineage(client, sent)
@@ -218,12 +247,20 @@ class _Stage:
         if not done.hit:
             self._tables()
         link = run_link(self._experiment, computed_by) if computed_by else ""
-        note = pages.stage_note(done, link, self._lineage.rows(done, model), self._prefect)
+        note = pages.stage_note(done, link, self._lineage.rows(done, model), self._links(), self._run)
         self._tags(note, computed_by)
         if model is not None and computed_by in (self._run, None):  # a hit's model has the note of its computing
             self._client.set_logged_model_tags(model, {"mlflow.note.content": note})
-        if done.final:
-            self._register(model, computed_by or self._run)
+        log_picture(self._client, self._run, self._sent, self._so_far)
+        if done.final and self._register(model, computed_by or self._run):
+            log_picture(self._client, self._run, self._sent, self._so_far)  # with the version, which is known by now
+
+    def _links(self) -> dict[str, str]:
+        """Pages that belong to the stage: text to address, empty where there is none."""
+        found = {"The whole run": run_link(self._experiment, self._parent), "This stage in Prefect": self._prefect}
+        if self._done.shown == "validate":
+            found["Data Docs"] = data_docs(self._runs, self._done)
+        return found
 
     def _computing_run(self) -> str | None:
         found = self._client.search_runs(
@@ -294,14 +331,45 @@ class _Stage:
             self._client.set_tag(self._parent, "tether.waivers", json.dumps(self._waivers))
         self._client.log_batch(self._run, tags=[RunTag(name, value) for name, value in tags.items()])
 
-    def _register(self, model: str | None, run: str) -> None:
-        """Versions only of what its gates let through; the policy is promoted by human_eval's alone."""
+    def _register(self, model: str | None, run: str) -> bool:
+        """Versions only of what its gates let through; the policy is promoted by human_eval's alone.
+
+        Returns whether it is a version of a model."""
         done, lineage, versions = self._done, self._lineage, Versions(self._client, self._weights)
         if done.shown == "human_eval":
-            versions.judge(done, lineage.model_name("ppo"), self._waivers, self._withheld)
-        elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
+            versions.judge(done, lineage.model_name("ppo"), self._waivers, self._withheld, self._run)
+            return False
+        if model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
             withheld = self._withheld if done.shown == "ppo" else []
             versions.register(done, lineage.model_name(done.shown), model, run, self._waivers, withheld)
+            return True
+        return False
+
+
+def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None:
+    """Draw what the stages in `done` were made of, with the versions that MLflow has of their models, into a run."""
+    named = {}
+    for each in done:
+        if each.shown in MODELS:
+            digest, name = each.record.digest, model_name(sent.project, MODELS[each.shown])
+            found = client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
+            if found:
+                named[digest] = f"version {max(int(one.version) for one in found)}"
+    # From top to bottom: MLflow shows a picture in its own width, and cuts off what is wider than its column.
+    client.log_text(run, draw(graph_of(done, named), downward=True), pages.PICTURE)
+
+
+def data_docs(runs: Path, done: Done) -> str:
+    """Where MLflow shows the Data Docs of what validate gave: with the run that computed it; empty where it has none.
+
+    Args:
+        runs: the home's folder of runs.
+        done: of validate.
+    """
+    sent = Sent.load(runs / done.record.run)
+    if sent.experiment is None or "validate" not in sent.stages:
+        return ""
+    return run_link(sent.experiment, sent.stages["validate"], f"attachments/{DATA_DOCS}")
 
 
 def log_params(client: Any, run: str, config: Mapping[str, JsonValue]) -> None:

@@ -103,6 +103,14 @@ def opened(page: Any, name: str, address: str) -> Any:
     return popup.value
 
 
+def drawn(page: Any) -> None:
+    """See that the page shows the picture of a lineage, whole."""
+    image = page.locator("img[src*='get-artifact?path=lineage.svg']").first
+    image.wait_for(state="visible", timeout=WAIT)
+    natural, shown = image.evaluate("each => [each.naturalWidth, each.clientWidth]")
+    assert 100 < natural == shown
+
+
 def headed(page: Any, title: str) -> None:
     """See that a page comes to have a title."""
     seen(page.get_by_role("heading", name=title, exact=True))
@@ -115,11 +123,13 @@ def test_from_a_policy_to_its_run_its_input_models_and_its_data(
     page = visit.page
     shows(page, "Policies, trained by PPO under a KL tether")
     shows(page, "champion")
+    drawn(page)
     picture(page, "mlflow-1-registered-model")
 
     follow(page, "Version 2", "/models/tether-policy/versions/2")
     shows(page, re.compile("^Champion$"))
     shows(page, re.compile(rf"Human evaluation passed in run {runs[1]}: win rate 0\.\d+ .*n = 32, judges: simulated"))
+    drawn(page)
     picture(page, "mlflow-2-version")
 
     # The policy's own model, by the link that MLflow makes; from there what went into it, by the links of our note.

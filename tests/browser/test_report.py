@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.models import lineage_text
+from flows.models.lineage import lineage
 from flows.reports.compared import write_comparison
 from flows.reports.page import write_page
 from tests.stored_run import HOSTILE, stored_run
@@ -44,6 +46,22 @@ def test_axe_finds_nothing_on_runs_compared_and_nothing_runs_over(
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     assert violations(page) == []
     assert overflow(page) == 0
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_axe_finds_nothing_on_a_lineage_whose_picture_fits(
+    reports: dict[str, Path], tmp_path: Path, width: int, scheme: str,
+    open_page: Callable, violations: Callable, overflow: Callable, picture: Callable,
+) -> None:  # fmt: skip
+    run = reports["passed"].parent.name
+    path = tmp_path / "lineage.html"
+    path.write_text(lineage_text.page(lineage(reports["passed"].parents[2], run)))
+    visit = open_page(path, width=width, scheme=scheme)
+    picture(visit.page, f"lineage-{width}-{scheme}")
+    natural, drawn = visit.page.locator("img").evaluate("image => [image.naturalWidth, image.clientWidth]")
+    assert 100 < drawn <= min(natural, width)
+    assert violations(visit.page) == [] and visit.errors == []
+    assert overflow(visit.page) == 0
 
 
 @pytest.mark.parametrize(("which", "width", "scheme"), LOOKS)

@@ -59,7 +59,7 @@ def test_a_run_that_was_to_end_after_a_stage_says_which_did_not_run_everywhere()
     said = "The run was asked to end after reward; not run: ppo, human_eval."
     assert said in printed("", status) and said in markdown(status)
     assert "ppo         not run (the run ends after reward)" in lines(status)
-    assert run_note(status, [], {}, "").startswith("The run was asked to end after reward.")
+    assert "\n\nThe run was asked to end after reward.\n\n" in run_note(status, [], {}, "")
     assert "asked to end" not in printed("") + markdown(STATUS) + run_note(STATUS, [], {}, "") + str(lines(STATUS))
 
 

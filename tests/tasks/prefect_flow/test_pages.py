@@ -3,6 +3,7 @@
 import json
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +27,12 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, show_in, show_report
-from tasks.runs.journal import Sent
+from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, show_in, show_report, stage_page
+from tasks.result import StageResult
+from tasks.runs.journal import Sent, read_done
 from tasks.runs.status import load_status
+from tasks.stages import STAGES
+from tests.stored_run import stored_run
 
 pytestmark = pytest.mark.servers
 
@@ -135,6 +139,8 @@ def test_each_stage_has_its_page_and_the_report_is_an_artifact_that_opens_in_a_b
     assert "what came of it" in str(found.data)
     assert "http://mlflow/#/experiments/7/runs/abc/artifacts/report.html?" in str(found.data)
     assert "http://mlflow/get-artifact?path=report.html&run_uuid=abc" in str(found.data)
+    assert "[the run in MLflow](http://mlflow/#/experiments/7/runs/abc?" in str(found.data)
+    assert "](data:image/svg+xml;base64," in str(found.data), "the lineage as a picture"
 
 
 def test_a_run_on_an_embedded_server_links_to_no_page_of_it(run_flow: Any) -> None:
@@ -142,3 +148,16 @@ def test_a_run_on_an_embedded_server_links_to_no_page_of_it(run_flow: Any) -> No
     _, ctx = run_flow()
     status = load_status(ctx.home, ctx.run)
     assert [status.prefect, *(stage.prefect for stage in status.stages)] == [""] * 5
+
+
+def test_a_stages_page_says_what_came_of_it_then_its_numbers_then_the_gates_that_did_not_pass(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known"})
+    ppo = next(each for each in read_done(tmp_path / "runs" / run) if each.shown == "ppo")
+    result = StageResult(
+        stage=STAGES["ppo"], digest=ppo.record.digest, path=ppo.path, state="waived", cached=False,
+        verdicts=ppo.verdicts, seconds=1.0, record=ppo.record,
+    )  # fmt: skip
+    page = stage_page(result, "http://mlflow/stage", "http://mlflow/run")
+    assert page.startswith("**Waived.** waived: kl. Artifact `")
+    assert "MLflow run: [its page](http://mlflow/stage) · [the whole run](http://mlflow/run)\n" in page
+    assert page.index("| ppo/kl | 2.345 |") < page.index("### Gates") < page.index("WAIVED") < page.index("PASS")

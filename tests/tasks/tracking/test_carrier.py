@@ -15,6 +15,7 @@ from tasks.runs.label import Label
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 from tasks.tracking import carrier
+from tasks.tracking.promotion import Versions
 
 
 def children(home, run):
@@ -118,6 +119,16 @@ def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, cl
         assert version.tags["lineage.digest"] == results["ppo"].digest
         assert version.run_id == first["ppo"]
 
+    # Lineage as a picture: on the run's page, and, with the human evaluation, on those of the model and its version.
+    picture = "](get-artifact?path=lineage.svg&run_uuid={})"
+    assert picture.format(first["ppo"]) in mlflow.get_run(first["ppo"]).data.tags["mlflow.note.content"]
+    judged = picture.format(second["human_eval"])
+    assert judged in version.description and judged in mlflow.get_registered_model("tether-policy").description
+    assert "lineage.svg" in [each.path for each in mlflow.list_artifacts(second["human_eval"])]
+    mlflow.update_registered_model("tether-policy", "Policies of desk 4")
+    Versions(mlflow).describe("tether-policy", "1")
+    assert mlflow.get_registered_model("tether-policy").description == "Policies of desk 4", "a person's stays"
+
     # Artifacts: gates, the table of samples, plots and what else is attached.
     names = {each.path for each in mlflow.list_artifacts(first["ppo"])}
     assert {"gates.json", "gates.md", "samples.json", "attachments"} <= names
@@ -125,7 +136,7 @@ def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, cl
     assert attached == {
         f"attachments/{name}" for name in ("points.jsonl", "reward_and_kl.svg", "frontier.svg", "timings.json")
     }
-    assert {each.path for each in mlflow.list_artifacts(second["ppo"])} == {"gates.json", "gates.md"}
+    assert {each.path for each in mlflow.list_artifacts(second["ppo"])} == {"gates.json", "gates.md", "lineage.svg"}
     table = mlflow.load_table(mlflow.get_run(first["ppo"]).info.experiment_id, "samples.json", [first["ppo"]])
     assert table["prompt"][0] == "user: where is it"
     assert rerun_seconds < 10

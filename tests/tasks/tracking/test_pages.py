@@ -1,7 +1,11 @@
 """Links from MLflow's pages to the report and to Prefect's pages."""
 
-from tasks.runs.status import RunStatus, StageStatus
-from tasks.tracking.pages import prefect_tag, run_note
+from pathlib import Path
+
+from tasks.runs.journal import read_done
+from tasks.runs.status import RunStatus, StageStatus, load_status
+from tasks.tracking.pages import picture, prefect_tag, run_note, stage_note
+from tests.stored_run import stored_run
 
 
 def test_a_runs_note_links_to_its_report_its_flow_run_and_each_stages_pages() -> None:
@@ -15,3 +19,32 @@ def test_a_runs_note_links_to_its_report_its_flow_run_and_each_stages_pages() ->
     assert "[sft](#/m/sft) ([Prefect](http://p/runs/task-run/t1))" in note
     assert "| [ppo](#/m/ppo) |" in note, "it has no page there"
     assert prefect_tag(status.prefect) == {"tether.prefect": status.prefect} and prefect_tag("") == {}
+
+
+def test_a_runs_note_is_in_order_and_its_numbers_are_for_people(tmp_path: Path) -> None:
+    """State and links come first, then what did not pass, the picture, and the stages; 14,000 was 1.4e+04."""
+    run = stored_run(tmp_path, changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known"})
+    status, done = load_status(tmp_path, run), read_done(tmp_path / "runs" / run)
+    next(each for each in done if each.shown == "validate").record.metrics["data/pairs"] = 14000.0
+    status.seconds, status.started = 292.0, "2026-01-01T00:00:00+00:00"
+    note = run_note(status, done, {}, "#/report", {"Data Docs": "#/docs", "Review page": ""}, "f00d")
+    first, links, *_ = note.split("\n\n")
+    assert first.startswith("**Waived.** Profile tiny")
+    assert first.endswith("begun 2026-01-01 00:00:00 UTC, took 4 min 52 s.")
+    assert links == "[Report with its charts](#/report) · [Data Docs](#/docs)"
+    places = [note.index(each) for each in ("**Gates that did not pass**", "**Lineage**", "**Stages**")]
+    assert places == sorted(places)
+    assert "](get-artifact?path=lineage.svg&run_uuid=f00d)" in note
+    assert "pairs 14,000" in note and "waived: kl" in note and "e+" not in note
+
+
+def test_a_stages_note_has_its_pages_numbers_and_lineage_and_shows_first_the_gates_that_did_not_pass(
+    tmp_path: Path,
+) -> None:
+    run = stored_run(tmp_path, changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known"})
+    ppo = next(each for each in read_done(tmp_path / "runs" / run) if each.shown == "ppo")
+    note = stage_note(ppo, "#/run", [], {"The whole run": "#/parent", "This stage in Prefect": ""}, "f00d")
+    assert "\n\n[The whole run](#/parent)\n\n" in note and "Prefect" not in note
+    assert "| ppo/kl | 2.345 |" in note and picture("f00d") in note
+    gates = note[note.index("**Gates**") :]
+    assert gates.index("WAIVED") < gates.index("PASS")

@@ -1,0 +1,82 @@
+"""What a run's stages were made of, as boxes and arrows, from what the run's folder holds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from components.data.inputs import kind_of, label_of
+from components.gates.judging import Verdict
+from tasks.lineage.picture import Box, Diagram, State
+from tasks.result import Input
+from tasks.runs.journal import Done
+
+TITLES = {"validate": "data", "reward": "reward model", "ppo": "policy"}
+"""What a stage makes, where people call it something else than the stage."""
+FEW = 3
+"""Files of one kind that are drawn one by one; more become one box."""
+DIGITS = 12
+"""Of a digest, shown."""
+
+
+def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Diagram:
+    """The graph of what a run has so far.
+
+    Args:
+        done: what its (sub-)stages gave, the oldest first.
+        named: digest to what else an artifact is called, as `tether-policy version 2`.
+    """
+    stages = {each.shown: each for each in done}  # the last of a stage's parts is what it made
+    boxes: dict[str, Box] = {}
+    arrows: list[tuple[str, str]] = []
+    for stage in stages:
+        parts = [each for each in done if each.shown == stage]
+        given = {one.digest: one for each in parts for one in each.inputs if one.stage != stage}
+        outside = [one for one in given.values() if not one.stage]
+        for box in _external(stage, outside):
+            boxes[box.id] = box
+            arrows.append((box.id, stage))
+        for one in given.values():
+            if one.stage:
+                arrows.append((one.stage, stage))
+                boxes.setdefault(one.stage, Box(one.stage, TITLES.get(one.stage, one.stage), (one.digest[:DIGITS],)))
+        last = next((each for each in parts if each.final), stages[stage])
+        boxes.pop(stage, None)
+        boxes[stage] = _box(last, [verdict for each in parts for verdict in each.verdicts], named or {})
+    return Diagram(list(boxes.values()), arrows)
+
+
+def _box(done: Done, verdicts: Sequence[Verdict], named: Mapping[str, str]) -> Box:
+    digest = done.record.digest
+    lines = (*([named[digest]] if digest in named else []), digest[:DIGITS])
+    verdict, state = judged(verdicts) if done.final else ("not finished", "warned")
+    title = TITLES.get(done.shown, done.shown).replace("_", " ")
+    return Box(done.shown, title, lines, verdict, state)
+
+
+def judged(verdicts: Iterable[Verdict]) -> tuple[str, State]:
+    """What a stage's gates say together, in a few words."""
+    found = [verdict for verdict in verdicts if verdict.threshold is not None]
+    for word, state, those in (
+        ("failed", "failed", [each for each in found if each.stops]),
+        ("withheld", "warned", [each for each in found if each.withheld]),
+        ("waived", "warned", [each for each in found if each.waived]),
+        ("warned", "warned", [each for each in found if not each.passed and each.warn_only]),
+    ):
+        if those:
+            more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+            return f"{word}: {those[0].name.partition('.')[2] or those[0].name}{more}", state  # type: ignore[return-value]
+    return (f"{len(found)} gate{'s' if len(found) > 1 else ''} passed", "passed") if found else ("", "none")
+
+
+def _external(stage: str, given: Sequence[Input]) -> list[Box]:
+    """Boxes of files and models that no stage of the run made; many files of a kind are one box."""
+    kinds: dict[str, list[Input]] = {}
+    for one in given:
+        kinds.setdefault(kind_of(one.name), []).append(one)
+    boxes = []
+    for kind, those in kinds.items():
+        if len(those) > FEW:
+            boxes.append(Box(f"{stage}/{kind}", kind, (f"{len(those)} files",), external=True))
+            continue
+        for one in those:
+            file = one.path.name if label_of(one.name) == one.name else label_of(one.name)
+            boxes.append(Box(one.digest, kind.replace("_", " "), (file, one.digest[:DIGITS]), external=True))
+    return boxes

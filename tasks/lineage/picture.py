@@ -1,0 +1,251 @@
+"""A graph of artifacts as one SVG, in layers: what an artifact was made of stands before it.
+
+The picture has its own background and follows the reader's light or dark scheme, so it reads on every page.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from components.base.text import line, markdown
+
+State = Literal["passed", "failed", "warned", "none"]
+
+MOST = 40
+"""Boxes of a picture. A larger graph is unreadable as one."""
+WIDTH, NARROW = 184, 148
+"""Of a box, and of one in a picture for a telephone: two of these stand side by side there. In pixels."""
+GAP, MARGIN = 40, 8
+BESIDE, CLOSE = 18, 8
+"""Between layers and around the picture; between boxes of one layer, and in a picture for a telephone. In pixels."""
+TITLE, STEP, PADDING = 18, 16, 10
+"""Heights of the title and of a further line, and the space around them, in pixels."""
+LANE = 10
+"""What an arrow takes of a layer that it passes, in pixels."""
+TITLE_EM, LINE_EM = 8.7, 6.8
+"""What a character of a title and of a line takes on average, in pixels."""
+
+
+class Box(NamedTuple):
+    """An artifact, or an external input."""
+
+    id: str
+    title: str
+    lines: tuple[str, ...] = ()
+    verdict: str = ""
+    """How it was judged, in a few words; the last line."""
+    state: State = "none"
+    external: bool = False
+    """No stage made it."""
+
+
+class Diagram(NamedTuple):
+    """What is drawn."""
+
+    boxes: Sequence[Box]
+    arrows: Sequence[tuple[str, str]]
+    """Ids of two boxes: what went in, and what was made of it."""
+
+
+class _Place(NamedTuple):
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+_Item = str | tuple[str, int]
+"""A box's id, or the lane that all arrows of a box share in a layer that they pass."""
+
+
+def told(graph: Diagram) -> str:
+    """Return the graph in a sentence, for those who do not see the picture."""
+    titles = {box.id: line(box.title) for box in graph.boxes}
+    made: dict[str, list[str]] = {}
+    for before, after in graph.arrows:
+        made.setdefault(after, []).append(titles[before])
+    parts = []
+    for box in graph.boxes:
+        of = f" from {', '.join(made[box.id])}" if box.id in made else ""
+        parts += [f"{titles[box.id]}{of}" + (f" ({line(box.verdict)})" if box.verdict else "")]
+    return "; ".join(parts)
+
+
+def draw(graph: Diagram, downward: bool = False) -> str:
+    """Return the picture as SVG.
+
+    Args:
+        graph: boxes and arrows; an arrow between boxes that are not there is left out.
+        downward: layers from top to bottom, for a narrow page; else from left to right.
+    """
+    boxes = {box.id: box for box in graph.boxes}
+    arrows = [each for each in dict.fromkeys(graph.arrows) if each[0] in boxes and each[1] in boxes]
+    layers = _layers(list(boxes), arrows)
+    height = 2 * PADDING + TITLE + STEP * max((len(_lines(box)) for box in boxes.values()), default=0)
+    places, width, tall = _places(layers, height, downward)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{tall:.0f}" '
+        f'viewBox="0 0 {width:.0f} {tall:.0f}" role="img">',
+        f"<title>{escape(told(Diagram(list(boxes.values()), arrows)))}</title>",
+        f"<style>{_STYLE}</style>",
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<path class="head" d="M0 0L8 4L0 8z"/></marker></defs>',
+        f'<rect class="page" width="{width:.0f}" height="{tall:.0f}" rx="8"/>',
+    ]
+    of = {id_: depth for depth, layer in enumerate(layers) for id_ in layer if isinstance(id_, str)}
+    for before, after in arrows:
+        lanes = [(before, depth) for depth in range(of[before] + 1, of[after])]
+        passed: list[_Item] = [before, *lanes, after]
+        points = [places[each] for each in passed]
+        parts.append(f'<path class="arrow" marker-end="url(#head)" d="{_path(points, downward)}"/>')
+    parts += [_drawn(box, places[box.id]) for box in boxes.values()]
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def in_two_widths(graph: Diagram) -> str:
+    """Return an HTML element with the picture: from left to right on a wide page, else from top to bottom."""
+    source = f'<source media="(min-width: 60rem)" srcset="{_address(graph, downward=False)}">'
+    told_ = escape(f"Lineage: {told(graph)}")
+    return f'<picture>{source}<img src="{_address(graph, downward=True)}" alt="{told_}"></picture>'
+
+
+def in_markdown(graph: Diagram) -> str:
+    """Return the picture, from top to bottom, as an image in Markdown that holds it."""
+    return f"![Lineage: {markdown(told(graph))}]({_address(graph, downward=True)})"
+
+
+def _address(graph: Diagram, downward: bool) -> str:
+    """The picture as an address of itself."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(draw(graph, downward).encode()).decode()}"
+
+
+def _layers(ids: Sequence[str], arrows: Sequence[tuple[str, str]]) -> list[list[_Item]]:
+    """Boxes by the longest way to them, inputs just before their first reader, ordered so that few arrows cross."""
+    depth = dict.fromkeys(ids, 0)
+    for _ in ids:  # a cycle, which only a false record can claim, ends here
+        for before, after in arrows:
+            depth[after] = min(max(depth[after], depth[before] + 1), len(ids) - 1)
+    ends = {after for _, after in arrows}
+    for each in ids:
+        readers = [depth[after] for before, after in arrows if before == each]
+        if each not in ends and readers:
+            depth[each] = max(0, min(readers) - 1)
+    layers: list[list[_Item]] = [[] for _ in range(max(depth.values(), default=0) + 1)]
+    for each in ids:
+        layers[depth[each]].append(each)
+    linked: list[tuple[_Item, _Item]] = []
+    for before, after in arrows:
+        lanes: list[_Item] = [(before, at) for at in range(depth[before] + 1, depth[after])]
+        for at, lane in enumerate(lanes, depth[before] + 1):
+            if lane not in layers[at]:
+                layers[at].append(lane)
+        linked += pairwise([before, *lanes, after])
+    for downwards in (True, False, True, False):
+        _order(layers, linked, downwards)
+    return layers
+
+
+def _order(layers: list[list[_Item]], linked: Sequence[tuple[_Item, _Item]], forward: bool) -> None:
+    """Sort each layer by the mean place of what its items are linked to in the layer before (or after)."""
+    walk = range(1, len(layers)) if forward else range(len(layers) - 2, -1, -1)
+    for at in walk:
+        beside = {item: place for place, item in enumerate(layers[at - 1 if forward else at + 1])}
+        mean: dict[_Item, float] = {}
+        for place, item in enumerate(layers[at]):
+            ends = [a if forward else b for a, b in linked if (b if forward else a) == item]
+            found = [beside[end] for end in ends if end in beside]
+            mean[item] = sum(found) / len(found) if found else float(place)
+        layers[at].sort(key=lambda item: mean[item])
+
+
+def _places(
+    layers: Sequence[Sequence[_Item]], height: float, downward: bool
+) -> tuple[dict[_Item, _Place], float, float]:
+    """Where each item stands, and the width and height of the whole."""
+    along, across, apart = (height, NARROW, CLOSE) if downward else (WIDTH, height, BESIDE)
+    sizes = [[across if isinstance(item, str) else LANE for item in layer] for layer in layers]
+    extents = [sum(layer) + apart * (len(layer) - 1) for layer in sizes]
+    most = max(extents, default=0)
+    found: dict[_Item, _Place] = {}
+    for at, (layer, layer_sizes) in enumerate(zip(layers, sizes, strict=True)):
+        before, beside = MARGIN + at * (along + GAP), MARGIN + (most - extents[at]) / 2
+        for item, size in zip(layer, layer_sizes, strict=True):
+            found[item] = _Place(beside, before, size, along) if downward else _Place(before, beside, along, size)
+            beside += size + apart
+    whole = 2 * MARGIN + len(layers) * (along + GAP) - GAP
+    return found, *((2 * MARGIN + most, whole) if downward else (whole, 2 * MARGIN + most))
+
+
+def _path(places: Sequence[_Place], downward: bool) -> str:
+    """A line that leaves the first place, goes through the lanes and ends at the last place."""
+    steps: list[str] = []
+    for before, after in pairwise(places):
+        if downward:
+            x, y, to_x, to_y = (
+                before.x + before.width / 2, before.y + before.height, after.x + after.width / 2, after.y,
+            )  # fmt: skip
+            middle = (y + to_y) / 2
+            curve = f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
+            through = f"V{after.y + after.height:.1f}"
+        else:
+            x, y, to_x, to_y = (
+                before.x + before.width, before.y + before.height / 2, after.x, after.y + after.height / 2,
+            )  # fmt: skip
+            middle = (x + to_x) / 2
+            curve = f"C{middle:.1f} {y:.1f} {middle:.1f} {to_y:.1f} {to_x:.1f} {to_y:.1f}"
+            through = f"H{after.x + after.width:.1f}"
+        steps += [] if steps else [f"M{x:.1f} {y:.1f}"]
+        steps += [curve] if after is places[-1] else [curve, through]
+    return "".join(steps)
+
+
+def _lines(box: Box) -> list[str]:
+    return [*box.lines, *([box.verdict] if box.verdict else [])]
+
+
+def _drawn(box: Box, place: _Place) -> str:
+    kind = " external" if box.external else ""
+    parts = [
+        f'<g><rect class="box{kind} {box.state}" x="{place.x:.1f}" y="{place.y:.1f}" width="{place.width:.1f}" '
+        f'height="{place.height:.1f}" rx="6"/>'
+    ]
+    x, y, room = place.x + PADDING, place.y + PADDING + TITLE - 5, place.width - 2 * PADDING
+    parts.append(f'<text class="title" x="{x:.1f}" y="{y:.1f}">{_short(box.title, room / TITLE_EM)}</text>')
+    for text in _lines(box):
+        y += STEP
+        kind = f"verdict {box.state}" if text is box.verdict else "line"
+        parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{_short(text, room / LINE_EM)}</text>')
+    return "".join([*parts, "</g>"])
+
+
+def _short(text: str, longest: float) -> str:
+    text = line(text)
+    return escape(text if len(text) <= longest else f"{text[: int(longest) - 1]}…")
+
+
+def _colours(colours: Mapping[str, str]) -> str:
+    """The rules of one scheme."""
+    return "".join(f".{name.replace(' ', '.')}{{{rule}}}" for name, rule in colours.items())
+
+
+_STYLE = (
+    "text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;font-size:12px}"
+    ".title{font-size:13px;font-weight:600}.verdict{font-weight:600}"
+    ".box{stroke-width:1.5}.external{stroke-dasharray:4 3}.arrow{fill:none;stroke-width:1.5}"
+    + _colours({
+        "page": "fill:#fff", "box": "fill:#f6f8fa;stroke:#8c959f", "title": "fill:#1b1f24", "line": "fill:#57606a",
+        "verdict": "fill:#57606a", "verdict passed": "fill:#116329", "verdict failed": "fill:#a40e26",
+        "verdict warned": "fill:#744500", "box failed": "stroke:#a40e26", "box warned": "stroke:#9a6700",
+        "arrow": "stroke:#6e7781", "head": "fill:#6e7781",
+    })
+    + "@media (prefers-color-scheme:dark){"
+    + _colours({
+        "page": "fill:#0d1117", "box": "fill:#161b22;stroke:#6e7681", "title": "fill:#e6edf3", "line": "fill:#9da7b3",
+        "verdict": "fill:#9da7b3", "verdict passed": "fill:#7ee787", "verdict failed": "fill:#ff9492",
+        "verdict warned": "fill:#e3b341", "box failed": "stroke:#ff9492", "box warned": "stroke:#e3b341",
+        "arrow": "stroke:#8b949e", "head": "fill:#8b949e",
+    })
+    + "}"
+)  # fmt: skip
