@@ -44,7 +44,7 @@ from data_contracts.findings.beside import (
 from data_contracts.findings.judging import RowJudge, refuse_unknown
 from data_contracts.findings.noise import LabelNoise, label_noise
 from data_contracts.findings.strengths import ModelRow
-from data_contracts.findings.texts import SAMPLE, RowTexts, read_texts
+from data_contracts.findings.texts import SAMPLE, RowTexts, TextReading, read_texts
 from data_contracts.findings.whole import (
     TEST,
     TRAIN,
@@ -58,8 +58,11 @@ from data_contracts.findings.whole import (
 )
 from data_contracts.rows import frames
 from data_contracts.rows.gather import DETECT_ON, RowSource, judged_rows, not_one_valid
-from data_contracts.rows.ledger import FACTS, Ledger, combined, first_of_each
+from data_contracts.rows.ledger import Ledger, combined, first_of_each
+from data_contracts.rows.measuring import FACTS
+from data_contracts.rows.processes import count_of
 from data_contracts.rows.schemas import SourceReading
+from data_contracts.rows.working import begin, read_sources
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +119,7 @@ class Examined:
     texts: RowTexts = field(init=False)
 
     @property
-    def facts(self) -> NDArray[Any]:
+    def facts(self) -> Any:
         """Of the kept rows."""
         return self.ledger.facts[self.kept]
 
@@ -132,7 +135,7 @@ class Examination:
 
     def __init__(
         self, job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress,
-        alone: bool = False, tokenized: bool = True,
+        alone: bool = False, tokenized: bool = True, expect: Callable[[int], None] = lambda rows: None,
     ) -> None:  # fmt: skip
         """Read and judge everything.
 
@@ -140,18 +143,22 @@ class Examination:
             inputs: `preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts` (files or saved
                 folders), `suite`, `decontaminate` (likewise), `deployment_prompts` and `base` (a pretrained model's
                 folder), where the job names them.
-            folder: for what is too large for memory; it may be removed when this is.
+            folder: for what is too large for memory; it may be removed when this is. What a stopped examination of the
+                same job and files left there is taken.
             progress: told now and then of how many rows the fields, and then the texts, are read.
             alone: judge what is given alone; else what is lacking is generated.
             tokenized: ask of tokens too.
+            expect: told how many rows `progress` will count to, once that is known.
 
         Raises:
             UserError: a source can't be read, or holds not one valid row.
         """
-        self.job, self.inputs, self.folder, self.alone = job, inputs, folder, alone
+        self.job, self.inputs, self.alone = job, inputs, alone
         self.nothing: dict[str, str] = {}
         """Why a source that is given alone has not one valid row, by its name."""
-        folder.mkdir(parents=True, exist_ok=True)
+        self.shards = folder / "shards"
+        begin(self.shards, job, inputs)
+        self.processes = count_of(job.data.processes)
         self.read = 0
         """Rows read so far, those whose texts are read counted again."""
         self._progress = progress
@@ -172,6 +179,7 @@ class Examination:
         for examined in self.sources.values():
             if self.tokenizer is None:
                 examined.judge.leave_out_tokens()
+        expect(self.read + sum(int(examined.ledger.good().sum()) for examined in self.sources.values()))
         for name, examined in self.sources.items():
             self._examine_texts(examined)
             self._need_one(name, examined.sources, examined.ledger)
@@ -213,18 +221,21 @@ class Examination:
 
     def _read(self, name: str, sources: Sequence[RowSource]) -> Examined:
         data = self.job.data
-        ledger = Ledger(self.folder / f"{name}.jsonl", data.split, self.job.seed, bool(data.max_pairs))
+        ledger = Ledger(self.shards / name, data.split, self.job.seed, bool(data.max_pairs))
         judge = self._judge_of(name, ledger)
         further = tuple(judge.further())
         if self.suite.rows or self.suite.whole:
             refuse_unknown(judge, self.suite.path, self._columns(name, sources))
-        rows: Iterable[Row] = _judged(_asking(sources, further), data.max_characters)
+        before = self.read
         if name == "preferences" and data.labels == "dawid_skene":
+            rows: Iterable[Row] = _judged(_asking(sources, further), data.max_characters)
             self.competence = competence(rows, _shown(sources))
             again = [*(self._given(name) or sources[:1]), *self._votes()]  # a file's rows are read once
             rows = relabelled(_judged(_asking(again, further), data.max_characters), self.competence.posterior)
-        before = self.read
-        ledger.fill(rows, lambda seen: self._progress(before + seen), further)
+            ledger.fill(rows, lambda seen: self._progress(before + seen), further)
+        else:
+            told = lambda seen: self._progress(before + seen)  # noqa: E731
+            read_sources(ledger, sources, data.max_characters, self.processes, told, further)
         self.read += len(ledger.facts)
         judge.judge("read")
         ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # what is kept out teaches nothing
@@ -272,11 +283,9 @@ class Examination:
     def _examine_texts(self, examined: Examined) -> None:
         job, ledger, before = self.job, examined.ledger, self.read
         near = job.data.near_duplicate
-        examined.texts = read_texts(
-            ledger, self.tokenizer, job.generation, near, lambda seen: self._progress(before + seen),
-            examined.judge.asks("language"),
-        )  # fmt: skip
-        self.read += len(examined.texts.index)
+        how = TextReading(self.tokenizer, job.generation, near, examined.judge.asks("language"))
+        examined.texts = read_texts(ledger, how, lambda seen: self._progress(before + seen), self.processes)
+        self.read += int(examined.texts.wanted.sum())
         mark_near_duplicates(ledger, examined.texts, near)
         if self.forbidden is not None:
             mark_contaminated(ledger, examined.texts, self.forbidden, near)
@@ -343,7 +352,7 @@ class Examination:
         facts = np.empty(0, FACTS) if self.pairs is None else self.pairs.facts
         wins = frames.longer_wins(facts["words"])
         counted = ~np.isnan(wins)
-        return clustered_proportion(wins[counted], facts["prompt"][counted].tolist()) if counted.any() else None
+        return clustered_proportion(wins[counted], facts["prompt"][counted]) if counted.any() else None
 
     @cached_property
     def standing(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

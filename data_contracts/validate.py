@@ -7,8 +7,8 @@ prompt, and the whole is judged again. The stage ends well on bad data: the gate
 import logging
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -54,23 +54,22 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
     Raises:
         UserError: a source can't be read, or holds not one valid row; no artifact is written then.
     """
-    scratch = out / "rows"
-    try:
-        found = Examination(job, inputs, scratch, lambda read: observe(read, {"data/read": float(read)}))
+    totals = [0]
+    with _work(out / "rows") as scratch:
+        found = Examination(
+            job, inputs, scratch,
+            lambda read: observe(read, {"data/read": float(read)}, total=totals[-1] or None), expect=totals.append,
+        )  # fmt: skip
         _refuse_nothing(found)
         checks, context = found.judge()
         shutil.rmtree(out / "artifact", ignore_errors=True)
         sizes = write_splits(found, out / "artifact")
         kept_out = write_quarantine(found, out / "artifact")
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        with suppress(OSError):  # it holds something
-            out.rmdir()
+        counts, reasons = source_counts(found), quarantine_reasons(found)
+        final = metrics(found, checks, kept_out) | sizes
     write_json(out / "artifact" / "report.json", checks)
     given = of_kind(inputs, "preferences")
     write_json(out / "artifact" / "task.json", {"name": "none" if given else "support-desk"})
-    final = metrics(found, checks, kept_out) | sizes
-    counts = source_counts(found)
     if counts:
         write_json(out / "artifact" / SOURCES, counts)
         final |= {f"data/pairs{OF_SOURCE}{each['source']}": float(each["pairs"]) for each in counts}
@@ -88,8 +87,25 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
         if (out / "artifact" / name).exists():
             shutil.copyfile(out / "artifact" / name, out / "attachments" / name)
     observe(found.read, final)
-    logger.info("kept %d pairs; quarantined %s", final["data/pairs"], quarantine_reasons(found) or "nothing")
+    logger.info("kept %d pairs; quarantined %s", final["data/pairs"], reasons or "nothing")
     return final
+
+
+@contextmanager
+def _work(folder: Path) -> Iterator[Path]:
+    """`folder`, which goes afterwards; what is stopped or killed leaves it, and continues there."""
+    try:
+        yield folder
+    except Exception:
+        _clear(folder)
+        raise
+    _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # it holds something
+        folder.parent.rmdir()
 
 
 def _refuse_nothing(found: Examination) -> None:

@@ -141,6 +141,9 @@ class DataConfig(Settings):
     compared with them (the checks `deployment_length`, `_language`, `_category` and `_words`)."""
     near_duplicate: NearDuplicateConfig = NearDuplicateConfig()
     """What counts as a near-duplicate."""
+    processes: int | Literal["auto"] = unkeyed("auto")
+    """How many processes measure the rows; `auto` is one for each core. Their number changes no result. Up to 10,000
+    rows are measured in one."""
     generator: SupportDeskConfig = SupportDeskConfig()
     """Size and habits of the built-in task (read where `preferences` or `demonstrations` is generated)."""
 

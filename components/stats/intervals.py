@@ -41,6 +41,11 @@ class Interval(NamedTuple):
 
 def cluster_codes(clusters: Iterable[Hashable]) -> NDArray[np.int64]:
     """Clusters, in any hashable form, as integers 0..C-1 in order of first appearance."""
+    if isinstance(clusters, np.ndarray) and clusters.ndim == 1:
+        _, first, group = np.unique(clusters, return_index=True, return_inverse=True)
+        place = np.empty(len(first), np.int64)
+        place[np.argsort(first)] = np.arange(len(first))
+        return place[group]
     seen: dict[Hashable, int] = {}
     return np.fromiter((seen.setdefault(cluster, len(seen)) for cluster in clusters), dtype=np.int64)
 

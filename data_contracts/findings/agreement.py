@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
+import numpy as np
 from numpy.typing import NDArray
 
 from components.stats.dawid_skene import DawidSkene
@@ -86,9 +87,9 @@ class Agreement:
         }  # fmt: skip
 
 
-def agreement_of(facts: NDArray[Any]) -> Agreement:
+def agreement_of(facts: Any) -> Agreement:
     """The agreement in a ledger's facts (n,); intervals are clustered by prompt."""
-    facts = facts[facts["voted"]]
+    facts = facts[np.flatnonzero(facts["voted"])]
     return agreement_of_counts(facts["ballot"], facts["prompt"])
 
 
@@ -97,11 +98,11 @@ def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreeme
     if not counts.any():
         return Agreement(None, None, None, None)
     kappa, alpha = (
-        found if math.isfinite((found := statistic(counts, clusters.tolist(), symmetric=True)).value) else None
+        found if math.isfinite((found := statistic(counts, clusters, symmetric=True)).value) else None
         for statistic in (fleiss_kappa_interval, krippendorff_alpha)
     )
     labels = plurality(counts)
-    raw = raw_agreement(counts, clusters.tolist())
+    raw = raw_agreement(counts, clusters)
     return Agreement(kappa, alpha, raw, {answer: int((labels == label).sum()) for label, answer in _ANSWERS.items()})
 
 

@@ -14,10 +14,11 @@ from components.data.rows import CanonicalRow, Message, Problem
 from components.data.splits import loose_key
 from components.data.words import words_of
 from data_contracts.findings.drift import DriftMeasure, distance, language_drift, length_drift, told_apart
-from data_contracts.findings.near import Signatures, near_earlier, runs_of_words, signatures
+from data_contracts.findings.near import AT_ONCE, Signatures, SketchFile, near_earlier, runs_of_words, signatures
 from data_contracts.findings.texts import SAMPLE, RowTexts
 from data_contracts.rows.gather import RowSource, judged_rows
-from data_contracts.rows.ledger import Ledger, hash64
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import hash64
 
 _CHUNK = 2_000
 _LONGEST = 10**9
@@ -57,16 +58,20 @@ def forbidden_prompts(inputs: Mapping[str, Path], data: DataConfig) -> Forbidden
 def mark_contaminated(ledger: Ledger, texts: RowTexts, forbidden: Forbidden, near: NearDuplicateConfig) -> None:
     """Measure which rows (of `texts`) have a prompt that nearly repeats one of `forbidden` (`contaminated`)."""
     count = len(forbidden.named)
-    sketches = np.concatenate([forbidden.sketches, texts.prompt_sketch])
-    found = near_earlier(sketches, near.jaccard, among=count)[count:]
+    index = texts.index
+    sketched = SketchFile(ledger.path.with_name(f"{ledger.path.name}-contaminated"))
+    sketched.append(forbidden.sketches)
+    for start in range(0, len(texts.prompt_sketch), AT_ONCE):
+        sketched.append(texts.prompt_sketch[np.arange(start, min(start + AT_ONCE, len(texts.prompt_sketch)))])
+    found = near_earlier(sketched.written(), near.jaccard, among=count)[count:]
     order = np.argsort(forbidden.loose)
-    loose = ledger.facts["loose"][texts.index]
+    loose = ledger.facts["loose"][index]
     place = order[np.minimum(np.searchsorted(forbidden.loose, loose, sorter=order), count - 1)]
     found = np.where(forbidden.loose[place] == loose, place, found)
     for at in np.flatnonzero(found >= 0):
         text = f"its prompt nearly repeats {forbidden.named[found[at]]} (data.decontaminate)"
-        ledger.note(int(texts.index[at]), Problem("uncontaminated", text))
-    ledger.measure("contaminated", texts.index, found >= 0)
+        ledger.note(int(index[at]), Problem("uncontaminated", text))
+    ledger.measure("contaminated", index, found >= 0)
 
 
 def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRow]:

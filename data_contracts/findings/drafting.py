@@ -37,7 +37,7 @@ def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
     if reading.kind not in KINDS:
         raise UserError(f"{path} is a rating sheet. Give pairs, demonstrations or prompts.")
     source = RowSource.named(reading.kind, path, data)._replace(extra=tuple(reading.ignored))
-    ledger = Ledger(scratch / "draft.jsonl", SplitConfig(), seed=0)
+    ledger = Ledger(scratch / "draft", SplitConfig(), seed=0)
     ledger.fill(judged_rows(source, data.max_characters), lambda seen: None, source.extra)
     judge = RowJudge(suites.context(), reading.kind, ledger, row_checks(data, None, reading.kind), [])
     judge.judge("read")

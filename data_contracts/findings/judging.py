@@ -17,6 +17,22 @@ from data_contracts.rows.ledger import Ledger
 
 _ORDER = {name: place for place, name in enumerate(RowChecks.model_fields)}
 _AS_NUMBER = "{} as a number, else {}"
+JUDGED_ROWS = 200_000
+"""Rows that Great Expectations judges at once: what it holds in memory is bounded by these."""
+BY_ROW = frozenset(
+    {
+        "ExpectColumnPairValuesAToBeGreaterThanB", "ExpectColumnPairValuesToBeEqual", "ExpectColumnPairValuesToBeInSet",
+        "ExpectColumnValueLengthsToBeBetween", "ExpectColumnValueLengthsToEqual", "ExpectColumnValuesToBeBetween",
+        "ExpectColumnValuesToBeInSet", "ExpectColumnValuesToBeNull", "ExpectColumnValuesToMatchLikePattern",
+        "ExpectColumnValuesToMatchLikePatternList", "ExpectColumnValuesToMatchRegex",
+        "ExpectColumnValuesToMatchRegexList", "ExpectColumnValuesToNotBeInSet", "ExpectColumnValuesToNotBeNull",
+        "ExpectColumnValuesToNotMatchLikePattern", "ExpectColumnValuesToNotMatchLikePatternList",
+        "ExpectColumnValuesToNotMatchRegex", "ExpectColumnValuesToNotMatchRegexList",
+        "ExpectMulticolumnSumToEqual", "ExpectSelectColumnValuesToBeUniqueWithinRecord",
+    }
+)  # fmt: skip
+"""Expectations whose verdict on a row depends on no other row, so that rows can be judged some at a time. Others, such
+as uniqueness or z-scores, judge all rows at once, on their own columns."""
 
 
 class RowJudge:
@@ -54,24 +70,36 @@ class RowJudge:
                 suite can't be judged.
         """
         checks = [check for check in self.checks if phase_of(check) == phase]
-        if checks:
-            suite = Suite(f"{self.kind}_{phase}", *self._frame(checks))
-            for check, found in zip(checks, validate(self.context, suite, [LINE]), strict=True):
-                self._take(check, found)
+        found: dict[int, list[ExpectationResult]] = {place: [] for place in range(len(checks))}
+        every = slice(0, len(self.ledger.facts))
+        parts = [slice(start, min(start + JUDGED_ROWS, every.stop)) for start in range(0, every.stop, JUDGED_ROWS)]
+        alone = [place for place, check in enumerate(checks) if check.kind in BY_ROW]
+        runs = [(f"_{number}" if number > 1 else "", rows, alone) for number, rows in enumerate(parts, 1)]
+        if len(parts) <= 1:
+            runs = [("", every, [*found])]
+        elif together := [place for place in found if place not in alone]:
+            runs.append(("_together", every, together))
+        for name, rows, asked in runs:
+            if asked:
+                suite = Suite(f"{self.kind}_{phase}{name}", *self._frame([checks[place] for place in asked], rows))
+                for place, result in zip(asked, validate(self.context, suite, [LINE]), strict=True):
+                    found[place].append(result)
+        for place, check in enumerate(checks):
+            self._take(check, found[place])
         if phase == PHASES[0]:
             unusable = np.flatnonzero(~self.ledger.facts["made"] & ~self.ledger.out)
             if len(unusable):
                 named = self.ledger.named(self.ledger.facts["row"][unusable[0]])
                 raise CheckFailed(f"{named} has no usable form, but no expectation names it")
 
-    def _frame(self, checks: Sequence[Check]) -> tuple[pd.DataFrame, list[Check]]:
-        """The frame that `checks` look at, and the checks on its columns.
+    def _frame(self, checks: Sequence[Check], rows: slice) -> tuple[pd.DataFrame, list[Check]]:
+        """The frame of `rows` that `checks` look at, and the checks on its columns.
 
         In a further column of the source that a check compares with numbers, a value that is not a number becomes
         infinite, so that it is out of range.
         """
         columns = dict.fromkeys(column for check in checks for column in check.columns)
-        frame, judged = row_frame(self.ledger, columns), []
+        frame, judged = row_frame(self.ledger, columns, rows), []
         for check in checks:
             column = str(check.options.get("column"))
             if _wants_numbers(check) and column not in COLUMNS and not pd.api.types.is_numeric_dtype(frame[column]):
@@ -84,15 +112,18 @@ class RowJudge:
             judged.append(check)
         return frame, judged
 
-    def _take(self, check: Check, found: ExpectationResult) -> None:
-        lines = np.array([int(line) for group in found.named for line in group[LINE]], np.int64)
-        self._succeeded[check.name] = found.success and self._succeeded.get(check.name, True)
+    def _take(self, check: Check, found: Sequence[ExpectationResult]) -> None:
+        """Take in what an expectation found in each part of the rows."""
+        named = (int(line) for part in found for group in part.named for line in group[LINE])
+        lines = np.fromiter(named, np.int64)
+        self._succeeded[check.name] = succeeded(check, found) and self._succeeded.get(check.name, True)
         keeps_out = check.severity != "warn" and not check.stays
         self.ledger.name(check.name, lines, keeps_out, lambda index: self._reason(check, index))
 
     def _reason(self, check: Check, index: int) -> str:
         """Return the reason for a row without a note: the values that the expectation looks at, and its sentence."""
-        values = (f"{column} is {_shown(column_of(self.ledger, column), index)}" for column in check.columns)
+        row = slice(index, index + 1)
+        values = (f"{column} is {_shown(column_of(self.ledger, column, row))}" for column in check.columns)
         return f"{check.name}: {', '.join(values)}. {check.description}"
 
     def outcomes(self) -> list[JudgedCheck]:
@@ -127,6 +158,16 @@ class RowJudge:
             judged_check(f"{self.kind}_kept", each.check, each.result.get("observed_value"), {}, each.success)
             for each in found
         ]
+
+
+def succeeded(check: Check, parts: Sequence[ExpectationResult]) -> bool:
+    """Whether an expectation holds of all rows, of which it judged `parts` alone: s / n >= `mostly`, where s of the n
+    values that are there are as expected, as Great Expectations says of one frame."""
+    if len(parts) == 1:
+        return parts[0].success
+    known = sum(part.result["element_count"] - (part.result.get("missing_count") or 0) for part in parts)
+    unexpected = sum(part.result["unexpected_count"] for part in parts)
+    return not known or (known - unexpected) / known >= float(str(check.options.get("mostly", 1)))
 
 
 def phase_of(check: Check) -> str:
@@ -166,8 +207,8 @@ def _wants_numbers(check: Check) -> bool:
     )
 
 
-def _shown(values: Any, index: int) -> str:
-    value = pd.Series(values).iloc[index]
+def _shown(values: Any) -> str:
+    value = pd.Series(values).iloc[0]
     if isinstance(value, float | np.floating):
         return f"{value:g}"
     return shown(value.item() if isinstance(value, np.generic) else value)

@@ -1,5 +1,7 @@
 """Near-duplicates by MinHash (Broder 1997) and banding (Leskovec, Rajaraman and Ullman, section 3.4)."""
 
+import os
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,8 +16,12 @@ _SEED = 7
 _FOUND = 0.95
 """Least chance that two texts of exactly the wanted similarity share a band."""
 
-_AT_ONCE = 65_536
+AT_ONCE = 65_536
 """Texts of which signatures are in memory at once."""
+_DENSE = 4
+"""Where places lie closer than one in so many, all between the first and the last are read at once."""
+_BYTES = 4 * PERMUTATIONS
+"""Of a signature."""
 
 Signatures = NDArray[np.uint32]
 """(n, PERMUTATIONS)"""
@@ -40,7 +46,7 @@ def signatures(sets: Sequence[list[str]]) -> Signatures:
 
 
 class SketchFile:
-    """Signatures in a file, 256 bytes a text, which memory then only maps: the system takes back what is not in use."""
+    """Signatures in a file, 256 bytes a text; memory holds those that are asked for."""
 
     def __init__(self, path: Path) -> None:
         """Begin `path` anew."""
@@ -54,12 +60,39 @@ class SketchFile:
             found.tofile(out)
         self.texts += len(found)
 
-    def mapped(self) -> Signatures:
-        """All of them, read-only; the file may be removed then."""
-        shape = (self.texts, PERMUTATIONS)
-        return (
-            np.asarray(np.memmap(self.path, np.uint32, "r", shape=shape)) if self.texts else np.empty(shape, np.uint32)
-        )
+    def written(self) -> "Sketches":
+        """All of them; the file may be removed then."""
+        return Sketches(self.path, self.texts)
+
+
+class Sketches:
+    """Signatures (n, PERMUTATIONS) in a file, of which those are read that are asked for."""
+
+    def __init__(self, path: Path, texts: int) -> None:
+        self._texts = texts
+        with naming(path):
+            self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def __len__(self) -> int:
+        return self._texts
+
+    def __getitem__(self, places: NDArray[np.int64]) -> Signatures:
+        """The signatures at these places (m,), as (m, PERMUTATIONS)."""
+        if not len(places):
+            return np.empty((0, PERMUTATIONS), np.uint32)
+        low, high = int(places.min()), int(places.max()) + 1
+        if high - low <= _DENSE * len(places):
+            return self._between(low, high)[places - low]
+        wanted, back = np.unique(places, return_inverse=True)
+        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1)
+        return np.concatenate([self._between(int(run[0]), int(run[-1]) + 1) for run in runs])[back]
+
+    def _between(self, start: int, stop: int) -> Signatures:
+        data = bytearray()
+        while len(data) < (stop - start) * _BYTES:
+            data += os.pread(self._file, (stop - start) * _BYTES - len(data), start * _BYTES + len(data))
+        return np.frombuffer(data, np.uint32).reshape(-1, PERMUTATIONS)
 
 
 def band_rows(jaccard: float) -> int:
@@ -69,7 +102,7 @@ def band_rows(jaccard: float) -> int:
 
 
 def near_earlier(
-    found: Signatures, jaccard: float, among: int | None = None, order: NDArray[np.int64] | None = None
+    found: "Signatures | Sketches", jaccard: float, among: int | None = None, order: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
     """For each text an earlier one at least as similar as `jaccard` by their signatures, -1 if none was found; (n,).
 
@@ -94,17 +127,17 @@ def near_earlier(
 
 
 def _parts(places: NDArray[np.int64]) -> Iterable[NDArray[np.int64]]:
-    return (places[start : start + _AT_ONCE] for start in range(0, len(places), _AT_ONCE))
+    return (places[start : start + AT_ONCE] for start in range(0, len(places), AT_ONCE))
 
 
-def _bands(found: Signatures, rows: int, places: NDArray[np.int64]) -> Iterable[NDArray[np.uint64]]:
+def _bands(found: "Signatures | Sketches", rows: int, places: NDArray[np.int64]) -> Iterable[NDArray[np.uint64]]:
     """Each band of the signatures at these places (n,) as one number a text (n,); equal bands are equal, others hardly
     ever."""
     odd = np.random.default_rng(_SEED).integers(1, 2**63, rows, np.uint64) * np.uint64(2) + np.uint64(1)
     for start in range(0, PERMUTATIONS, rows):
         numbers = [np.empty(0, np.uint64)]
         for some in _parts(places):
-            mixed = found[some, start : start + rows].astype(np.uint64) * odd
+            mixed = found[some][:, start : start + rows].astype(np.uint64) * odd
             mixed ^= mixed >> np.uint64(29)
             numbers.append((mixed * odd).sum(1, dtype=np.uint64))
         yield np.concatenate(numbers)

@@ -60,7 +60,7 @@ def model_table(ledger: Ledger, seed: int) -> tuple[list[ModelRow], str | None]:
     return sorted(rows, key=lambda row: -(row["strength"] or 0.0)), None
 
 
-def _ballots(facts: NDArray[Any]) -> NDArray[np.int64]:
+def _ballots(facts: Any) -> NDArray[np.int64]:
     """Votes for the first, the second and neither (n, 3)."""
     ballots: NDArray[np.int64] = facts["ballot"].astype(np.int64)
     alone, first = ~facts["voted"], facts["first_wins"]

@@ -1,14 +1,17 @@
 """What the contract learns from the texts themselves: tokens as the run's own tokenizer cuts them, sketches, samples.
 
-One pass over the good rows, in chunks. Texts are dropped as they are read; what stays is a few numbers a row.
+One pass over the good rows, shard by shard, in several processes where there are many. What is found lies beside the
+rows on disk.
 """
 
+import json
 import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +21,10 @@ from components.data.rows import CanonicalRow, Problem
 from components.models.config import GenerationConfig
 from components.models.tokenizers import rendered_conversation, rendered_prompt, special_tokens
 from data_contracts.findings.drift import language_of
-from data_contracts.findings.near import Signatures, SketchFile, runs_of_words, signatures
+from data_contracts.findings.near import PERMUTATIONS, Sketches, SketchFile, runs_of_words, signatures
 from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.processes import in_order
+from data_contracts.rows.shards import Shard, Shards, is_whole, write_shard
 
 _CHUNK = 2_000
 _RESPONSES: tuple[Literal["chosen", "rejected", "response"], ...] = ("chosen", "rejected", "response")
@@ -31,78 +36,155 @@ SAMPLE = 2_000
 
 @dataclass
 class RowTexts:
-    """Of the rows `index` (m,) of a ledger, in order."""
+    """Of the good rows of a ledger (m of n), in order."""
 
-    index: NDArray[np.int64]
-    tokens: NDArray[np.int32]
-    """(m, 3): of the prompt, the chosen and the rejected response before they are cut, EOS included; -1 without."""
-    sketch: Signatures
+    wanted: NDArray[np.bool_]
+    """Which they are (n,)."""
+    shards: Shards
+    sketch: Sketches
     """Of prompt and responses."""
-    prompt_sketch: Signatures
+    prompt_sketch: Sketches
     """Of the prompt."""
     unknown: float
     """Share of tokens that are the tokenizer's unknown token; NaN without tokenizer."""
     samples: dict[int, list[CanonicalRow]]
     """A few rows of each split (by its place in SPLITS)."""
 
+    @property
+    def index(self) -> NDArray[np.int64]:
+        """The rows (m,) of the ledger."""
+        return np.flatnonzero(self.wanted)
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """(m, 3): of the prompt, the chosen and the rejected response before they are cut, EOS included; -1 without."""
+        return np.concatenate([np.empty((0, 3), np.int32), *(shard.column("tokens") for shard in self.shards)])
+
+
+class TextReading(NamedTuple):
+    """How texts are read."""
+
+    tokenizer: Any
+    """The run's own; None leaves out what needs it."""
+    generation: GenerationConfig
+    near: NearDuplicateConfig
+    languages: bool
+    """Whether the language of each row is measured, which takes half a millisecond a row."""
+
+
+class _Part(NamedTuple):
+    """The good rows of one shard."""
+
+    rows: Path
+    texts: Path
+    """The shard that is written."""
+    wanted: NDArray[np.bool_]
+    """Which they are (rows,)."""
+
+
+class _Measured:
+    """What the texts of a shard's rows show."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[NDArray[Any]]] = {}
+        self.late: list[tuple[int, str, str]] = []
+        """Row, check and text of each note."""
+
+    def note(self, index: int, problem: Problem) -> None:
+        self.late.append((index, *problem))
+
+    def measure(self, column: str, values: NDArray[Any]) -> None:
+        self.columns.setdefault(column, []).append(values)
+
 
 def read_texts(
     ledger: Ledger,
-    tokenizer: Any,
-    generation: GenerationConfig,
-    near: NearDuplicateConfig,
+    how: TextReading,
     progress: Callable[[int], None],
-    languages: bool = False,
+    processes: int = 1,
 ) -> RowTexts:
     """Read the texts of the good rows of `ledger`, and measure there what the tokenizer makes of them.
 
-    Args:
-        tokenizer: the run's own; None leaves out what needs it.
-        languages: measure the language of each row too, which takes half a millisecond a row.
+    Shards that are there, whole, are taken as they are.
     """
     wanted = ledger.good()
-    language_names: list[Any] = [None] * len(ledger.facts)
-    chosen_for_sample = _sampled(ledger, wanted)
-    markers = None if tokenizer is None else _markers(tokenizer)
-    lengths = [np.empty((0, 3), np.int32)]
-    sketched, of_prompts = (SketchFile(ledger.path.with_suffix(f".{name}")) for name in ("sketches", "prompt-sketches"))
-    counts = np.zeros(2)  # unknown tokens, tokens
-    samples: dict[int, list[CanonicalRow]] = {}
+    folder = ledger.path.with_name(f"{ledger.path.name}-texts")
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [
+        _Part(shard.path, folder / shard.path.name, wanted[start : start + shard.rows])
+        for start, shard in zip(ledger.shards.starts, ledger.shards, strict=False)
+    ]
     seen = 0
-    rows = ledger.items(wanted)
+    for rows in in_order(_read_part, how, parts, processes):
+        seen += rows
+        progress(seen)
+    found = Shards([Shard(part.texts) for part in parts])
+    sketched, of_prompts = (SketchFile(folder / name) for name in ("sketches", "prompt-sketches"))
+    counts = np.zeros(2)  # unknown tokens, tokens
+    for start, shard in zip(ledger.shards.starts, found, strict=False):
+        sketched.append(shard.column("sketch"))
+        of_prompts.append(shard.column("prompt_sketch"))
+        notes = shard.notes()
+        counts += notes["counts"]
+        for place, check, text in notes["late"]:
+            ledger.note(start + place, Problem(check, text))
+    ledger.texts = found
+    chosen = _sampled(ledger, wanted)
+    samples: dict[int, list[CanonicalRow]] = {}
+    for index, item in ledger.items(chosen):
+        samples.setdefault(int(ledger.facts["split"][index]), []).append(item)
+    unknown = counts[0] / counts[1] if counts[1] else float("nan")
+    return RowTexts(wanted, found, sketched.written(), of_prompts.written(), unknown, samples)
+
+
+def _read_part(how: TextReading, part: _Part) -> int:
+    """Write the shard of texts of a part, if it is not there; returns how many rows it has."""
+    here = np.flatnonzero(part.wanted)
+    if is_whole(part.texts):
+        return len(here)
+    shard, found = Shard(part.rows), _Measured()
+    noted, rows = shard.column("noted"), iter(zip(here.tolist(), shard.texts("line", here), strict=True))
+    tokenizer = how.tokenizer
+    markers = None if tokenizer is None else _markers(tokenizer)
+    counts = np.zeros(2)
+    languages: list[str] = []
+    empty = np.empty((0, PERMUTATIONS), np.uint32)
+    lengths, sketches, of_prompts = [np.empty((0, 3), np.int32)], [empty], [empty]
     while chunk := list(islice(rows, _CHUNK)):
-        indices, items = [index for index, _ in chunk], [item for _, item in chunk]
+        indices = [index for index, _ in chunk]
+        items: list[CanonicalRow] = [
+            row["item"] if noted[index] else row for index, line in chunk for row in [json.loads(line)]
+        ]
         tokens = np.full((len(items), 3), -1, np.int32)
         if tokenizer is not None:
-            tokens, more = _tokenised(ledger, tokenizer, generation, indices, items)
+            tokens, more = _tokenised(found, tokenizer, how.generation, indices, items)
             counts += more
-            _find_markers(ledger, markers, indices, items)
-        prompts = [runs_of_words(" ".join(m["content"] for m in item["prompt"]), near.words) for item in items]
-        answers = [runs_of_words(" ".join(_responses(item)), near.words) for item in items]
-        whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+            _find_markers(found, markers, indices, items)
+        words = how.near.words
+        prompts = [runs_of_words(" ".join(m["content"] for m in item["prompt"]), words) for item in items]
+        answers = [runs_of_words(" ".join(_responses(item)), words) for item in items]
         lengths.append(tokens)
-        sketched.append(signatures(whole))
+        sketches.append(signatures([prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]))
         of_prompts.append(signatures(prompts))
-        for index, item in chunk:
-            if languages:
-                language_names[index] = language_of(" ".join(_responses(item)) or item["prompt"][-1]["content"])
-            if index in chosen_for_sample:
-                samples.setdefault(int(ledger.facts["split"][index]), []).append(item)
-        seen += len(items)
-        progress(seen)
-    if languages:
-        ledger.measured["language"] = np.array(language_names, object)
-    unknown = counts[0] / counts[1] if counts[1] else float("nan")
-    return RowTexts(
-        np.flatnonzero(wanted), np.concatenate(lengths), sketched.mapped(), of_prompts.mapped(), unknown, samples
-    )
+        if how.languages:
+            languages += [language_of(" ".join(_responses(i)) or i["prompt"][-1]["content"]) for i in items]
+    columns = {name: np.concatenate(parts).astype(np.float32) for name, parts in found.columns.items()}
+    write_shard(
+        part.texts,
+        {
+            "place": here.astype(np.int32), "tokens": np.concatenate(lengths), "sketch": np.concatenate(sketches),
+            "prompt_sketch": np.concatenate(of_prompts), **columns,
+        },
+        {"late": found.late, "counts": counts.tolist(), "languages": languages},
+    )  # fmt: skip
+    return len(here)
 
 
 def overlong(texts: RowTexts, rows: int, cap: int) -> NDArray[np.bool_]:
     """Which responses of a ledger's rows exceed `cap` tokens with their EOS: (rows, 2), chosen and rejected, or a
     demonstration's in the first column. False where there is no response, or it was not read."""
     found = np.zeros((rows, 2), np.bool_)
-    found[texts.index] = texts.tokens[:, 1:] > cap
+    found[texts.wanted] = texts.tokens[:, 1:] > cap
     return found
 
 
@@ -110,13 +192,13 @@ def _responses(item: CanonicalRow) -> list[str]:
     return [item[name] for name in _RESPONSES if name in item]
 
 
-def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> set[int]:
-    """Up to SAMPLE good rows of each split, seeded."""
+def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Up to SAMPLE good rows of each split, seeded (n,)."""
     rng = random.Random(f"sample {ledger.seed}")
-    out: set[int] = set()
+    out = np.zeros_like(wanted)
     for split in np.unique(ledger.facts["split"][wanted]):
-        there = np.flatnonzero(wanted & (ledger.facts["split"] == split)).tolist()
-        out |= set(rng.sample(there, min(SAMPLE, len(there))))
+        there = np.flatnonzero(wanted & (ledger.facts["split"] == split))
+        out[there[rng.sample(range(len(there)), min(SAMPLE, len(there)))]] = True
     return out
 
 
@@ -126,19 +208,19 @@ def _markers(tokenizer: Any) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, texts)))
 
 
-def _find_markers(ledger: Ledger, markers: Any, indices: list[int], items: list[CanonicalRow]) -> None:
+def _find_markers(found: _Measured, markers: Any, indices: list[int], items: list[CanonicalRow]) -> None:
     counts = np.zeros(len(items))
     for place, (index, item) in enumerate(zip(indices, items, strict=True)):
         for text in (*(m["content"] for m in item["prompt"]), *_responses(item)):
-            if found := markers.search(text):
+            if marker := markers.search(text):
                 if not counts[place]:
-                    ledger.note(index, Problem("no_markers", f"special token {found.group()!r} in a text"))
+                    found.note(index, Problem("no_markers", f"special token {marker.group()!r} in a text"))
                 counts[place] += 1
-    ledger.measure("special_texts", np.array(indices), counts)
+    found.measure("special_texts", counts)
 
 
 def _tokenised(
-    ledger: Ledger, tokenizer: Any, generation: GenerationConfig, indices: list[int], items: list[CanonicalRow]
+    found: _Measured, tokenizer: Any, generation: GenerationConfig, indices: list[int], items: list[CanonicalRow]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Lengths (n, 3) of the rows' texts in tokens, and the counts that `read_texts` adds up."""
     sides = [side for side in _RESPONSES if side in items[0]]
@@ -149,7 +231,7 @@ def _tokenised(
         rendered.append(prompt)
         if problem:
             template[place] = TEMPLATE_READINGS.index("refused" if problem.check == "template_takes" else "changed")
-            ledger.note(index, problem)
+            found.note(index, problem)
     prompts = _ids(tokenizer, rendered)
     answers = [_ids(tokenizer, [item[side] for item in items]) for side in sides]
     tokens = np.full((len(items), 3), -1, np.int32)
@@ -161,18 +243,17 @@ def _tokenised(
     for place, index in enumerate(indices):
         if len(answers) == 2 and _cut(answers[0][place], cap) == _cut(answers[1][place], cap):
             what = f"the responses agree in their first {cap} tokens (generation.max_new_tokens)"
-            ledger.note(index, Problem("differ_truncated", what))
+            found.note(index, Problem("differ_truncated", what))
             same_cut[place] = 1
         if tokens[place, 0] > generation.max_prompt_tokens:
-            ledger.note(index, Problem("prompt_fits", f"the prompt has {tokens[place, 0]} tokens"))
+            found.note(index, Problem("prompt_fits", f"the prompt has {tokens[place, 0]} tokens"))
         if tokens[place].max(where=[False, True, True], initial=0) > cap:
-            ledger.note(index, Problem("response_fits", f"a response has {tokens[place, 1:].max()} tokens"))
-    where = np.array(indices)
+            found.note(index, Problem("response_fits", f"a response has {tokens[place, 1:].max()} tokens"))
     for column, values in (
         ("template", template), ("prompt_tokens", tokens[:, 0]), ("response_tokens", tokens[:, 1:].max(1)),
         ("chosen_tokens", tokens[:, 1]), ("rejected_tokens", tokens[:, 2]), ("distinct_cut_responses", 2 - same_cut),
     ):  # fmt: skip
-        ledger.measure(column, where, values)
+        found.measure(column, values)
     texts = [row for ids in (prompts, *answers) for row in ids]
     unknown = sum(row.count(tokenizer.unk_token_id) for row in texts)
     return tokens, np.array([unknown, sum(map(len, texts))], np.float64)

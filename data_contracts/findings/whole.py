@@ -19,6 +19,8 @@ from data_contracts.rows.ledger import Ledger, combined
 
 _log = logging.getLogger(__name__)
 
+COMPARED_ROWS = 2_000_000
+"""Rows whose texts are compared at once, by their hashes."""
 TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
 
 
@@ -65,22 +67,31 @@ def relabelled(rows: Iterable[Row], posterior: NDArray[np.float64]) -> Iterator[
 def mark_duplicates(ledger: Ledger) -> None:
     """Measure of each good row whether it stands there before (`copies_before`), and whether its two responses are also
     preferred the other way (`contradictions`)."""
-    facts, good = ledger.facts, np.flatnonzero(ledger.good())
-    texts = combined(facts["prompt"], facts["chosen"], facts["rejected"])
-    turned_texts = combined(facts["prompt"], facts["rejected"], facts["chosen"])
-    _, first, group = np.unique(texts[good], return_index=True, return_inverse=True)
+    facts, every = ledger.facts, np.flatnonzero(ledger.good())
+    # Rows that repeat or contradict each other have one prompt, so those of some prompts are looked at by themselves.
+    parts = 1 + len(every) // COMPARED_ROWS
+    share = facts["prompt"] % np.uint64(parts) if parts > 1 else np.zeros(len(facts), np.uint64)
+    for part in range(parts):
+        _compare(ledger, every[share[every] == part])
+
+
+def _compare(ledger: Ledger, good: NDArray[np.int64]) -> None:
+    facts = ledger.facts[good]
+    prompt, chosen, rejected, row = (facts[name] for name in ("prompt", "chosen", "rejected", "row"))
+    texts, turned_texts = combined(prompt, chosen, rejected), combined(prompt, rejected, chosen)
+    _, first, group = np.unique(texts, return_index=True, return_inverse=True)
     repeats = first[group] != np.arange(len(good))
-    for index, before in zip(good[repeats], good[first[group[repeats]]], strict=True):
-        ledger.note(int(index), Problem("unique", f"duplicate of {ledger.named(facts['row'][before])}"))
-    once = good[~repeats]
+    for index, before in zip(good[repeats].tolist(), row[first[group[repeats]]].tolist(), strict=True):
+        ledger.note(index, Problem("unique", f"duplicate of {ledger.named(before)}"))
+    once = np.flatnonzero(~repeats)
     order = np.argsort(texts[once])
     place = np.searchsorted(texts[once], turned_texts[once], sorter=order)
     other = once[order[np.minimum(place, len(once) - 1)]] if len(once) else once
     turned = (texts[other] == turned_texts[once]) & (other != once)
-    for index, against in zip(once[turned], other[turned], strict=True):
-        ledger.note(int(index), Problem("consistent", f"contradicts {ledger.named(facts['row'][against])}"))
+    for index, against in zip(good[once[turned]].tolist(), row[other[turned]].tolist(), strict=True):
+        ledger.note(index, Problem("consistent", f"contradicts {ledger.named(against)}"))
     ledger.measure("copies_before", good, repeats)
-    ledger.measure("contradictions", once, turned)
+    ledger.measure("contradictions", good[once], turned)
 
 
 def place_judged(ledgers: Sequence[Ledger]) -> None:
@@ -92,21 +103,22 @@ def place_judged(ledgers: Sequence[Ledger]) -> None:
     """
     facts = [ledger.facts for ledger in ledgers]
     for half, split in ((1, TRAIN), (0, TEST)):
-        judged = [each["loose"][each["half"] == half] for each in facts]
-        for each in facts:
-            each["split"][np.isin(each["loose"], np.concatenate(judged))] = split
+        judged = np.concatenate([each["loose"][each["half"] == half] for each in facts])
+        for each in facts if len(judged) else ():
+            each["split"][np.isin(each["loose"], judged)] = split
 
 
 def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateConfig) -> None:
     """Measure which rows nearly repeat an earlier one (`near_copies_before`): of a ranking, whose pairs are alike, all
     by the first of them."""
-    rows = ledger.facts["row"][texts.index]
+    index = texts.index
+    rows = ledger.facts["row"][index]
     _, first, of_row = np.unique(rows, return_index=True, return_inverse=True)
     earlier = near_earlier(texts.sketch, near.jaccard, order=first)[of_row]
     for place in np.flatnonzero(earlier >= 0):
         text = f"nearly repeats {ledger.named(rows[first[earlier[place]]])}"
-        ledger.note(int(texts.index[place]), Problem("near_unique", text))
-    ledger.measure("near_copies_before", texts.index, earlier >= 0)
+        ledger.note(int(index[place]), Problem("near_unique", text))
+    ledger.measure("near_copies_before", index, earlier >= 0)
 
 
 def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near: NearDuplicateConfig) -> NDArray[Any]:

@@ -13,7 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from components.data.splits import SPLITS
-from data_contracts.rows.ledger import READINGS, Ledger, places
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import READINGS, kind_of, places
 
 LINE = "line"
 """The column that numbers the lines of a frame: the place of the row in its ledger."""
@@ -32,12 +33,12 @@ class Column(NamedTuple):
     """The kinds of data that have it."""
     tokens: bool = False
     """Whether only a run's tokenizer shows it."""
-    make: Callable[[Ledger], Any] | None = None
-    """None where `Ledger.measured` has it."""
+    make: "Callable[[_Some], Any] | None" = None
+    """None where the whole or the texts show it (`Ledger.measured`, `Ledger.shown`)."""
     category: bool = False
 
 
-def _fact(name: str) -> Callable[[Ledger], Any]:
+def _fact(name: str) -> "Callable[[_Some], Any]":
     """A count that every row has which could be read."""
     return lambda ledger: _where(ledger.facts[name], ledger.facts["made"])
 
@@ -46,7 +47,7 @@ def _where(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.float32
     return np.where(known, values, np.nan).astype(np.float32)
 
 
-def _words(side: int) -> Callable[[Ledger], Any]:
+def _words(side: int) -> "Callable[[_Some], Any]":
     return lambda ledger: _where(ledger.facts["words"][:, side], ledger.facts["words"][:, side] >= 0)
 
 
@@ -54,7 +55,7 @@ def _deciding(votes: NDArray[Any]) -> Any:
     return _where(votes, votes >= 0)
 
 
-def _votes(ledger: Ledger) -> Any:
+def _votes(ledger: "_Some") -> Any:
     return _where(ledger.facts["ballot"].sum(1), ledger.facts["voted"])
 
 
@@ -63,7 +64,7 @@ def _named(codes: NDArray[Any], names: Iterable[str]) -> Any:
     return pd.Categorical.from_codes(codes.astype(np.int64), pd.Index(list(names)))
 
 
-def _roles(ledger: Ledger) -> Any:
+def _roles(ledger: "_Some") -> Any:
     return _named(ledger.facts["roles"], ledger.roles)
 
 
@@ -116,36 +117,49 @@ COLUMNS: dict[str, Column] = {
 """Every measured column, by name."""
 
 
-def column_of(ledger: Ledger, name: str) -> Any:
-    """The values (n,) of a column: a measured one, or a further one of the source (`further`)."""
+class _Some(NamedTuple):
+    """What columns are made of, of some rows of a ledger."""
+
+    facts: Any
+    roles: dict[str, int]
+
+
+_ALL = slice(None)
+
+
+def column_of(ledger: Ledger, name: str, rows: slice = _ALL) -> Any:
+    """The values (n,) of a column: a measured one, or a further one of the source (`further`).
+
+    Args:
+        rows: leave out all but these, which stand together.
+    """
     if name not in COLUMNS:
-        return further(ledger.extra[name])
+        return further(ledger.further(name, rows), ledger.extra_kinds[name])
     column = COLUMNS[name]
     if column.make is not None:
-        return column.make(ledger)
+        return column.make(_Some(ledger.facts[rows], ledger.roles))
     values = ledger.measured.get(name)
-    return np.full(len(ledger.facts), np.nan, np.float32) if values is None else values
+    return ledger.shown(name, rows) if values is None else values[rows].astype(np.float32)
 
 
-def further(values: list[Any]) -> Any:
+def further(values: list[Any], kind: list[bool]) -> Any:
     """A column of the source: numbers where every value is one (a CSV's are texts), else categories.
 
-    Lists and objects become their type's name: nothing is expected of what is inside them.
+    Args:
+        kind: of all its rows, as `ShardNotes.kinds`.
     """
-    flat = [type(value).__name__ if isinstance(value, list | dict) else value for value in values]
-    known = [value for value in flat if value is not None]
-    if known and all(isinstance(value, bool) for value in known):
-        return pd.Series(flat, dtype="boolean").astype(object)
-    try:
-        return pd.to_numeric(pd.Series(flat, dtype=object), errors="raise").astype(float)
-    except (TypeError, ValueError, OverflowError):
-        return pd.Categorical([None if value is None else str(value) for value in flat])
+    known, booleans, numbers = kind
+    if known and booleans:
+        return pd.Series(values, dtype="boolean").astype(object)
+    if numbers:
+        return pd.to_numeric(pd.Series(values, dtype=object), errors="raise").astype(float)
+    return pd.Categorical([None if value is None else str(value) for value in values])
 
 
-def row_frame(ledger: Ledger, columns: Iterable[str]) -> pd.DataFrame:
-    """A line for each row of the ledger: `line`, and the `columns`."""
-    lines = np.arange(len(ledger.facts))
-    return pd.DataFrame({LINE: lines, **{name: column_of(ledger, name) for name in columns}})
+def row_frame(ledger: Ledger, columns: Iterable[str], rows: slice = _ALL) -> pd.DataFrame:
+    """A line for each row of the ledger, or for some that stand together: `line`, and the `columns`."""
+    lines = np.arange(len(ledger.facts))[rows]
+    return pd.DataFrame({LINE: lines, **{name: column_of(ledger, name, rows) for name in columns}})
 
 
 def kept_frame(ledger: Ledger, kept: NDArray[np.bool_], columns: Iterable[str]) -> pd.DataFrame:
@@ -155,8 +169,9 @@ def kept_frame(ledger: Ledger, kept: NDArray[np.bool_], columns: Iterable[str]) 
         if name in COLUMNS:
             frame[name] = pd.Series(column_of(ledger, name))[kept].reset_index(drop=True)
         else:
-            values = ledger.extra[name]
-            frame[name] = further([values[index] for index in np.flatnonzero(kept)])
+            values = ledger.further(name)
+            found = [values[index] for index in np.flatnonzero(kept)]
+            frame[name] = further(found, kind_of(found))
     return frame
 
 

@@ -11,7 +11,7 @@ from components.data.formats.pairs import COMPARISONS, parse_pair, parse_pairs
 from components.data.rows import Problem, RawRow, Row
 from components.data.spreadsheet import LABELLED
 from components.human_eval.batch.halves import JUDGED_IN
-from data_contracts.rows.ledger import lead_of
+from data_contracts.rows.measuring import lead_of
 
 
 def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: DecisionConfig) -> list[Row]:

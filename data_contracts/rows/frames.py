@@ -8,7 +8,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from components.data.splits import SPLITS
-from data_contracts.rows.ledger import Ledger, places
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import places
 
 
 def named_rows(ledger: Ledger, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -32,7 +33,7 @@ def pair_frame(
     return pd.DataFrame(
         {
             **named_rows(ledger, facts["row"]),
-            "split": np.array(SPLITS)[facts["split"]],
+            "split": pd.Categorical.from_codes(facts["split"], pd.Index(list(SPLITS))),
             "splits_of_prompt": splits_of_prompt,
             "near_training": near_training,
             "longer_wins": longer_wins(facts["words"]),

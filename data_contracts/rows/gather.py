@@ -126,6 +126,16 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
     Raises:
         UserError: the source can't be read, or has no known format.
     """
+    name, raws = detected(source)
+    yield from parsed(raws, name, source, max_characters)
+
+
+def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
+    """The format of `source`, and its rows under the standard names, in a shape that this format has.
+
+    Raises:
+        UserError: the source can't be read, or has no known format.
+    """
     raws = renamed(source)
     first = list(islice(raws, DETECT_ON))
     every: Iterable[RawRow] = chain(first, raws)
@@ -146,7 +156,12 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
     else:
         name = "prompts"
     logger.info("%s: read as %s", source.shown, shape.name if shape else name)
-    for raw in every:
+    return name, every
+
+
+def parsed(raws: Iterable[RawRow], name: str, source: RowSource, max_characters: int) -> Iterator[Row]:
+    """Rows of `source`, of the format `name`, as `judged_rows`. Each depends on nothing but itself."""
+    for raw in raws:
         for row in _parsed(raw, name, source, max_characters):
             if row.item is not None and source.kept and source.name != "demonstrations":
                 row.item["columns"] = {name: _plain(raw.data[name]) for name in source.kept if name in raw.data}

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 
 import pytest
 
@@ -26,3 +27,10 @@ def test_the_pairs_of_the_bench_are_whole_transcripts_with_one_prompt_and_differ
     assert len({row["chosen"] for row in rows}) == 10
     assert {len(row["chosen"].split(" ")) for row in rows} == {len(rows[0]["chosen"].split(" "))}, "lengths are kept"
     assert rows == list(contract.pairs(source, 10, 0))
+
+
+def test_the_memory_that_the_bench_prints_is_that_of_the_processes_of_its_session():
+    before = contract.session_bytes(os.getsid(0))
+    held = bytearray(b"x" * 60_000_000)
+    assert contract.session_bytes(os.getsid(0)) - before > 0.9 * len(held)
+    assert contract.session_bytes(2**30) == 0

@@ -11,7 +11,7 @@ from scipy.stats import t as student
 
 from components.data.tables.published import read_split
 from components.gates.table import GATES
-from data_contracts.rows import ledger
+from data_contracts.rows import measuring
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_the_gated_numbers_are_those_of_the_rows(tmp_path, validate, source):
 def test_prompts_in_two_splits_are_counted_and_break_the_contract(tmp_path, validate, source, monkeypatch):
     path, rows = source
     places = itertools.cycle(["train", "train", "test", "calibration", "train"])
-    monkeypatch.setattr(ledger, "split_of", lambda key, shares: next(places))
+    monkeypatch.setattr(measuring, "split_of", lambda key, shares: next(places))
     metrics = validate(tmp_path / "out", {"preferences": path})
     expected, broken = recounted(tmp_path / "out" / "artifact", rows)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)

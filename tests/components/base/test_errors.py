@@ -110,7 +110,7 @@ WRITERS = [
     Full("replacing", _replaced),
     Full("folder", _folder),
     Full("store", lambda path: FolderPlace(path.parent).create(path.name, LONG.encode())),
-    Full("ledger", _ledger),
+    Full("ledger", _ledger, "written/00000.arrow"),
     Full("run.json", lambda path: journal.write_model(path, _Model())),
     Full("points", _points),
     Full("config.yaml", lambda path: config.write_values(path.parent, {"project": LONG}), "config.yaml"),

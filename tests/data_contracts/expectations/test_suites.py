@@ -16,7 +16,8 @@ from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.rows import row_checks
 from data_contracts.findings.judging import RowJudge
 from data_contracts.rows.frames import length_preference, measure_frame, pair_frame
-from data_contracts.rows.ledger import FACTS, Ledger
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import FACTS
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from data_contracts.expectations import suites
 from data_contracts.expectations.rows import row_checks
 from data_contracts.findings.judging import RowJudge, phase_of
 from data_contracts.rows.columns import COLUMNS, PHASES
-from data_contracts.rows.ledger import FACTS, READINGS, Ledger
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import FACTS, READINGS
 
 LENGTHS = GenerationConfig(max_prompt_tokens=64, max_new_tokens=64)
 DATA = DataConfig.model_validate({

@@ -1,0 +1,216 @@
+"""Shards of rows on disk: what is measured of some thousand rows is one Arrow file, which is whole or not there.
+
+A shard is what several processes compute at once and what a stopped validation finds again. Memory holds what is asked
+for: a column of all rows, or all columns of some.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.base.errors import naming
+from components.base.files import replacing
+
+NOTES = b"tether"
+"""The key of a shard's notes in the file's metadata; what is under other keys is an array's bytes."""
+_AT_ONCE = 1_000
+"""Lines of text that are in memory at once."""
+
+
+def write_shard(
+    path: Path, columns: Mapping[str, Any], notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None
+) -> None:
+    """Write a shard, whole or not at all.
+
+    Args:
+        columns: values (n,) or (n, k) of each row: numbers, or a list of bytes.
+        notes: what else there is to say of the rows, as JSON.
+        arrays: what is counted by something else than rows.
+    """
+    import pyarrow as pa
+
+    found = {name: _arrow(values) for name, values in columns.items()}
+    kept = {NOTES: json.dumps(notes).encode()} | {
+        name.encode(): np.ascontiguousarray(values).tobytes() for name, values in (arrays or {}).items()
+    }
+    schema = pa.schema([(name, values.type) for name, values in found.items()], metadata=kept)
+    with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as out, pa.ipc.new_file(out, schema) as writer:
+        writer.write_batch(pa.record_batch(list(found.values()), schema=schema))
+
+
+def _arrow(values: Any) -> Any:
+    import pyarrow as pa
+
+    if isinstance(values, list):
+        return pa.array(values, pa.large_binary())
+    values = np.ascontiguousarray(values)
+    if values.dtype == np.bool_:
+        values = values.view(np.uint8)
+    if values.ndim == 2:
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    return pa.array(values)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether `path` is a shard that can be read to its end."""
+    import pyarrow as pa
+
+    if not path.is_file():
+        return False
+    try:
+        with _batch(path):
+            return True
+    except (pa.ArrowInvalid, OSError):
+        return False
+
+
+@contextmanager
+def _batch(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with naming(path), pa.memory_map(str(path)) as file:
+        yield pa.ipc.open_file(file).get_batch(0)
+
+
+class Shard:
+    """A shard on disk; its columns are read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _batch(path) as batch:
+            self.rows: int = batch.num_rows
+            self.names: frozenset[str] = frozenset(batch.schema.names)
+
+    def notes(self) -> Any:
+        """What was written beside the columns."""
+        with _batch(self.path) as batch:
+            return json.loads(batch.schema.metadata[NOTES])
+
+    def array(self, name: str, dtype: Any, width: int) -> NDArray[Any]:
+        """The array `name` (n, width) that was written beside the columns."""
+        with _batch(self.path) as batch:
+            return np.frombuffer(batch.schema.metadata[name.encode()], dtype).reshape(-1, width)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """The values (n,) or (n, k) of a column of numbers."""
+        import pyarrow as pa
+
+        with _batch(self.path) as batch:
+            found = batch.column(name)
+            if isinstance(found.type, pa.FixedSizeListType):
+                return np.array(found.flatten().to_numpy()).reshape(self.rows, found.type.list_size)
+            return np.array(found.to_numpy())
+
+    def texts(self, name: str, which: NDArray[np.int64] | None = None) -> Iterator[bytes]:
+        """The bytes of a column of all rows or those at the places `which`, some of them in memory at once."""
+        with _batch(self.path) as batch:
+            found = batch.column(name)
+            for start in range(0, self.rows if which is None else len(which), _AT_ONCE):
+                some = slice(start, start + _AT_ONCE)
+                part = found[some] if which is None else found.take(which[some])
+                yield from part.to_pylist()
+
+
+class Shards(Sequence[Shard]):
+    """The shards of rows that stand one after the other."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = shards
+        self.starts = np.cumsum([0, *(shard.rows for shard in shards)]).tolist()
+        """The place of each shard's first row, and the number of all rows."""
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, which: Any) -> Any:
+        return self._shards[which]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all shards."""
+        return int(self.starts[-1])
+
+    def over(self, start: int, stop: int) -> Iterator[tuple[int, Shard, slice]]:
+        """The shards that hold the rows from `start` to before `stop`, each with its number and which of its rows."""
+        for number in range(max(0, bisect_right(self.starts, start) - 1), len(self)):
+            first = self.starts[number]
+            if first >= stop:
+                return
+            shard = self._shards[number]
+            yield number, shard, slice(max(start - first, 0), min(stop - first, shard.rows))
+
+    def holding(self, index: int) -> tuple[int, int]:
+        """The number of the shard that holds a row, and the row's place there."""
+        number = bisect_right(self.starts, index) - 1
+        return number, index - self.starts[number]
+
+
+class Facts:
+    """The facts of all rows, a column at a time, as a structured array (n,) would give them."""
+
+    def __init__(
+        self, shards: Shards, dtype: np.dtype[Any], kept: Sequence[str], codes: Mapping[str, Sequence[NDArray[Any]]]
+    ) -> None:
+        """
+        Args:
+            kept: columns that stay in memory, since they change or are asked for row by row.
+            codes: by column, what each shard's codes mean in all of them; codes below 0 stay.
+        """
+        self.shards, self.dtype, self._codes = shards, dtype, codes
+        self._kept: dict[str, NDArray[Any]] = {}
+        self._kept = {name: self[name] for name in kept}
+
+    def __len__(self) -> int:
+        return self.shards.rows
+
+    def __getitem__(self, which: Any) -> Any:
+        if not isinstance(which, str):
+            return SomeFacts(self, which)
+        return self._kept[which] if which in self._kept else self.between(which, 0, len(self))
+
+    def between(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """A column of the rows from `start` to before `stop`."""
+        if name in self._kept:
+            return self._kept[name][start:stop]
+        kind = self.dtype[name]
+        parts = [np.empty((0, *kind.shape), kind.base)]
+        for number, shard, rows in self.shards.over(start, stop):
+            values = shard.column(name)[rows].astype(kind.base, copy=False)
+            if name in self._codes:
+                values = np.where(values < 0, values, np.append(self._codes[name][number], 0)[values]).astype(kind.base)
+            parts.append(values)
+        return np.concatenate(parts)
+
+    def at(self, name: str, index: int) -> Any:
+        """The value of one row."""
+        return self.between(name, index, index + 1)[0]
+
+
+class SomeFacts:
+    """The facts of some rows: a slice, a mask or indices."""
+
+    def __init__(self, facts: Facts, which: Any) -> None:
+        self._facts, self._which = facts, which
+
+    def __len__(self) -> int:
+        return len(np.arange(len(self._facts))[self._which])
+
+    def __getitem__(self, which: Any) -> Any:
+        if not isinstance(which, str):
+            return SomeFacts(self._facts, np.arange(len(self._facts))[self._which][which])
+        if isinstance(self._which, slice):
+            start, stop, step = self._which.indices(len(self._facts))
+            if step == 1:
+                return self._facts.between(which, start, stop)
+        return self._facts[which][self._which]
+
+
+def value_at(facts: Any, name: str, index: int) -> Any:
+    """One value of `Facts`, or of a structured array."""
+    return facts.at(name, index) if isinstance(facts, Facts) else facts[name][index]

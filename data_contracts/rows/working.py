@@ -1,0 +1,109 @@
+"""Rows of sources into a ledger's shards, in several processes, and from where a stopped validation ended."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from components.base.files import make_folder, write_whole
+from components.data.rows import RawRow
+from data_contracts.config import ValidateJob
+from data_contracts.rows import ledger as ledgers
+from data_contracts.rows.gather import RowSource, detected, parsed
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import Measuring, write_rows
+from data_contracts.rows.processes import in_order
+from data_contracts.rows.shards import is_whole
+
+PLAN = "plan.json"
+CHARACTERS = 2**25
+"""A shard ends with the row that reaches so many characters, so that long rows do not fill memory."""
+
+
+class _Part(NamedTuple):
+    """Rows of a source that become one shard."""
+
+    path: Path
+    raws: list[RawRow]
+    format: str
+    source: RowSource
+    """Without its rows."""
+    file: int
+    """The place of its file among all."""
+    max_characters: int
+
+
+def read_sources(
+    ledger: Ledger, sources: Sequence[RowSource], max_characters: int, processes: int, progress: Callable[[int], None],
+    extra: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Fill `ledger` with the rows of `sources`. Shards that are there, whole, are taken as they are.
+
+    Args:
+        progress: is told how many rows of the sources are read.
+        extra: further columns of the sources to keep.
+
+    Raises:
+        UserError: a source can't be read, or has no known format.
+    """
+    ledger.path.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+
+    def parts() -> Iterator[_Part]:
+        for file, (_, alike) in enumerate(groupby(sources, lambda source: source.file)):
+            for source in alike:
+                name, raws = detected(source._replace(extra=tuple(extra)))
+                options = source.options._replace(label_values=dict(source.options.label_values))
+                bare = source._replace(rows=(), columns=dict(source.columns), options=options, extra=tuple(extra))
+                for some in _in_parts(iter(raws)):
+                    paths.append(ledger.shard_path(len(paths)))
+                    yield _Part(paths[-1], some, name, bare, file, max_characters)
+
+    read = 0
+    for rows in in_order(_write_part, ledger.measuring(extra), parts(), processes):
+        read += rows
+        if rows >= ledgers.SHARD_ROWS:
+            progress(read)
+    ledger.take(paths, extra)
+
+
+def _in_parts(raws: Iterator[RawRow]) -> Iterator[list[RawRow]]:
+    part: list[RawRow] = []
+    characters = 0
+    for raw in raws:
+        part.append(raw if raw.extra else raw._replace(extra={}))  # a view of no mapping does not reach other processes
+        characters += sum(len(value) for value in raw.data.values() if isinstance(value, str | list))
+        if len(part) == ledgers.SHARD_ROWS or characters >= CHARACTERS:
+            yield part
+            part, characters = [], 0
+    if part:
+        yield part
+
+
+def _write_part(how: Measuring, part: _Part) -> int:
+    """Write a shard, if it is not there; returns how many rows of the source it has."""
+    if not is_whole(part.path):
+        rows = parsed(part.raws, part.format, part.source, part.max_characters)
+        write_rows(part.path, rows, part.file, how)
+    return len(part.raws)
+
+
+def begin(folder: Path, job: ValidateJob, inputs: Mapping[str, Path]) -> None:
+    """Make `folder` for shards. What a stopped validation of the same job and files left there stays, else it goes."""
+    files = {
+        name: [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in [path, *sorted(path.rglob("*"))]]
+        for name, path in inputs.items()
+        if path.exists()  # else whoever reads it says what to do
+    }
+    plan = {
+        "job": job.model_dump(mode="json", exclude={"data": {"processes"}}), "files": files,
+        "shards": [ledgers.SHARD_ROWS, CHARACTERS],
+    }  # fmt: skip
+    text = json.dumps(plan, sort_keys=True)
+    known = folder / PLAN
+    if not known.is_file() or known.read_text(encoding="utf-8") != text:
+        shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder)
+    write_whole(folder / PLAN, text)
