@@ -1,9 +1,11 @@
 """Token lists into batches: length buckets, padding, masks. A mask is True where a token counts, everywhere."""
 
+import math
 import random
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -65,6 +67,18 @@ def encode_responses(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> l
     return [[*ids, tokenizer.eos_token_id][:max_tokens] for ids in found]
 
 
+class LazyLengths(Sequence[int]):
+    """Lengths in tokens that are computed when they are asked for, several at a time."""
+
+    @abstractmethod
+    def at(self, which: Sequence[int]) -> list[int]:
+        """The lengths of the items `which`."""
+
+
+RUN = 32
+"""Batches that are sorted by length together."""
+
+
 def length_buckets(
     lengths: Sequence[int] | NDArray[np.integer[Any]], batch_size: int, rng: random.Random, shuffle: bool = True
 ) -> list[list[int]]:
@@ -72,17 +86,39 @@ def length_buckets(
 
     Without `shuffle` everything is sorted by length, for evaluation. Every index stands in exactly one batch.
     """
-    order = array("q", range(len(lengths)))
-    run = batch_size * 32 if shuffle else len(order)
     if shuffle:
-        rng.shuffle(order)
-    batches = []
-    for start in range(0, len(order), max(run, 1)):
-        chunk = sorted(order[start : start + run], key=lambda i: lengths[i])
-        batches += [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
-    if shuffle:
-        rng.shuffle(batches)
-    return batches
+        return list(LengthBuckets(lengths, batch_size, rng))
+    chunk = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    return [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
+
+
+class LengthBuckets(Sequence[list[int]]):
+    """The batches of `length_buckets`, shuffled: each asks for the lengths of its own run of 32 batches alone."""
+
+    def __init__(self, lengths: Sequence[int] | NDArray[np.integer[Any]], batch_size: int, rng: random.Random) -> None:
+        self._lengths, self._size = lengths, batch_size
+        self._order = array("q", range(len(lengths)))
+        rng.shuffle(self._order)
+        self._places = array("q", range(math.ceil(len(lengths) / batch_size)))
+        """Which batch of the sorted runs each batch is."""
+        rng.shuffle(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, which: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[list[int]]: ...
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return [self[place] for place in range(len(self))[which]]
+        run, place = divmod(self._places[which], RUN)
+        chunk = self._order[run * RUN * self._size : (run + 1) * RUN * self._size]
+        known = self._lengths
+        lengths = known.at(chunk) if isinstance(known, LazyLengths) else [known[i] for i in chunk]
+        by_length = sorted(range(len(chunk)), key=lambda i: lengths[i])
+        return [chunk[i] for i in by_length[place * self._size : (place + 1) * self._size]]
 
 
 def even_runs(lengths: Sequence[int], size: int, tokens: int | None = None) -> Iterator[list[int]]:

@@ -1,7 +1,8 @@
 """Preference pairs as a reward model trains on them: token ids, what people said of them, whose pairs they are."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 from components.base.errors import UserError
 from components.base.hashing import hash8
 from components.data.rows import CanonicalRow
-from components.models.batching import encode_prompts, encode_responses
+from components.data.tables.published import characters_of, rows_at
+from components.models.batching import LazyLengths, encode_prompts, encode_responses
 from components.models.config import GenerationConfig
 from components.reward.config import RewardConfig
 from components.training.loop import seeded
-from components.training.tokens import TokenLists, TokenWriter, chunks
+from components.training.tokens import CHUNK, TokenLists, TokenStore, TokenWriter, chunks
 
 NO_VOTES = math.nan
 """The share of votes where nobody voted."""
@@ -83,15 +85,152 @@ def encode_pairs(
     chosen, rejected = TokenWriter(folder), TokenWriter(folder)
     labels = [np.empty((0, 2 + max(len(config.heads), 1)))]
     for chunk in chunks(rows):
-        prompts = encode_prompts(tokenizer, [row["prompt"] for row in chunk], generation.max_prompt_tokens)
-        good = encode_responses(tokenizer, [row["chosen"] for row in chunk], generation.max_new_tokens)
-        bad = encode_responses(tokenizer, [row["rejected"] for row in chunk], generation.max_new_tokens)
-        for prompt, one, other in zip(prompts, good, bad, strict=True):
-            chosen.append(prompt + one)
-            rejected.append(prompt + other)
-        known = [(row.get("margin") or 0.0, row.get("weight", 1.0), *_shares(row, config)) for row in chunk]
-        labels.append(np.array(known, np.float64))
+        encoded = _encode(tokenizer, chunk, generation, config)
+        for writer, lists in ((chosen, encoded.chosen), (rejected, encoded.rejected)):
+            for ids in lists:
+                writer.append(ids)
+        labels.append(encoded.labels)
     return EncodedPairs(chosen.written(), rejected.written(), np.concatenate(labels))
+
+
+class _Encoded(NamedTuple):
+    chosen: list[list[int]]
+    rejected: list[list[int]]
+    labels: NDArray[np.float64]
+    """As of `EncodedPairs`."""
+
+
+def _encode(
+    tokenizer: Any, rows: Sequence[PreferencePair], generation: GenerationConfig, config: RewardConfig
+) -> _Encoded:
+    prompts = encode_prompts(tokenizer, [row["prompt"] for row in rows], generation.max_prompt_tokens)
+    good = encode_responses(tokenizer, [row["chosen"] for row in rows], generation.max_new_tokens)
+    bad = encode_responses(tokenizer, [row["rejected"] for row in rows], generation.max_new_tokens)
+    labels = [(row.get("margin") or 0.0, row.get("weight", 1.0), *_shares(row, config)) for row in rows]
+    chosen, rejected = ([p + ids for p, ids in zip(prompts, side, strict=True)] for side in (good, bad))
+    return _Encoded(chosen, rejected, np.array(labels, np.float64))
+
+
+class LazyPairs(Sequence[Pair]):
+    """n pairs whose rows are read and turned into tokens when they are asked for, and once. So training on millions of
+    pairs begins at once, and ends with the same bytes."""
+
+    def __init__(
+        self, tokenizer: Any, rows: Sequence[PreferencePair], generation: GenerationConfig, config: RewardConfig,
+        folder: Path,
+    ) -> None:  # fmt: skip
+        """`folder` is for a file of the tokens. What grows with n is 40 bytes a pair, and 8 more for each head."""
+        self.rows = rows
+        self._encode = partial(_encode, tokenizer, generation=generation, config=config)
+        self._sides = TokenStore(folder, len(rows)), TokenStore(folder, len(rows))
+        self._labels = np.zeros((len(rows), 2 + max(len(config.heads), 1)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, which: Sequence[int]) -> list[Pair]:
+        """The pairs `which`; those that nobody asked for yet are encoded together."""
+        self._encode_at(which)
+        return [self._known(place) for place in which]
+
+    def weight(self, which: int) -> float:
+        """How often a pair counts."""
+        self._encode_at([which])
+        return float(self._labels[which, 1])
+
+    def _encode_at(self, which: Sequence[int]) -> None:
+        asked = np.array(which, np.int64)
+        asked = asked if self._sides[0].known(asked).all() else np.unique(asked)
+        new = asked[~self._sides[0].known(asked)]
+        for start in range(0, len(new), CHUNK):
+            some = new[start : start + CHUNK]
+            found = self._encode(list(rows_at(self.rows, some.tolist())))
+            self._labels[some] = found.labels
+            for side, lists in zip(reversed(self._sides), (found.rejected, found.chosen), strict=True):
+                side.set(some, lists)
+
+    def _known(self, which: int) -> Pair:
+        margin, weight, *shares = self._labels[which].tolist()
+        chosen, rejected = (side[which] for side in self._sides)
+        return Pair(chosen, rejected, margin, weight, tuple(shares))
+
+    @overload
+    def __getitem__(self, which: int) -> Pair: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Pair]: ...
+    def __getitem__(self, which: int | slice) -> Any:
+        return self.at(range(len(self))[which]) if isinstance(which, slice) else self.at([which])[0]
+
+    def choose(self, which: NDArray[np.int64]) -> "LazyPairs | ChosenPairs":
+        """The pairs at the indices `which` (m,), in ascending order."""
+        return self if len(which) == len(self) else ChosenPairs(self, which)
+
+    def longest(self, count: int) -> list[Pair]:
+        """So many pairs of the longest texts, in characters."""
+        sizes = characters_of(self.rows)
+        return self.at(np.argsort(sizes, kind="stable")[-count:].tolist())
+
+
+class ChosenPairs(LazyPairs):
+    """Some of lazy pairs."""
+
+    def __init__(self, pairs: LazyPairs, which: NDArray[np.int64]) -> None:
+        """`which` (m,) are their indices."""
+        self._pairs, self._which = pairs, which
+        self.rows = rows_at(pairs.rows, which.tolist())
+
+    def at(self, which: Sequence[int]) -> list[Pair]:
+        """The pairs `which`."""
+        return self._pairs.at(self._which[np.array(which, np.int64)].tolist())
+
+    def weight(self, which: int) -> float:
+        """How often a pair counts."""
+        return self._pairs.weight(int(self._which[which]))
+
+
+class PairLengths(LazyLengths):
+    """What training sorts lazy pairs into batches by, 4 bytes a pair."""
+
+    def __init__(self, pairs: LazyPairs, of_pair: Callable[[Pair], int]) -> None:
+        self._pairs, self._of_pair = pairs, of_pair
+        self._known = np.full(len(pairs), -1, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def at(self, which: Sequence[int]) -> list[int]:
+        """The lengths of the pairs `which`."""
+        places = np.array(which, np.int64)
+        new = places[self._known[places] < 0]
+        self._known[new] = [self._of_pair(pair) for pair in self._pairs.at(new.tolist())]
+        found: list[int] = self._known[places].tolist()
+        return found
+
+    @overload
+    def __getitem__(self, which: int) -> int: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[int]: ...
+    def __getitem__(self, which: int | slice) -> Any:
+        return self.at(range(len(self))[which]) if isinstance(which, slice) else self.at([which])[0]
+
+
+class PairWeights(Sequence[float]):
+    """How often each of lazy pairs counts."""
+
+    def __init__(self, pairs: LazyPairs) -> None:
+        self._pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    @overload
+    def __getitem__(self, which: int) -> float: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[float]: ...
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return [self._pairs.weight(place) for place in range(len(self))[which]]
+        return self._pairs.weight(which)
 
 
 def _shares(row: PreferencePair, config: RewardConfig) -> tuple[float, ...]:
@@ -124,6 +263,8 @@ def check_votes(rows: Sequence[PreferencePair], config: RewardConfig, file: str)
 
 def member_rows(rows: Sequence[PreferencePair], share: float, seed: int, member: int) -> NDArray[np.int64]:
     """Indices (m,), in their order, of the rows of a random `share` of the prompts: what model `member` trains on."""
+    if share == 1:
+        return np.arange(len(rows))
     of_row = np.frombuffer(b"".join(hash8(str(row["prompt"])) for row in rows), np.uint64)
     _, first, same = np.unique(of_row, return_index=True, return_inverse=True)
     prompts = np.sort(first)  # in order of first appearance, which is what is drawn from

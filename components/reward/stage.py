@@ -24,7 +24,7 @@ from components.reward.evaluation.baselines import chosen_shown_first, length_ba
 from components.reward.evaluation.length import response_tokens
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
 from components.reward.evaluation.slices import Pairs, character_gaps, slice_report
-from components.reward.pairs import EncodedPairs, PreferencePair, check_votes, encode_pairs
+from components.reward.pairs import EncodedPairs, LazyPairs, PreferencePair, check_votes, encode_pairs
 from components.reward.refresh.agreement import judged_metrics
 from components.reward.refresh.compare import Refresh
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
@@ -54,10 +54,14 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     if job.reward.refresh is not None:
         refresh = Refresh.begin(job, job.reward.refresh, inputs, splits)
         splits = refresh.splits
-    pairs = {s: encode_pairs(tokenizer, rows, job.generation, job.reward, out) for s, rows in splits.items()}
+    train = LazyPairs(tokenizer, splits["train"], job.generation, job.reward, out)
     pad_id, members = tokenizer.pad_token_id, []
-    held = HeldPairs.choose(job.reward, splits["calibration"], pairs["calibration"])
-    models = train_models(job, inputs["sft"], splits["train"], pairs["train"], pad_id, out, observe,
+    # Few pairs watch the training, so the rest of its split waits as the test split does.
+    watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]
+    held = HeldPairs.choose(
+        job.reward, splits["calibration"], encode_pairs(tokenizer, watching, job.generation, job.reward, out)
+    )
+    models = train_models(job, inputs["sft"], splits["train"], train, pad_id, out, observe,
                           inputs.get("previous_reward"), held)  # fmt: skip
     for member, model in enumerate(models):
         folder = member_folder(out / "artifact", member)
@@ -67,6 +71,9 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
                 save_adapter(model, folder / "adapter")
         members.append(frozen(with_one_head(model, job.reward.objectives)))
     go_on_alone()
+    pairs = {
+        s: encode_pairs(tokenizer, rows, job.generation, job.reward, out) for s, rows in splits.items() if s != "train"
+    }
     sft_samples = sample_sft(job, inputs, tokenizer)
     sft_scores = _score_sft(job, members, tokenizer, sft_samples)
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())

@@ -23,15 +23,15 @@ from components.models.folders import draw_head, frozen, load_reward_model
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
 from components.reward.pair_scores import check_packed, longer, packed_length, packed_scores, separate_scores
-from components.reward.pairs import EncodedPairs, Pair, PreferencePair, member_rows
+from components.reward.pairs import EncodedPairs, LazyPairs, Pair, PairLengths, PairWeights, PreferencePair, member_rows
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import adapter_name
 from components.training.loop import TrainingExamples, fit, seeded, torch_seed
 from components.training.watch import FitWatch, HeldOut
 
 CHECKED = 4
-"""Pairs whose scores are compared before a training that packs them: those with the longest sequences, since a layer
-with a sliding window misses nothing of shorter ones."""
+"""Pairs whose scores are compared before a training that packs them: those with the longest sequences (of lazy pairs,
+texts), since a layer with a sliding window misses nothing of shorter ones."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class HeldPairs:
 
 
 def train_models(
-    job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: EncodedPairs, pad_id: int, out: Path,
+    job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: LazyPairs, pad_id: int, out: Path,
     observe: Observe, previous: Path | None = None, held: HeldPairs | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """The reward models that the artifact holds, frozen, one after the other: the members, or their average.
@@ -153,11 +153,15 @@ def fit_model(
 
     scores = packed_scores if config.shared_prompts else separate_scores
     if config.shared_prompts:
-        longest = np.argsort([longer(pair) for pair in pairs], kind="stable")[-CHECKED:].tolist()
-        check_packed(model, [pairs[i] for i in longest], pad_id, job.runtime)
+        if isinstance(pairs, LazyPairs):
+            longest = pairs.longest(CHECKED)
+        else:
+            places = np.argsort([longer(pair) for pair in pairs], kind="stable")[-CHECKED:].tolist()
+            longest = [pairs[i] for i in places]
+        check_packed(model, longest, pad_id, job.runtime)
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        rows = [pairs[i] for i in batch]
+        rows = pairs.at(batch) if isinstance(pairs, LazyPairs) else [pairs[i] for i in batch]
         chosen, rejected = scores(model, rows, pad_id, job.runtime)
         given = onto(job.runtime.device, torch.tensor([[p.weight, p.margin, *p.shares] for p in rows]))
         weights, shares, margins = given[:, 0], given[:, 2:], given[:, 1:2] if config.use_margin else 0.0
@@ -185,8 +189,7 @@ def fit_model(
         unit = "nats a pair" if len(config.heads) < 2 else "nats a pair, all objectives together"
         watch = FitWatch(config, "reward", HeldOut(heldout_losses, held.pairs.weights.tolist(), held.prompts, unit))
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
-    weights = pairs.weights if isinstance(pairs, EncodedPairs) else [pair.weight for pair in pairs]
-    data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=weights)
+    data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=pair_weights(pairs))
     fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None, watch=watch)
     model = gathered(model)
     if held is not None and watch is not None:
@@ -195,9 +198,18 @@ def fit_model(
     return model
 
 
-def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> NDArray[np.int64]:
+def pair_weights(pairs: Sequence[Pair]) -> Sequence[float] | NDArray[np.float64]:
+    """How often each of n pairs counts (n,)."""
+    if isinstance(pairs, LazyPairs):
+        return PairWeights(pairs)
+    return pairs.weights if isinstance(pairs, EncodedPairs) else [pair.weight for pair in pairs]
+
+
+def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> NDArray[np.int64] | PairLengths:
     """What training sorts pairs into batches by: the tokens (n,) of what is computed of each."""
     computed = packed_length if config.shared_prompts else longer
+    if isinstance(pairs, LazyPairs):
+        return PairLengths(pairs, computed)
     return np.fromiter((computed(pair) for pair in pairs), np.int64, len(pairs))
 
 

@@ -24,7 +24,7 @@ from components.base.errors import CheckFailed
 from components.base.observe import Observe
 from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
-from components.models.batching import length_buckets, packed_runs
+from components.models.batching import LengthBuckets, packed_runs
 from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
 from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
@@ -219,8 +219,8 @@ def fit(
     steps = config.epochs * each_pass
 
     @functools.lru_cache(1)
-    def batches(epoch: int) -> list[list[int]]:
-        return length_buckets(examples.lengths, config.batch_size, seeded(seed, name, "order", epoch))
+    def batches(epoch: int) -> Sequence[list[int]]:
+        return LengthBuckets(examples.lengths, config.batch_size, seeded(seed, name, "order", epoch))
 
     optimizer = build_optimizer(model, config)
     folder = out / "checkpoint" / name

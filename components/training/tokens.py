@@ -109,6 +109,36 @@ class TokenLists(Sequence[list[int]]):
         return type(self)(self._store, self._starts[which], self.lengths[which])
 
 
+class TokenStore:
+    """n token lists that are set some at a time, in any order; 4 bytes a token in an unnamed file, 12 bytes a list in
+    memory."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        """`folder` for the file, which goes when nobody reads it any more; `count` is n."""
+        self._file = _Unnamed(folder)
+        self._end = 0
+        self._starts = np.full(count, -1, np.int64)
+        self.lengths = np.zeros(count, np.int32)
+        """(n,) of each that is set, in tokens."""
+
+    def known(self, which: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the lists at these places (m,) are set (m,)."""
+        return self._starts[which] >= 0
+
+    def set(self, which: NDArray[np.int64], lists: Sequence[Sequence[int]]) -> None:
+        """Set the lists at the places `which` (m,), which were not set."""
+        ids = array("i")
+        for place, each in zip(which.tolist(), lists, strict=True):
+            self._starts[place], self.lengths[place] = self._end + len(ids), len(each)
+            ids.extend(each)
+        self._file.write(ids.tobytes())
+        self._end += len(ids)
+
+    def __getitem__(self, which: int) -> list[int]:
+        start, length = int(self._starts[which]), int(self.lengths[which])
+        return array("i", self._file.read(4 * length, 4 * start)).tolist()
+
+
 def lengths_of(sequences: Sequence[Sequence[int]]) -> Sequence[int] | NDArray[np.int32]:
     """Tokens of each sequence, which are read for it only where they are no `TokenLists`."""
     return sequences.lengths if isinstance(sequences, TokenLists) else [len(each) for each in sequences]

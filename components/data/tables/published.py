@@ -192,6 +192,22 @@ class SplitRows(Sequence[Any]):
             found = self._arrow[places if isinstance(places, range) else places.tolist()]
             yield from map(_row, found.to_pylist())
 
+    def characters(self) -> NDArray[np.int64]:
+        """See `characters_of` (here in bytes)."""
+        import pyarrow.compute as pc
+
+        sizes = [np.empty(0, np.int64)]
+        for batch in self.dataset.data.table.to_batches():
+            prompt = batch.column("prompt")
+            ends = prompt.offsets.to_numpy()
+            of_turns = pc.binary_length(prompt.values.field("content")).to_numpy(zero_copy_only=False)
+            before = np.concatenate([[0], np.cumsum(of_turns)])
+            responses = [
+                pc.binary_length(batch.column(name)).to_numpy(zero_copy_only=False) for name in ("chosen", "rejected")
+            ]
+            sizes.append(before[ends[1:]] - before[ends[:-1]] + np.maximum(*responses))
+        return np.concatenate(sizes)[np.asarray(self._places, np.int64)]
+
     def choose(self, which: NDArray[np.int64]) -> "SplitRows":
         """The rows at the indices `which` (n,), in their order."""
         return SplitRows(self.dataset, np.asarray(self._places, np.int64)[which])
@@ -247,6 +263,15 @@ def read_split(folder: Path) -> Sequence[Any]:
 def rows_at(rows: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
     """The rows at these places, in their order; of a split they stay where they are."""
     return rows.choose(np.array(places, np.int64)) if isinstance(rows, SplitRows) else [rows[i] for i in places]
+
+
+def characters_of(rows: Sequence[Any]) -> NDArray[np.int64]:
+    """About how long each pair is (n,): characters of its prompt's turns and the longer response. Only texts' places in
+    a split are read, not the texts."""
+    if not isinstance(rows, SplitRows):
+        said = ([*(m["content"] for m in row["prompt"]), max(row["chosen"], row["rejected"], key=len)] for row in rows)
+        return np.array([sum(map(len, texts)) for texts in said], np.int64)
+    return rows.characters()
 
 
 def has_split(folder: Path) -> bool:

@@ -1,0 +1,88 @@
+"""Pairs that are turned into tokens when training asks for them: the same pairs, each once, and no more than needed."""
+
+import random
+
+import numpy as np
+import pytest
+
+from components.data.tables.published import characters_of, read_split, write_split
+from components.models.batching import RUN, LengthBuckets, length_buckets
+from components.models.config import GenerationConfig
+from components.reward.config import RewardConfig
+from components.reward.pair_scores import longer, packed_length
+from components.reward.pairs import LazyPairs, PairWeights, encode_pairs
+from components.reward.train import pair_lengths
+
+GENERATION = GenerationConfig(max_prompt_tokens=24, max_new_tokens=12)
+ROWS = [
+    {
+        "prompt": [{"role": "user", "content": "where is my parcel " * (1 + i % 4)}],
+        "chosen": f"it is at {i} " * (i % 5 + 1), "rejected": "no " * (i % 7 + 1),
+        "margin": i / 2 if i % 3 else None, "weight": 0.5 if i % 2 else 1.0,
+        "row": i + 1, "source": "s", "category": None,
+    }
+    for i in range(150)
+]  # fmt: skip
+
+
+@pytest.fixture
+def lazy(language, tmp_path):
+    return LazyPairs(language.tokenizer, ROWS, GENERATION, RewardConfig(), tmp_path)
+
+
+def test_lazy_pairs_are_those_that_are_encoded_at_once_in_whatever_order_they_are_asked_for(language, lazy):
+    at_once = list(encode_pairs(language.tokenizer, ROWS, GENERATION))
+    order = random.Random(0).sample(range(len(ROWS)), len(ROWS))
+    for start in range(0, len(ROWS), 11):
+        some = order[start : start + 11]
+        assert lazy.at(some) == [at_once[i] for i in some]
+    assert list(lazy) == at_once and lazy[3:5] == at_once[3:5] and lazy.at([4, 4]) == [at_once[4]] * 2
+    assert [PairWeights(lazy)[i] for i in (0, 1)] == [1.0, 0.5]
+    chosen = lazy.choose(np.array([2, 5, 140]))
+    assert list(chosen) == [at_once[i] for i in (2, 5, 140)] and chosen.weight(1) == 0.5
+    assert lazy.choose(np.arange(len(ROWS))) is lazy
+
+
+def test_the_first_batch_encodes_its_own_run_alone_and_no_row_is_encoded_twice(lazy, monkeypatch):
+    encoded, encode = [], lazy._encode
+    monkeypatch.setattr(lazy, "_encode", lambda rows: encoded.extend(row["row"] for row in rows) or encode(rows))
+    batches = LengthBuckets(pair_lengths(RewardConfig(), lazy), 2, random.Random(1))
+    assert not encoded, "nothing is read before a batch is asked for"
+    first = batches[0]
+    assert len(encoded) <= RUN * 2 < len(ROWS) and set(first) <= {row - 1 for row in encoded}
+    assert sorted(i for batch in batches for i in batch) == list(range(len(ROWS)))
+    assert sorted(encoded) == list(range(1, len(ROWS) + 1))
+
+
+def buckets_before(lengths, size, rng):
+    """`length_buckets` as it was written when all lengths were known before the first batch (November 2026)."""
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    batches = []
+    for start in range(0, len(order), size * 32):
+        chunk = sorted(order[start : start + size * 32], key=lambda i: lengths[i])
+        batches += [chunk[i : i + size] for i in range(0, len(chunk), size)]
+    rng.shuffle(batches)
+    return batches
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 4), (1, 4), (63, 2), (64, 2), (65, 2), (1000, 3)])
+def test_batches_of_lengths_that_are_computed_late_are_those_of_lengths_that_are_known(count, size):
+    lengths = random.Random(2).choices(range(1, 30), k=count)
+    assert length_buckets(lengths, size, random.Random(3)) == buckets_before(lengths, size, random.Random(3))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_lengths_of_lazy_pairs_are_those_of_their_tokens(lazy, shared):
+    lengths, of = pair_lengths(RewardConfig(shared_prompts=shared), lazy), packed_length if shared else longer
+    assert [lengths[i] for i in (7, 3, 7)] == [of(lazy[i]) for i in (7, 3, 7)]
+    assert lengths[10:13] == [of(pair) for pair in lazy[10:13]] and len(lengths) == len(ROWS)
+
+
+def test_the_longest_pairs_of_a_split_are_found_without_reading_its_texts(lazy, tmp_path):
+    write_split(tmp_path / "pairs.train", ROWS)
+    rows = read_split(tmp_path / "pairs.train")
+    np.testing.assert_array_equal(characters_of(rows), characters_of(ROWS))
+    np.testing.assert_array_equal(characters_of(rows[5:9]), characters_of(ROWS[5:9]))
+    longest = lazy.longest(3)
+    assert max(map(longer, lazy)) == longer(longest[-1])
