@@ -8,7 +8,7 @@ tether.human_eval   its human evaluation: {run, state, judges, win_rate, win_rat
 tether.champion     when it was champion: [{from, by, because, until, ended_by, ended_because}], the last one open
 tether.demoted      {at, by, because}: no run points an alias at it again, only a person does
 tether.imported     the run that took it, where an imported record is among what it was made from: likewise
-tether.picture      the MLflow run whose picture of the lineage has its human evaluation too
+tether.picture      the MLflow run that has a picture of the lineage, with the human evaluation where there was one
 tether.withheld     {run, gates}: gates of a skipped stage that nobody waived; it gets no alias until a run waives them
 """
 
@@ -41,7 +41,7 @@ _KINDS = {
     "reward": f"Reward models. `{CANDIDATE}` points at the newest version that passed its gates.",
     "policy": f"Policies, trained by PPO under a KL tether to their SFT model. {_ALIASES}",
 }
-_SHOWN = r"\n\n\*\*\w+\*\*: \[version \d+\]\([^\n)]*\)\n\n!\[[^\n\]]*\]\([^\n)]*\)"
+_SHOWN = r"\n\n\*\*\w+\*\*: \[version \d+\]\([^\n)]*\)(\n\n!\[[^\n\]]*\]\([^\n)]*\))?"
 """What the page of a registered model says of one of its versions."""
 _MEASURED = ("win_rate", "win_rate_low", "win_rate_high", "items")
 
@@ -59,7 +59,14 @@ class Versions:
         self._weights = weights if weights is None or weights.which != "none" else None
 
     def register(
-        self, done: Done, name: str, model: str, run: str, waivers: Mapping[str, Any], withheld: Sequence[str] = ()
+        self,
+        done: Done,
+        name: str,
+        model: str,
+        run: str,
+        waivers: Mapping[str, Any],
+        withheld: Sequence[str] = (),
+        shown_by: str = "",
     ) -> None:
         """Make the version of `name` that holds `done` (if new), and point `candidate` at it unless that was set later.
 
@@ -67,6 +74,7 @@ class Versions:
             model, run: the ids of the LoggedModel and of the run that computed it.
             waivers: of the run that takes it, this stage's and earlier ones'.
             withheld: gates of skipped stages that the run did not waive; with any, `candidate` is not set.
+            shown_by: the MLflow run that has a picture of the model's lineage, shown until one has its evaluation too.
         """
         record = done.record
         found = self._find(name, record.digest)
@@ -76,6 +84,8 @@ class Versions:
                 self._client.create_registered_model(name, description=_KINDS[MODELS[done.shown]])
             found = self._client.create_model_version(name, f"models:/{model}", run, tags=tags, model_id=model)
         version = str(found.version)
+        if shown_by and "tether.picture" not in found.tags:
+            self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
         # What the model's own page shows its versions from.
         versions = json.dumps([{"name": name, "version": int(version)}])
         self._client.set_logged_model_tags(model, {"mlflow.modelVersions": versions})
@@ -209,8 +219,9 @@ class Versions:
         version = aliases.get(alias, newest)
         found = self._client.get_model_version(name, version)
         address = f"#/models/{name}/versions/{version}?workflowType=machine_learning"
-        shown = picture(found.tags.get("tether.picture", found.run_id))
-        text = f"{about}\n\n**{alias.capitalize()}**: [version {version}]({address})\n\n{shown}"
+        text = f"{about}\n\n**{alias.capitalize()}**: [version {version}]({address})"
+        if "tether.picture" in found.tags:  # an earlier version of Tether drew none
+            text += f"\n\n{picture(found.tags['tether.picture'])}"
         if text != written:
             self._client.update_registered_model(name, text)
 

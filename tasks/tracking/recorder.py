@@ -341,7 +341,8 @@ class _Stage:
             return False
         if model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
             withheld = self._withheld if done.shown == "ppo" else []
-            versions.register(done, lineage.model_name(done.shown), model, run, self._waivers, withheld)
+            name = lineage.model_name(done.shown)
+            versions.register(done, name, model, run, self._waivers, withheld, self._run)
             return True
         return False
 
