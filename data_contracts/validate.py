@@ -18,6 +18,7 @@ import numpy as np
 from components.base.errors import UserError, naming
 from components.base.jsonl import write_json
 from components.base.observe import Observe
+from components.base.text import counted
 from components.data.inputs import of_kind
 from components.data.rows import OF_MODEL
 from components.data.splits import SPLITS
@@ -80,7 +81,7 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
         "demonstrations": str(inputs.get("demonstrations", taught)),
         "pairs kept": f"{final['data/pairs']:.0f}",
         "rows quarantined": f"{final['data/quarantined']:.0f}",
-        **{f"pairs of {each['source']}": f"{each['pairs']} of {each['rows']} rows" for each in counts},
+        **{f"pairs of {each['source']}": f"{each['pairs']} of {counted(each['rows'], 'row')}" for each in counts},
     }
     write_data_docs(context, out / "attachments" / "data_docs", checks, shown)
     for name in FOR_PEOPLE:
@@ -120,8 +121,9 @@ def _refuse_nothing(found: Examination) -> None:
     for examined, what, use, splits, share in needed:
         if not np.isin(examined.facts["split"], splits).any():
             raise UserError(
-                f"After quarantine and splitting no {what} is left {use} ({len(examined.facts)} valid {what}s of "
-                f"{examined.ledger.count()} rows). Give more data, or a larger data.split.{share}."
+                f"After quarantine and splitting no {what} is left {use} "
+                f"({counted(len(examined.facts), f'valid {what}')} "
+                f"of {counted(examined.ledger.count(), 'row')}). Give more data, or a larger data.split.{share}."
             )
 
 

@@ -1,4 +1,4 @@
-"""What a rerun goes on from: an earlier run whose artifacts stand in the store, and its config."""
+"""What a rerun continues from: an earlier run whose artifacts are in the store, and its config."""
 
 import os
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _MOST = 3  # runs named that would not do
 
 
 class Base(NamedTuple):
-    """An earlier run to go on from."""
+    """An earlier run to continue from."""
 
     run: str
     profile: str

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from components.base.errors import TetherError, UserError
 from components.base.redaction import redacted
-from components.base.text import plain
+from components.base.text import counted, plain
 from components.keys.plugins import GROUPS, installed_plugins
 from components.models.runtime import Runtime, usable_gpus
 from components.store.store import ArtifactStore
@@ -110,13 +110,9 @@ def _runtime() -> Finding:
 
 def _ranks() -> Finding:
     here = Runtime().resolve()
-    processes, threads = _counted(here.ranks, "process", "es"), _counted(here.threads, "thread", "s")
+    processes, threads = counted(int(here.ranks), "process", "processes"), counted(here.threads, "thread")
     why = "one for each GPU" if here.device == "cuda" else "set runtime.ranks for more"
     return Finding("ok", "ranks", f"sft, reward and ppo train in {processes} ({why}), with {threads} each")
-
-
-def _counted(number: int | str, noun: str, plural: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _disk(home: Path) -> list[Finding]:
@@ -216,7 +212,7 @@ def _server(name: str, variable: str, without: str, ask: Callable[[], object]) -
         return Finding("fail", name, str(refused), refused.exit_code)
     except Exception as broken:  # whatever MLflow's client raises
         return Finding("fail", name, f"{shown} does not answer: {in_short(broken)}")
-    return Finding("ok", name, f"{shown} answers, and lets us in")
+    return Finding("ok", name, f"{shown} answers, and accepts the credentials")
 
 
 def _certificates() -> list[Finding]:

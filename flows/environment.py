@@ -25,7 +25,7 @@ def tether_home() -> Path:
     try:
         path = user_path(os.environ.get("TETHER_HOME") or ".tether", "TETHER_HOME").absolute()
     except FileNotFoundError as error:
-        raise UserError("the current directory is not there any more. Change to one that is.") from error
+        raise UserError("the current directory no longer exists. Change to another one.") from error
     if "?" in str(path.resolve()):
         raise UserError(
             f"TETHER_HOME = {path}: its path has a question mark. MLflow and Prefect would cut the addresses of their "
@@ -132,6 +132,6 @@ def check_packages() -> None:
     strangers = [f"{name} from {folder}" for name, folder in folders.items() if folder != home / name]
     if strangers:
         raise TetherError(
-            f"another package stands in the place of Tether's: {', '.join(strangers)}; expected below {home}. Run "
+            f"another package hides Tether's: {', '.join(strangers)}; expected below {home}. Run "
             f"Tether from its own environment, without PYTHONPATH, or from another directory."
         )

@@ -88,7 +88,7 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
 
 
 def comparison(config: RunConfig, sources: Sources, run: StageRunner) -> StageResult | None:
-    """Compare models that are there already, blind, in the place of all stages. Returns and raises as `pipeline`."""
+    """Compare models that are there already, blind, in place of all stages. Returns and raises as `pipeline`."""
 
     def stage(name: str, **inputs: StageResult | Input) -> StageResult:
         return run(COMPARISON[name], config.stage_job(COMPARISON[name]), inputs)

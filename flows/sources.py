@@ -62,7 +62,7 @@ def find_sources(
 
     Raises:
         UserError: something is not there or can't be read, a data file holds not one valid row, two files of
-            preferences are the same, or the pretrained model is another one than a stage that is taken was computed
+            preferences are the same, or the pretrained model differs from the one that a reused stage was computed
             with.
     """
     taken = taken or {}
@@ -147,7 +147,7 @@ def kept_sft(config: RunConfig, home: Path) -> dict[str, Record]:
     """The record of the SFT model that `sft.keep` names; empty where the run trains its own.
 
     Raises:
-        UserError: there is no such run, or its SFT model is not whole in the store.
+        UserError: there is no such run, or its SFT model is not complete in the store.
     """
     if config.sft.keep is None:
         return {}

@@ -29,7 +29,7 @@ def copy_model(artifact: Path, record: Record, out: Path, link: bool = False) ->
         link: link weights to the artifact's in place of copying them, for somebody who only reads them.
 
     Raises:
-        TetherError: a file is another one than the record says.
+        TetherError: a file differs from what the record says.
     """
     for name, sha in record.files.items():
         if (place := place_of(name)) is None:

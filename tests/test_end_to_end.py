@@ -347,7 +347,7 @@ def test_reproducing_a_run_gives_the_same_bytes_from_nothing_and_leaves_all_as_i
     before, runs = left_behind(home, run), list_runs(home)
     done = tether("reproduce", run, home=home, PYTHONHASHSEED="7")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"Reproduced: run {run}, 7 artifacts, each the same to the byte." in done.stdout
+    assert f"Reproduced: run {run}, 7 artifacts, byte for byte the same." in done.stdout
     assert done.stdout.count("computing (") == 7, "nothing of it was found in the store"
     assert (left_behind(home, run), list_runs(home)) == (before, runs)
 
@@ -400,7 +400,7 @@ def test_what_saw_a_file_is_one_question(home: Path, refresh: tuple[str, ...]) -
         n["stage"] for n in nodes
     ]
     data.write_text(data.read_text() + "\n")
-    with pytest.raises(UserError, match="no run here has read it as it is now"):
+    with pytest.raises(UserError, match="no run here has read its present content"):
         lineage.lineage(home, str(data), downstream=True)
 
 
@@ -447,7 +447,7 @@ def test_a_damaged_record_is_said_by_every_question_that_it_leaves_a_gap_in_unti
     upstream = lineage.lineage(home, first["run"]).as_json()
     (gap,) = (node for node in upstream["nodes"] if node["digest"] == sft)
     assert gap["stage"] is None and gap["lost"].startswith(f"sft of run {first['run']}, key {key[:16]}: ")
-    assert "its own sha256 does not hold" in gap["lost"]
+    assert "its content does not match its sha256" in gap["lost"]
     assert {node["digest"] for node in upstream["nodes"]} == {node.digest for node in whole.nodes}
     downstream = lineage.lineage(home, data, downstream=True)
     assert sft not in {node.digest for node in downstream.nodes} and policy in str(downstream.nodes)

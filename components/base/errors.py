@@ -52,7 +52,7 @@ class CheckFailed(TetherError):
 
 
 class LeaseLost(TetherError):
-    """Another process has taken over what this one was computing: it stood still for too long."""
+    """Another process has taken over what this one was computing: it was suspended for too long."""
 
 
 class Unreachable(UserError):
@@ -104,16 +104,16 @@ def refuse_credentials(what: str, text: str) -> None:
 
 _DISK = {
     errno.ENOSPC: "Make room there",
-    errno.EDQUOT: "Make room there, or have the quota raised",
+    errno.EDQUOT: "Make room there, or ask for a larger quota",
     errno.EROFS: "Make it writable, or set TETHER_HOME to a place that is",
     errno.EACCES: "Give yourself read and write permission there, or set TETHER_HOME to a folder where you have it",
     errno.ENAMETOOLONG: "Choose a shorter name or path",
-    errno.ELOOP: "Its links lead back to themselves: name the file or folder itself",
-    errno.EISDIR: "A folder stands where a file must be: move it away, or name another file",
-    errno.EFBIG: "A file may not become so large there: raise the limit (`ulimit -f`), or name another file system",
-    errno.EIO: "The disk fails: check it, or name another place",
-    errno.EPERM: "Give yourself the right to write there, or name another place",
-    errno.ENOTDIR: "A file stands where a folder must be: move it away, or name another folder",
+    errno.ELOOP: "Its symbolic links form a loop: name the file or folder itself",
+    errno.EISDIR: "A folder is where a file must be: move it away, or name another file",
+    errno.EFBIG: "The file exceeds the size limit there: raise it (`ulimit -f`), or use another file system",
+    errno.EIO: "The disk reports an error: check it, or name another place",
+    errno.EPERM: "Give yourself write permission there, or name another place",
+    errno.ENOTDIR: "A file is where a folder must be: move it away, or name another folder",
 }
 _OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
@@ -140,8 +140,8 @@ def _number_in(error: BaseException) -> int | None:
 
 
 def disk_error(error: BaseException) -> UserError | None:
-    """What a full or unwritable disk, or a file in the place of a folder, made of a write, as something the user can
-    mend; None for any other error.
+    """Return the error of a write on a full or unwritable disk, or into a file that must be a folder, as one that the
+    user can correct; None for any other error.
 
     safetensors, which writes in Rust, tells the number in its message alone.
     """
@@ -158,5 +158,6 @@ def disk_error(error: BaseException) -> UserError | None:
         return None
     place = f"{where}: " if where else ""
     return UserError(
-        f"{place}{os.strerror(number)}. {_DISK[number]}; the same command then goes on from the last checkpoint."
+        f"{place}{os.strerror(number)}. {_DISK[number]}, then run the same command again: it continues "
+        "from the last checkpoint."
     )

@@ -122,7 +122,7 @@ def read_sealed(path: Path) -> Any:
     """
     digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     if hashlib.sha256(text.encode()).hexdigest() != digest:
-        raise ValueError(f"{path.name} is damaged: its own sha256 does not hold")
+        raise ValueError(f"{path.name} is damaged: its content does not match the sha256 in its first line")
     return json.loads(text)
 
 

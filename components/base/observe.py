@@ -8,7 +8,7 @@ class Observe(Protocol):
     """Takes what a stage has to say after a step.
 
     `metrics` become the stage's curves. The rest is for the display of progress alone: `total` is the number of steps,
-    `tokens` how many this step computed, and `resumed` says that no step was done now: the stage goes on from `step`.
+    `tokens` how many this step computed, and `resumed` says that no step was done now: the stage continues from `step`.
     `samples` are some responses of now, as JSON objects with `prompt` and `response`, for people to read.
     """
 

@@ -13,7 +13,7 @@ def user_path(text: str, field: str) -> Path:
         UserError: it is empty, can't be a path, or names a device, a pipe or a socket, which has no end to read to.
     """
     if not text.strip():
-        raise UserError(f"{field}: the path is empty, as of a shell variable that is not set. Name a file or folder.")
+        raise UserError(f"{field}: the path is empty; is a shell variable not set? Name a file or folder.")
     shown = text if len(text) <= 100 else f"{text[:97]}..."
     try:
         path = Path(text).expanduser()
@@ -25,7 +25,7 @@ def user_path(text: str, field: str) -> Path:
         raise UserError(f"{field} = {shown!r}: this can't be opened: {reason}. Name another path.") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError(
-            f"{field} = {shown}: this is a device, a pipe or a socket. What is read has to have an end and to stay as "
-            "it is: write it into a file and give that."
+            f"{field} = {shown}: this is a device, a pipe or a socket, and Tether reads regular files only. Write "
+            "the data into a file and give that."
         )
     return path

@@ -65,7 +65,7 @@ def _runs(process: Process) -> bool:
 
 
 def process_mark() -> str:
-    """This process in a word, fit for a file's name."""
+    """Return a word that identifies this process, fit for a file's name."""
     return f"{_place_mark()}-{os.getpid()}-{_start_time(os.getpid())}"
 
 

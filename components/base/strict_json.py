@@ -67,13 +67,13 @@ def twice(names: Iterable[str]) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise BadJson(f"{name} is no JSON value")
+    raise BadJson(f"{name} is not a JSON value")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise BadJson(f"a key stands twice: {twice(name for name, _ in pairs)}. Keep one of each")
+        raise BadJson(f"a key appears twice: {twice(name for name, _ in pairs)}. Keep one")
     return found
 
 

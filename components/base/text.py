@@ -23,6 +23,11 @@ def line(text: str) -> str:
     return plain(" ".join(text.split()))
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return `number` with its noun (`1 row`, `2 rows`); `plural` where the plural is not noun + s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def markdown(text: str) -> str:
     """Return `text` as words of a Markdown paragraph, list or table: one line, with no syntax in it."""
     escaped = _MARKDOWN.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", line(text))

@@ -151,8 +151,8 @@ class DataConfig(Settings):
     def _votes_or_a_model_of_them(self) -> Self:
         if self.labels == "dawid_skene" and self.decision != DecisionConfig():
             raise ValueError(
-                "decision says when a majority decides, and with labels=dawid_skene a model of the annotators does: "
-                "leave decision out, or set labels=majority"
+                "decision applies to labels=majority only, and labels is dawid_skene: leave decision out, or set "
+                "labels=majority"
             )
         return self
 

@@ -40,7 +40,7 @@ def resolve_source(value: str, hub: HubConfig | None, cache: Path, field: str) -
 
 
 def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences") -> Path:
-    """Dataset `name` as a JSON Lines file in `cache`; a copy that is there is taken as it is, without the network."""
+    """Dataset `name` as a JSON Lines file in `cache`; an existing copy is used unchanged, without the network."""
     part = "--".join(x for x in (name.replace("/", "--"), hub.subset, hub.split, hub.revision) if x)
     target = cache / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', part)}.jsonl"
     if target.exists():

@@ -19,6 +19,7 @@ from typing import IO, Any, AnyStr, NoReturn, cast
 
 from components.base.errors import UserError
 from components.base.strict_json import BadJson, elements, parse_json, twice
+from components.base.text import counted
 from components.data.config import ReaderPlugin
 from components.data.rows import Problem, RawRow
 from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
@@ -100,8 +101,8 @@ def _kind(path: Path) -> str:
     if start.startswith((b"{", b"[")):
         return "jsonl" if start.startswith(b"{") else "json"
     raise UserError(
-        f"{path} is of no kind that Tether reads. Name it by its kind: {KINDS}; or name a plug-in that reads it in "
-        "data.readers."
+        f"{path} is not in a format that Tether reads. Give its name the suffix of its format ({KINDS}), or name a "
+        "plug-in that reads it in data.readers."
     )
 
 
@@ -176,14 +177,14 @@ def _lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
         number += 1
         if len(line) == _LARGEST_LINE:
             raise UserError(
-                f"{path}, line {number}: it is longer than {_LARGEST_LINE // _MIB} MiB, which no row is. Is the file "
-                "what its name says? Each row needs a line of its own."
+                f"{path}, line {number}: it is longer than {_LARGEST_LINE // _MIB} MiB, the limit for a row. "
+                "Check that the file is JSON Lines, with each row on a line of its own."
             )
         yield line
 
 
 def _broken(path: Path, row: int, error: Exception) -> NoReturn:
-    where = f"breaks off after row {row}" if row else "can't be read from its first row on"
+    where = f"breaks off after row {row}" if row else "can't be read at all"
     raise UserError(
         f"{path} {where}: {str(error).rstrip('.')}. The file is cut short or damaged; fetch or write it again."
     ) from error
@@ -205,8 +206,10 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
         _broken(path, number, error)
     if first is not None and first.problem and not readable:
         raise UserError(
-            f"Not one line of {path} is a JSON object; line {first.number}: {first.problem.text}. "
-            "JSON Lines holds one object a line; name a file of another kind by its kind (" + KINDS + ")."
+            f"No line of {path} is a JSON object; line {first.number}: {first.problem.text}. "
+            "JSON Lines has one object on each line. If the file has another format, give its name that suffix ("
+            + KINDS
+            + ")."
         )
 
 
@@ -274,7 +277,8 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
                 if cells:
                     yield _csv_row(number, header, cells)
     except csv.Error as error:
-        raise UserError(f"{path} is no CSV at row {max(number, 1) + 1} (the header is row 1): {error}.") from error
+        at = f"row {max(number, 1) + 1} (the header is row 1)"
+        raise UserError(f"{path} is not valid CSV at {at}: {error}.") from error
     except (EOFError, zlib.error, OSError) as error:
         _broken(path, number, error)
 
@@ -291,7 +295,7 @@ def _csv_row(number: int, header: list[str], cells: list[str]) -> RawRow:
     protected = texts.get("id", "").startswith(LABELLED)
     try:
         if len(cells) != len(header):
-            raise BadJson(f"{len(cells)} cells, the header has {len(header)}")
+            raise BadJson(f"{counted(len(cells), 'cell')}, the header has {len(header)}")
         return RawRow(number, {name: _cell(name, cell, protected) for name, cell in texts.items()})
     except BadJson as error:
         return RawRow(number, {"raw": ",".join(cells)[:_SHOWN]}, Problem("readable", str(error)))

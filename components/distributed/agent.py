@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
         rdzv_endpoint=hosts.rendezvous,
         rdzv_configs={"timeout": STARTED_TOGETHER_SECONDS} | ({} if alone else {"rank": hosts.number}),
         local_addr="127.0.0.1" if alone else None,
-        max_restarts=0,  # a stage goes on from its checkpoint when it is computed again
+        max_restarts=0,  # a stage continues from its checkpoint when it is computed again
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL),
     )

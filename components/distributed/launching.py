@@ -62,7 +62,7 @@ class _Ranks:
     _read: int = field(default=0, init=False)
     _failing: float | None = field(default=None, init=False)
     _silent: list[int] = field(default_factory=list, init=False)
-    """The ranks that had ended without a word when the first failure was seen."""
+    """The ranks that had ended without an error when the first failure was seen."""
 
     def observed(self) -> Iterator[dict[str, object]]:
         """What the stage observed since the last call."""

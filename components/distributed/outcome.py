@@ -86,24 +86,24 @@ def error_of(stage: str, ended: list[Ended], died: Mapping[int, int], silent: Se
     missed = next((each for each in ended if each.of_ranks), None)
     if missed is not None and _TIMED_OUT.search(missed.message):
         return _with_trace(
-            missed, f"{stage}: rank {missed.rank} waited in vain for another rank (runtime.rank_timeout)"
+            missed, f"{stage}: rank {missed.rank} waited for another rank for longer than runtime.rank_timeout"
         )
     killed = next(((rank, -code) for rank, code in died.items() if code < 0), None)
     if killed is not None:
         rank, number = killed
-        why = " The kernel does that to a process that takes too much memory." if number == signal.SIGKILL else ""
+        why = " The kernel kills a process that takes too much memory." if number == signal.SIGKILL else ""
         return WorkerDied(f"{stage}: rank {rank} was ended by {signal.Signals(number).name}.{why} {_RESUMES}")
     if missed is not None:
         return _with_trace(missed, f"{stage}: rank {missed.rank} lost its connection to another rank")
     if silent and not died:
         return WorkerDied(
-            f"{stage}: rank {silent[0]} ended without a word, as a process does that is killed. {_RESUMES}"
+            f"{stage}: rank {silent[0]} ended without an error message; it was probably killed. {_RESUMES}"
         )
-    codes = ", ".join(f"rank {rank} with exit code {code}" for rank, code in sorted(died.items())) or "nobody said why"
+    codes = ", ".join(f"rank {rank} with exit code {code}" for rank, code in sorted(died.items())) or "nobody knows why"
     return WorkerDied(f"{stage}: its ranks ended, {codes}. {_RESUMES}")
 
 
-_RESUMES = "The same command goes on from the last checkpoint."
+_RESUMES = "Run the same command again to continue from the last checkpoint."
 
 
 def _with_trace(ended: Ended, what: str) -> WorkerDied:

@@ -99,7 +99,7 @@ def release(model: Any) -> None:
 
 
 def _replace(model: nn.Module, by_id: dict[int, nn.Parameter]) -> None:
-    """Put other parameters in the place of those whose ids are given; tied ones stay tied."""
+    """Put other parameters in place of those whose ids are given; tied ones stay tied."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:

@@ -32,7 +32,7 @@ def _probe(what: str, pairs: str) -> Advice:
 
 ADVICE: dict[str, Advice] = {
     "validate.contract": Advice(
-        "More rows than a check allows are broken, or a finding on the whole file is an error. The report and "
+        "More rows are broken than a check allows, or a finding on the whole file is an error. The report and "
         "`tether data check` name the check and the rows.",
         "Correct the rows that are named. If the file is as it should be, change the check's threshold or severity "
         "under `data.checks`.",
@@ -154,12 +154,12 @@ ADVICE: dict[str, Advice] = {
         "tether rerun ppo --set ppo.score.length_penalty=0.01",
     ),
     "reward.disagreement_auroc_low": Advice(
-        "The ensemble's members agree on nonsense as much as on SFT samples, so their spread warns of nothing.",
+        "The ensemble's members agree on nonsense as much as on SFT samples, so their spread does not reveal nonsense.",
         "Lower `reward.member_share`, so that members learn from different pairs, or raise `reward.members`.",
         "tether rerun reward --set reward.members=5 --set reward.member_share=0.7",
     ),
     "reward.refresh_gain_low": Advice(
-        "The refreshed reward model is worse than the earlier one on that one's test pairs: it forgot.",
+        "On the earlier model's test pairs the refreshed reward model is worse than the earlier one: it has forgotten.",
         "Raise `reward.refresh.replay`, or lower `reward.learning_rate`.",
         "tether rerun reward --set reward.refresh.from_run=RUN --set reward.refresh.replay=0.5",
     ),
@@ -290,7 +290,7 @@ ADVICE: dict[str, Advice] = {
         "tether rerun ppo --set ppo.kl.target=2",
     ),
     "ppo.entropy_ratio": Advice(
-        "The policy is far more certain of each token than SFT. It has nearly stopped to explore.",
+        "The policy is far more certain of each token than SFT. It has nearly stopped exploring.",
         "Set `ppo.clip_range_high` or `ppo.entropy_coefficient`, lower `ppo.epochs`, or lower `ppo.kl.target`.",
         "tether rerun ppo --set ppo.clip_range_high=0.28",
     ),
@@ -323,8 +323,8 @@ ADVICE: dict[str, Advice] = {
         "tether rerun ppo --set ppo.kl.target=2",
     ),
     "ppo.judge_gain_low": Advice(
-        "A judge that never rewarded (`judge: true` in `ppo.rewards`) sees no gain over SFT where the reward does: the "
-        "policy may have found what only the reward likes.",
+        "A judge (`judge: true` in `ppo.rewards`), which gives no reward, sees no gain over SFT although the reward "
+        "does: the policy may exploit the reward.",
         "Compare `ppo/judge_NAME_gain` with `ppo/reward_gain`, and read responses in `evaluation.jsonl`. Lower "
         "`ppo.kl.target`, or collect new preferences on the policy's own responses.",
         "tether rerun ppo --set ppo.kl.target=2",
@@ -335,7 +335,7 @@ ADVICE: dict[str, Advice] = {
         "tether human-eval status RUN",
     ),
     "human_eval.items": Advice(
-        "Too few items were rated to say anything of the win rate.",
+        "Too few items were rated to estimate the win rate.",
         "Raise `human_eval.items`, and `data.split.test` if the split holds fewer prompts.",
         "tether rerun human_eval --set human_eval.items=512",
     ),
@@ -346,7 +346,7 @@ ADVICE: dict[str, Advice] = {
         "tether rerun human_eval --set human_eval.guidelines=FILE.md",
     ),
     "human_eval.position_bias": Advice(
-        "A rater prefers one side, whatever it shows. The report names the rater.",
+        "A rater prefers one side, whichever reply it shows. The report names the rater.",
         "Ask that rater again, or replace them. `human_eval.repeats` shows pairs again with sides exchanged, which "
         "makes the habit visible.",
         "tether rerun human_eval --set human_eval.repeats=0.25",
@@ -363,7 +363,8 @@ ADVICE: dict[str, Advice] = {
         "tether review status RUN",
     ),
     "human_eval.attention_low": Advice(
-        "A rater misses items whose right answer is known: they do not read. With few such items one slip may fail it.",
+        "A rater is wrong on items whose right answer is known, and may not read the replies. With few such items a "
+        "single slip can fail the gate.",
         "Replace the rater's answers, or raise `human_eval.attention` so that there are more such items.",
         "tether rerun human_eval --set human_eval.attention=0.2",
     ),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
+from components.base.text import counted
 from components.gates.table import GATES, Gate, Op
 
 # Strict: `true` is no threshold.
@@ -127,7 +128,7 @@ class GatesConfig(BaseModel):
                 if f"{stage}.{short}" in GATES:
                     raise ValueError(f"{key} is a built-in gate's name: choose another, or set gates.{stage}.{short}")
                 if not re.fullmatch(r"\w+", short):
-                    raise ValueError(f"{key} is no name for a gate: use letters, digits and _")
+                    raise ValueError(f"{key} is not a valid gate name: use letters, digits and _")
                 if extra is not None:
                     _check_threshold(f"{key}.threshold", extra.op, extra.threshold)
         return self
@@ -187,7 +188,7 @@ def failure(stage: str, verdicts: Sequence[Verdict]) -> GateFailed | None:
     if not stopping:
         return None
     lines = "; ".join(f"{verdict.name}: {verdict.text} ({verdict.description})" for verdict in stopping)
-    return GateFailed(f"{stage}: {len(stopping)} gate(s) failed. {lines}")
+    return GateFailed(f"{stage}: {counted(len(stopping), 'gate')} failed. {lines}")
 
 
 def _judge(

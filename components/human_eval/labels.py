@@ -140,7 +140,7 @@ class Sample(_Opened):
                             asked = "" if question == OVERALL else f" about `{question}`"
                             mistakes.append(
                                 f"{place}: rater {rater + 1} answers {rating} to {row.item}{asked}, and {known} in "
-                                f"{where}. Give one of them; two people need two numbers of raters."
+                                f"{where}. Keep one of them; two people need two rater numbers."
                             )
                         elif rating:
                             answers[question, item, rater] = rating, place
@@ -202,11 +202,11 @@ class Sample(_Opened):
             item = row.item.split("-")[0]
             if not _ITEM.fullmatch(row.item) or row.item not in self.given:
                 mistakes.append(
-                    f"{where}, column `item`: {row.item[:40]!r} is no item of this sample. Items are copied from the "
-                    "sheet as they are."
+                    f"{where}, column `item`: {row.item[:40]!r} is not an item of this sample. Copy items from "
+                    "the sheet unchanged."
                 )
             elif item in numbers:
-                mistakes.append(f"{where}: item {row.item} stands in row {numbers[item]} already.")
+                mistakes.append(f"{where}: item {row.item} is in row {numbers[item]} already.")
             else:
                 mistakes += (f"{where}, {wrong}" for wrong in self._moved(row, sheet.lossy))
                 numbers[item] = row.number
@@ -225,7 +225,7 @@ class Sample(_Opened):
         )
         if exchanged and differing == [1, 2]:
             yield (
-                "columns `response_a`, `response_b`: the replies are exchanged, so a and b would mean the other one. "
+                "columns `response_a`, `response_b`: the replies are exchanged, so a and b would mean the wrong reply. "
                 "Put the columns back as they were."
             )
         elif (other := self._by_texts.get(returned)) is not None:
@@ -261,8 +261,8 @@ def _sorted_alone(rows: Sequence[tuple[SheetRow, str]], raters: int) -> Iterator
         if len(counts) > 1 and changes == len(counts) - 1 and chance < math.log(_BY_CHANCE):
             kinds = ", then ".join(counts)
             yield (
-                f"rows {given[0][0]} to {given[-1][0]}: the ratings of rater {rater + 1} stand sorted ({kinds}) while "
-                "the items stand in the sheet's order, so that they no longer belong to their rows. Undo the sorting."
+                f"rows {given[0][0]} to {given[-1][0]}: the ratings of rater {rater + 1} are sorted ({kinds}) while "
+                "the items are in the sheet's order, so the ratings no longer match their rows. Undo the sorting."
             )
 
 

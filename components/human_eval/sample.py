@@ -99,8 +99,8 @@ def check_judges(config: HumanEvalConfig, data: Path) -> None:
         return
     if task_name(data) != "support-desk":
         raise UserError(
-            "human_eval.judges is `simulated`, but these are not the built-in task's data, and judges can be "
-            "simulated only where the truth is known. Set human_eval.judges=people and fill in the sheet."
+            "human_eval.judges is `simulated`, but the data are not the built-in task's, and judges can be "
+            "simulated only for that task. Set human_eval.judges=people and fill in the sheet."
         )
     from components.data.support_desk.desk import JUDGES
 
@@ -138,7 +138,7 @@ def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) 
         "repeated": sum(item.repeat_of is not None for item in items),
         "key_sha256": commitment,
         "for_raters": [f"{RATERS}/{rater_file(rater)}" for rater in range(1, config.raters + 1)],
-        "text_cells": "In the CSV an apostrophe stands before what a spreadsheet would run as a formula (at the start "
+        "text_cells": "The CSV has an apostrophe before text that a spreadsheet would run as a formula (at the start "
         "of a cell or of a line, after a semicolon or a tab), and before an apostrophe there.",
     }
     write_json(artifact / "sheet.json", info)

@@ -27,7 +27,7 @@ LEFT_OUT = {
     "components.base.observe": "It is the type of a callback: a Protocol, which nothing is computed with.",
     "components.base.process": "It names temporary files, and tells whether the process that left one still runs.",
     "components.base.redaction": "It changes messages alone.",
-    "components.training.stopping": "A loop that a signal stops goes on from its checkpoint to the same bytes.",
+    "components.training.stopping": "A loop that a signal stops continues from its checkpoint to the same bytes.",
 }
 """Modules that stand in no key because they cannot change an artifact's bytes, each with the reason."""
 

@@ -89,7 +89,7 @@ class Backbone:
     def activate(self, name: str | None) -> None:
         """Have the layers compute as adapter `name` makes them; None for the backbone alone.
 
-        peft makes the active adapter the one that trains. A gradient is dropped without a word where its parameter
+        peft makes the active adapter the one that trains. A gradient is dropped silently where its parameter
         takes none by the time of the backward pass, and another model may have been asked since: keep the flags.
         """
         if name == self._active:
@@ -228,7 +228,7 @@ def load_adapter(backbone: Backbone, name: str, folder: Path) -> AdapterView:
     """
     if not (folder / "adapter_config.json").is_file():
         raise UserError(
-            f"ppo.lora: {folder} is no adapter: the reward model was trained whole and can't share the policy's "
+            f"ppo.lora: {folder} is not an adapter: the reward model was trained whole and can't share the policy's "
             "backbone. Set reward.lora too, as in --set reward.lora.rank=8."
         )
     if json.loads((folder / "backbone.json").read_text())["sha256"] != backbone.digest:

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from components.base.errors import UserError, naming
 from components.base.jsonl import write_json
+from components.base.text import counted
 from components.models.adapters import AdapterView
 from components.models.config import ScratchModel
 from components.models.kernels import by_onednn
@@ -87,7 +88,8 @@ def _load_base(folder: Path, named_by: str) -> tuple[Any, Any]:
     lacking = [token for token, i in tokenizer.get_vocab().items() if i >= rows and token != tokenizer.pad_token]
     if lacking:
         raise UserError(
-            f"{named_by}: the tokenizer in {folder} has {len(lacking)} tokens, such as {lacking[0]!r}, beyond the "
+            f"{named_by}: the tokenizer in {folder} has {counted(len(lacking), 'token')}, such as {lacking[0]!r}, "
+            "beyond the "
             f"model's {rows} embeddings. Use the tokenizer that the model was trained with."
         )
     if len(tokenizer) > rows:  # the pad token was added

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from components.base.errors import MachineMismatch
 from components.base.settings import Settings, unkeyed
+from components.base.text import counted
 from components.distributed.hosts import these_hosts
 
 _INSTRUCTION_SETS = (("amx_bf16", "amx_bf16"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
@@ -205,12 +206,12 @@ def ask_driver() -> tuple[tuple[Gpu, ...], str]:
     except subprocess.TimeoutExpired:
         return (), "CUDA's driver gave no answer within 60 s"
     if done.returncode:
-        return (), f"CUDA's driver can't be asked: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+        return (), f"CUDA's driver can't be queried: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
     error, found = json.loads(done.stdout)
     if error:
         return (), f"CUDA's driver does not start (cuInit gives error {error})"
     gpus = tuple(Gpu(name, (major, minor)) for name, (major, minor) in found)
-    return gpus, f"CUDA's driver shows {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+    return gpus, f"CUDA's driver shows {counted(len(gpus), 'GPU')}"
 
 
 @functools.cache
@@ -256,8 +257,9 @@ def activate(runtime: Runtime) -> None:
     here = cpu_instruction_set()
     if runtime.device == "cpu" and runtime.instruction_set != here:
         raise MachineMismatch(
-            f"runtime.instruction_set is {runtime.instruction_set}, this machine has {here}: its results would carry "
-            f"another machine's key. Resolve the run here (leave it `auto`) or use a machine like the first."
+            f"runtime.instruction_set is {runtime.instruction_set}, and this machine has {here}, so its results would "
+            "get another machine's key. Start the run on this machine (leave it `auto`), or use a machine like the "
+            "first."
         )
     if runtime.device == "cuda":
         _settle_cublas(torch.cuda.is_initialized())
@@ -266,9 +268,9 @@ def activate(runtime: Runtime) -> None:
         found = usable_gpus()
         if runtime.gpu != found.name or runtime.cuda != found.cuda:
             raise MachineMismatch(
-                f"the run was resolved for {runtime.gpu} with CUDA {runtime.cuda}, here is {found.name} with CUDA "
-                f"{found.cuda}: its results would carry another machine's key. Resolve the run here (leave runtime.gpu "
-                "and runtime.cuda `auto`) or use a machine like the first."
+                f"the run began for {runtime.gpu} with CUDA {runtime.cuda}, and this machine has {found.name} with "
+                f"CUDA {found.cuda}, so its results would get another machine's key. Start the run on this machine "
+                "(leave runtime.gpu and runtime.cuda `auto`), or use a machine like the first."
             )
         torch.backends.cuda.matmul.fp32_precision = "tf32" if runtime.tf32 else "ieee"
     torch.set_num_threads(runtime.threads)

@@ -246,7 +246,7 @@ def _no_distribution(model: Any, token: int) -> CheckFailed:
     broken = next((name for name, weight in named if not torch.isfinite(weight).all()), None)
     cause = f"{broken} holds NaN or infinity" if broken else "all weights are finite, so activations overflow"
     return CheckFailed(
-        f"sampling: the model's logits are NaN or infinite by response token {token}: {cause}. If the model was just "
+        f"sampling: the model's logits are NaN or infinite at response token {token}: {cause}. If the model was just "
         "trained, lower its learning rate; else replace the model that was loaded."
     )
 

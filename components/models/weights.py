@@ -59,18 +59,18 @@ def check_weights(folder: Path, named_by: str) -> None:
         raise UserError(f"{named_by}: {folder} holds no model.safetensors{only}.")
     if "adapter_config.json" in files:
         raise UserError(
-            f"{named_by}: {folder} holds an adapter beside the model, which would be loaded onto it unasked. Merge it "
+            f"{named_by}: {folder} holds an adapter beside the model, which transformers would load with it. Merge it "
             f"into the model (peft: merge_and_unload), or remove adapter_config.json."
         )
     for index in sorted(name for name in files if name.endswith(".index.json")):
         for shard in _shards(folder / index, named_by):
             if shard not in files or not shard.endswith(".safetensors"):
                 raise UserError(
-                    f"{named_by}: {folder / index} names {shard!r}, which is no safetensors file of this folder. "
+                    f"{named_by}: {folder / index} names {shard!r}, which is not a safetensors file in this folder. "
                     f"Convert the model to safetensors."
                 )
     if "config.json" in files:
-        with refusing(folder / "config.json", named_by, "is no config of a model"):
+        with refusing(folder / "config.json", named_by, "is not a model's config"):
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             _check_attention(config, folder, named_by)
             if isinstance(config, dict) and config.get("quantization_config") is not None:
@@ -95,7 +95,7 @@ def _count_parameters(folder: Path, named_by: str) -> int:
     check_weights(folder, named_by)
     count = 0
     for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf")):
-        with refusing(path, named_by, "is no file of weights"):
+        with refusing(path, named_by, "is not a weights file"):
             if path.suffix == ".gguf":
                 from gguf import GGUFReader
 
@@ -160,7 +160,7 @@ def check_names(
     if told:
         raise UserError(
             f"{named_by}: the weights in {folder} do not fit the model that its config describes: {'; '.join(told)}. "
-            "Nothing was drawn at random in their place. Check that config and weights belong together, and that the "
+            "Tether does not fill them in at random. Check that config and weights belong together, and that the "
             "names of the weights are the architecture's."
         )
 

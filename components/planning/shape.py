@@ -99,7 +99,7 @@ class ModelShape(Settings):
 
     @property
     def scalar_parameters(self) -> int:
-        """Parameters with a scalar head in the place of the output layer: a reward model or a critic."""
+        """Parameters with a scalar head in place of the output layer: a reward model or a critic."""
         return self.matrices + self.vectors + self.embedding + self.hidden_size
 
     def adapter_parameters(self, config: AdapterConfig) -> int:
@@ -160,7 +160,7 @@ class ModelShape(Settings):
 
     @classmethod
     def of_file(cls, file: Path, named_by: str) -> Self:
-        """The shape that a `config.json` describes. Raises `UserError` as `of_config`, or where it is no JSON."""
+        """The shape that a `config.json` describes. Raises `UserError` as `of_config`, or where it is not JSON."""
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

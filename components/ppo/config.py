@@ -51,7 +51,7 @@ class KLConfig(Settings):
     def _ceiling_above_target(self) -> Self:
         if self.control == "adaptive" and self.refresh_every is not None:
             raise ValueError(
-                "an adaptive coefficient holds KL to SFT, and a refreshed reference no longer pulls there: use "
+                "an adaptive coefficient controls KL to SFT, and a refreshed reference no longer pulls there: use "
                 "kl.control=fixed (and kl.stop_above) with kl.refresh_every"
             )
         if self.control == "adaptive" and self.coefficient == 0:
@@ -329,7 +329,7 @@ class PpoConfig(OptimizerConfig):
         if self.mask_tied_groups and self.has_critic:
             raise ValueError(
                 f"mask_tied_groups is for advantages within groups (rloo, grpo): advantage={self.advantage} compares a "
-                "response with the critic's value, and a tied group is no tie there"
+                "response with the critic's value and has no groups"
             )
         reach = self.kl.reach(self.updates - self.critic.warmup)
         if self.kl.control == "adaptive" and reach < MINIMUM_REACH:

@@ -171,7 +171,7 @@ def gather_experience(
         if config.advantage != "gae":
             raise UserError(
                 f"ppo.rewards: a source scores parts of a response, and ppo.advantage={config.advantage} gives a "
-                "whole response one advantage, in which they would have no place. Set ppo.advantage=gae, or return one "
+                "whole response one advantage, which would ignore the parts. Set ppo.advantage=gae, or return one "
                 "number for each response."
             )
         rewards = moved_to_tokens(rewards, parts / models.scale.scale, mask)
@@ -275,10 +275,10 @@ def check_drift(drift: float, job: PpoJob) -> None:
         CheckFailed: it exceeds the `sampler_tolerance` of the job's dtype and temperature.
     """
     dtype, temperature = job.runtime.dtype, job.generation.temperature
-    where, hint = f"in {dtype}", "Is dropout on, or the prompt truncated differently?"
+    where, hint = f"in {dtype}", "Check that dropout is off and that both truncate prompts alike."
     if job.ppo.rollout.by_server:
         dtype, where = "bfloat16", "with a server"
-        hint = "Does the server quantise, or hold its weights in another format?"
+        hint = "Check whether the server quantises, or holds its weights in another format."
     allowed = sampler_tolerance(dtype, temperature)
     if not drift <= allowed:
         raise CheckFailed(
@@ -305,5 +305,5 @@ def check_start(experience: Experience, job: PpoJob) -> None:
     if not kl <= allowed:
         raise CheckFailed(
             f"KL to the reference is {kl:.2g} nats before the first update, where it must be 0 (rounding is allowed "
-            f"{allowed:.2g}): the policy did not start as the reference. Is dropout on?"
+            f"{allowed:.2g}): the policy did not start as the reference. Check that dropout is off."
         )

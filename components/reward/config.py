@@ -20,7 +20,7 @@ class EnsembleConfig(Settings):
 
 
 class RefreshConfig(Settings):
-    """An earlier run's reward model, to go on from with new pairs."""
+    """An earlier run's reward model, to continue from with new pairs."""
 
     from_run: str = unkeyed(min_length=1)
     """Id of the run in this home, or the folder of a run in another one, as `../old/.tether/runs/ID`. The key holds the
@@ -76,7 +76,7 @@ class RewardConfig(FitConfig):
     @model_validator(mode="after")
     def _an_average_has_members(self) -> Self:
         if self.combine == "average" and self.members < 2:
-            raise ValueError("combine=average is of the weights of several members: set members to 2 or more")
+            raise ValueError("combine=average averages the weights of several members: set members to 2 or more")
         if self.objectives and self.labels == "shares":
             raise ValueError("objectives are learned from their own shares of votes: leave labels out")
         return self

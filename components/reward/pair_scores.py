@@ -118,15 +118,14 @@ def check_packed(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtim
     """See that the model, in eval mode, takes a mask of what each token attends to: most with full attention alone do.
 
     Raises:
-        CheckFailed: some score in a packed row is another one than alone.
+        CheckFailed: some score in a packed row differs from its score alone.
     """
     exact = runtime.model_copy(update={"dtype": "float32"})
     packed, alone = (torch.stack(scores(model, pairs, pad_id, exact)) for scores in (packed_scores, separate_scores))
     if not torch.allclose(packed, alone, rtol=TOLERANCE, atol=TOLERANCE):
         raise CheckFailed(
-            f"reward: scores of pairs that share their prompt's computing differ by {(packed - alone).abs().max():.3g} "
-            "from those without: this model's tokens meet by other ways than full attention. Set "
-            "reward.shared_prompts=false."
+            f"reward: with reward.shared_prompts the scores differ by {(packed - alone).abs().max():.3g} from those of "
+            "separate sequences: this model does not use full attention only. Set reward.shared_prompts=false."
         )
 
 

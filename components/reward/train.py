@@ -84,7 +84,7 @@ def train_models(
     Args:
         rows, pairs: the training pairs, as read and as token ids.
         observe: is told the members' steps counted through.
-        previous: artifact of the reward model that they go on from instead of the SFT model, if there is one.
+        previous: artifact of the reward model that they continue from instead of the SFT model, if there is one.
         held: what watches the trainings, and is given what was found.
     """
     config = job.reward

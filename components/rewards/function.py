@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.base.errors import UserError
+from components.base.text import counted
 from components.keys.plugins import check_plugin, find_plugin
 from components.rewards import function_worker
 from components.rewards.code import code_digest, code_files, root_of
@@ -49,7 +50,7 @@ class FunctionSource:
         try:
             answer = self._answer("importing it")
             if answer.get("error") == "missing":
-                raise self._error(f"{module} has nothing callable of this name. Check the name.")
+                raise self._error(f"{module} has no function of this name. Check the name.")
             if "error" in answer:
                 raise self._error(f"importing {module} raises {answer['text']}. Correct it.")
         except BaseException:
@@ -63,7 +64,7 @@ class FunctionSource:
         try:
             self._process.stdin.write(json.dumps(asked, default=dict).encode() + b"\n")
             self._process.stdin.flush()
-            answer = self._answer(f"scoring {len(replies.responses)} responses")
+            answer = self._answer(f"scoring {counted(len(replies.responses), 'response')}")
         except BrokenPipeError:
             raise self._ended() from None
         row = answer.get("row")
@@ -74,7 +75,8 @@ class FunctionSource:
             raise self._error(f"it gives {answer['text']} for {where}; {A_SCORE}. Correct the function.")
         if len(answer["scores"]) != len(replies.responses):
             raise self._error(
-                f"it gives {len(answer['scores'])} scores for {len(replies.responses)} responses. Return a list with "
+                f"it gives {counted(len(answer['scores']), 'score')} for "
+                f"{counted(len(replies.responses), 'response')}. Return a list with "
                 "one number for each response, in their order."
             )
         if self._known is not None and (unseen := sorted(set(answer["modules"]) - self._known)):

@@ -72,7 +72,7 @@ def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[
 
 
 def _plain(part: Any) -> Any:
-    """A part of a score as JSON holds it; what is no pair is shown as text, for the stage to refuse."""
+    """A part of a score as JSON holds it; what is not a pair is shown as text, for the stage to refuse."""
     try:
         offset, value = part
         return [operator.index(offset), float(value)]

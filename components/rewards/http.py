@@ -13,6 +13,7 @@ from typing import Any
 
 from components.base.errors import Unreachable, UserError
 from components.base.jsonl import Message
+from components.base.text import counted
 from components.rewards.config import HttpReward
 from components.rewards.source import Replies, Score, checked_scores
 from components.rollouts.asking import ask_patiently, said
@@ -70,7 +71,9 @@ class HttpSource:
     def _some(self, replies: Replies) -> list[Score]:
         found = self._ask("POST", self._body(replies))
         if found.status_code >= 300:
-            raise self._error(f"it refuses ({found.status_code}): {said(found.text)}. Check its log, and shape.")
+            raise self._error(
+                f"it refuses ({found.status_code}): {said(found.text)}. Check its log, and the option shape."
+            )
         try:
             answer = found.json()
         except ValueError:
@@ -80,7 +83,7 @@ class HttpSource:
         if not isinstance(answer, dict) or not isinstance(scores, list):
             raise self._error(
                 f"it answers {said(found.text)!r}; with shape {self._config.shape} it must answer "
-                f'{{"{field}": [...]}}. Check the address, and shape.'
+                f'{{"{field}": [...]}}. Check the address, and the option shape.'
             )
         told = answer.get("version")
         known = self._config.version_known
@@ -91,7 +94,8 @@ class HttpSource:
             )
         if len(scores) != len(replies.responses):
             raise self._error(
-                f"it gives {len(scores)} scores for {len(replies.responses)} responses. It must give one for each."
+                f"it gives {counted(len(scores), 'score')} for {counted(len(replies.responses), 'response')}. It must "
+                "give one for each."
             )
         return checked_scores(scores, replies, "scorer", self._error)
 
@@ -115,12 +119,12 @@ class HttpSource:
                 self._unreachable, final,
             )  # fmt: skip
         except httpx.InvalidURL as error:
-            raise self._error(f"this is no address: {error}") from None
+            raise self._error(f"this is not an address: {error}") from None
 
     def _unreachable(self, problem: str) -> Unreachable:
         return Unreachable(
-            f"ppo.rewards: {self._config.source}: for {self._config.patience:g} s the scorer can't be reached "
-            f"({problem}). Is it running there? Once it is up, the same command goes on from the checkpoint."
+            f"ppo.rewards: {self._config.source}: the scorer could not be reached for {self._config.patience:g} s "
+            f"({problem}). Check that it is running, then run the same command again: it continues from the checkpoint."
         )
 
     def _error(self, text: str) -> UserError:

@@ -94,20 +94,20 @@ class VllmClient:
             except httpx.ReadTimeout:
                 raise Unreachable(
                     f"{self.url}{route}: no answer within ppo.rollout.timeout = {self.config.timeout:g} s. If the "
-                    "server is at work, raise it; the same command goes on from the checkpoint."
+                    "server is busy, raise it. Run the same command again to continue from the checkpoint."
                 ) from None
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
                 continue
             except httpx.InvalidURL as error:
-                raise UserError(f"ppo.rollout.url: {self.url} is no address of a server: {error}.") from None
+                raise UserError(f"ppo.rollout.url: {self.url} is not a server's address: {error}.") from None
             if found.status_code >= 500 or found.status_code == 429:
                 problem = f"it answers {found.status_code}: {_said(found.text)}"
                 continue
             return self._object(route, found)
         raise Unreachable(
-            f"{self.url}{route}: the vLLM server can't be reached ({problem}). Is it running there, and is "
-            "ppo.rollout.url its address? Once it is up, the same command goes on from the checkpoint."
+            f"{self.url}{route}: the vLLM server can't be reached ({problem}). Check that it is running and that "
+            "ppo.rollout.url is its address, then run the same command again: it continues from the checkpoint."
         )
 
     def _object(self, route: str, found: Any) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class VllmClient:
     def something_else(self, route: str, answer: object) -> UserError:
         """The error of an answer that no vLLM server gives."""
         return UserError(
-            f"{self.url}{route} answers {_said(str(answer))!r}, and no vLLM server of a version that we know does. "
+            f"{self.url}{route} answers {_said(str(answer))!r}, which no vLLM server known to Tether does. "
             "Check ppo.rollout.url, and the server's version."
         )
 
@@ -236,7 +236,7 @@ class VllmClient:
                 return
         raise UserError(
             f"{self.url}/reset_prefix_cache: the server kept its prefix cache, so it would sample from old keys and "
-            "values. Is somebody else asking it? Or start it with --no-enable-prefix-caching."
+            "values. Check that nobody else uses it, or start it with --no-enable-prefix-caching."
         )
 
     def sleep(self) -> None:

@@ -168,7 +168,7 @@ class VllmEngine:
 
         Raises:
             UserError: an answer is not of the distribution that was asked for. Unreachable: there is none, or other
-                weights took these ones' place meanwhile.
+                weights replaced these meanwhile.
         """
         asked = [
             self.request(prompt, generation, response_seed(seed, number))
@@ -178,8 +178,8 @@ class VllmEngine:
         found = self.client.weights_version()
         if found != self.version:
             raise Unreachable(
-                f"{self.client.url}: the weights {found!r} took the place of {self.version!r} while it sampled: the "
-                "server was started anew, or another run sends it weights. Give each run a server of its own."
+                f"{self.client.url}: the weights {found!r} replaced {self.version!r} while it sampled: the "
+                "server was restarted, or another run sends it weights. Give each run a server of its own."
             )
         return self._samples(prompts, answers)
 

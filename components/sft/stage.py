@@ -12,6 +12,7 @@ from torch import Tensor
 from components.base.errors import UserError
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
+from components.base.text import counted
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone
@@ -109,7 +110,7 @@ def _need_enough(
     ):  # fmt: skip
         if len(chosen.examples) < min(least, chosen.seen):
             raise UserError(
-                f"Of {chosen.seen} demonstrations {use}, {chosen.overlong} have a response of more than "
+                f"{chosen.overlong} of {counted(chosen.seen, 'demonstration')} {use} have a response of more than "
                 f"{job.generation.max_new_tokens} tokens (generation.max_new_tokens, EOS included) and are left out. "
                 f"{len(chosen.examples)} are left, fewer than {least} ({name}). Raise generation.max_new_tokens, give "
                 "shorter demonstrations, or cut the long ones with sft.overlong=cut: the model then learns not to end."

@@ -77,8 +77,8 @@ def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes]
         for sha, (record, name) in sorted(objects.items()):
             if problem := store.contents.problem(sha):
                 raise TetherError(
-                    f"{name} of {record.stage} is {problem} in {store.place.where} ({sha[:12]}). Run the same run "
-                    f"again, which computes it, then export."
+                    f"{name} of {record.stage} is {problem} in {store.place.where} ({sha[:12]}). Run the same "
+                    f"command again to compute it, then export."
                 )
             with (store.objects / sha).open("rb") as file:
                 tar.addfile(_member(f"objects/{sha}", (store.objects / sha).stat().st_size), file)
@@ -105,7 +105,7 @@ def read_archive(path: Path, room: int | None = None) -> Archive:
     except TetherError as error:
         raise UserError(
             f"{path} is refused, and nothing of it was written: {error}. Ask who sent it to export the run again, "
-            f"and see that the file arrives unchanged."
+            f"and check that the file arrives unchanged."
         ) from error
 
 
@@ -194,24 +194,24 @@ def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, int]]:
         begin += tarfile.BLOCKSIZE
         in_memory += _check(member, seen, end - begin)
         if in_memory > MOST or len(seen) > MOST_MEMBERS:
-            raise TetherError(f"it holds more than {MOST} bytes beside its objects, or than {MOST_MEMBERS} members")
+            raise TetherError(f"it holds over {MOST} bytes beside its objects, or over {MOST_MEMBERS} members")
         yield member, begin
         begin += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
     rest = file.read(tarfile.RECORDSIZE + 1)
     if len(rest) > tarfile.RECORDSIZE or rest.strip(b"\0"):
-        raise TetherError("something follows its end")
+        raise TetherError("there are data after its end")
 
 
 def _check(member: tarfile.TarInfo, seen: set[str], left: int) -> int:
     """See that a member is one that an export may hold, of a size that the file has; returns what of it is read."""
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-        raise TetherError(f"{member.name!r} is no plain file")
+        raise TetherError(f"{member.name!r} is not a regular file")
     check_names([member.name])
     largest = next((size for name, size in LARGEST.items() if name.fullmatch(member.name)), -1)
     if largest == -1:
-        raise TetherError(f"{member.name!r} is nothing that an export of this version holds")
+        raise TetherError(f"{member.name!r} is not part of an export of this version")
     if member.name in seen:
-        raise TetherError(f"{member.name!r} is in it twice")
+        raise TetherError(f"{member.name!r} is in it more than once")
     if not 0 <= member.size <= left:
         raise TetherError(f"{member.name!r} claims {member.size} bytes, and {left} are left in the file")
     if largest is not None and member.size > largest:
@@ -241,13 +241,13 @@ def _record(name: str, data: bytes, key: str) -> Record:
         raise TetherError(f"{name}: the key is not the digest of its parts")
     told = {"stage": record.stage, "job": record.job, "inputs": record.inputs}
     if differing := [part for part, value in told.items() if record.parts.get(part, type(value)()) != value]:
-        raise TetherError(f"{name}: {' and '.join(differing)} is not what its key was made of")
+        raise TetherError(f"{name}: {' and '.join(differing)} is not what its key was computed from")
     if not STAGE.fullmatch(record.stage):
-        raise TetherError(f"{name}: the stage {record.stage!r} is no stage's name")
+        raise TetherError(f"{name}: the stage {record.stage!r} is not a stage's name")
     if strange := [digest for digest in record.inputs.values() if not SHA.fullmatch(digest)]:
-        raise TetherError(f"{name}: the input {strange[0]!r} is no sha256")
+        raise TetherError(f"{name}: the input {strange[0]!r} is not a sha256")
     if record.imported or record.attempt != 1 or (record.run and not RUN.fullmatch(record.run)):
-        raise TetherError(f"{name}: run, attempt or imported is not what an export says")
+        raise TetherError(f"{name}: run, attempt or imported is not what an export has")
     if not (math.isfinite(record.seconds) and record.seconds >= 0):
         raise TetherError(f"{name}: it took {record.seconds} seconds")
     return record

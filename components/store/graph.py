@@ -67,7 +67,7 @@ class Graph:
         found |= {d for d, records in self._records.items() if any(each.key.startswith(prefix) for each in records)}
         if len(found) > 1:
             shown = ", ".join(sorted(each[:16] for each in found))
-            raise UserError(f"{prefix}: several artifacts begin so ({shown}). Give more of the digest.")
+            raise UserError(f"{prefix}: several artifacts have a digest that begins so ({shown}). Give more of it.")
         return next(iter(found), None)
 
     def upstream(self, digests: Iterable[str]) -> list[Node]:

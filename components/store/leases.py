@@ -4,7 +4,7 @@
 <folder>/000000007.free   the same file, renamed when it was given back
 
 Who wants the lock makes the next number once the highest is free or its holder is dead. A holder that sees a number
-above its own was taken for dead (it stood still for too long) and has lost the lock: numbers only rise ("fencing
+above its own was taken for dead (it was suspended for too long) and has lost the lock: numbers only rise ("fencing
 tokens"; Kleppmann 2016, "How to do distributed locking"). The highest file stays, so that no number is used twice.
 
 Clocks aren't compared: a waiter believes a heartbeat dead when its own monotonic clock has gone on for `ttl` without
@@ -67,8 +67,8 @@ class Lease:
         """
         if self.is_lost():
             raise LeaseLost(
-                f"this process stood still for so long that another one has taken {self.folder.name} over; what it "
-                "computed since is dropped. The same command takes the other's result, or waits for it."
+                f"this process was suspended for so long that another one took over {self.folder.name}; what it "
+                "computed since is discarded. Run the same command again: it waits for the other's result and uses it."
             )
 
 
@@ -162,7 +162,7 @@ class _Watch:
             return True
         if self._unchanged <= self._ttl:
             return False
-        logger.warning("%s: its holder %s gives no sign of life; taking it over", folder.name, process)
+        logger.warning("%s: its holder %s no longer responds; taking it over", folder.name, process)
         return True
 
 

@@ -134,20 +134,20 @@ def parse_record(text: str, key: str) -> Record | Miss:
         if schema > RECORD_SCHEMA:
             return Miss(f"a newer Tether wrote the record (schema {schema}; this one reads {RECORD_SCHEMA})")
         if digest_json(body) != document["sha256"]:
-            return Miss("the record is damaged (its own sha256 does not hold)")
+            return Miss("the record is damaged (its content does not match its sha256)")
         record = Record.model_validate(body)
         check_files(record.files)
         check_files(record.attachments)
     except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
         return Miss(f"the record does not parse ({type(error).__name__})")
     except TetherError as error:
-        return Miss(f"the record is not to be trusted: {error}")
+        return Miss(f"the record cannot be trusted: {error}")
     if record.key != key:
         return Miss("the record is of another key")
     if digest_json(record.files) != record.digest:
         return Miss("the record's digest is not that of its files")
     if "/" in record.run or record.run.startswith("."):
-        return Miss("the record is not to be trusted: its run is no run's id")
+        return Miss("the record cannot be trusted: its run is not a run's id")
     return record
 
 
@@ -155,7 +155,7 @@ def parse_manifest(data: bytes) -> dict[str, str]:
     """Relative path to sha256, from a manifest's bytes.
 
     Raises:
-        TetherError: it is no manifest, or names what could lie outside the artifact's folder.
+        TetherError: it is not a manifest, or names what could lie outside the artifact's folder.
     """
     try:
         files = json.loads(data)
@@ -176,7 +176,7 @@ def check_files(files: Mapping[Any, Any]) -> None:
     check_names(files)
     for name, sha in files.items():
         if not isinstance(sha, str) or not SHA.fullmatch(sha):
-            raise TetherError(f"{name!r} has no sha256 but {sha!r}")
+            raise TetherError(f"{name!r} has {sha!r} where a sha256 must be")
 
 
 def check_names(names: Iterable[Any]) -> None:
@@ -195,7 +195,7 @@ def check_names(names: Iterable[Any]) -> None:
     for name in names:
         for above in PurePosixPath(name).parents:
             if str(above) in known:
-                raise TetherError(f"{str(above)!r} is a file, and the folder of {name!r}")
+                raise TetherError(f"{str(above)!r} is both a file and the folder of {name!r}")
 
 
 def _problem(name: str) -> str | None:
@@ -203,7 +203,7 @@ def _problem(name: str) -> str | None:
     try:
         sizes = [len(part.encode()) for part in parts]
     except UnicodeEncodeError:
-        return "what is no Unicode text"
+        return "characters that are not Unicode"
     if re.search(r"[\x00-\x1f\x7f]", name):
         return "a control character"
     if "\\" in name:

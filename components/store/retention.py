@@ -117,11 +117,11 @@ def read_pins(place: Place) -> dict[str, list[str]]:
             document = json.loads(place.read(f"pins/{entry.name}"))
             needed = [str(each) for each in document["needs"]]
             if not all(KEY.fullmatch(each) for each in needed):
-                raise ValueError("it names what is no key and no digest")
+                raise ValueError("it names something that is neither a key nor a digest")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{place.where}/pins/{entry.name} can't be read ({error}): what it keeps isn't known. Remove the file, "
-                f"then pin the run again."
+                f"{place.where}/pins/{entry.name} can't be read ({error}), so Tether does not know what it "
+                f"keeps. Remove the file, then pin the run again."
             ) from error
         found[entry.name.removesuffix(".json")] = needed
     return found
@@ -236,7 +236,7 @@ def remove_finished_work(store: ArtifactStore) -> None:
         UserError: the store that `TETHER_STORE` names can't be asked.
     """
     for path in _work_folders(store):
-        # Not what a killed writer left unfinished there: it is no record.
+        # Not what a killed writer left unfinished there: it is not a record.
         entries = store.place.entries(f"records/{path.name}")
         counted = attempts_of(entry.name for entry in entries)
         recorded = max((entry.modified for entry in entries if entry.name in counted), default=None)

@@ -31,7 +31,7 @@ class UrlPlace:
 
     def __init__(self, url: str, **options: Any) -> None:
         self._options = options
-        """Of its file system (fsspec's), in the place of what the environment says."""
+        """Of its file system (fsspec's), in place of what the environment says."""
         self._url = url.rstrip("/")
         self.where = redacted(self._url)
         self.exclusive = url.partition("://")[0] in _REFUSES_TWICE
@@ -112,8 +112,8 @@ class UrlPlace:
                     return
             if time.monotonic() > until:
                 raise TetherError(
-                    f"{VARIABLE}={self.where}: `tether store gc` is at work there ({others[0]}). Run the same command "
-                    f"again when it is done; if it died, remove that mark."
+                    f"{VARIABLE}={self.where}: `tether store gc` is running there ({others[0]}). Run the same "
+                    f"command again when it is done; if it died, remove that file."
                 )
             time.sleep(POLL_SECONDS)
 
@@ -176,8 +176,8 @@ class UrlPlace:
             kind = Unreachable if is_unreachable(error) or _is_away(error) else UserError
             raise kind(
                 f"{VARIABLE}={self.where}: can't {verb} there ({type(error).__name__}: {error}). Check the bucket, "
-                f"the credentials and the network; without {VARIABLE} the store is a local folder. What was computed "
-                f"is kept: the same command goes on."
+                f"the credentials and the network; without {VARIABLE} the store is a local folder. Nothing is "
+                f"lost: run the same command again to continue."
             ) from error
 
 

@@ -160,7 +160,7 @@ def _load_latest(folder: Path) -> Checkpoint | None:
             with contextlib.suppress(OSError):
                 _remove(folder, step)
     if steps:
-        logger.warning("no checkpoint in %s holds: starting from the first step", folder)
+        logger.warning("no checkpoint in %s is valid: starting from the first step", folder)
     return None
 
 

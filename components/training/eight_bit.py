@@ -59,7 +59,7 @@ def adamw_8bit(groups: Iterable[dict[str, Any]], rate: float, betas: tuple[float
     groups = list(groups)
     if any(is_spread(parameter) for group in groups for parameter in group["params"]):
         raise UserError(
-            f"{OPTION}: bitsandbytes cannot step parameters that are shared out over ranks. Set "
+            f"{OPTION}: bitsandbytes cannot step parameters that are sharded over ranks. Set "
             "runtime.sharding=replicas, or use optimizer=adamw: over N ranks its moments take 8 / N bytes a parameter."
         )
     return _adamw_class()(groups, lr=rate, betas=betas, eps=epsilon)

@@ -92,7 +92,7 @@ class Held:
             self.deliver()
             return
         name = signal.Signals(number).name
-        logger.warning("%s: finishing this step, then stopping; once more stops at once", name)
+        logger.warning("%s: finishing this step, then stopping; a second signal stops at once", name)
 
     def _let_go(self) -> None:
         for number, handler in self._before.items():

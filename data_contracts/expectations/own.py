@@ -46,7 +46,7 @@ def load_suite(path: Path) -> UserSuite:
     """Read a suite.
 
     Raises:
-        UserError: it is no suite; it names the file, and of an expectation its place, type and field.
+        UserError: it is not a suite; it names the file, and of an expectation its place, type and field.
     """
     try:
         document = parse_json(path.read_text(encoding="utf-8"))

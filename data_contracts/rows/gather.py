@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
+from components.base.text import counted
 from components.data.checks_config import UNUSABLE
 from components.data.config import DataConfig, DecisionConfig
 from components.data.formats import demonstrations, pairs
@@ -189,7 +190,7 @@ def _unwritable(columns: Mapping[str, JsonValue]) -> Iterator[Problem]:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            yield Problem("text_clean", f"column `{name}` has a character that UTF-8 has no bytes for")
+            yield Problem("text_clean", f"column `{name}` has a character that UTF-8 cannot encode")
 
 
 def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> list[Row]:
@@ -257,6 +258,6 @@ def not_one_valid(
     check, found = max(reasons.items(), key=lambda each: each[1].rows)
     remedy = REMEDIES.get(check, f"Correct the rows, or map your names with {source.field}.")
     return UserError(
-        f"{source.shown} has not one valid {what} in {rows} rows. The commonest reason: {found.text} ({found.rows} "
-        f"rows, the first is {named(found.first)}). {remedy}"
+        f"{source.shown} has no valid {what} in {counted(rows, 'row')}. The most common reason: {found.text} "
+        f"({counted(found.rows, 'row')}, the first is {named(found.first)}). {remedy}"
     )

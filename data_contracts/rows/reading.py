@@ -73,7 +73,7 @@ class FileReading(NamedTuple):
         names = ", ".join(f"{ours}: {name}" for ours, name in quoted.items())
         hint = f"To use them, name them: --set 'data.{columns}={{{names}}}'." if self.names else None
         if self.format == KTO and hint is None:
-            hint = "Rows that are labelled undesirable are kept out (check `desirable`): nobody should imitate them."
+            hint = "Rows that are labelled undesirable are kept out (check `desirable`): SFT must not imitate them."
         if self.mistaken and hint is None:
             hint = "It has columns of preferences, but not all that a pair needs (docs/guide/data.md has the formats)."
         return {"source": self.kind, "file": str(path), "format": self.format, "ignored": self.ignored, "hint": hint}
@@ -128,7 +128,7 @@ def refuse_ratings(path: Path, field: str, data: DataConfig) -> None:
     refuse_unblinded(first, path)
     if is_sheet(first) or looks_like_sheet(path):
         raise UserError(
-            f"{field}: {path} is a rating sheet, and no data to learn from. Score it when it is filled in, with "
+            f"{field}: {path} is a rating sheet, not training data. Score it when it is filled in, with "
             f"`tether human-eval score {path} --run RUN`; `tether data check {path}` checks it before."
         )
 

@@ -81,7 +81,7 @@ same([sum(rewards[t:]) - values[t] for t in range(3)] + [0], gae(
 #     P(chosen wins) = σ(d) = 1 / (1 + exp(-d)),    loss = -[p log σ(d) + (1 - p) log σ(-d)]
 #
 # d is the chosen's score less the rejected's, p the share of votes for the chosen one. At d = 0 the loss is log 2, a
-# coin's. With p = 1 the loss falls for ever as d grows. With three votes of four it is smallest at the log-odds,
+# coin's. With p = 1 the loss falls forever as d grows. With three votes of four it is smallest at the log-odds,
 # log(0.75 / 0.25) = log 3.
 
 # %%

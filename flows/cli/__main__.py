@@ -282,7 +282,7 @@ def runs(
 def _rounds(as_json: bool, others: dict[str, object]) -> None:
     """`tether runs --rounds`: a list of the first runs, each a list of its rounds."""
     if given := [name for name, value in others.items() if value]:
-        raise UserError(f"runs: --rounds lists every round, so {', '.join(given)} can't stand beside it.")
+        raise UserError(f"runs: --rounds lists every round, so it can't be combined with {', '.join(given)}.")
     from rich.console import Console
 
     from flows.reports.rounds import all_rounds, print_rounds
@@ -301,7 +301,7 @@ def report(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="A run whose curves stand beside (default: champion's).",
+            help="A run to compare with (default: the champion's).",
             autocompletion=completion.runs,
         ),
     ] = None,
@@ -321,7 +321,7 @@ def report(
 @command(app, "sync")
 def sync(
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait while MLflow takes nothing on.")
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait while MLflow does not answer.")
     ] = 120,
 ) -> None:
     """Send MLflow what it missed while it was away. The next run does that too."""
@@ -377,7 +377,7 @@ def lineage(
             help="A registered model (as tether-policy@champion), a run's id, a digest's beginning, or a data file.",
         ),
     ],
-    downstream: Annotated[bool, typer.Option("--downstream", help="What was made of it instead.")] = False,
+    downstream: Annotated[bool, typer.Option("--downstream", help="Show what was made from it instead.")] = False,
     as_json: Json = False,
     as_html: Annotated[bool, typer.Option("--html", help="One page on stdout that needs no network.")] = False,
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="The graph for Mermaid, on stdout.")] = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from components.base.text import counted
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
 from flows.environment import tether_home
@@ -80,20 +81,20 @@ def suite(
 @command(data, "candidates")
 def candidates(
     prompts: Annotated[str, typer.Argument(help="A file (or hub name) of prompts or preference pairs.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not be there yet.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not exist yet.")],
     model: Annotated[
         list[str], typer.Option(metavar="DIR|RUN:STAGE", help="A model to sample: its folder, or a run's sft or ppo.")
     ],
     temperature: Annotated[
         list[float] | None, typer.Option(metavar="T", help="A temperature to sample at (default: 0.7 and 1).")
     ] = None,
-    per_prompt: Annotated[int | None, typer.Option(metavar="K", help="Responses a prompt (default: 4).")] = None,
-    max_prompts: Annotated[int | None, typer.Option(metavar="N", help="At most so many prompts.")] = None,
+    per_prompt: Annotated[int | None, typer.Option(metavar="K", help="Responses per prompt (default: 4).")] = None,
+    max_prompts: Annotated[int | None, typer.Option(metavar="N", help="Use at most this many prompts.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Cap on a response (default: 64).")] = None,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Longer prompts lose their oldest turns (default: 256).")
     ] = None,
-    pairs: Annotated[int | None, typer.Option(metavar="N", help="Pairs to label a prompt (default: 1).")] = None,
+    pairs: Annotated[int | None, typer.Option(metavar="N", help="Pairs to label per prompt (default: 1).")] = None,
     seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -111,7 +112,7 @@ def candidates(
         summary, read = make_candidates(
             tether_home(), job, prompts, model, out,
             lambda done, total: progress.show({"step": done, "metrics": {}, "total": total}),
-            lambda: echo("another process computes the same; waiting for it", err=True),
+            lambda: echo("another process computes this result; waiting for it", err=True),
         )  # fmt: skip
     _name_quarantined(read.quarantined)
     if as_json:
@@ -129,12 +130,14 @@ def label(
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; the same judge's is continued.")],
     rubric: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What makes a response better (default: one that ships).")
+        Path | None, typer.Option(metavar="FILE", help="What makes a response better (default: built in).")
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name at the endpoint.")] = None,
-    max_pairs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many pairs, seeded.")] = None,
+    max_pairs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Use at most this many pairs (see --seed).")
+    ] = None,
     vote: Annotated[
-        str, typer.Option(metavar="mean|agree", help="By the mean of both orders, or only where they agree.")
+        str, typer.Option(metavar="mean|agree", help="mean of both orders, or only where they agree.")
     ] = "mean",
     alone: Annotated[bool, typer.Option("--alone", help="Leave out the votes that the pairs have already.")] = False,
     max_tokens: Annotated[
@@ -143,7 +146,7 @@ def label(
     patience: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="How long to retry an endpoint (default: 300).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of --max-pairs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Draws the pairs of --max-pairs.")] = 0,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As data.columns.a=first_answer.")
     ] = None,
@@ -178,7 +181,7 @@ def label(
         echo(json.dumps({**found, "out": str(out)}))
     else:
         if found["quarantined"]:
-            echo(f"{found['quarantined']} rows are no pairs to judge: quarantine.jsonl names them.")
+            echo(f"{counted(found['quarantined'], 'row is', 'rows are')} not a pair to judge: see quarantine.jsonl.")
         echo(report_text(found))
         echo(f"Give {out / VOTES} as data.preferences; the votes of a model are marked as its own.")
 
@@ -226,11 +229,12 @@ def _print_candidates(summary: "CandidatesSummary", out: Path) -> None:
         table.add_row(cell(arm["model"]), *numbers)
     Console().print(table)
     echo(
-        f"{summary['prompts']} prompts of {summary['rows']} rows ({summary['quarantined']} rows left out), "
-        f"{summary['candidates']} candidates ({summary['duplicates']} identical to another), {summary['pairs']} pairs."
+        f"{counted(summary['prompts'], 'prompt')} of {counted(summary['rows'], 'row')} "
+        f"({summary['quarantined']} left out), {counted(summary['candidates'], 'candidate')} "
+        f"({summary['duplicates']} identical to another), {counted(summary['pairs'], 'pair')}."
     )
     echo(
         f"Write a, b, tie or both_bad into `label` of {out / 'pairs.csv'} (or pairs.jsonl; where several people label, "
         "with a column `annotator` and their rows one below the other), then give that file as "
-        "data.preferences. key.jsonl and candidates.jsonl tell the sides: not for whoever labels."
+        "data.preferences. key.jsonl and candidates.jsonl reveal the sides: do not show them to labellers."
     )

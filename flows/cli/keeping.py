@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from components.base.text import counted
 from flows.cli.command import command, echo
 from flows.cli.stack import Config, load_config
 from flows.environment import tether_home
@@ -34,7 +35,10 @@ def backup(
     home, stack = tether_home(), load_config(config)[1]
     done = back_up(home, stack, user_path(str(folder), "backup"), _steps(), echo)
     files = done.manifest.files
-    echo(f"{len(files)} files ({decimal(done.bytes)}) of {home} are in {done.folder}; `tether restore` makes it again.")
+    echo(
+        f"Copied {counted(len(files), 'file')} ({decimal(done.bytes)}) of {home} into {done.folder}. Restore them with "
+        "`tether restore`."
+    )
     echo(f"Left out: {', '.join(f'{name} ({what})' for name, what in LEFT_OUT.items())}.")
     if done.manifest.stack is not None:
         echo("It holds the stack's passwords and the key of its certificates: keep it where only you can read it.")
@@ -62,9 +66,7 @@ def restore(
 
 @command(keeping_commands, "upgrade")
 def upgrade(
-    check: Annotated[
-        bool, typer.Option("--check", help="Say what is due, change nothing; exit code 1 if it is.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check; exit code 1 if an upgrade is due.")] = False,
 ) -> None:
     """Bring an older home to this version's form."""
     from flows.stack.keeping.upgrade import due
@@ -75,12 +77,12 @@ def upgrade(
     for text in lines:
         echo(text)
     if not lines:
-        echo(f"{home} is of this version's form.")
+        echo(f"{home} already has this version's format.")
     elif check:
-        echo("Due. Back up first (`tether backup DIR`), then run `tether upgrade`.")
+        echo("An upgrade is due. Back up first (`tether backup DIR`), then run `tether upgrade`.")
         raise typer.Exit(DUE)
     else:
-        echo(f"{home} is of this version's form now. Earlier versions of Tether may not read it any more.")
+        echo(f"{home} has this version's format now. Earlier versions of Tether may be unable to read it.")
 
 
 def _steps() -> "Steps":

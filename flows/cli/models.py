@@ -42,7 +42,7 @@ def card(model: Model) -> None:
 def export(
     model: Model,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
-    allow_failed: Annotated[bool, typer.Option("--allow-failed", help="Though its gates failed.")] = False,
+    allow_failed: Annotated[bool, typer.Option("--allow-failed", help="Export it even if its gates failed.")] = False,
 ) -> None:
     """Write a model as a Hugging Face folder with its card.
 
@@ -81,14 +81,14 @@ def evaluate(
 @command(model_commands, "reproduce")
 def reproduce(
     of: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN", help="As `tether export`; a run's id means all its stages.")
+        str, typer.Argument(metavar="MODEL|RUN", help="As for `tether export`; a run's id means all its stages.")
     ],
     data: Annotated[
         list[str] | None,
         typer.Option("--data", metavar="NAME=PATH", help="Where an input is now, as preferences=FILE."),
     ] = None,
     allow_other_code: Annotated[
-        bool, typer.Option("--allow-other-code", help="Though the code here is not what computed it.")
+        bool, typer.Option("--allow-other-code", help="Even if other code computed it.")
     ] = False,
 ) -> None:
     """Recompute a model or run from its sources and compare.

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from components.base.text import counted
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
 from flows.environment import tether_home
@@ -61,7 +62,7 @@ def export(
 
     folder = Path(batch)
     found = write(folder if folder.is_dir() else sample_of(tether_home(), batch), to.value, file)
-    echo(f"{found.items} items for {to.value}: {', '.join(map(str, found.files))}")
+    echo(f"{counted(found.items, 'item')} for {to.value}: {', '.join(map(str, found.files))}")
 
 
 @command(human_eval, "import")
@@ -73,7 +74,7 @@ def import_(
     """Turn Label Studio's votes on candidates into preferences."""
     from flows.people.tools import import_votes
 
-    echo(f"{import_votes(candidates, file, out)} pairs with votes: {out}")
+    echo(f"{counted(import_votes(candidates, file, out), 'pair')} with votes: {out}")
 
 
 @command(human_eval, "status")
@@ -88,7 +89,7 @@ def status(
     ] = None,
     watch: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=1, help="Look again so often until all labels are there; then score them."),
+        typer.Option(metavar="SECONDS", min=1, help="Check this often until all labels are there, then score."),
     ] = None,
     as_json: Json = False,
 ) -> None:

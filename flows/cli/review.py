@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from components.base.text import counted
 from flows.cli.command import Json, command, echo
 from flows.environment import tether_home
 
@@ -27,7 +28,7 @@ Batch = Annotated[
 ]
 Overlap = Annotated[
     int | None,
-    typer.Option(min=1, max=999, help="Answers of each item, each of another person (default: the sheet's raters)."),
+    typer.Option(min=1, max=999, help="Answers per item, from different people (default: the sheet's raters)."),
 ]
 Database = Annotated[
     str | None,
@@ -45,12 +46,12 @@ def serve(
     ] = None,
     overlap: Overlap = None,
     guidelines: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What raters read, in the place of the batch's own.")
+        Path | None, typer.Option(metavar="FILE", help="Guidelines to show instead of the batch's own.")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is the whole network.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 9430,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 9430,
     address: Annotated[
-        str, typer.Option(metavar="URL", help="Where people reach it, as https://review.example.org behind a proxy.")
+        str, typer.Option(metavar="URL", help="Its address for raters, as https://review.example.org behind a proxy.")
     ] = "",
     database: Database = None,
 ) -> None:
@@ -69,11 +70,15 @@ def serve(
         links = [*([admin] if admin is not None else []), *add_raters(voting.engine, voting.batch.id, fresh)]
 
         def ready(at: str) -> None:
-            echo(f"{source.name}: {len(source.pairs)} pairs, {source.overlap} answers each, at {at}")
+            echo(
+                f"{source.name}: {counted(len(source.pairs), 'pair')}, {counted(source.overlap, 'answer')} each, at "
+                f"{at}"
+            )
             _print_links(links, at)
             if (people := len(raters_of(voting.engine, voting.batch.id))) < source.overlap:
                 echo(
-                    f"{people} raters are too few for {source.overlap} answers of each item. Add some: "
+                    f"{counted(people, 'rater is', 'raters are')} too few for {counted(source.overlap, 'answer')} of "
+                    "each item. Add some: "
                     f"tether review links {batch} --add NAME"
                 )
 

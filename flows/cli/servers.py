@@ -25,27 +25,27 @@ def deploy(
         str | None, typer.Option(metavar="URL", help="The Prefect server's API (default: $PREFECT_API_URL).")
     ] = None,
     cron: Annotated[str | None, typer.Option(metavar="CRON", help="When it runs by itself, as '0 3 * * 1'.")] = None,
-    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Of --cron.")] = "UTC",
+    timezone: Annotated[str, typer.Option(metavar="ZONE", help="The time zone of --cron.")] = "UTC",
     active: Annotated[
         bool | None,
-        typer.Option("--active/--paused", help="Of --cron (default: as it was before; a new schedule is paused)."),
+        typer.Option("--active/--paused", help="Start or pause it (default: unchanged; a new schedule is paused)."),
     ] = None,
     no_schedule: Annotated[
         bool, typer.Option("--no-schedule", help="Remove the schedule that --cron made; without either it stays.")
     ] = False,
     pool: Annotated[
-        list[str] | None, typer.Option(metavar="POOL", help="A further pool that may compute stages.")
+        list[str] | None, typer.Option(metavar="POOL", help="Another pool that may compute stages.")
     ] = None,
     queue: Annotated[
         str | None,
-        typer.Option(metavar="QUEUE", help="The queue of its runs, as high (default: as it was before; default)."),
+        typer.Option(metavar="QUEUE", help="The queue of its runs, as high (default: unchanged; at first `default`)."),
     ] = None,
     alert: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
             envvar="TETHER_ALERT_URL",
-            help="A chat's webhook: told of failed gates, crashes, labels and full disks.",
+            help="A chat webhook for alerts: failed gates, crashes, labels, full disks.",
         ),
     ] = None,
     no_alert: Annotated[bool, typer.Option("--no-alert", help="End the alerts; without either they stay.")] = False,
@@ -54,7 +54,7 @@ def deploy(
     config = config_of(profile, set_)
     if active is not None and cron is None:
         option = "--active" if active else "--paused"
-        raise UserError(f"{option}: of which schedule? Give it with --cron, as --cron '0 3 * * 1'.")
+        raise UserError(f"{option}needs a schedule. Give it with --cron, as --cron '0 3 * * 1'.")
     if no_schedule and cron is not None:
         raise UserError("--no-schedule and --cron: give one of them.")
     if no_alert and alert is not None:
@@ -117,7 +117,7 @@ def serve(
     pool: Annotated[list[str] | None, typer.Option(metavar="POOL", help="Work pools (default: cpu and gpu).")] = None,
     limit: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Runs at once of each pool (default: 2 pipelines of cpu, 1 of others)."),
+        typer.Option(metavar="N", min=1, help="Runs at once per pool (default: 2 pipelines of cpu, 1 of others)."),
     ] = None,
     print_: Annotated[
         bool, typer.Option("--print", help="Print what the workers print, instead of files below the home.")

@@ -52,7 +52,7 @@ def status(config: Config = None) -> None:
     if wrong := [each for each in answers if each.verdict != "ok"]:
         raise TetherError("; ".join(f"{each.part}: {each.told}" for each in wrong))
     if not runs(state.keeper):
-        raise TetherError("What starts ended parts again has ended itself. `tether stack up` starts it.")
+        raise TetherError("The supervisor, which restarts parts, has ended. `tether stack up` starts it again.")
 
 
 @command(stack, "down", any_home=True)
@@ -62,8 +62,8 @@ def down(config: Config = None) -> None:
 
     _, here = load_config(config)
     ended = end(here)
-    told = f"Ended {', '.join(ended)}." if ended else "Nothing of it ran."
-    echo(f"{told} What it keeps stays in {here.folder}.")
+    told = f"Ended {', '.join(ended)}." if ended else "The stack was not running."
+    echo(f"{told} Its data stay in {here.folder}.")
 
 
 @command(stack, "rotate", any_home=True)
@@ -74,7 +74,8 @@ def rotate(config: Config = None) -> None:
     _, here = load_config(config)
     change(here)
     echo(
-        f"New passwords are in {here.secrets} and {here.exports}; the old ones are void. `tether stack up` starts with "
+        f"New passwords are in {here.secrets} and {here.exports}; the old ones no longer work. `tether stack up` "
+        "starts with "
         f"them. Copy {here.exports.name} to other machines again."
     )
 
@@ -82,8 +83,8 @@ def rotate(config: Config = None) -> None:
 @command(stack, "logs", any_home=True)
 def logs(
     part: Annotated[str | None, typer.Argument(help="One part, as mlflow (default: all).")] = None,
-    lines: Annotated[int, typer.Option(metavar="N", min=0, help="At first, so many of each.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on until Ctrl-C.")] = True,
+    lines: Annotated[int, typer.Option(metavar="N", min=0, help="Lines of each part to show first.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Follow new lines until Ctrl-C.")] = True,
     config: Config = None,
 ) -> None:
     """Print what the parts said last, and what they say from now on."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from components.base.errors import UserError
-from components.base.text import line
+from components.base.text import counted, line
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
 from flows.environment import tether_home
@@ -43,7 +43,7 @@ def list_(as_json: Json = False) -> None:
             f"{line(each.stage):<18}{each.digest[:12]}  {_size(each.size):>9}  {line(each.time[:16])}  {told}"
             f"\n    kept by {_keepers(each.kept_by)}"
         )
-    echo(f"{len(found)} artifacts in {here.place.where}. Files that several share are counted in each.")
+    echo(f"{counted(len(found), 'artifact')} in {here.place.where}. Files that several share are counted in each.")
 
 
 def _keepers(kept_by: list[str] | None) -> str:
@@ -63,16 +63,18 @@ def verify(as_json: Json = False) -> None:
         for kind, flaws in found.items():
             _name(f"{kind} {each.name}: {each.problem}" for each in flaws)
         echo(
-            f"{report.records} records and {report.objects} objects ({_size(report.bytes)}) in {report.store}: "
+            f"{counted(report.records, 'record')} and {counted(report.objects, 'object')} ({_size(report.bytes)}) in "
+            f"{report.store}: "
             f"{', '.join(f'{len(flaws)} {kind}' for kind, flaws in found.items())}."
         )
         if report.damaged or report.missing:
             echo(
-                "A run that needs what is damaged or missing computes it again, and so mends it; what no run needs "
-                "goes with `tether store gc`."
+                "A run that needs a damaged or missing file computes it again, which repairs the store; `tether store "
+                "gc` "
+                "removes what no run needs."
             )
         elif report.orphaned:
-            echo("Orphans harm nothing; `tether store gc` removes them when they are an hour old.")
+            echo("Orphans are harmless; `tether store gc` removes them when they are an hour old.")
     if report.damaged or report.missing:
         raise typer.Exit(DAMAGED)
 
@@ -80,10 +82,10 @@ def verify(as_json: Json = False) -> None:
 @command(store, "gc")
 def collect(
     keep_runs: Annotated[int, typer.Option(metavar="N", min=0, help="Keep what the newest N runs need.")] = 10,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")] = False,
     shared: Annotated[
         bool,
-        typer.Option("--shared", help="Also from TETHER_STORE: others' runs are not known here, only their pins are."),
+        typer.Option("--shared", help="Also from TETHER_STORE, where Tether sees others' pins but not their runs."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -114,25 +116,26 @@ def export(
     from tasks.retention.archive import export_run
 
     name, target = export_run(_store(), run, to)
-    echo(f"run {name} is in {target} ({_size(target.stat().st_size)}); `tether store import` takes it up.")
+    echo(f"run {name} is in {target} ({_size(target.stat().st_size)}); `tether store import` imports it.")
 
 
 @command(store, "import")
 def import_(file: Annotated[Path, typer.Argument(help="What `tether store export` wrote.")]) -> None:
     """Import an exported run.
 
-    Everything is verified before anything is written. Whose file it is, no digest tells."""
+    Everything is verified before anything is written. A digest does not show who made the file."""
     from components.base.paths import user_path
     from tasks.retention.archive import import_run
 
     done = import_run(_store(), user_path(str(file), "import"))
     echo(
-        f"run {done.run} {'is here now' if done.new_run else 'was here already, and stays as it is'}: {done.records} "
-        f"records ({done.new_records} new), {done.objects} objects. See `tether status {done.run}`."
+        f"run {done.run} {'is here now' if done.new_run else 'was here already, and stays as it is'}: "
+        f"{counted(done.records, 'record')} ({done.new_records} new), {counted(done.objects, 'object')}. See `tether "
+        f"status {done.run}`."
     )
     echo(
-        "Every digest holds, which does not tell who made the file: check its signature if it came from elsewhere. No "
-        "run promotes a model that rests on it; `tether promote` does."
+        "Every digest matches. That does not show who made the file: check its signature if it came from elsewhere. No "
+        "run promotes a model that is based on it; `tether promote` does."
     )
 
 

@@ -51,7 +51,7 @@ class Runner(Settings):
 
 
 class PriceConfig(Settings):
-    """What computing costs, so that a run's cost stands beside its seconds. It is no part of a key."""
+    """What computing costs, so that a run's cost stands beside its seconds. It is not part of a key."""
 
     currency: str = Field("USD", pattern=r"^[A-Za-z€$£¥]{1,8}$")
     """What the prices are in."""
@@ -61,7 +61,7 @@ class PriceConfig(Settings):
 
 
 class MlflowConfig(Settings):
-    """What MLflow is given beside numbers, tables and lineage. It is no part of a key."""
+    """What MLflow is given beside numbers, tables and lineage. It is not part of a key."""
 
     weights: Literal["champion", "all", "none"] = "champion"
     """Whose weights are copied into MLflow, once each, for `mlflow.transformers.load_model`: those of a champion and of
@@ -83,12 +83,12 @@ class Options(Settings):
     runtime: Runtime = Runtime()
     """Device, number format and threads, resolved for this machine before the first key."""
     runners: dict[StageName, Runner] = Field(default_factory=dict)
-    """Who computes which stage; `local` where nothing is said. It is no part of a key."""
+    """Who computes which stage; `local` where nothing is said. It is not part of a key."""
     retries: int = Field(2, ge=0, le=100)
     """How often each stage, and a deployed run, goes on by itself from the checkpoint after its process died, its lease
-    was lost or a connection failed; never after a mistake, a failed gate or a failed check. It is no part of a key."""
+    was lost or a connection failed; never after a mistake, a failed gate or a failed check. It is not part of a key."""
     retry_seconds: float = Field(30, ge=0, le=3600)
-    """Wait before the first retry; twice as long before each further one, an hour at most. It is no part of a key."""
+    """Wait before the first retry; twice as long before each further one, an hour at most. It is not part of a key."""
     prices: PriceConfig = PriceConfig()
     """What an hour of a pool or a device costs."""
     mlflow: MlflowConfig = MlflowConfig()
@@ -119,12 +119,12 @@ class Options(Settings):
     def _reward_model_fits_ppo(self) -> Self:
         if self.ppo.score.ensemble != "mean" and self.reward.published < 2:
             raise ValueError(
-                f"ppo.score.ensemble: {self.ppo.score.ensemble} is of several reward models: set reward.members to 2 "
+                f"ppo.score.ensemble: {self.ppo.score.ensemble} needs several reward models: set reward.members to 2 "
                 "or more, and leave reward.combine at ensemble"
             )
         if self.ppo.lora is not None and self.reward.lora is None:
             raise ValueError(
-                "ppo.lora: the reward model shares the policy's backbone only where it is an adapter too: set "
+                "ppo.lora: the reward model shares the policy's backbone only if it is an adapter too: set "
                 "reward.lora, as in --set reward.lora.rank=8"
             )
         return self
@@ -135,7 +135,7 @@ class Options(Settings):
         if buffer is not None and buffer >= cap:
             raise ValueError(
                 f"ppo.score.length_buffer ({buffer}) must be below generation.max_new_tokens ({cap}): the penalty "
-                "begins so many tokens before that cap"
+                "begins that many tokens before the cap"
             )
         return self
 
@@ -227,8 +227,8 @@ def check_kl_is_judged(config: RunConfig, source: str) -> None:
     own, other = ("ppo.kl_per_token", "ppo.kl") if unit == "token" else ("ppo.kl", "ppo.kl_per_token")
     if thresholds[own] is None and (unit == "token" or thresholds[other] is not None):
         raise UserError(
-            f"{source}: gates.{own}: ppo.kl.unit is {unit}, and the gate on nats per {unit} has no threshold, so the "
-            f"KL that is aimed at would not be judged: set gates.{own}, as in --set gates.{own}="
+            f"{source}: gates.{own}: ppo.kl.unit is {unit}, and the gate on nats per {unit} has no threshold, so "
+            f"no gate would judge KL against its target: set gates.{own}, as in --set gates.{own}="
             f"{2 * config.ppo.kl.target:g} for twice ppo.kl.target."
         )
 

@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, str | int | float | bool | None):
                 raise yaml.constructor.ConstructorError(None, None, "a key is text", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key} appears twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -69,7 +69,7 @@ def parse(text: str, where: str) -> Any:
     """The value of one YAML document; `where` names it in errors.
 
     Raises:
-        UserError: it is no YAML, holds a key twice, a key without a value, or what JSON has no type for, or is larger
+        UserError: it is not YAML, holds a key twice, a key without a value, or what JSON has no type for, or is larger
             or deeper than any config.
     """
     try:
@@ -91,7 +91,7 @@ def parse(text: str, where: str) -> Any:
 
 
 def _refuse(root: yaml.Node) -> None:
-    """Raise for what would take for ever to read, or become what no config holds, before anything is made of it.
+    """Raise for what would take forever to read, or become what no config holds, before anything is made of it.
 
     An alias counts as what it stands for. So one that stands for a group around itself is nested without end.
     """
@@ -102,10 +102,10 @@ def _refuse(root: yaml.Node) -> None:
         if depth > _DEEPEST:
             raise _problem(node, f"groups are nested more than {_DEEPEST} deep")
         if count > _MOST:
-            raise _problem(node, f"it has more than {_MOST} values, each alias counted as what it stands for")
+            raise _problem(node, f"it has more than {_MOST} values, aliases expanded")
         if not isinstance(node, _TAGS.get(node.tag, ())):
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            text = "isn't what this is" if node.tag in _TAGS else "is no type of a config's values"
+            text = "isn't what this is" if node.tag in _TAGS else "is not a type that a config can hold"
             raise _problem(node, f"{tag} {text}")
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:

@@ -70,7 +70,7 @@ def find_models(names: Sequence[str], home: Path, option: str = "--model") -> li
     """The models that `names` name, values of `option`.
 
     Raises:
-        UserError: there is no such folder, run or stage, or it holds no language model, or a name or a model is there
+        UserError: there is no such folder, run or stage, or it holds no language model, or a name or a model appears
             twice.
     """
     found: dict[str, CandidateModel] = {}
@@ -97,7 +97,7 @@ def _find_model(name: str, home: Path, option: str) -> CandidateModel:
         )
     if stage not in STAGES:
         raise UserError(
-            f"{option} {name}: {stage or 'nothing'} is no stage with a language model; name {' or '.join(STAGES)}."
+            f"{option} {name}: {stage or 'nothing'} is not a stage with a language model; name {' or '.join(STAGES)}."
         )
     if (digest := load_status(home, run).stage(stage).digest) is None:
         raise UserError(f"{option} {name}: run {run} has no {stage} model: that stage has no result.")

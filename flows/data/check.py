@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from components.base.errors import GateFailed, UserError
 from components.base.hashing import digest_json
-from components.base.text import line
+from components.base.text import counted, line
 from components.data.hub import resolve_source
 from components.data.inputs import BESIDE, SUITE, input_names, values_of
 from components.data.rows import listed
@@ -42,7 +42,7 @@ def check_file(
     """Judge `file` (and `demonstrations`, `prompts` in `others`) as a run of `profile` would.
 
     Args:
-        out: a folder that is not there yet; None writes nothing.
+        out: a folder that does not exist yet; None writes nothing.
 
     Raises:
         UserError: a file can't be read or is none that a run reads, or `out` is there.
@@ -59,7 +59,7 @@ def check_file(
     from tasks.execution.progress import StageProgress
 
     if out is not None and out.exists():
-        raise UserError(f"--out {out}: it is there already. Name a folder that isn't.")
+        raise UserError(f"--out {out}: it exists already. Name a new folder.")
     config = load_config(profile or DEFAULTS, overrides)
     hub = config.data.hub
     path = resolve_source(file, hub, home / "datasets", "the file")
@@ -68,7 +68,7 @@ def check_file(
     for name, value in others.items():
         if value is not None:
             if kind == "sheet":
-                raise UserError(f"--{name} {value}: {file} is a rating sheet, which is checked alone. Leave it out.")
+                raise UserError(f"--{name} {value}: a rating sheet ({file}) is checked alone. Leave it out.")
             if name in inputs:
                 raise UserError(f"--{name} {value}: {file} holds {name} too. Give one of them.")
             inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
@@ -92,7 +92,7 @@ def check_file(
         with written as folder:
             try:
                 report = check(job, inputs, Path(scratch), folder, show, tokenized=profile is not None)
-            except NothingValid as error:  # the contract fails, which is no mistake in how it was asked for
+            except NothingValid as error:  # the contract fails, which is not a mistake in how it was asked for
                 report = error.report
     used = {
         *config.data.reward_columns,
@@ -103,8 +103,9 @@ def check_file(
     contradicting = sum(check["rows"] or 0 for check in report["checks"] if check["name"] == "consistent")
     if contradicting and reading.format == "votes":
         report["read"][0]["hint"] = (
-            f"{contradicting} rows contradict others on the same pair. If several people labelled, say in a column "
-            "`annotator` whose row each is: then the rows of a pair are votes on it."
+            f"{counted(contradicting, 'row contradicts', 'rows contradict')} others on the same pair. If several "
+            "people labelled, name them in a column "
+            "`annotator`: Tether then reads the rows of a pair as votes on it."
         )
     if reading.mistaken:
         report["passed"] = False
@@ -142,7 +143,8 @@ def _annotators(table: "list[AnnotatorRow]") -> str:
         for ends, row in sorted(compared, key=lambda each: each[0][1])[:LOWEST]
     )
     return (
-        f"{len(table)} annotators. Least in agreement with the majority of the others: {said or 'nobody else voted'}."
+        f"{counted(len(table), 'annotator')}. Least in agreement with the majority of the others: "
+        f"{said or 'nobody else voted'}."
     )
 
 
@@ -152,11 +154,11 @@ def _more(number: int) -> str:
 
 def _pairwise(table: "list[PairwiseRow]") -> str:
     said = "; ".join(
-        f"{' and '.join(row['annotators'])} {row['agreement']:.2f} on {row['rows']} rows"
+        f"{' and '.join(row['annotators'])} {row['agreement']:.2f} on {counted(row['rows'], 'row')}"
         + ("" if row["kappa"] is None else f" (Cohen's kappa {row['kappa']:.2f})")
         for row in table[:LOWEST]
     )
-    return f"{len(table)} pairs of annotators. Those that agree least: {said}."
+    return f"{counted(len(table), 'pair')} of annotators. Those that agree least: {said}."
 
 
 def _models(report: "FileReport") -> str:
@@ -219,8 +221,9 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     if found:
         console.print(table)
     say(
-        f"{len(report['checks']) - len(found)} further checks found nothing. {report['rows']} rows, {report['pairs']} "
-        f"pairs kept, {report['quarantined']} rows quarantined."
+        f"{counted(len(report['checks']) - len(found), 'other check')} found nothing. "
+        f"{counted(report['rows'], 'row')}, {counted(report['pairs'], 'pair')} kept, "
+        f"{counted(report['quarantined'], 'row')} quarantined."
     )
     if report["majority"] is not None:
         answers = ", ".join(f"{line(str(answer))} {count}" for answer, count in report["majority"].items())

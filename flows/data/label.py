@@ -13,6 +13,7 @@ from components.base.hashing import digest_json
 from components.base.jsonl import write_json, write_rows
 from components.base.paths import user_path
 from components.base.settings import keyed_values
+from components.base.text import counted
 from components.data.config import DataConfig
 from components.data.hub import resolve_source
 from components.data.rows import Ballot, RawRow, Row, blank
@@ -214,7 +215,7 @@ def _endpoint(url: str, options: LabelOptions) -> _Asked:
 
 def _folder(judge: str, home: Path, options: LabelOptions) -> _Asked:
     if options.model is not None or options.endpoint:
-        raise UserError(f"--judge {judge}: --model and --max-tokens are of an endpoint, and this is no URL.")
+        raise UserError(f"--judge {judge}: --model and --max-tokens are for an endpoint, and this is not a URL.")
     (model,) = find_models([judge], home, "--judge")
     runtime = Runtime().resolve()
     name = Path(judge).name or judge
@@ -224,14 +225,17 @@ def _folder(judge: str, home: Path, options: LabelOptions) -> _Asked:
 
 def report_text(found: dict[str, Any]) -> str:
     """What was found of a judge, for people."""
-    lines = [f"{found['judge']}: {found['pairs']} pairs, {found['prompts']} prompts."]
+    lines = [f"{found['judge']}: {counted(found['pairs'], 'pair')}, {counted(found['prompts'], 'prompt')}."]
     if found["repeated"]:
-        lines.append(f"{found['repeated']} rows repeat a pair and are left out.")
+        lines.append(f"Left out as repeated pairs: {counted(found['repeated'], 'row')}.")
     if found["unreadable"]:
-        lines.append(f"{found['unreadable']} pairs have no vote: an answer names neither response, or there is none.")
+        lines.append(
+            f"{counted(found['unreadable'], 'pair has', 'pairs have')} no vote: an answer names neither response, or "
+            "there is none."
+        )
     if "first" in found:
         lines += [
-            f"Votes: {found['votes']['a']} a, {found['votes']['b']} b, {found['votes']['tie']} ties.",
+            f"Votes: {found['votes']['a']} a, {found['votes']['b']} b, {counted(found['votes']['tie'], 'tie')}.",
             f"Answers for the response shown first: {_ranged(found, 'first')} (impartial: 0.5).",
             f"Both orders name the same response: {_ranged(found, 'consistent')}.",
         ]
@@ -239,7 +243,8 @@ def report_text(found: dict[str, Any]) -> str:
         lines.append(f"Votes for the longer response: {_ranged(found, 'longer')}.")
     if "agreement" in found:
         lines += [
-            f"Agreement with people on {found['decided_by_people']} pairs: {_ranged(found, 'agreement')}, "
+            f"Agreement with people on {counted(found['decided_by_people'], 'pair')}: "
+            f"{_ranged(found, 'agreement')}, "
             f"over {found['interval_over']}.",
             f"Always the longer response would have: {_ranged(found, 'longer_agreement')}.",
         ]

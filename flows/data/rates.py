@@ -10,7 +10,7 @@ from flows.data.pretrained import find_base
 
 
 def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """`config` with a number in the place of each learning rate that is null, and a line that says which were chosen.
+    """`config` with a number in place of each learning rate that is null, and a line that says which were chosen.
 
     A critic that is a head on the policy's trunk has the policy's rate, so its own stays null.
 

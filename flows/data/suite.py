@@ -21,7 +21,7 @@ def draft_suite(home: Path, file: str, overrides: Sequence[Override], out: Path 
         UserError: the file can't be read or has not one valid row, or `out` is there already.
     """
     if out is not None and out.exists():
-        raise UserError(f"--out {out}: it is there already. Name a file that isn't.")
+        raise UserError(f"--out {out}: it exists already. Name a new file.")
     data = load_config(DEFAULTS, overrides).data
     path = resolve_source(file, data.hub, home / "datasets", "--from")
     with tempfile.TemporaryDirectory(prefix="tether-suite-") as scratch:

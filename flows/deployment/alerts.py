@@ -171,7 +171,8 @@ class DiskWatch:
         self._told = time.monotonic()
         host = socket.gethostname()
         message = (
-            f"the disk of {self._home} on {host} has {free / 1e9:.1f} GB left. `tether store gc` says what may go."
+            f"the disk of {self._home} on {host} has {free / 1e9:.1f} GB left. `tether store gc --dry-run` lists what "
+            "can be removed."
         )
         tag = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
         with temporary_settings(self._settings):

@@ -34,7 +34,7 @@ def notice_dead_runs(dead_after: float = DEAD_AFTER_SECONDS, tag: str = TAG) -> 
     ended = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", *OWN_ENDS)}
     automation = AutomationCore(
         name=DEAD,
-        description="A run whose process and worker died together would be `Running` for ever, and be attached to.",
+        description="A run whose process and worker died together would be `Running` forever, and be attached to.",
         trigger=EventTrigger(
             after={heartbeat},
             expect={heartbeat, *ended},

@@ -134,7 +134,7 @@ class RunCollector(Collector):
 
     def _run(self, out: _Families, run: RunStatus) -> None:
         told = {"run": run.run, "profile": run.profile, "name": run.name, "user": run.user, "state": run.state}
-        out.add("run_info", "1 for each run at work and each that ended within the last hour.", told, 1)
+        out.add("run_info", "1 for each run that is running or ended within the last hour.", told, 1)
         out.add("run_seconds", "Seconds since a run began, up to its end.", {"run": run.run}, run.seconds)
         if (memory := self._memory(run)) is not None:
             out.add("run_memory_bytes", "Resident memory of a run's process on this host.", {"run": run.run}, memory)
@@ -163,7 +163,7 @@ class RunCollector(Collector):
         curve.read()
         if curve.time:
             out.add("stage_step", "Steps of a stage that are done.", labels, curve.step)
-            out.add("stage_point_timestamp_seconds", "When a stage last told a metric.", labels, curve.time)
+            out.add("stage_point_timestamp_seconds", "When a stage last reported a metric.", labels, curve.time)
         if curve.total is not None:
             out.add("stage_steps", "Steps that a stage has in all.", labels, curve.total)
         if (pace := curve.tokens_per_second) is not None:

@@ -42,7 +42,7 @@ T = TypeVar("T")
 @flow(
     name="rlhf",
     flow_run_name="{profile}",
-    description="The pipeline: validate, sft, reward, ppo, human_eval. What is stored is not computed again.",
+    description="The pipeline: validate, sft, reward, ppo, human_eval. A stored result is not computed again.",
     retries=0,
     persist_result=False,
 )
@@ -149,7 +149,7 @@ def refuse_own_pool(config: RunConfig, own: str | None) -> None:
         if pool == own:
             raise UserError(
                 f"runners.{stage} = {pool}: the pool {pool} runs the pipelines. Each keeps its place there while it "
-                f"waits for its {stage}, and where all places are taken so, none ever gets it. Set runners.{stage} to "
+                f"waits for its {stage}, so with every place taken no {stage} could start. Set runners.{stage} to "
                 f"local, which computes it in the pipeline's own process, or to another pool, which "
                 f"`tether deploy --pool NAME` makes."
             )

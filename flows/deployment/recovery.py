@@ -38,7 +38,7 @@ FLOWS = ("rlhf", "human-eval")
 """Not `compute`: the pipeline that ordered it orders again."""
 OLDEST = timedelta(days=1)
 """What crashed before is left: nobody waits for it any more."""
-AGAIN = "It crashed and goes on from its checkpoint"
+AGAIN = "It crashed and continues from its checkpoint"
 """How the message of such a retry begins; a run's retries are counted by it."""
 
 
@@ -103,7 +103,7 @@ def _resume(client: SyncPrefectClient, run: FlowRun, say: Say) -> None:
     if datetime.now(UTC) - run.state.timestamp < timedelta(seconds=wait):
         return
     client.set_flow_run_state(run.id, AwaitingRetry(message=f"{AGAIN}: retry {retry} of {attempts.retries}."))
-    say(f"{run.name} crashed and goes on from its checkpoint: retry {retry} of {attempts.retries}")
+    say(f"{run.name} crashed and continues from its checkpoint: retry {retry} of {attempts.retries}")
 
 
 def attempts_of(run: FlowRun) -> Attempts:

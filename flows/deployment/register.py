@@ -160,7 +160,7 @@ def _register(
     schedules: Iterable[DeploymentScheduleCreate] = (),
     queue: str | None = None,
 ) -> Deployed:
-    """`schema`: of the flow's parameters, in the place of the one that Prefect makes. `queue`: of the pool."""
+    """`schema`: of the flow's parameters, in place of the one that Prefect makes. `queue`: of the pool."""
     deployment = RunnerDeployment.from_flow(
         flow,
         name,

@@ -30,7 +30,7 @@ def plan(
 
     Args:
         existing: those that it has.
-        wanted: in the place of the one that was deployed before; None leaves that as it is.
+        wanted: in place of the one that was deployed before; None leaves that as it is.
         remove: the one that was deployed before.
 
     Raises:

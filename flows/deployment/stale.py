@@ -44,7 +44,7 @@ def stale() -> Iterator[Stale]:
                 yield Stale(name, problem)
             for schedule in each.schedules:
                 if schedule.parameters and (problem := problem_of({**each.parameters, **schedule.parameters})):
-                    yield Stale(name, f"the parameters of one of its schedules do not hold. {problem}")
+                    yield Stale(name, f"the parameters of one of its schedules are not valid. {problem}")
 
 
 def problem_of(parameters: Mapping[str, Any]) -> str | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.base.errors import UserError
+from components.base.text import counted
 from components.gates.judging import Waiver
 from flows.base_run import changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides
@@ -95,8 +96,8 @@ def rerun(
     Args:
         run: the earlier run; None takes the newest whose artifacts before `stage` all stand in the store.
         overrides: changes to that run's config.
-        config: the config in the place of that run's (not resolved); then only a run that agrees with it will do.
-        profile: what the run is called after, in the place of that run's.
+        config: the config in place of that run's (not resolved); then only a run that agrees with it will do.
+        profile: what the run is called after, in place of that run's.
         waivers, refresh, flow_run, label, user, until: as `new_run`; later stages alone can be refreshed.
 
     Raises:
@@ -117,7 +118,7 @@ def rerun(
     base = choose_base(home, stage, run, config)
     notes = [f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""), *chosen]
     if misfits := base.config.runtime.misfits():
-        kept = f"; {', '.join(before)} are taken as they are" if before else ""
+        kept = f"; the results of {', '.join(before)} are reused" if before else ""
         notes.append(
             f"run {base.run} was resolved for another machine ({'; '.join(misfits)}): what is computed now is resolved "
             f"for this one{kept}"
@@ -127,8 +128,9 @@ def rerun(
         config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
         for field, first in changed_before(stage, base.config, config).items():
             raise UserError(
-                f"--set {field}: {first} depends on it, and comes before {stage}: it would be taken from run "
-                f"{base.run} as it is. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
+                f"--set {field}: {first} depends on it and comes before {stage}, so this rerun would reuse the "
+                f"{first} of run {base.run}. Rerun from there: `tether rerun {first} --from {base.run} --set "
+                f"{field}=...`."
             )
     check_kl_is_judged(config, f"run {base.run}")
     config = settled_gates(config if "validate" in before else settled_readers(config))
@@ -138,7 +140,9 @@ def rerun(
         config, told = settled_rewards(config, home)
         notes += told
     if base.config.seed != config.seed and before:
-        notes.append(f"seed {config.seed} is for {stage} and what follows; {', '.join(before)} are taken as they are")
+        notes.append(
+            f"seed {config.seed} is for {stage} and what follows; the results of {', '.join(before)} are reused"
+        )
     pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
     sources = find_sources(config, home, taken=pinned)
     origin = round_of(config) | {"stage": stage, "from": base.run} | ({"flow_run": flow_run} if flow_run else {}) | ends
@@ -184,7 +188,7 @@ def _ends_after(until: str | None, computed: Sequence[str]) -> dict[str, str]:
     """Return `until` as a run's origin and context have it; empty where the run has no earlier end than the last stage.
 
     Raises:
-        UserError: it is no stage, or comes before one that is to be computed.
+        UserError: it is not a stage, or comes before one that is to be computed.
     """
     if until is None:
         return {}
@@ -213,8 +217,10 @@ def unnamed_gates(config: RunConfig) -> list[str]:
     """A line that says which gates are off because the config does not name them; none where it names all."""
     off = config.gates.unnamed
     named = f"{', '.join(off[:MOST])}{f' and {len(off) - MOST} more' if len(off) > MOST else ''}"
-    gates, them = ("1 gate is", "it") if len(off) == 1 else (f"{len(off)} gates are", "them")
-    return [f"{gates} off because the profile does not name {them}: {named}"] if off else []
+    gates = counted(len(off), "gate is", "gates are")
+    return (
+        [f"{gates} off because the profile does not name {'it' if len(off) == 1 else 'them'}: {named}"] if off else []
+    )
 
 
 def check_stages(what: str, stages: Iterable[str]) -> None:

@@ -53,7 +53,7 @@ def compare(
     values = {**base.values, "runtime": {}} if base.config.runtime.misfits() else base.values
     config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
     for field in changed_before("sft", base.config, config):
-        raise UserError(f"--set {field}: the prompts are those of run {base.run}, made without it. Take it out.")
+        raise UserError(f"--set {field}: the prompts come from run {base.run}, which did not use it. Leave it out.")
     named = config.gates.model_dump().get("human_eval", {})
     gates = GatesConfig.model_validate({"human_eval": {name: named[name] for name in OF_RATERS if name in named}})
     config = config.model_copy(update={"gates": gates}).resolved()
@@ -89,7 +89,7 @@ def scoring(
     config = check_config(run_values(home, status.run), source=f"run {status.run}")
     if config.human_eval.judges != "people" or state in ("not_run", "running", "interrupted"):
         raise UserError(
-            f"run {status.run} waits for no labels (human_eval: {state}, judges: {config.human_eval.judges}). "
+            f"run {status.run} does not wait for labels (human_eval: {state}, judges: {config.human_eval.judges}). "
             f"Name the run that does with --run."
         )
     check_access(home)

@@ -82,15 +82,15 @@ def judged_run(home: Path, run: str | None) -> RunStatus:
         if run is None:
             load_status(home)  # says how to start one
             raise UserError(
-                "iterate: people have judged the policy of no run here. Run with human_eval, and score the filled "
-                "sheets with `tether human-eval score SHEETS --run RUN`."
+                "iterate: no run here has a policy that people judged. Run with human_eval, and score the "
+                "filled sheets with `tether human-eval score SHEETS --run RUN`."
             )
     status = load_status(home, run)
     if not _votes(home, status):
         state = status.stage("human_eval").state
         do = {
             "awaiting_labels": f"Score the filled sheets: `tether human-eval score SHEETS --run {status.run}`.",
-        }.get(state, f"Let it get that far (`tether status {status.run}` shows where it ended), or name another run.")
+        }.get(state, f"Continue it (`tether status {status.run}` shows where it ended), or name another run.")
         raise UserError(f"iterate {status.run}: people have not judged its policy (human_eval: {state}). {do}")
     return status
 

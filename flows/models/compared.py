@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.base.errors import UserError
 from components.base.paths import user_path
+from components.base.text import counted
 from components.human_eval.comparison.pairs import RESULT, input_name
 from components.store.graph import Graph
 from components.store.store import ArtifactStore
@@ -55,7 +56,7 @@ def _find(home: Path, name: str) -> Input:
     version = find_version(home, name)
     if version is None:
         raise UserError(
-            f"compare: {name} is no model here. Name a registered model (tether-policy@champion, tether-policy/3; "
+            f"compare: {name} is not a model here. Name a registered model (tether-policy@champion, tether-policy/3; "
             "`tether lineage` shows them), RUN or RUN:sft, or the folder of a language model."
         )
     node = Graph.of(store).node(version.digest) if version.digest else None
@@ -107,10 +108,8 @@ def result_text(artifact: Path, names: Mapping[str, str]) -> str:
     def called(model: str) -> str:
         return names.get(model, model)
 
-    people = f"{found['raters']} rater{'s' * (found['raters'] != 1)}" + (
-        " (simulated)" if found["judges"] == "simulated" else ""
-    )
-    lines = [f"{found['items']} items judged by {people}; the baseline is {called(found['baseline'])}.", ""]
+    people = counted(found["raters"], "rater") + (" (simulated)" if found["judges"] == "simulated" else "")
+    lines = [f"{counted(found['items'], 'item')} judged by {people}; the baseline is {called(found['baseline'])}.", ""]
     if found["inseparable"]:
         sides = [", ".join(map(called, side)) for side in (found.get("better", []), found.get("worse", []))]
         lines += [f"No strengths: {found['inseparable']} ({sides[0]} against {sides[1]})." if sides[0] else

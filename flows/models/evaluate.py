@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from components.base.errors import UserError
 from components.base.hashing import digest_file
 from components.base.paths import user_path
+from components.base.text import counted
 from components.gates.text import number
 from components.models.runtime import Runtime, activate
 from components.store.graph import Graph
@@ -109,11 +110,11 @@ def text(found: Mapping[str, Any]) -> str:
     """Return what `evaluate` found as a Markdown table for people."""
     overall = found["overall"]
     fitted = "fitted by its run" if found["temperature_fitted"] else "not fitted: raw differences are taken as log-odds"
-    about = [f"{overall['pairs']} pairs, {overall['prompts']} prompts"]
+    about = [f"{counted(overall['pairs'], 'pair')}, {counted(overall['prompts'], 'prompt')}"]
     if found["ties_left_out"]:
-        about.append(f"{found['ties_left_out']} ties left out")
+        about.append(f"{counted(found['ties_left_out'], 'tie')} left out")
     if found["cut"]:
-        about.append(f"{found['cut']} pairs cut to what the model reads")
+        about.append(f"{counted(found['cut'], 'pair')} cut to what the model reads")
     lines = [
         f"{found['model']} on {found['suite']} ({found['shape']}): {', '.join(about)}.",
         f"Temperature {number(found['temperature'])} ({fitted}). Intervals: 95 %, clustered by prompt.",

@@ -45,7 +45,7 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
     found = store.lookup(record.key, record.digest)
     if isinstance(found, Miss):
         raise UserError(
-            f"{asked}: the store has it no more as it was ({found.reason}). `tether reproduce {record.digest[:16]}` "
+            f"{asked}: the store no longer has it intact ({found.reason}). `tether reproduce {record.digest[:16]}` "
             f"computes it again, or import a run that has it (`tether store import`)."
         )
     text = card(facts)  # first: it refuses what no stage of ours writes

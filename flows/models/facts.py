@@ -103,7 +103,7 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
             (`RUN/reward`; `RUN` alone means its policy), or the beginning of an artifact's digest or key.
 
     Raises:
-        UserError: nothing of that name is known, or it is no model.
+        UserError: nothing of that name is known, or it is not a model.
     """
     graph, registered = Graph.of(ArtifactStore(home)), versions(home)
     digest, run = find_model(home, asked, graph, registered)
@@ -183,8 +183,8 @@ def _gather(
     if not upstream[-1].records:
         lost = "".join(f" Key {key[:16]}: {miss.reason}." for key, miss in graph.unreadable.items())
         raise UserError(
-            f"artifact {digest[:16]}: the store has no record of it that can be read.{lost} Run the same run again, "
-            f"which computes it."
+            f"artifact {digest[:16]}: the store has no record of it that can be read.{lost} Run the same command "
+            "again to compute it."
         )
     records = own_records(upstream[-1])
     record = next((each for each in records if each.run == run), records[0])

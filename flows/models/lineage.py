@@ -222,7 +222,7 @@ def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Vers
     if path.exists():
         digest = Input.of(path).digest
         if not graph.node(digest).names:
-            raise UserError(f"{asked}: no run here has read it as it is now (sha256 {digest[:16]}).")
+            raise UserError(f"{asked}: no run here has read its present content (sha256 {digest[:16]}).")
         return Subject("source", str(path), (digest,))
     raise UserError(
         f"{asked}: there is no such run, model, artifact or file. Give a run's id (`tether status`), a registered "

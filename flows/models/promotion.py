@@ -31,7 +31,7 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
     found = _find(registered, asked)
     shown = f"{found.name}/{found.version}"
     if not found.name.endswith("-policy"):
-        raise UserError(f"promote {asked}: {shown} is no policy; only a policy is ever champion.")
+        raise UserError(f"promote {asked}: {shown} is not a policy; only a policy can be champion.")
     judged = human_eval(found.tags)
     if judged.get("state") != "passed":
         why = f"was {judged['state']} in run {judged['run']}" if judged else "has not happened"
@@ -70,7 +70,7 @@ def demoted(home: Path, asked: str, by: str, because: str) -> str:
     found = _find(versions(home), asked)
     with permitted(f"demote {found.name}/{found.version}"):
         Versions(connect(home)).demote(found.name, found.version, by, because, _now())
-    lost = f" It was {' and '.join(found.aliases)}; nothing is now." if found.aliases else ""
+    lost = f" It was {' and '.join(found.aliases)}; no version is now." if found.aliases else ""
     return f"{found.name}/{found.version} is demoted: {because}.{lost}"
 
 

@@ -1,6 +1,6 @@
 """`tether reproduce`: what the records of a model or run say, computed again in a store of its own, and compared.
 
-Nothing that there is gets touched: no record, no alias, no MLflow. That is why it is no run with `--refresh`: other
+Nothing that there is gets touched: no record, no alias, no MLflow. That is why it is not a run with `--refresh`: other
 bytes would become the newest record of their keys, and the same bytes would make an old policy the candidate again.
 """
 
@@ -103,7 +103,7 @@ def reproduce(
     plan = _plan(graph, digests, keys, root)
     if other := _other_code(plan.values(), root):
         if not allow_other_code:
-            raise UserError(f"{other} To go on with the code here: --allow-other-code.")
+            raise UserError(f"{other} To continue with the code here, give --allow-other-code.")
         say(console, other)
     sources = _sources(home, plan, data, graph)
     scratch = home / "reproduce" / digest_json(sorted(digests))[:16]
@@ -211,9 +211,9 @@ def _sources(home: Path, plan: Mapping[str, Record], data: Mapping[str, Path], g
         if path is None:
             damaged = ", ".join(f"{key[:16]}: {miss.reason}" for key, miss in sorted(graph.unreadable.items()))
             lost = f", and may be what a damaged record tells of ({damaged})" if damaged else ""
-            raise UserError(f"input {name}: where it was read is not recorded here{lost}. {again}")
+            raise UserError(f"input {name}: this home does not record where it was read{lost}. {again}")
         if not path.exists():
-            raise UserError(f"input {name}: {path} is not there any more. {again}")
+            raise UserError(f"input {name}: {path} no longer exists. {again}")
         if (here := Input.of(path).digest) != digest:
             raise UserError(f"input {name}: {path} is not what was read then (its sha256 is {here[:16]}). {again}")
         found[digest] = path

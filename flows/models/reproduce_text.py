@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from components.base.text import counted
 from flows.models.reproduce import Comparison, Reproduction, differences
 
 
@@ -10,11 +11,9 @@ def text(found: Reproduction) -> Iterator[str]:
     width = max(len(pair.recorded.stage) for pair in found.pairs) + 2
     for pair in found.pairs:
         one, other = pair.recorded.digest[:12], pair.made.digest[:12]
-        yield f"{pair.recorded.stage:<{width}}" + (
-            f"{one}  the same" if pair.same else f"{one} -> {other}  another one"
-        )
+        yield f"{pair.recorded.stage:<{width}}" + (f"{one}  the same" if pair.same else f"{one} -> {other}  different")
     if found.same:
-        yield f"Reproduced: {found.subject}, {len(found.pairs)} artifacts, each the same to the byte."
+        yield f"Reproduced: {found.subject}, {counted(len(found.pairs), 'artifact')}, byte for byte the same."
         return
     yield from ("", f"{'metric':<44}{'recorded':>14}{'now':>14}{'difference':>14}")
     for pair in found.pairs:
@@ -23,10 +22,10 @@ def text(found: Reproduction) -> Iterator[str]:
     for pair in found.pairs:
         if not pair.same and pair.same_inputs:
             told = differences(pair)
-            unknown = "nothing that is recorded explains it: the same code, options, libraries and machine."
+            unknown = "no recorded difference explains it: the same code, options, libraries and machine."
             yield f"{pair.recorded.stage}: {'what could explain it:' if told else unknown}"
             yield from (f"  {each}" for each in told)
-    yield f"What came out is kept in {found.kept}; remove it when you have looked."
+    yield f"The new results are in {found.kept}; remove it when you have looked."
 
 
 def _metrics(pair: Comparison) -> Iterator[tuple[str, float | None, float | None, float | None]]:

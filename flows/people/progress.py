@@ -114,7 +114,7 @@ def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[
         try:
             tell()
         except Exception as error:  # a page that lags must not stop those who label
-            say(f"{where} was not told how far the labels of run {run} are ({type(error).__name__}: {error})")
+            say(f"{where} did not receive the progress of run {run}'s labels ({type(error).__name__}: {error})")
 
 
 def begin_waiting(home: Path, run: str, say: Callable[[str], None]) -> None:
@@ -165,4 +165,4 @@ def when_complete(home: Path, run: str, sheets: Path, say: Callable[[str], None]
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             env=os.environ | {"TETHER_HOME": str(home.absolute())},
         )  # fmt: skip
-    return f"The labels are complete, and are being scored. {log} has what it says."
+    return f"The labels are complete, and are being scored. The output goes to {log}."

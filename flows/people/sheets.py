@@ -39,7 +39,7 @@ def with_guidelines(config: RunConfig) -> RunConfig:
             f"{field} = {given}: this can't be read: {error.strerror}. Name a text or Markdown file."
         ) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{field} = {given}: this is no text in UTF-8. Save it as UTF-8 and start again.") from error
+        raise UserError(f"{field} = {given}: this is not text in UTF-8. Save it as UTF-8 and start again.") from error
     try:
         values = config.human_eval.model_dump() | {"instructions": text, "guidelines": None}
         return config.model_copy(update={"human_eval": HumanEvalConfig.model_validate(values)})
@@ -77,8 +77,8 @@ def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Pa
         if len(files) == 1:
             return files[0]
         raise UserError(
-            "the sample that these sheets were made of is not whole in the store any more, so they can't be joined. "
-            "Rerun human_eval, which makes it again."
+            "the sample of these sheets is no longer complete in the store, so the sheets can't be joined. "
+            "Rerun human_eval to make it again."
         )
     opened = Sample.open(artifact)
     answers = opened.answers(*files)

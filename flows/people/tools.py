@@ -76,10 +76,10 @@ def import_votes(candidates: Path, export: Path, out: Path) -> int:
         where, pair = f"{export}, row {row.number}", pairs.get(row.item)
         if pair is None:
             mistakes.append(
-                f"{where}: {row.item[:40]!r} is no pair of {candidates}. Give the export of these candidates."
+                f"{where}: {row.item[:40]!r} is not a pair of {candidates}. Give the export of these candidates."
             )
         elif row.item in votes:
-            mistakes.append(f"{where}: {row.item} stands there twice. Keep one of the tasks.")
+            mistakes.append(f"{where}: {row.item} appears twice. Keep one of the tasks.")
         elif any(plain(own) != plain(back) for own, back in zip(_texts_of(pair), row[1:5], strict=True)):
             mistakes.append(f"{where}: the texts of {row.item} are not those exported. Export and label it again.")
         else:

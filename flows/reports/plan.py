@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
+from components.base.text import counted
 from components.human_eval.sheet import RATERS, rater_file
 from components.stats.raters import power, smallest_found, too_few_raters
 
@@ -65,7 +66,7 @@ class Findable(NamedTuple):
         """For a terminal."""
         plan = self.plan
         lines = [
-            f"{plan.items} items, {plan.raters} rater{'s' * (plan.raters > 1)}, {plan.per_item} of them on each item; "
+            f"{counted(plan.items, 'item')}, {counted(plan.raters, 'rater')}, {plan.per_item} of them on each item; "
             f"{plan.ties:.0%} ties; raters differ by {plan.rater_spread} (standard deviation of the logit).",
             "",
             "true win rate   chance that human_eval/win_rate_low is above 0.5",
@@ -97,7 +98,7 @@ def _smallest(plan: SamplePlan) -> float | None:
 
 def sentence(plan: SamplePlan, smallest: float | None) -> str:
     """What a plan finds, in a sentence or two."""
-    people = f"{plan.items} items and {plan.raters} rater{'s' * (plan.raters > 1)}"
+    people = f"{counted(plan.items, 'item')} and {counted(plan.raters, 'rater')}"
     if smallest is None:
         found = f"{people} find no win rate above 0.5 with a chance of {CHANCE:.0%}, however good the policy is."
     else:
@@ -120,6 +121,6 @@ def waiting(folder: Path, sample: Path) -> str:
         f"Waiting for people's labels. `tether review serve {run}` has them given on a page. Or give each rater a file "
         f"of their own from {folder / RATERS} ({rater_file(1)} to {rater_file(raters)}), and nothing else of that run: "
         f"its report names the authors. Put the filled files back there and run "
-        f"`{score} {folder / RATERS} --run {run}`; a sheet with all raters' columns does as well: "
+        f"`{score} {folder / RATERS} --run {run}`; a sheet with all raters' columns also works: "
         f"`{score} {folder / 'sheet.csv'} --run {run}`. {finds(sheet['items'], raters)}"
     )

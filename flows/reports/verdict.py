@@ -122,8 +122,8 @@ def _change(found: Setting | None) -> str:
 def _again(status: RunStatus, stage: str) -> Step:
     before = [each.name for each in status.stages if each.name != stage and each.digest]
     if not before:
-        return Step("Start it again; what was computed is kept:", f"tether run {shlex.quote(status.profile)}")
-    return Step("Go on from what was computed:", f"tether rerun {stage} --from {status.run}")
+        return Step("Run it again; what was computed is kept:", f"tether run {shlex.quote(status.profile)}")
+    return Step("Continue from what was computed:", f"tether rerun {stage} --from {status.run}")
 
 
 def _ended(status: RunStatus) -> str:
@@ -155,7 +155,7 @@ def _after(status: RunStatus, options: Mapping[str, JsonValue], policy: str) -> 
     """What follows a run that no gate stopped."""
     lacking = next((each.name for each in status.stages if each.state == "not_run"), "")
     if lacking:
-        return [Step(f"It ended before {lacking}. Go on:", f"tether rerun {lacking} --from {status.run}")]
+        return [Step(f"It ended before {lacking}. To continue:", f"tether rerun {lacking} --from {status.run}")]
     steps = []
     if options.get("human_eval.judges") == "simulated":
         asked = f"tether rerun human_eval --from {status.run} --set human_eval.judges=people"

@@ -137,7 +137,7 @@ def _candidates(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[tu
         try:
             prompt = as_messages(row.get("prompt"), "prompt")
         except BadRow as error:
-            raise UserError(f"{file}, row {number}: {error.problem.text}. A text or a list of messages is.") from error
+            raise UserError(f"{file}, row {number}: {error.problem.text}. Give text or a list of messages.") from error
         yield str(row.get("id", number)), prompt, str(row["a"]), str(row["b"])
 
 
@@ -161,6 +161,6 @@ def _batch(
 ) -> BatchSource:  # fmt: skip
     names = [pair.name for pair in pairs]
     if doubled := [each for each, times in Counter(names).items() if times > 1]:
-        raise UserError(f"{place}: the item {doubled[0]} is there twice. Give each pair an id of its own.")
+        raise UserError(f"{place}: the item {doubled[0]} appears twice. Give each pair an id of its own.")
     digest = digest_json([list(map(list, pairs)), ratings])
     return BatchSource(name, kind, place, pairs, guidelines, ratings, criteria, overlap, digest, {})

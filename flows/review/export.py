@@ -80,7 +80,7 @@ def _check_ours(file: Path, people: int, ratings: list[str]) -> None:
         written_here = "skipped" in file.read_text(encoding="utf-8-sig", errors="replace").split("\n", 1)[0]
     except UserError as error:
         raise UserError(
-            f"{file}: a file of another form stands there ({error}). Move it away, or give --out."
+            f"{file}: a file with another format is there ({error}). Move it away, or give --out."
         ) from error
     if not written_here and any(any(row.ratings) for row in rows):
         raise UserError(f"{file} holds ratings that did not come from the page. Move it away, or give --out DIR.")

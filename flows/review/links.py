@@ -142,7 +142,7 @@ def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[Person
         links = []
         for n, name in enumerate((" ".join(name.split()) for name in names), last + 1):
             if not name or len(name) > _NAME or not name.isprintable():
-                raise UserError(f"{name[:40]!r} is no name: 1 to {_NAME} characters that can be printed.")
+                raise UserError(f"{name[:40]!r} is not a valid name. Use 1 to {_NAME} printable characters.")
             if name in known:
                 raise UserError(f"{name} is a rater already. Use another name, or --renew {name!r} for a new link.")
             if n > MOST_RATERS:
@@ -179,5 +179,5 @@ def renew_link(engine: Engine, number: int, name: str) -> PersonalLink:
             .returning(rater.c.number)
         )
     if found is None:
-        raise UserError(f"{name} is no rater of this batch. Add them with --add.")
+        raise UserError(f"{name} is not a rater of this batch. Add them with --add.")
     return PersonalLink(name, found, token)

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from components.base.text import counted
 from components.stats.intervals import Interval
 from flows.review.bound import EarlyBound
 from flows.review.summary import BatchSummary
@@ -14,7 +15,7 @@ def as_text(name: str, found: BatchSummary, bound: EarlyBound | None) -> str:
     lines = [f"{name}: {done.answered} of {done.slots} answers, {'complete' if done.complete else 'not complete yet'}"]
     if done.address:
         lines.append(f"Page: {done.address}")
-    lines.append(f"Agreement (Fleiss' kappa) on {found.compared} items: {_interval(found.kappa)}")
+    lines.append(f"Agreement (Fleiss' kappa) on {counted(found.compared, 'item')}: {_interval(found.kappa)}")
     for each in found.raters:
         time = "-" if each.seconds is None else f"{each.seconds:.0f} s"
         lean = ", leans to a side" if each.leans else ""

@@ -59,7 +59,7 @@ def write_configs(stack: Stack) -> None:
     )
     config, ports = stack.config, stack.config.ports
     own = "tls internal" if stack.certificate is None else f'tls "{stack.certificate}" "{stack.key}"'
-    # Who calls an address in the place of a name does not say it in the handshake.
+    # Who calls an address in place of a name does not say it in the handshake.
     default = f"\tdefault_sni {config.name}\n" if config.name.replace(".", "").isdigit() else ""
     fronts = {"prefect": ports.prefect_server, "mlflow": ports.mlflow_server, "s3": ports.s3_server}
     sites = (f"{stack.url(name)} {{\n\t{own}\n\treverse_proxy {LOOPBACK}:{port}\n}}\n" for name, port in fronts.items())

@@ -32,7 +32,7 @@ from flows.stack.state import read_state
 
 
 def prepare(stack: Stack, running: Collection[str] = ()) -> dict[str, str]:
-    """Make what is not there yet, and see that every port is free; returns the passwords by name.
+    """Make what does not exist yet, and see that every port is free; returns the passwords by name.
 
     Args:
         stack: whose.
@@ -144,7 +144,7 @@ def _need_free(part: str, address: str, port: int) -> None:
 def _make_cluster(stack: Stack, passwords: dict[str, str]) -> None:
     """Make PostgreSQL's files with a role and a database for each server; whole, or not there.
 
-    The roles are made by a server that listens nowhere (`--single`), and get verifiers in the place of passwords.
+    The roles are made by a server that listens nowhere (`--single`), and get verifiers in place of passwords.
     """
     user = postgres_user(stack)
     try:

@@ -68,8 +68,8 @@ def time_limit(seconds: float | None, name: str) -> Iterator[None]:
 
     def late(number: int, frame: FrameType | None) -> None:
         raise StageTimeout(
-            f"{name} took longer than runners.{name.partition('.')[0]}.timeout = {seconds:g} s and was stopped. The "
-            f"same command goes on from its last checkpoint; set a longer timeout if it was at work."
+            f"{name} took longer than runners.{name.partition('.')[0]}.timeout = {seconds:g} s and was stopped. Run "
+            "the same command again to continue from its last checkpoint; set a longer timeout if it needs more time."
         )
 
     before = signal.signal(signal.SIGALRM, late)

@@ -86,7 +86,7 @@ def compute_once(
     Returns the record, and whether it was computed here.
     """
     name = work.stage.name
-    with store.lock(work.key, lambda: say(f"{name}: another process computes the same; waiting for it")) as lease:
+    with store.lock(work.key, lambda: say(f"{name}: another process computes this result; waiting for it")) as lease:
         found = look_up(store, work.key, refresh, work.run)
         if isinstance(found, Record):
             return found, False
@@ -98,7 +98,7 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
     """Compute and publish; whoever calls holds the key's lock. What a killed attempt left is taken up.
 
     Raises:
-        LeaseLost: another process took the key over, because this one stood still. UserError: the user's mistake, as
+        LeaseLost: another process took the key over, because this one was suspended. UserError: the user's mistake, as
             the stage says it; and whatever else the stage raises. A checkpoint stays.
     """
     folder = store.work_folder(work.key)

@@ -95,7 +95,7 @@ def dispatch(
     Raises:
         TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
     """
-    # What waits for the server is below: Prefect's own retries would wait a minute without a word, and give up then.
+    # What waits for the server is below: Prefect's own retries would wait a minute silently, and give up then.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
         server = Server(f"{work.stage.name}: the Prefect server", "waiting", say)
         of_key = FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)]))
@@ -203,7 +203,7 @@ def _follow(
         StageTimeout: it ran for `timeout` seconds and more without ending itself, and was cancelled.
     """
     seen, taken_by, given_up_at, overdue_at = "", time.monotonic() + UNTAKEN_SECONDS, float("inf"), float("inf")
-    server = Server(f"{stage}: the Prefect server", "the worker goes on, waiting", say)
+    server = Server(f"{stage}: the Prefect server", "the worker keeps running; waiting", say)
     while True:
         now = time.monotonic()
         known = server.ask(lambda: client.read_flow_run(run.id))  # noqa: B023 - called at once
@@ -227,7 +227,7 @@ def _follow(
         if state is not None and state.is_scheduled() and now > taken_by:
             taken_by = float("inf")
             worker = f"`prefect worker start --pool {pool}`"
-            say(f"{stage}: no worker has taken it yet; is one running ({worker}), and free?")
+            say(f"{stage}: no worker has taken it yet. Check that one is running ({worker}) and free.")
         time.sleep(POLL_SECONDS)
 
 
@@ -248,8 +248,8 @@ def _raise_unless_completed(run: FlowRun, work: Work) -> None:
     then = "" if said.endswith(".") or not said else "."
     error = WorkerDied if state.is_crashed() else TetherError
     raise error(
-        f"{work.stage.name}: {_url(run)} ended as {state.name}{': ' if said else ''}{said}{then} The same command goes "
-        f"on from its last checkpoint."
+        f"{work.stage.name}: {_url(run)} ended as {state.name}{': ' if said else ''}{said}{then} Run the same command "
+        "again to continue from its last checkpoint."
     )
 
 
@@ -269,7 +269,7 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
     key, parts = key_of(stage, job, inputs)
     if key != order.key:
         raise MachineMismatch(
-            f"this worker would compute another {stage.name} than was ordered (ordered -> here): "
+            f"this worker would compute a different {stage.name} (ordered -> here): "
             f"{in_a_line(changes(order.parts, parts), most=10)}. Install the same Tether and libraries on both."
         )
     work = Work(stage, job, inputs, key, parts, order.run, order.because, order.timeout)
@@ -300,7 +300,8 @@ def _found(given: Input, store: ArtifactStore, place: str) -> Input:
 def _check_machine(wanted: Runtime | None) -> None:
     if wanted is not None and (problems := wanted.misfits()):
         raise MachineMismatch(
-            f"this worker is not the machine that the run was resolved for: {'; '.join(problems)}. Set the stage's "
+            f"this worker does not match the machine that the run was resolved for: {'; '.join(problems)}. Set the "
+            "stage's "
             f"runner to it, as in runners.ppo.runtime={{{Runtime().resolve().setting}}}, or run a worker on such a "
             "machine."
         )

@@ -81,7 +81,7 @@ class LineFormatter(JsonFormatter):
 
 
 class JsonHandler(logging.StreamHandler[TextIO]):
-    """Writes JSON lines to standard error; Prefect makes one in the place of its own console's."""
+    """Writes JSON lines to standard error; Prefect makes one in place of its own console's."""
 
     def __init__(self, **_: object) -> None:  # Prefect gives it a stream and colours
         super().__init__(sys.stderr)

@@ -101,8 +101,10 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
         return _result(stage, found, inputs, ctx, True, started)
     if pinned is not None:  # what today's code makes would stand under the key of another's
         raise UserError(
-            f"{stage.name}: artifact {pinned.digest[:12]} of run {pinned.run}, which this run goes on from, is not "
-            f"whole in the store any more ({found.reason}). `tether rerun {stage.shown} --from {pinned.run}` makes it."
+            f"{stage.name}: artifact {pinned.digest[:12]} of run {pinned.run}, which this run continues from, is "
+            f"no longer complete in the store ({found.reason}). Compute it again with `tether rerun {stage.shown} "
+            "--from "
+            f"{pinned.run}`."
         )
     why = explanation.miss(ctx.store, stage.name, key, parts, found, ctx.run)
     _explain(stage, ctx, why)
@@ -237,4 +239,4 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
 def _say_if_different(record: Record, ctx: RunContext) -> None:
     if others := {each.digest for each in ctx.store.published(record.key)} - {record.digest}:
         before = ", ".join(sorted(digest[:12] for digest in others))
-        ctx.say(f"{record.stage}: the same key gave other bytes before ({before}); something here is not determined")
+        ctx.say(f"{record.stage}: the same key gave different bytes before ({before}): a step is not deterministic")

@@ -38,8 +38,8 @@ def ask_server() -> None:
             raise UserError(f"{where}: {_refused()}") from error
         if status == 403:
             raise UserError(
-                f"{where}: the user of these credentials may not read flows there (403). Have the right given to it, "
-                f"or set those of another user."
+                f"{where}: the user of these credentials may not read flows there (403). Give it that permission, "
+                "or set another user's credentials."
             ) from error
         if status < 500:
             raise UserError(

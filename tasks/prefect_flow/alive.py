@@ -1,6 +1,6 @@
 """A flow run that the server has taken for dead says that it lives.
 
-A server that was away for longer than a run may be silent, or a machine that stood still, makes a run seem dead: the
+A server that was away for longer than a run may be silent, or a suspended machine, makes a run seem dead: the
 automation of `tether deploy` sets it to `Crashed` while its process goes on.
 """
 

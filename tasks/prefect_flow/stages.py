@@ -1,7 +1,7 @@
 """Stages as Prefect tasks. The store is the only cache, so a task looks up, records and gates on hits too.
 
 A task never raises what is expected to go wrong (Prefect would print a stack trace): it ends in a state that says it,
-and the error goes on from there.
+and the error continues from there.
 """
 
 import logging

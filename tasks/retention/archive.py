@@ -111,9 +111,9 @@ def run_records(store: ArtifactStore, status: RunStatus) -> list[Record]:
     for stage in status.stages:
         if stage.digest and stage.digest not in found:
             missing = store.lookup(stage.key or "")
-            reason = missing.reason if isinstance(missing, Miss) else "another result stands under its key now"
+            reason = missing.reason if isinstance(missing, Miss) else "another result is stored under its key now"
             raise UserError(
-                f"run {status.run} can't be exported: the store has nothing of its {stage.name} ({reason}). "
-                f"Run it again, which computes that, then export the new run."
+                f"run {status.run} can't be exported: the store has no {stage.name} of it ({reason}). "
+                "Run it again to compute that, then export the new run."
             )
     return list(found.values())

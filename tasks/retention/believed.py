@@ -81,7 +81,7 @@ def _problem(error: ValueError | UserError) -> str:
 def _check_points(name: str, data: bytes) -> None:
     stage = name.partition("/")[2].removesuffix(".jsonl")
     if stage not in PIPELINE:
-        raise ValueError(f"{stage} is no stage")
+        raise ValueError(f"{stage} is not a stage")
     # What follows the last line feed is of a writer that was killed, and nobody reads it.
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
@@ -95,7 +95,7 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
     if given.schema_version > RUN_SCHEMA:
         raise ValueError(f"a newer Tether wrote it (run schema {given.schema_version}, here {RUN_SCHEMA})")
     if not RUN.fullmatch(given.run):
-        raise ValueError(f"run: {given.run!r} is no run's id")
+        raise ValueError(f"run: {given.run!r} is not a run's id")
     if not given.finished or given.process:
         raise ValueError("the run has not ended, or has a process")
     for field, text in (("profile", given.profile), ("user", given.user)):
@@ -117,7 +117,7 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
     if names != [name for name in PIPELINE if name in names] or not names:
         raise ValueError(f"stages: {', '.join(names)} are not stages of this version, each once and in their order")
     if strange := [record.stage for record in records if record.stage not in KNOWN]:
-        raise ValueError(f"stages: there is a record of {strange[0]}, which is no stage of this version")
+        raise ValueError(f"stages: there is a record of {strange[0]}, which is not a stage of this version")
     _check_needed(given, records)
     return RunFile(
         schema_version=RUN_SCHEMA,
@@ -168,14 +168,14 @@ def _stage(given: StageStatus, records: list[Record], gates: GatesConfig) -> Sta
     where = f"stages.{given.name}"
     numbers = (given.seconds, given.started or 0.0, given.began or 0.0)
     if not all(math.isfinite(number) and 0 <= number < LATEST for number in numbers):
-        raise ValueError(f"{where}: seconds, started or began is no time")
+        raise ValueError(f"{where}: seconds, started or began is not a time")
     if given.state == "running":
         raise ValueError(f"{where}: it is running, in a run that has ended")
     if strange := {*given.parts, *given.explained} - {*KNOWN, *PIPELINE}:
-        raise ValueError(f"{where}: {min(strange)} is no stage")
+        raise ValueError(f"{where}: {min(strange)} is not a stage")
     for digest in given.needs:
         if not SHA.fullmatch(digest):
-            raise ValueError(f"{where}: {digest!r} is no key and no digest")
+            raise ValueError(f"{where}: {digest!r} is neither a key nor a digest")
     record = _record(given.name, given.key, given.digest, records, where)
     parts = [_record(given.name, part.key, part.digest, records, where) for part in given.parts.values()]
     metrics: dict[str, float | None] = {}
@@ -228,7 +228,7 @@ def _verdicts(given: StageStatus, record: Record | None, gates: GatesConfig, whe
     for verdict in given.gates:
         here = by_name.get(verdict.name)
         if here is None:
-            raise ValueError(f"{where}: {verdict.name} is no gate of this version")
+            raise ValueError(f"{where}: {verdict.name} is not a gate of this version")
         for field in ("metric", "value", "threshold", "passed", "waived"):
             said, found = getattr(verdict, field), getattr(here, field)
             if said != found:

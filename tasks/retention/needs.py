@@ -92,7 +92,7 @@ def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
     try:
         kept = kept_by(records, needs(store))
     except UserError as error:
-        logger.warning("What keeps artifacts isn't known: %s", error)
+        logger.warning("Tether does not know which artifacts are needed: %s", error)
     rows = [
         StoredArtifact(
             stage=each.record.stage,

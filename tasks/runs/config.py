@@ -41,7 +41,7 @@ def parse_values(text: str) -> dict[str, JsonValue]:
     """Return the values of a config that somebody else's Tether wrote.
 
     Raises:
-        ValueError: it is no mapping of what JSON has, is nested deeper than any config, or refers to parts of itself.
+        ValueError: it is not a mapping of JSON values, is nested deeper than any config, or refers to parts of itself.
     """
     depth = 0
     try:

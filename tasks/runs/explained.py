@@ -14,7 +14,7 @@ class Hit(BaseModel):
     run: str
     """The run that computed it."""
     pinned: bool = False
-    """Whether a rerun reused the artifact of the run that it goes on from."""
+    """Whether a rerun reused the artifact of the run that it continues from."""
 
 
 class Missed(BaseModel):

@@ -162,7 +162,7 @@ def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
             damaged.append(
                 UserError(
                     f"{path} is damaged ({_first_line(error)}). Restore the file, or remove it: MLflow then gets "
-                    "nothing of what that stage gave."
+                    "no results of that stage."
                 )
             )
     return sorted(found, key=lambda each: each.time), damaged

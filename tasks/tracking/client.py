@@ -138,9 +138,9 @@ def permitted(action: str) -> Iterator[None]:
             raise
         user = os.environ.get("MLFLOW_TRACKING_USERNAME")
         raise UserError(
-            f"{action}: MLflow does not let {f'the user {user}' if user else 'us'} do that (403). Have MANAGE on the "
-            "registered model granted (docs/operations/access.md), or set MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD to those of a user who has it; then call it again."
+            f"{action}: MLflow does not let {f'the user {user}' if user else 'us'} do that (403). Ask for MANAGE on "
+            "the registered model (docs/operations/access.md), or set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD to those of a user who has it; then run the command again."
         ) from error
 
 
@@ -158,17 +158,17 @@ def _refused(error: Exception) -> str | None:
     status = error.get_http_status_code()
     if status == 403:
         return (
-            "MLflow lets this user do less than Tether needs (403). Have the right to read experiments given to it, or "
-            "set the credentials of another user."
+            "This user lacks permissions in MLflow that Tether needs (403). Give it permission to read experiments, or "
+            "set another user's credentials."
         )
     if status != 401:
         return None
     names = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
     if os.environ.get("MLFLOW_TRACKING_TOKEN"):
-        return f"MLflow refuses the token in MLFLOW_TRACKING_TOKEN (401). Set one that it takes, or {names}."
+        return f"MLflow refuses the token in MLFLOW_TRACKING_TOKEN (401). Set a valid one, or {names}."
     if os.environ.get("MLFLOW_TRACKING_USERNAME"):
-        return f"MLflow refuses the credentials in {names} (401). Set those of a user that it knows."
-    return f"MLflow wants credentials, and none are set here (401). Set {names} to those of a user that it knows."
+        return f"MLflow refuses the credentials in {names} (401). Set valid ones."
+    return f"MLflow wants credentials, and none are set here (401). Set {names}."
 
 
 def _make_database(path: Path) -> None:
@@ -194,7 +194,7 @@ def check_database(home: Path) -> None:
     with path.open("rb") as file:
         beginning = file.read(len(SQLITE))
     what = (
-        None if beginning in (b"", SQLITE) else "it is no SQLite database"
+        None if beginning in (b"", SQLITE) else "it is not a SQLite database"
     )  # empty where its first process was killed
     try:
         if what is None:
@@ -206,7 +206,8 @@ def check_database(home: Path) -> None:
         what = str(error)
     if what is not None:
         raise UserError(
-            f"{path} is damaged: {what}. Restore it, or move it away: MLflow then begins anew, and has no earlier run."
+            f"{path} is damaged: {what}. Restore it, or move it away: MLflow then starts empty, without the earlier "
+            "runs."
         )
 
 

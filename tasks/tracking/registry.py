@@ -96,8 +96,8 @@ def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
         found = ask(client)
     except Exception as error:  # MLflow's own, SQLAlchemy's, requests': whichever, the answer isn't known
         raise UserError(
-            f"MLflow's registry at {tracking_uri(home)} can't be asked ({in_short(error)}), so what registered models "
-            f"need isn't known. Start it, or set {VARIABLE} to where it is."
+            f"MLflow's registry at {tracking_uri(home)} can't be asked ({in_short(error)}), so Tether does not "
+            f"know which artifacts registered models need. Start it, or set {VARIABLE} to its address."
         ) from error
     return [
         Version(

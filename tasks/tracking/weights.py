@@ -65,7 +65,7 @@ class Weights:
         Raises:
             Exception: MLflow doesn't answer, or the disk is full.
         """
-        problem = "MLflow lets this user write no files there (403)"
+        problem = "this user may not write files to MLflow (403)"
         with unless_refused():
             problem = self._put(model)
         return problem

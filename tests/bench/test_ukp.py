@@ -156,7 +156,7 @@ def test_a_fold_is_kept_taken_up_with_its_options_and_begun_anew_with_others(
     with pytest.raises(KeyboardInterrupt):
         run_fold(options(tmp_path), pairs, 2)
     found = run_fold(options(tmp_path), pairs, 2)
-    assert calls == [["given.json"], ["checkpoint", "given.json"]], "it goes on from the checkpoint"
+    assert calls == [["given.json"], ["checkpoint", "given.json"]], "it continues from the checkpoint"
     assert run_fold(options(tmp_path), pairs, 2) == found and len(calls) == 2
     assert [p.name for p in tmp_path.iterdir()] == ["fold-2.json"], "checkpoints of 1.6 GB go when they are done with"
     assert (

@@ -150,7 +150,7 @@ def test_each_file_is_a_slice_of_the_calibration_report_unless_its_rows_name_a_s
 def test_a_file_without_one_valid_row_is_named_though_the_others_are_whole(tmp_path, split):
     given = {"preferences/good": write(tmp_path / "good", pairs(0, 60)),
              "preferences/bad": write(tmp_path / "bad", pairs(60, 62, chosen=""))}  # fmt: skip
-    with pytest.raises(UserError, match=r"/bad has not one valid preference pair in 2 rows.*the first is row 1 of bad"):
+    with pytest.raises(UserError, match=r"/bad has no valid preference pair in 2 rows.*the first is row 1 of bad"):
         split(given)
 
 

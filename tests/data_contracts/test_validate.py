@@ -190,8 +190,8 @@ def packed(tmp_path):
             lambda d: write(d / "half.jsonl", [{"prompt": "a", "chosen": "b"}] * 5),
             "half.jsonl: every pair lacks `rejected`",
         ),
-        (lambda d: write(d / "null.jsonl", [{"prompt": "a", "chosen": "b", "rejected": None}] * 5), "not one valid"),
-        (lambda d: write(d / "bad.jsonl", ["what"] * 5), "Not one line of .*bad.jsonl"),
+        (lambda d: write(d / "null.jsonl", [{"prompt": "a", "chosen": "b", "rejected": None}] * 5), "has no valid"),
+        (lambda d: write(d / "bad.jsonl", ["what"] * 5), "No line of .*bad.jsonl"),
     ],
     ids=["missing", "empty", "truncated", "no rejected", "null rejected", "no json"],
 )

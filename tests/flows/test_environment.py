@@ -81,7 +81,7 @@ def test_a_directory_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path / "gone")
     monkeypatch.delenv("TETHER_HOME", raising=False)
     (tmp_path / "gone").rmdir()
-    with pytest.raises(UserError, match="the current directory is not there any more"):
+    with pytest.raises(UserError, match="the current directory no longer exists"):
         environment.tether_home()
 
 

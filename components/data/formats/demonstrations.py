@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.base.errors import UserError
+from components.base.text import counted
 from components.data.formats.labels import KTO, desirable, looks_like_kto
 from components.data.formats.pairs import text_field
 from components.data.formats.transcripts import (
@@ -44,14 +45,15 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     found, fields = most_common_format(rows, _format_of)
     if set(fields) >= SCORED:
         raise UserError(
-            f"{path}: its rows are responses with scores (HelpSteer), good and bad ones to the same prompt, and as "
-            "demonstrations all of them would be imitated. Give the file as data.preferences, whose chosen responses "
-            "are taught, or write a file of the best response to each prompt, without the column `helpfulness`."
+            f"{path}: its rows are scored responses (HelpSteer), good and bad ones; as demonstrations, the model would "
+            "imitate all of them. Give the file as data.preferences, so that SFT learns the chosen responses, or write "
+            "a file of the best response to each prompt, without the column `helpfulness`."
         )
     if found:
         return KTO if looks_like_kto(rows) else found
     raise UserError(
-        f"{path}: its rows are no demonstrations. The first {len(rows)} have the fields {listed(fields)}; "
+        f"{path}: its rows are not demonstrations. The fields of the first {counted(len(rows), 'row')} are "
+        f"{listed(fields)}; "
         "expected are `prompt` and `response` (or `completion`, `output`), `instruction` and `output`, `messages`, or "
         "`text` (a transcript). Add what is missing, or map your names with data.demonstration_columns."
     )

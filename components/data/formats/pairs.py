@@ -21,6 +21,7 @@ from itertools import combinations
 from typing import Any, NamedTuple, cast
 
 from components.base.errors import UserError
+from components.base.text import counted
 from components.data.formats.labels import is_kto_row, side_of
 from components.data.formats.transcripts import as_messages, kind, split_messages, split_transcript
 from components.data.rows import (
@@ -82,9 +83,9 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
         )
     sides = [side for side in ("chosen", "rejected") if side in fields]
     missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None
-    what = f"every pair lacks `{missing}`" if missing else "its rows are no preference pairs"
+    what = f"every pair lacks `{missing}`" if missing else "its rows are not preference pairs"
     raise UserError(
-        f"{path}: {what}. The first {len(rows)} rows have the fields {listed(fields)}; expected are "
+        f"{path}: {what}. The fields of the first {counted(len(rows), 'row')} are {listed(fields)}; expected are "
         "`chosen` and `rejected` (transcripts or lists of messages), with `prompt` (texts), or `prompt`, `a`, `b` and "
         "`votes` or `label`, or `prompt` and `responses` (a ranking). Add what is missing, or "
         "map your names with data.columns."

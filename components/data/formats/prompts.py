@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
+from components.base.text import counted
 from components.data.checks_config import RowChecks
 from components.data.formats.pairs import detect, parse_pair
 from components.data.readers import read_source
@@ -60,7 +61,8 @@ def read_prompts(path: Path, max_characters: int) -> Prompts:
         text, times = Counter(problem.text for row in quarantined for problem in row.problems).most_common(1)[0]
         first = next(row.number for row in quarantined if any(p.text == text for p in row.problems))
         raise UserError(
-            f"{path} has not one valid prompt in {count} rows. The commonest reason: {text} ({times} rows, the first "
+            f"{path} has no valid prompt in {counted(count, 'row')}. The most common reason: {text} "
+            f"({counted(times, 'row')}, the first "
             f"is row {first}). Give rows with a `prompt` (text, transcript or messages), or preference pairs."
         )
     return Prompts(count, list(found.values()), quarantined)

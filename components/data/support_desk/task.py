@@ -21,4 +21,4 @@ def task_scores(data: Path, prompt: Sequence[Mapping[str, str]], response: str) 
     return desk.scores(prompt, response) if task_name(data) == SUPPORT_DESK else {}
 
 
-SIMULATED = "Votes, judges, gold scores and violations are the built-in task's: all of them are simulated."
+SIMULATED = "Votes, judges, gold scores and violations come from the built-in task: all of them are simulated."

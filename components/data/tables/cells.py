@@ -26,7 +26,7 @@ class Unheld:
 
 
 def doubled_fields(fields: Iterable[Any]) -> str:
-    """The names of columns of a schema, or of fields inside one of them, that stand twice beside each other."""
+    """The names of columns of a schema, or of fields inside one of them, that appear twice beside each other."""
     import pyarrow as pa
 
     fields = list(fields)
@@ -60,7 +60,7 @@ def check_batch(batch: "pa.RecordBatch") -> None:
 def arrow_rows(batch: "pa.RecordBatch") -> Iterator[tuple[Mapping[str, Any], Problem | None]]:
     """Each row of `batch` by column, with its problem where it has one.
 
-    Text that is no UTF-8 has lone surrogates in the place of the wrong bytes, as in CSV: a row check refuses it where
+    Text that is no UTF-8 has lone surrogates in place of the wrong bytes, as in CSV: a row check refuses it where
     it is used. A date or number that Python has none for is an `Unheld`.
     """
     if batch.nbytes > LARGEST_ROW:

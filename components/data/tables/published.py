@@ -149,13 +149,13 @@ class SplitWriter:
 def _unfit(row: Mapping[str, Any], name: str, error: Exception) -> UserError:
     where = f"row {row['row']} of {row['source']!r}" if row.get("row") and row.get("source") else "a row"
     if isinstance(error, UnicodeEncodeError):
-        what = f"has a character in {name} that UTF-8 has no bytes for ({error.object[error.start]!a})"
+        what = f"has a character in {name} that UTF-8 cannot encode ({error.object[error.start]!a})"
         return UserError(f"{ascii(where)[1:-1]} {what}. Correct the text, or leave the row out.")
-    return UserError(f"{where} has a number in {name} that 64 bits do not hold. Correct it, or leave the row out.")
+    return UserError(f"{where} has a number in {name} that does not fit in 64 bits. Correct it, or leave the row out.")
 
 
 def write_split(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write `rows` as the split `folder`, in the place of one that is there. Raises as `SplitWriter.write`."""
+    """Write `rows` as the split `folder`, replacing one that exists. Raises as `SplitWriter.write`."""
     shutil.rmtree(folder, ignore_errors=True)
     with SplitWriter(folder) as split:
         for row in rows:

@@ -44,8 +44,8 @@ def held_out_replies(data: Path) -> list[HeldOutReply]:
     replies = [each for each in found.values() if len(set(each.reply.split())) >= _WORDS]
     if not replies:
         raise UserError(
-            f"human_eval.attention: no held-out pair has a preferred reply of {_WORDS} different words, so nothing can "
-            "be asked of which the right answer is known. Set human_eval.attention=0."
+            f"human_eval.attention: no held-out pair has a preferred reply of {_WORDS} or more different "
+            "words, so no item can be made whose right answer is known. Set human_eval.attention=0."
         )
     return replies
 

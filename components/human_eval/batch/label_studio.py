@@ -106,7 +106,7 @@ def sheet_rows(path: object, rows: Rows, mistakes: list[str]) -> Rows:
         item, rater = each.data.get("item"), raters[each.annotator]
         where = f"{path}, row {each.row}, annotator {each.annotator}"
         if not isinstance(item, str):
-            mistakes.append(f"{where}: the task has no text `item`, so it is none that was exported from here.")
+            mistakes.append(f"{where}: the task has no text `item`, so Tether did not export it.")
             continue
         row = items.setdefault(item, (each.row, {n: each.data.get(n) for n in TEXTS} | {PEOPLE: str(len(raters))}))[1]
         if (item, rater) in given:

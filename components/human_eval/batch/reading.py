@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from components.base.errors import Mistakes, UserError
 from components.base.strict_json import BadJson, parse_json
+from components.base.text import counted
 from components.data.spreadsheet import unprotect
 from components.human_eval.batch.label_studio import is_export, sheet_rows
 from components.human_eval.sheet import OF_CRITERIA, PEOPLE, TEXTS, SheetRow, rating_columns, rating_of
@@ -173,14 +174,15 @@ def _table(path: Path, text: str, mistakes: list[str]) -> _Records:
     header = lines[at - 1]
     doubled = sorted({name for name in header if name and header.count(name) > 1})
     if doubled:
-        raise UserError(f"{path}, row {at}: column `{doubled[0]}` is there twice. Keep one of each.")
+        raise UserError(f"{path}, row {at}: column `{doubled[0]}` appears twice. Keep one.")
     records: _Records = []
     for number, cells in enumerate(lines[at:], at + 1):
         if not any(cell.strip() for cell in cells):
             continue
         if any(cell.strip() for cell in cells[len(header) :]):
             mistakes.append(
-                f"{path}, row {number}: {len(cells)} cells where row {at} has {len(header)}. A cell was split or "
+                f"{path}, row {number}: {counted(len(cells), 'cell')} where row {at} has {len(header)}. A cell was "
+                "split or "
                 "moved: put the text back into quotes."
             )
             continue
@@ -229,13 +231,13 @@ def _wrong_columns(path: Path, columns: Sequence[str], raters: int) -> Iterator[
     if missing := [name for name in TEXTS if name not in columns]:
         names = ", ".join(f"`{name}`" for name in missing)
         yield (
-            f"{path}: no column {names}. Without the texts nobody can tell whether the ratings still stand beside what "
-            "was rated: give the sheet with all its columns."
+            f"{path}: no column {names}. Without the texts Tether cannot check that each rating is still beside the "
+            "replies that it rates: give the sheet with all its columns."
         )
     given = [name for name in columns if _COLUMN.fullmatch(name)]
     if extra := [name for name in given if name not in wanted]:
         yield (
-            f"{path}: column `{extra[0]}` is none of this sheet's rating columns ({', '.join(wanted)}). Its ratings "
+            f"{path}: column `{extra[0]}` is not a rating column of this sheet ({', '.join(wanted)}). Its ratings "
             "would not count: remove it, or sample again with more human_eval.raters."
         )
     if "rating" in columns and "rater" not in columns:
@@ -244,7 +246,7 @@ def _wrong_columns(path: Path, columns: Sequence[str], raters: int) -> Iterator[
             "call the column `rating` by its rater: rating_1, rating_2."
         )
     if not given and "rating" not in columns:
-        yield f"{path}: no column of ratings. Needed is {', '.join(wanted)}, or `rating` beside `rater`."
+        yield f"{path}: no rating column. Add {', '.join(wanted)}, or `rating` and `rater`."
 
 
 def _row(
@@ -266,12 +268,12 @@ def _row(
         texts.append(value if isinstance(value, str) else "")
     texts[0] = texts[0].strip()
     if not texts[0] and len(mistakes) == before:
-        mistakes.append(f"{path}, row {number}: column `item` is empty. Every row keeps the item it was given.")
+        mistakes.append(f"{path}, row {number}: column `item` is empty. Every row must keep its item.")
     rater = str(record.get("rater") or "").strip().removesuffix(".0")
     own = "rating" in record and "rater" in record
     if own and rater not in map(str, range(1, raters + 1)):
         mistakes.append(
-            f"{path}, row {number}, column `rater`: {rater[:40]!r} is no rater of this sheet (1 to {raters})."
+            f"{path}, row {number}, column `rater`: {rater[:40]!r} is not a rater of this sheet (1 to {raters})."
         )
         own = False
 
@@ -288,8 +290,8 @@ def _row(
             if rating and rating not in may:
                 column = name if name in record else question
                 mistakes.append(
-                    f"{path}, row {number}, column `{column}`: {str(given[name])[:40]!r} is no rating. "
-                    f"Valid are {', '.join(may)}, or nothing."
+                    f"{path}, row {number}, column `{column}`: {str(given[name])[:40]!r} is not a rating. "
+                    f"Write {', '.join(may)}, or nothing."
                 )
                 rating = ""
             kept.append(rating)

@@ -41,6 +41,6 @@ class CandidatesJob(Settings):
     runtime: Runtime
     """The machine that generates."""
     generation: GenerationConfig
-    """How responses are sampled, at each of `candidates.temperatures` in the place of its own."""
+    """How responses are sampled, at each of `candidates.temperatures` in place of its own."""
     candidates: CandidatesConfig
     """Responses and pairs."""

@@ -101,7 +101,7 @@ def choose_pairs(
 
 
 def write_pairs(folder: Path, pairs: Sequence[CandidatePair]) -> None:
-    """Write `pairs.csv` (for spreadsheets) and `pairs.jsonl`, without a word on who wrote what, and `key.jsonl`."""
+    """Write `pairs.csv` (for spreadsheets) and `pairs.jsonl`, without saying who wrote what, and `key.jsonl`."""
     write_csv(folder / "pairs.csv", COLUMNS, (_row(p, readable(p.prompt), "") for p in pairs))
     write_rows(folder / "pairs.jsonl", (_row(p, p.prompt, None) for p in pairs))
     key = ({"id": p.id, "prompt_id": p.prompt_id, "a": p.a["id"], "b": p.b["id"]} for p in pairs)

@@ -92,7 +92,7 @@ def run(
 
     Args:
         key: of all that the bytes depend on; stands in the summary.
-        work: where chunks of responses are kept until `out` is written: an interrupted call goes on from there.
+        work: where chunks of responses are kept until `out` is written: an interrupted call continues from there.
         observe: called with the responses done and those to come in all.
 
     Raises:
@@ -140,7 +140,7 @@ def finished(out: Path, key: str) -> CandidatesSummary | None:
         what = "candidates of other prompts, models or options"
     except (OSError, ValueError, KeyError, TypeError):
         what = "something else"
-    raise UserError(f"--out {out} holds {what} already. Name a folder that isn't there yet.")
+    raise UserError(f"--out {out} holds {what} already. Name a new folder.")
 
 
 def in_drawn_order(prompts: Sequence[list[Message]], seed: int) -> list[list[Message]]:

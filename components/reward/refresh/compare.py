@@ -1,4 +1,4 @@
-"""Going on from an earlier run's reward model: what it is trained on now, and what it forgot of the old pairs.
+"""Continuing from an earlier run's reward model: what it is trained on now, and what it forgot of the old pairs.
 
 The old pairs are those of the earlier run's data, and what that run's own reward model took over if it was refreshed
 itself: its artifact holds, in `previous/`, the old pairs that it replayed and those that it was compared on, and all
@@ -178,9 +178,9 @@ def without_leaks(new: Pairs, old: Prompts) -> dict[str, list[PreferencePair]]:
     for split, rows in out.items():
         if not rows:
             raise UserError(
-                f"pairs.{split}: each of its {len(new[split])} rows, from row 1 on, has a prompt that stood in "
-                "another split of the run named by reward.refresh.from_run, and old pairs held out must not be trained "
-                "on, nor the reverse. Set data.split as it was there, or give pairs with other prompts."
+                f"pairs.{split}: each of its {len(new[split])} rows, from row 1 on, has a prompt from another "
+                "split of the run in reward.refresh.from_run. Held-out pairs must not become training pairs, nor the "
+                "reverse. Set data.split as in that run, or give pairs with other prompts."
             )
     return out
 

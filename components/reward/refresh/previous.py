@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from components.base.errors import UserError
 from components.base.hashing import digest_json
+from components.base.text import counted
 from components.models.adapters import Backbone, load_adapter
 from components.models.folders import load_reward_model
 from components.models.weights import load_from
@@ -45,7 +46,8 @@ def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
         several = f"reward.members={members} and reward.combine=ensemble"
         how = several if members > 1 else "reward.members=1, or reward.combine=average"
         raise UserError(
-            f"{said} has {members} member(s), this run's would have {config.published}, and each starts from its own "
+            f"{said} has {counted(members, 'member')}, this run's would have {config.published}, and each starts from "
+            "its own "
             f"earlier one. Set {how}, or train new ones without reward.refresh."
         )
     if config.lora is not None:
@@ -60,7 +62,8 @@ def _check_adapter(config: RewardConfig, previous: Path, said: str) -> None:
     if config.lora.targets is not None and set(config.lora.targets) != set(adapter["target_modules"]):
         raise UserError(
             f"{said}'s adapter is of {', '.join(adapter['target_modules'])}, and reward.lora.targets asks for "
-            f"{', '.join(config.lora.targets)}. Leave reward.lora.targets at null: the earlier ones are gone on with."
+            f"{', '.join(config.lora.targets)}. Leave reward.lora.targets at null: training continues with the "
+            "earlier ones."
         )
     if (adapter["r"], adapter["lora_alpha"]) != (config.lora.rank, config.lora.alpha):
         raise UserError(

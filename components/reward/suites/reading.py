@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
+from components.base.text import counted
 from components.data.formats.pairs import detect, parse_pair
 from components.data.formats.transcripts import as_messages
 from components.data.readers import read_source
@@ -64,7 +65,7 @@ def read_suite(path: Path) -> JudgedSuite:
         else:
             pairs.append(pair)
     if not pairs:
-        raise UserError(f"{path}: each of its {len(rows)} rows is a tie, so there is nothing to evaluate on.")
+        raise UserError(f"{path}: {counted(len(rows), 'row')}, and all are ties, so there is nothing to evaluate on.")
     return JudgedSuite(shape, pairs, ties)
 
 

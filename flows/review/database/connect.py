@@ -82,7 +82,7 @@ def database_url(place: str | Path) -> str:
     try:
         url = make_url(place)
     except ArgumentError as error:
-        raise UserError("--database is no URL. Give postgresql://USER@HOST/DATABASE, or a file.") from error
+        raise UserError("--database is not a URL. Give postgresql://USER@HOST/DATABASE, or a file.") from error
     kind = url.drivername.partition("+")[0]
     if kind in ("postgres", "postgresql"):
         return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)

@@ -32,6 +32,7 @@ from typing import NamedTuple
 from components.base.errors import UserError
 from components.base.files import make_folder, sync
 from components.base.redaction import redacted
+from components.base.text import counted
 from components.store.place import Place
 from components.store.records import KEY, Record, parse_record
 from components.store.store import ArtifactStore, shared_place
@@ -122,7 +123,7 @@ def servers_elsewhere(stack: Stack, manifest: Manifest) -> list[str]:
     for name, variable in (("Prefect", "PREFECT_API_URL"), ("MLflow", "MLFLOW_TRACKING_URI")):
         url = os.environ.get(variable, "")
         if url and not (manifest.stack is not None and url.startswith(stack.url(name.lower()))):
-            told.append(f"{name} is at {redacted(url)}, which is no part of this backup: back it up where it runs.")
+            told.append(f"{name} is at {redacted(url)}, which is not part of this backup: back it up where it runs.")
     return told
 
 
@@ -187,7 +188,10 @@ def _runs(home: Path, steps: Steps, copier: Copier) -> None:
 def _say_what_is_missing(folder: Path, copier: Copier, say: Say) -> None:
     """Say what could not be read, and which objects the copied records need that the store does not have."""
     if copier.unreadable:
-        say(f"{len(copier.unreadable)} files can't be read and are not in the backup, first {copier.unreadable[0]}.")
+        say(
+            f"Not in the backup, because unreadable: {counted(len(copier.unreadable), 'file')}, first "
+            f"{copier.unreadable[0]}."
+        )
     objects = {name.rpartition("/")[2] for name in copier.files if "/objects/" in name}
     missing: dict[str, str] = {}
     for name in copier.files:
@@ -199,7 +203,7 @@ def _say_what_is_missing(folder: Path, copier: Copier, say: Say) -> None:
     if missing:
         sha, stage = next(iter(missing.items()))
         say(
-            f"{len(missing)} objects that records need are not in the store, and so not in the backup, first "
+            f"Not in the backup, because not in the store: {counted(len(missing), 'object')} that records need, first "
             f"{sha[:12]} of {stage}. `tether store verify` names them all; a run that needs one computes it again."
         )
 

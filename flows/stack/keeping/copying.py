@@ -13,6 +13,7 @@ from rich.console import Console
 
 from components.base.errors import naming
 from components.base.files import make_folder, sync
+from components.base.text import counted
 from components.store.folder import open_regular
 from components.store.place import Entry, Place
 from components.store.records import ATTEMPT, SHA
@@ -178,7 +179,8 @@ def copy_store(
     steps.all("objects", [each for each in objects if each.name not in without], copy)
     if damaged:
         say(
-            f"{len(damaged)} objects are damaged in {place.where} and were copied as they are, first "
+            f"{counted(len(damaged), 'object is', 'objects are')} damaged in {place.where} and copied unchanged, the "
+            "first is "
             f"{damaged[0][:12]}. `tether store verify` names them all; a run that needs one computes it again."
         )
     return {each.name for each in objects}

@@ -75,7 +75,7 @@ def restore(source: Path, home: Path, stack: Stack, steps: Steps, say: Say) -> M
 
 def _check(manifest: Manifest, source: Path, home: Path, stack: Stack) -> Place | None:
     """Refuse what stands in the way; returns the store to fill that `TETHER_STORE` names, if the backup has one."""
-    way_out = "Move it away, or set TETHER_HOME to a folder that is not there yet."
+    way_out = "Move it away, or set TETHER_HOME to a folder that does not exist yet."
     if home.is_symlink() or (home.exists() and not home.is_dir()):
         raise UserError(f"restore: {home} is there and is no folder. {way_out}")
     if home.is_dir() and any(home.iterdir()):

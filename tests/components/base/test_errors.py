@@ -46,7 +46,7 @@ def test_a_file_in_the_place_of_a_folder_is_named_with_what_to_do(tmp_path: Path
         (tmp_path / "home" / below).mkdir(parents=True, exist_ok=True)
     found = disk_error(caught.value)
     assert isinstance(found, UserError) and found.exit_code == 2
-    assert str(found).startswith(f"{tmp_path / 'home'}") and "A file stands where a folder must be" in str(found)
+    assert str(found).startswith(f"{tmp_path / 'home'}") and "A file is where a folder must be" in str(found)
     with pytest.raises(FileExistsError) as caught:
         tmp_path.mkdir()
     assert disk_error(caught.value) is None, "a folder that is there is no mistake of the user's"

@@ -9,7 +9,11 @@ from components.base.strict_json import BadJson, elements, parse_json
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("9" * 5000, "too many digits"), ("NaN", "NaN is no JSON value"), ('{"a": {"b": 1, "b": 2}}', "twice: 'b'")],
+    [
+        ("9" * 5000, "too many digits"),
+        ("NaN", "NaN is not a JSON value"),
+        ('{"a": {"b": 1, "b": 2}}', "a key appears twice: 'b'"),
+    ],
 )
 def test_json_that_cannot_be_held_is_told_from_what_breaks_its_grammar(text: str, said: str) -> None:
     with pytest.raises(BadJson, match=said) as error:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.base.text import line, markdown, markdown_code, mermaid, plain
+from components.base.text import counted, line, markdown, markdown_code, mermaid, plain
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,11 @@ def test_a_code_span_does_not_end_before_its_text() -> None:
 def test_a_label_of_mermaid_stays_within_its_quotes(text: str) -> None:
     label = mermaid(text)
     assert re.fullmatch(r'"[^"\n|\[\]<>`;#]*(#\d+;[^"\n|\[\]<>`;#]*)*"', label)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (11, "11 rows"), (101, "101 rows")]
+)
+def test_one_is_singular_and_any_other_count_plural(number: int, said: str) -> None:
+    assert counted(number, "row") == said
+    assert counted(number, "row is", "rows are") == f"{said} {'is' if number == 1 else 'are'}"

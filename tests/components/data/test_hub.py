@@ -32,7 +32,7 @@ def test_a_missing_path_is_refused_without_asking_the_hub(tmp_path, monkeypatch,
     [
         ("/dev/zero", "a device, a pipe or a socket"),
         ("pipe", "a device, a pipe or a socket"),
-        ("", "the path is empty, as of a shell variable that is not set"),
+        ("", r"the path is empty; is a shell variable not set\?"),
         ("a" * 5000, "can't be opened: File name too long"),
         ("a\0b", "can't be opened: embedded null byte"),
         ("~nobody-of-that-name/x", "can't be opened: Could not determine home directory"),

@@ -50,7 +50,7 @@ def test_a_csv_row_with_too_few_cells_is_a_bad_row_with_its_number(tmp_path):
     rows = list(read_source(tmp_path / "a.csv"))
     assert [(row.number, row.problem and row.problem.text) for row in rows] == [
         (2, None),
-        (3, "1 cells, the header has 2"),
+        (3, "1 cell, the header has 2"),
     ]
 
 
@@ -97,7 +97,7 @@ def test_a_truncated_gzip_says_after_which_row_it_broke_off(tmp_path):
 
 def test_a_plain_file_called_gz_is_refused(tmp_path):
     (tmp_path / "a.jsonl.gz").write_text(LINES)
-    with pytest.raises(UserError, match="can't be read from its first row on"):
+    with pytest.raises(UserError, match="can't be read at all"):
         list(read_source(tmp_path / "a.jsonl.gz"))
 
 
@@ -137,7 +137,7 @@ def test_a_missing_file_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize("content", ["hello\nworld\n", "not,json\n", "[1]\n[2]\n"])
 def test_json_lines_without_one_object_are_refused(tmp_path, content):
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(UserError, match=r"Not one line of .*a\.jsonl is a JSON object; line 1"):
+    with pytest.raises(UserError, match=r"No line of .*a\.jsonl is a JSON object; line 1"):
         list(read_source(tmp_path / "a.jsonl"))
 
 

@@ -124,7 +124,7 @@ def test_a_rank_killed_at_any_moment_and_the_stage_computed_again_gives_the_same
 ) -> None:
     def killed(rank: int, error: Exception, out: Path) -> str:
         # Where the other rank does not end in time, the agent is killed before it tells the exit codes.
-        said = rf"rank {rank} (was ended by SIGKILL|ended without a word)"
+        said = rf"rank {rank} (was ended by SIGKILL|ended without an error message)"
         assert isinstance(error, WorkerDied) and re.search(said, str(error)), str(error)
         return "killed"
 

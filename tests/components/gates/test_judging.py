@@ -245,7 +245,7 @@ def test_thresholds_are_checked_against_the_registry():
         ({"reward": {**REWARD, "ece": True}}, "valid"),
         ({"extra": extra("ece", threshold=1)}, "built-in gate's name"),
         ({"pp": {}}, r"gates\.pp is not a stage with gates; did you mean ppo"),
-        ({"extra": extra("my gate", threshold=1)}, "no name for a gate"),
+        ({"extra": extra("my gate", threshold=1)}, "not a valid gate name"),
         ({"extra": extra("mine", threshold=(0, 1))}, r"gates\.extra\.reward\.mine\.threshold is .* one number"),
         ({"extra": extra("mine", op="between", threshold=(2, 1))}, "low is above high"),
         ({"extra": extra("mine", threshold=math.inf)}, "finite"),

@@ -86,7 +86,7 @@ def test_criteria_are_asked_in_columns_of_their_own_and_win_rates_of_each_are_re
 def test_a_criterion_takes_a_b_or_tie_and_nothing_else(asked: Any) -> None:
     files = own_files(asked, lambda column, reply, rater: "both_bad" if column == "harmless" and rater == 2 else "a")
     with pytest.raises(
-        Mistakes, match=r"from 2\.csv, row \d+, column `harmless`: 'both_bad' is no rating\. Valid are a, b, tie"
+        Mistakes, match=r"from 2\.csv, row \d+, column `harmless`: 'both_bad' is not a rating\. Write a, b, tie"
     ):
         Sample.open(asked.sample).answers(*files)
 

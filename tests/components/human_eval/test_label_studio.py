@@ -89,7 +89,7 @@ def _no_item(tasks: list[dict[str, Any]]) -> None:
         (_twice, r"row 4, annotator 2: they rated q0004-\w+ in row 4 already"),
         (_foreign, r"row 3: item q0003-00000000 belongs to the sheet of another sample"),
         (_edited, r"row 5, column `response_b`: the text is not the one given out"),
-        (_unknown, r"row 1, column `rating_2`: 'left' is no rating"),
+        (_unknown, r"row 1, column `rating_2`: 'left' is not a rating"),
         (_several, r"row 1, annotator 2: 2 answers to `rating`"),
         (_nobodys, r"row 1: an annotation without `completed_by`"),
         (_no_item, r"row 2, annotator 1: the task has no text `item`"),

@@ -87,7 +87,7 @@ def test_both_bad_counts_a_half_and_is_a_share_of_its_own(make_case: Callable[..
     assert metrics["human_eval/win_rate"] == 0.5 and metrics["human_eval/both_bad"] == pytest.approx(2 / 3)
     assert result["raters"][0]["both_bad"] == 1.0 and result["raters"][0]["ties"] == 0.0
     narrow = make_case("narrow", scale="a/b/tie")
-    with pytest.raises(Exception, match=r"'both_bad' is no rating\. Valid are a, b, tie"):
+    with pytest.raises(Exception, match=r"'both_bad' is not a rating\. Write a, b, tie"):
         scored(narrow, lambda row: ("both_bad", "a", "b"))
 
 

@@ -227,7 +227,7 @@ def test_two_people_with_one_raters_file_are_told_apart_by_what_they_answered(ca
     table = [[*row[:-2], "1", row[-1]] if row[-2:-1] == ["2"] else row for row in cells_of(second, ";")]
     told = mistakes(case, first, save(case.root / "again.csv", table))
     differing = [row for row in case.rows() if mixed(row)[0] != mixed(row)[1]]
-    assert len(told) == len(differing) and "two people need two numbers of raters" in told[0]
+    assert len(told) == len(differing) and "two people need two rater numbers" in told[0]
 
 
 def cells_of(path: Path, delimiter: str) -> Table:

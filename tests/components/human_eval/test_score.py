@@ -137,11 +137,11 @@ def test_sheets_of_another_sample_unknown_and_doubled_items_are_refused(make_cas
     good = case.fill(prefer("Hey")).read_text(encoding="utf-8")
     unknown = case.root / "unknown.csv"
     unknown.write_text(good.replace("q0003-", "q0999-"), encoding="utf-8")
-    with pytest.raises(UserError, match=r"unknown\.csv, row 4, column `item`: 'q0999-\w+' is no item of this sample"):
+    with pytest.raises(UserError, match=r"unknown\.csv, row 4, column `item`: .q0999-\w+. is not an item"):
         case.score(unknown)
     doubled = case.root / "doubled.csv"
     doubled.write_text(good.replace("q0003-", "q0002-"), encoding="utf-8")
-    with pytest.raises(UserError, match=r"doubled\.csv, row 4: item q0002-\w+ stands in row 3 already"):
+    with pytest.raises(UserError, match=r"doubled\.csv, row 4: item q0002-\w+ is in row 3 already"):
         case.score(doubled)
 
 
@@ -149,7 +149,7 @@ def test_an_unfilled_sheet_and_ties_where_none_are_allowed_are_refused(make_case
     case = make_case(scale="a/b")
     with pytest.raises(UserError, match="holds no rating yet"):
         case.score(case.sample / "sheet.csv")
-    with pytest.raises(UserError, match=r"'tie' is no rating\. Valid are a, b,"):
+    with pytest.raises(UserError, match=r"'tie' is not a rating\. Write a, b,"):
         case.score(case.fill(lambda row: ("a", "b", "tie")))
     assert not (case.root / "scored").exists()
 

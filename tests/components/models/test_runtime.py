@@ -184,7 +184,7 @@ def test_activate_refuses_another_gpu_than_the_keys(monkeypatch: pytest.MonkeyPa
     machine(monkeypatch, H100)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
-    with pytest.raises(MachineMismatch, match=r"resolved for NVIDIA A100-SXM4-40GB \(8.0\) with CUDA 13.0, here is"):
+    with pytest.raises(MachineMismatch, match=r"began for NVIDIA A100-SXM4-40GB \(8.0\) with CUDA 13.0, and this"):
         activate(run)
 
 

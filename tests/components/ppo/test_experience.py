@@ -158,7 +158,7 @@ def test_dropout_left_on_stops_the_run_at_any_temperature(load: Load, temperatur
         layer.self_attn.attention_dropout = 0.1
     prompts = [ids[mask].tolist() for ids, mask in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
     torch.manual_seed(0)
-    with pytest.raises(CheckFailed, match=r"sampler and the training path disagree .* Is dropout on"):
+    with pytest.raises(CheckFailed, match=r"sampler and the training path disagree .* Check that dropout is off"):
         gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
     dropped = sample(models.policy, models.tokenizer, prompts, generation, 1)
     with pytest.raises(CheckFailed, match=r"KL to the reference is .* before the first update"):

@@ -136,7 +136,7 @@ def test_a_function_without_an_end_ends_when_the_stage_is_killed(source: Any, tm
 
 
 def test_what_is_no_function_or_no_module_is_refused(source: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing callable"):
+    with pytest.raises(UserError, match="has no function of this name"):
         source("constant")
     with pytest.raises(UserError, match="has no function absent"):
         source("absent")

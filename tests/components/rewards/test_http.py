@@ -43,7 +43,7 @@ def test_a_scorer_that_is_away_for_60_seconds_is_waited_for(scorer: Any, monkeyp
     assert source(scorer).score(THREE) == [0.0] * 3
     assert 60 <= clock[0] < 80 and len(scorer.asked) == 8
     clock[0] = 0.0
-    with pytest.raises(Unreachable, match="can't be reached"):
+    with pytest.raises(Unreachable, match="could not be reached"):
         source(scorer, patience=30).score(THREE)
 
 

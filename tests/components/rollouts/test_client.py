@@ -81,14 +81,14 @@ def test_the_environment_names_the_server_where_the_config_does_not(
 def test_nobody_at_the_address_is_the_users_to_mend_and_may_be_tried_again(asking: Asking) -> None:
     wrong = RolloutConfig(engine="vllm", url=f"http://127.0.0.1:{free_port()}", retries=2)
     with pytest.raises(
-        Unreachable, match=r"can't be reached .*Is it running there.*goes on from the checkpoint"
+        Unreachable, match=r"can't be reached .*Check that it is running.*continues from the checkpoint"
     ) as error:
         resolve_rollout(wrong)
     assert error.value.exit_code == 2
 
 
 def test_a_server_that_is_no_vllm_or_an_old_one_is_refused(server: StandIn, asking: Asking) -> None:
-    for version, message in ((None, "of a version that we know"), ("trunk", "of a version that we know"),
+    for version, message in ((None, "known to Tether"), ("trunk", "known to Tether"),
                              ("0.22.1", "vLLM 0.22.1: 0.29 is the first")):  # fmt: skip
         server.facts["version"] = version
         with pytest.raises(UserError, match=message):

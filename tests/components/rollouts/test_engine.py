@@ -231,7 +231,7 @@ def test_weights_that_change_while_it_samples_end_the_stage_so_that_it_may_go_on
 ) -> None:
     with opened.engine(policy, None) as engine:
         server.weights = "tether-of-another-run-7"
-        with pytest.raises(Unreachable, match=r"another-run-7' took the place .* a server of its own"):
+        with pytest.raises(Unreachable, match=r"another-run-7' replaced .* a server of its own"):
             engine.sample(prompts, CAP, seed=3)
 
 
@@ -256,9 +256,9 @@ def test_a_server_that_shares_the_gpu_sleeps_while_the_policy_trains(
 
 SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"prompt_token_ids": [1, 2]}, "another prompt than was sent"),
-    ({"token_ids": None}, "no vLLM server of a version that we know does"),
-    ({"token_ids": ["7"]}, "no vLLM server of a version that we know does"),
-    ({"logprobs": None}, "no vLLM server of a version that we know does"),
+    ({"token_ids": None}, "no vLLM server known to Tether does"),
+    ({"token_ids": ["7"]}, "no vLLM server known to Tether does"),
+    ({"logprobs": None}, "no vLLM server known to Tether does"),
     ({"finish_reason": "abort"}, "ended by 'abort'"),
     ({"finish_reason": "stop", "token_ids": [7, 8]}, "--generation-config vllm"),
     ({"finish_reason": "length", "token_ids": [7, 8]}, "--max-model-len"),

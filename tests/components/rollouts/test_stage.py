@@ -97,7 +97,7 @@ def test_a_server_that_dies_ends_the_stage_with_what_was_learnt_and_another_in_i
         if step == 3:
             server.dying_after = 7  # among the completions of the fourth update
 
-    with pytest.raises(Unreachable, match="goes on from the checkpoint"):
+    with pytest.raises(Unreachable, match="continues from the checkpoint"):
         stages.run("ppo", tmp_path, dying, rollout=config)
     kept = load_latest(tmp_path / "checkpoint" / "ppo")
     assert kept is not None and kept.step == 3, "checkpoint_every is 2: the third is kept all the same"

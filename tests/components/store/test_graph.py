@@ -83,5 +83,5 @@ def test_the_beginning_of_a_digest_or_key_is_enough_unless_two_begin_so() -> Non
     assert graph.find(SOURCE[:8]) == SOURCE
     assert graph.find("0" * 60) is None and graph.find(one.digest[:5]) is None
     twin = one.model_copy(update={"digest": one.digest[:8] + "0" * 56})
-    with pytest.raises(UserError, match="several artifacts begin so"):
+    with pytest.raises(UserError, match="several artifacts have a digest that begins so"):
         Graph([one, twin]).find(one.digest[:8])

@@ -144,7 +144,7 @@ def test_who_stood_still_and_goes_on_finds_the_lock_lost_and_takes_nothing_from_
 def test_a_lost_lease_is_said_with_what_to_do(tmp_path: Path) -> None:
     with leased(tmp_path / "ppo") as lease:
         (tmp_path / "ppo" / "000000002.held").write_text("{}")
-        with pytest.raises(LeaseLost, match=r"another one has taken ppo over.*The same command"):
+        with pytest.raises(LeaseLost, match=r"another one took over ppo.*Run the same command again"):
             lease.check()
 
 

@@ -263,7 +263,7 @@ def test_a_file_in_the_place_of_the_store_is_said_and_no_record_is_left(tmp_path
     store = ArtifactStore(tmp_path)
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "objects").write_text("in the way")
-    with pytest.raises(UserError, match=r"objects: Not a directory\. A file stands where a folder must be"):
+    with pytest.raises(UserError, match=r"objects: Not a directory\. A file is where a folder must be"):
         publish(tmp_path)
     assert store.lookup(KEY) == Miss("no record")
 

@@ -72,7 +72,7 @@ def test_an_experts_answer_decides_alone_and_the_others_still_count_in_agreement
 
 
 def test_a_model_of_the_annotators_leaves_no_majority_to_ask_for() -> None:
-    with pytest.raises(ValueError, match=r"decision says when a majority decides"):
+    with pytest.raises(ValueError, match=r"decision applies to labels=majority only"):
         DataConfig(labels="dawid_skene", decision=DecisionConfig(minimum=3))
     assert load_config("demo").data.decision == DecisionConfig(), "and nothing of the demo changes"
 

@@ -84,7 +84,7 @@ def test_candidates_of_a_folder_and_of_a_runs_model_are_written_whole(made, desk
 def test_a_second_call_computes_nothing_and_another_one_overwrites_nothing(tether, made, desk: Path) -> None:
     before = contents(desk / "out")
     again = tether(*COMMAND, home=desk / "home")
-    assert again.returncode == 0 and "8 prompts of 10 rows (1 rows left out)" in again.stdout
+    assert again.returncode == 0 and "8 prompts of 10 rows (1 left out)" in again.stdout
     assert "candidates 32/32" not in again.stderr
     other = tether(*COMMAND, "--seed", "1", home=desk / "home")
     assert other.returncode == 2 and "--out out holds candidates of other prompts" in other.stderr
@@ -141,7 +141,7 @@ def test_a_mistake_ends_in_one_paragraph_and_writes_nothing(tether_here, desk: P
     alpha = str(desk / "alpha")
     for arguments, said in [
         (["nowhere.jsonl", "--model", alpha, "--out", "out"], "PROMPTS: there is no file"),
-        (["empty.jsonl", "--model", alpha, "--out", "out"], "not one valid prompt in 1 rows"),
+        (["empty.jsonl", "--model", alpha, "--out", "out"], "no valid prompt in 1 row"),
         (["prompts.jsonl", "--model", "nowhere", "--out", "out"], "--model nowhere: there is no such folder"),
         (["prompts.jsonl", "--model", alpha, "--out", "full"], "--out full holds something else already"),
         (["prompts.jsonl", "--model", alpha, "--out", "out", "--per-prompt", "0"], "per_prompt = 0: must be greater"),
@@ -159,7 +159,7 @@ def test_a_mistake_ends_in_one_paragraph_and_writes_nothing(tether_here, desk: P
     [
         (["alpha", "alpha"], "it is the same model as --model"),
         (["r2:ppo"], "there is no run r2"),
-        (["r1:reward"], "reward is no stage with a language model; name sft or ppo"),
+        (["r1:reward"], "reward is not a stage with a language model; name sft or ppo"),
         (["r1:sft"], "run r1 has no sft model"),
         (["broken"], "holds no model: its config.json can't be read"),
         (["classifier"], "holds a LlamaForSequenceClassification, which writes no text"),

@@ -235,7 +235,7 @@ def test_a_run_that_was_to_end_after_a_stage_is_exported_as_one_that_ended_there
 def test_an_export_names_the_stage_that_the_store_has_lost(home, tmp_path):
     records = make_run(home, "r1", "one")
     shutil.rmtree(home / "store" / "records" / records["ppo"].key)
-    with pytest.raises(UserError, match="nothing of its ppo"):
+    with pytest.raises(UserError, match="no ppo of it"):
         export_run(ArtifactStore(home), "r1", tmp_path / "run.tar")
 
 

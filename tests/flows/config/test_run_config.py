@@ -127,7 +127,9 @@ def test_kl_that_is_aimed_at_in_one_unit_is_not_judged_in_the_other_alone(
     if refused is None:
         load_config("tiny", map(parse_override, options))
     else:
-        with pytest.raises(UserError, match=rf"{refused}: ppo\.kl\.unit is .* would not be judged: set {refused}"):
+        with pytest.raises(
+            UserError, match=rf"{refused}: ppo\.kl\.unit is .* no gate would judge KL against its target: set {refused}"
+        ):
             load_config("tiny", map(parse_override, options))
 
 

@@ -148,7 +148,7 @@ def test_preferences_of_which_not_one_is_valid_fail_the_contract_and_name_their_
     assert done.returncode == 3, done.stderr
     report = json.loads(done.stdout)
     assert (report["pairs"], report["quarantined"], report["passed"]) == (0, 40, False)
-    assert "not one valid preference pair in 40 rows. The commonest reason: empty response" in report["reasons"][0]
+    assert "no valid preference pair in 40 rows. The most common reason: empty response" in report["reasons"][0]
     assert len(read_rows(tmp_path / "found" / "quarantine.jsonl")) == 40
 
 
@@ -242,8 +242,8 @@ def test_renamed_pairs_are_judged_as_pairs_and_a_column_they_lack_is_no_reason_t
     ("arguments", "said"),
     [
         (("missing.jsonl",), "there is no file"),
-        (("other.jsonl",), "its rows are no preference pairs"),
-        (("other.jsonl", "--out", "."), "it is there already"),
+        (("other.jsonl",), "its rows are not preference pairs"),
+        (("other.jsonl", "--out", "."), "it exists already"),
         (("other.jsonl", "--set", "data.checks.texts_filled.severity=warn"), "can't be used"),
     ],
 )
@@ -287,7 +287,9 @@ def test_three_peoples_labels_one_below_the_other_are_told_to_name_their_annotat
     rows = [pair | {"label": labels[(n + who) % 4]} for who in range(3) for n, pair in enumerate(pairs)]
     write_rows(tmp_path / "pairs.jsonl", rows)
     told = check(tether_here, tmp_path, "pairs.jsonl").stdout
-    assert "rows contradict others on the same pair. If several people labelled, say in a column `annotator`" in told
+    assert (
+        "rows contradict others on the same pair. If several people labelled, name them in a column `annotator`" in told
+    )
     named = [row | {"annotator": f"ann {n // 30}"} for n, row in enumerate(rows)]
     write_rows(tmp_path / "named.jsonl", named)
     report = json.loads(check(tether_here, tmp_path, "named.jsonl", "--json").stdout)
@@ -307,7 +309,7 @@ def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named
         and "which also checks that its texts are those given out" in told
     )
     assert "rating_known" not in told
-    with pytest.raises(UserError, match="is a rating sheet, and no data"):
+    with pytest.raises(UserError, match="is a rating sheet, not training data"):
         refuse_ratings(tmp_path / "rater_1.csv", "data.preferences", DataConfig())
     (tmp_path / "ratings.csv").write_text("item,stratum,prompt,sft,policy,policy_side,rating_1\nq1,x,p,s,t,a,policy\n")
     with pytest.raises(UserError, match=r"preferences\.jsonl beside it has the same votes as data"):

@@ -63,13 +63,13 @@ def test_a_models_parameters_are_counted_from_its_files_in_one_or_in_shards(mode
     with pytest.raises(UserError, match="holds an adapter beside the model"):
         count_parameters(tmp_path / "one", "sft.base")
     (tmp_path / "text.gguf").write_text("no model")
-    with pytest.raises(UserError, match=f"sft.base: {tmp_path / 'text.gguf'} is no file of weights"):
+    with pytest.raises(UserError, match=f"sft.base: {tmp_path / 'text.gguf'} is not a weights file"):
         count_parameters(tmp_path / "text.gguf", "sft.base")
     with pytest.raises(UserError, match=r"this is not a GGUF file\. Give the folder .* org/name@revision"):
         find_base(str(tmp_path / "one" / "adapter_config.json"), tmp_path)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"x" * 40)
-    with pytest.raises(UserError, match=r"sft\.base: .*model\.safetensors is no file of weights"):
+    with pytest.raises(UserError, match=r"sft\.base: .*model\.safetensors is not a weights file"):
         count_parameters(tmp_path / "broken", "sft.base")
 
 

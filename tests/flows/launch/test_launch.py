@@ -294,7 +294,7 @@ def test_a_run_of_another_machine_is_taken_as_it_is_and_resolved_here_from_the_s
     assert stored_stages(again) == ["validate", "sft", "reward"]
     assert again.config.runtime == again.config.runtime.resolve() and again.config.runtime.misfits() == []
     assert f"run {run} was resolved for another machine (instruction_set: wanted abacus" in again.notes[1]
-    assert "validate, sft, reward are taken as they are" in again.notes[1]
+    assert "the results of validate, sft, reward are reused" in again.notes[1]
     one = rerun(tmp_path, "ppo", overrides=settings("runtime.threads=1"))
     assert one.config.runtime.threads == 1
 
@@ -389,7 +389,7 @@ def test_an_older_runs_kl_in_a_unit_without_a_gate_is_read_and_refused_only_wher
     with pytest.raises(UserError, match=r"gates\.ppo\.kl_per_token: ppo\.kl\.unit is token.* --set gates\.ppo\.kl_per"):
         rerun(tmp_path, "ppo")
     assert rerun(tmp_path, "ppo", overrides=settings(token[1])).ctx.run
-    with pytest.raises(UserError, match="would not be judged"):
+    with pytest.raises(UserError, match="no gate would judge KL"):
         new_run(tmp_path, "mine", check_config({"ppo": {"kl": {"unit": "token"}}}, "mine").resolved())
 
 
@@ -425,7 +425,7 @@ def test_a_rerun_of_no_stage_is_refused_and_leaves_no_run(tmp_path: Path) -> Non
 def test_only_a_run_that_waits_for_people_is_scored(tmp_path: Path) -> None:
     (tmp_path / "sheet.csv").write_text("item\n")
     end(begin(tmp_path), human_eval="passed")
-    with pytest.raises(UserError, match="waits for no labels"):
+    with pytest.raises(UserError, match="does not wait for labels"):
         scoring(tmp_path, None, tmp_path / "sheet.csv")
     waiting = end(begin(tmp_path, "human_eval.judges=people"), human_eval="awaiting_labels")
     with pytest.raises(UserError, match="there is no such file"):

@@ -90,7 +90,7 @@ def test_a_run_that_nobody_judged_is_refused_with_what_to_do(tmp_path: Path) -> 
     run = stored_run(tmp_path, upto="ppo")
     with pytest.raises(UserError, match=r"have not judged its policy \(human_eval: not_run\)"):
         next_round(tmp_path, run)
-    with pytest.raises(UserError, match="people have judged the policy of no run here"):
+    with pytest.raises(UserError, match="no run here has a policy that people judged"):
         next_round(tmp_path)
     judged(tmp_path, SECOND, state="awaiting_labels")
     with pytest.raises(UserError, match=f"tether human-eval score SHEETS --run {SECOND}"):
@@ -165,7 +165,7 @@ def test_an_imported_round_keeps_its_origin_and_the_next_one_asks_for_the_runs_t
     assert status.origin == {"round": "1", "votes": FIRST} and status.imported
     assert [(each.run, each.round) for each in rounds_up_to(there, status)] == [(SECOND, 1)]
     assert [[each.run for each in group] for group in all_rounds(there)] == [[SECOND]]
-    with pytest.raises(UserError, match="people have judged the policy of no run here"):
+    with pytest.raises(UserError, match="no run here has a policy that people judged"):
         next_round(there)  # what others computed is taken by name alone
 
     import_run(ArtifactStore(there), files[FIRST])

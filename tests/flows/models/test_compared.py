@@ -51,7 +51,7 @@ def test_one_model_or_one_twice_or_what_is_none_is_refused(
     with pytest.raises(UserError, match=r"is the same model as .*one. Give each model once"):
         find_compared(home, [one, one])
     monkeypatch.setattr(registry, "_asked", lambda home, ask: [])
-    with pytest.raises(UserError, match="tether-policy@champion is no model here"):
+    with pytest.raises(UserError, match="tether-policy@champion is not a model here"):
         find_compared(home, [one, "tether-policy@champion"])
     version = registry.Version("tether-policy", "3", (), {"lineage.digest": "ab" * 32})
     monkeypatch.setattr(registry, "_asked", lambda home, ask: [version])

@@ -179,7 +179,7 @@ def test_what_is_interrupted_or_damaged_leaves_nothing(
     weights = ArtifactStore(home.path).objects / home.records["ppo"].files["model/model.safetensors"]
     weights.chmod(0o644)
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(UserError, match=r"the store has it no more as it was .*model.safetensors"):
+    with pytest.raises(UserError, match=r"the store no longer has it intact .*model.safetensors"):
         export(home.path, home.run, tmp_path / "out")
     assert set(tmp_path.iterdir()) - before == set()
 

@@ -120,9 +120,7 @@ def test_equal_bytes_are_said_though_everything_is_stored_and_nothing_stored_is_
     assert [pair.recorded.key for pair in found.pairs] == [pair.made.key for pair in found.pairs]
     assert toy.stored() == before and list((toy.home / "reproduce").iterdir()) == []
     lines = list(text(found))
-    assert (
-        lines[0].endswith("the same") and lines[-1] == f"Reproduced: run {RUN}, 2 artifacts, each the same to the byte."
-    )
+    assert lines[0].endswith("the same") and lines[-1] == f"Reproduced: run {RUN}, 2 artifacts, byte for byte the same."
     assert toy.again(f"{RUN}/sft").same and toy.calls[4:] == ["preferences"], "a model's ancestry alone"
 
 
@@ -148,7 +146,7 @@ def test_other_bytes_give_the_metrics_side_by_side_and_stay_apart(toy: Toy) -> N
     assert [line.split() for line in shown.splitlines() if line.startswith("toy/")] == [
         ["toy/loss", "7", "10", "3"], ["toy/loss", "1", "4", "3"],
     ]  # fmt: skip
-    assert "sft: nothing that is recorded explains it" in shown and str(found.kept) in shown
+    assert "sft: no recorded difference explains it" in shown and str(found.kept) in shown
     assert toy.stored() == before
     assert found.kept is not None and ArtifactStore(found.kept, alone=True).lookup(found.pairs[0].made.key)
     toy.noise.write_text("")
@@ -223,7 +221,7 @@ def test_other_code_is_refused_with_what_to_check_out_unless_it_is_allowed(
 def test_inputs_are_found_by_digest_where_they_were_or_where_the_user_says(toy: Toy, tmp_path: Path) -> None:
     toy.compute()
     moved = toy.data.rename(tmp_path / "moved.jsonl")
-    with pytest.raises(UserError, match=r"preferences: .*pairs.jsonl is not there any more. .*--data preferences=PATH"):
+    with pytest.raises(UserError, match=r"preferences: .*pairs.jsonl no longer exists. .*--data preferences=PATH"):
         toy.again()
     assert toy.again(data={"preferences": moved}).same
     moved.write_text("other pairs")
@@ -232,7 +230,7 @@ def test_inputs_are_found_by_digest_where_they_were_or_where_the_user_says(toy: 
     with pytest.raises(UserError, match=r"--data prompts: it has no such input; there is preferences."):
         toy.again(data={"prompts": moved})
     (toy.home / "runs" / RUN / "done" / "sft.json").unlink()
-    with pytest.raises(UserError, match="where it was read is not recorded here"):
+    with pytest.raises(UserError, match="this home does not record where it was read"):
         toy.again()
 
 

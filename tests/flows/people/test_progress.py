@@ -87,7 +87,7 @@ def test_servers_that_are_away_are_named_and_the_folder_has_the_progress_and_kee
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
     told: list[str] = []
     show_progress(tmp_path, waiting, LabelProgress(1, 8, "http://127.0.0.1:8800"), told.append)
-    assert len(told) == 1 and told[0].startswith(f"Prefect was not told how far the labels of run {waiting} are")
+    assert len(told) == 1 and told[0].startswith(f"Prefect did not receive the progress of run {waiting}'s labels")
     monkeypatch.delenv("PREFECT_API_URL")
     show_progress(tmp_path, waiting, LabelProgress(5, 8), told.append)
     assert len(told) == 1, "no server is named, so none is missed"

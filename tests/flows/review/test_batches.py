@@ -184,8 +184,8 @@ def test_experts_decide_pairs_without_a_majority_and_do_not_see_how_others_voted
     [
         (None, "no such run"), ("", "holds no pairs"), ("[1]\n", "holds no pairs"), ("{\n", "can't be read"),
         ('{"a": "x"}\n', "row 1: `a` and `b` are needed"), ('{"a": "x", "b": "y", "prompt": 7}\n', "row 1"),
-        ('{"id": "1", "a": "x", "b": "y", "prompt": "p"}\n' * 2, "1 is there twice"),
-        ('{"data": {"prompt": "p"}}\n', "no preference pairs"),
+        ('{"id": "1", "a": "x", "b": "y", "prompt": "p"}\n' * 2, "1 appears twice"),
+        ('{"data": {"prompt": "p"}}\n', "not preference pairs"),
     ],
 )  # fmt: skip
 def test_what_is_no_batch_is_refused_by_name(tmp_path: Path, content: str | None, said: str) -> None:

@@ -58,8 +58,8 @@ def test_links_are_printed_once_and_open_the_batch_and_its_answers_are_exported(
     ("words", "said"),
     [
         (("status", "{}"), "nothing was served"), (("export", "{}"), "nothing was served"),
-        (("status", "no-run"), "no such run"), (("links", "{}", "--add", " "), "no name"),
-        (("links", "{}", "--renew", "eve"), "no rater"),
+        (("status", "no-run"), "no such run"), (("links", "{}", "--add", " "), "not a valid name"),
+        (("links", "{}", "--renew", "eve"), "not a rater"),
         (("links", "{}", "--database", "mysql://x"), "SQLite or PostgreSQL"),
         (("serve", "{}", "--guidelines", "/nowhere"), "can't be read"),
         (("serve", "{}", "--host", "192.0.2.1"), "port 9430"),

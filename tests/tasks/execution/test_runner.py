@@ -109,7 +109,7 @@ def test_other_bytes_under_the_same_key_are_said(start, kit, said, home):
     ctx.store.publish(result.record.key, home / "other", None, {"stage": "sft"})
     with start(refresh=frozenset({"sft"})) as again:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
-    assert "other bytes before" in said(again)
+    assert "different bytes before" in said(again)
 
 
 def test_peek_finds_what_a_run_would_find_and_touches_nothing(start, kit, calls, home):

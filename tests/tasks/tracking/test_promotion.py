@@ -32,7 +32,7 @@ def test_a_champion_followed_demoted_and_promoted_again_keeps_its_history(pipeli
     assert aliases(mlflow) == {"candidate": 2, "champion": 2}
 
     said = demoted(home, f"{POLICY}@champion", "ada", "it echoes")
-    assert said == "tether-policy/2 is demoted: it echoes. It was candidate and champion; nothing is now."
+    assert said == "tether-policy/2 is demoted: it echoes. It was candidate and champion; no version is now."
     assert aliases(mlflow) == {}
     (term,) = terms(mlflow, "2")
     assert (term["ended_by"], term["ended_because"]) == ("ada", "it echoes")
@@ -64,7 +64,7 @@ def test_what_people_did_not_let_through_is_not_promoted_by_hand_either(pipeline
         pipeline(kit.thresholds(human_eval={"items": 10.0}))
     with pytest.raises(UserError, match="the human evaluation of tether-policy/1 was gate_failed in run"):
         promoted(home, f"{POLICY}@candidate", "ada", "I like it")
-    with pytest.raises(UserError, match="tether-sft/1 is no policy"):
+    with pytest.raises(UserError, match="tether-sft/1 is not a policy"):
         promoted(home, "tether-sft", "ada", "I like it")
     with pytest.raises(UserError, match="there are tether-policy/1, tether-sft/1"):
         promoted(home, "tether-policy/7", "ada", "I like it")

@@ -77,7 +77,7 @@ def _check_same(folder: Path, judge: Mapping[str, Any]) -> None:
     path = folder / JUDGE
     if not path.exists():
         if any(folder.iterdir()):
-            raise UserError(f"--out {folder} holds something else. Name a folder that isn't there yet.")
+            raise UserError(f"--out {folder} holds other files. Name a new folder.")
         write_json(path, judge)
         return
     try:
@@ -87,6 +87,6 @@ def _check_same(folder: Path, judge: Mapping[str, Any]) -> None:
     if kept != json.loads(json.dumps(judge)):
         differ = [name for name in judge if not isinstance(kept, dict) or kept.get(name) != judge[name]]
         raise UserError(
-            f"--out {folder} holds the answers of another judge: {', '.join(differ) or 'more'} differs. Name a folder "
-            "that isn't there yet."
+            f"--out {folder} holds the answers of another judge: {', '.join(differ) or 'more'} differs. Name a new "
+            "folder."
         )

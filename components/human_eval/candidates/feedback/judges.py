@@ -67,7 +67,7 @@ class FolderJudge:
         unknown = self._tokenizer.unk_token_id
         if any(len(each) != 1 or each[0] == unknown for each in tokens) or tokens[0] == tokens[1]:
             raise UserError(
-                f"--judge {folder}: its tokenizer has no token of its own for each of A and B, so its answer can't be "
+                f"--judge {folder}: its tokenizer has no single token for A and for B, so its answer can't be "
                 "read from its probabilities. Use another model."
             )
         self._sides = [each[0] for each in tokens]
@@ -144,7 +144,7 @@ class EndpointJudge:
         try:
             found = ask_patiently(lambda: self._http.post(url, json=body), self._config.patience, self._unreachable)
         except httpx.InvalidURL as error:
-            raise self._error(f"this is no address: {error}") from None
+            raise self._error(f"this is not an address: {error}") from None
         if found.status_code in (400, 413, 422) and any(words in found.text.lower() for words in _TOO_LONG):
             return {"first": None, "said": f"refused as too long: {said(found.text)}"}
         if found.status_code in (401, 403):
@@ -154,15 +154,16 @@ class EndpointJudge:
         text = _content(found.text)
         if text is None:
             raise self._error(
-                f"it answers {said(found.text)!r}, not as /v1{ROUTE} does. Give the address up to /v1, as "
+                f"it answers {said(found.text)!r}, which is not a /v1{ROUTE} answer. Give the address up to /v1, as "
                 "http://127.0.0.1:8000/v1."
             )
         return {"first": verdict(text), "said": said(text)}
 
     def _unreachable(self, problem: str) -> Unreachable:
         return Unreachable(
-            f"--judge {self._config.url}: for {self._config.patience:g} s the endpoint can't be reached ({problem}). "
-            "Is it running there? Its answers so far are kept: the same command goes on from them."
+            f"--judge {self._config.url}: the endpoint could not be reached for {self._config.patience:g} s "
+            f"({problem}). Check that it is running. Its answers so far are kept: run the same command again to "
+            "continue."
         )
 
     def _error(self, text: str) -> UserError:

@@ -97,7 +97,7 @@ def test_each_fault_of_a_row_is_named(data, reason):
 
 
 def test_unknown_fields_are_refused_with_those_found_and_those_expected():
-    with pytest.raises(UserError, match=r"no demonstrations.*fields question.*`prompt` and `response`"):
+    with pytest.raises(UserError, match=r"are not demonstrations.*fields question.*`prompt` and `response`"):
         detect([RawRow(1, {"question": "x"})], "x.jsonl")
 
 
@@ -105,8 +105,6 @@ def test_scored_responses_are_refused_as_demonstrations_with_what_to_do():
     rows = [
         RawRow(n, {"prompt": f"ask {n // 2}", "response": f"answer {n}", "helpfulness": n % 5}) for n in range(1, 9)
     ]
-    with pytest.raises(
-        UserError, match=r"scores\.jsonl: its rows are responses with scores.*Give the file as data\.pref"
-    ):
+    with pytest.raises(UserError, match=r"scores\.jsonl: its rows are scored responses.*Give the file as data\.pref"):
         detect(rows, "scores.jsonl")
     assert detect([row._replace(data={"prompt": "a", "response": "b"}) for row in rows], "x") == "response"

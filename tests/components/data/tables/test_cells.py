@@ -52,10 +52,10 @@ def test_a_key_that_stands_twice_is_named_and_only_its_row_is_bad(tmp_path: Path
     (tmp_path / "lines.json").write_text(f"{TWICE}\n{good}\n")
     for name, number in (("a.jsonl", 2), ("a.json", 2), ("lines.json", 1)):
         found = problems(tmp_path / name)
-        assert found.keys() == {number} and "a key stands twice: 'prompt'" in found[number], name
+        assert found.keys() == {number} and "a key appears twice: 'prompt'" in found[number], name
     with (tmp_path / "a.csv").open("w") as file:
         csv.writer(file).writerows([["prompt", "votes"], ["p", '{"a": 1, "a": 2}']])
-    assert "column `votes`: a key stands twice: 'a'" in problems(tmp_path / "a.csv")[2]
+    assert "column `votes`: a key appears twice: 'a'" in problems(tmp_path / "a.csv")[2]
 
 
 def test_an_array_that_breaks_off_behind_a_bad_row_loses_nothing_silently(tmp_path: Path) -> None:

@@ -132,9 +132,9 @@ def test_an_artifact_of_an_earlier_version_is_read_as_it_is(tmp_path: Path) -> N
 
 def test_what_no_column_holds_is_refused_with_row_and_field(tmp_path: Path) -> None:
     for row, said in (
-        (pair(6, chosen="a\ud800b"), r"row 7 of 'a\.jsonl' has a character in chosen that UTF-8 has no bytes for"),
+        (pair(6, chosen="a\ud800b"), r"row 7 of 'a\.jsonl' has a character in chosen that UTF-8 cannot encode"),
         (pair(6, prompt=[{"role": "user", "content": "\udcff"}]), r"row 7 of 'a\.jsonl' has a character in prompt"),
-        (pair(6, votes=2**63), r"row 7 of 'a\.jsonl' has a number in votes that 64 bits do not hold"),
+        (pair(6, votes=2**63), r"row 7 of 'a\.jsonl' has a number in votes that does not fit in 64 bits"),
     ):
         with pytest.raises(UserError, match=said):
             write_split(tmp_path / "pairs.train", [pair(0), row])

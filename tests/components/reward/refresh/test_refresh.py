@@ -321,7 +321,7 @@ def adapted(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"members": 2}, r"has 1 member\(s\), this run's would have 2.*reward\.members=1"),
+        ({"members": 2}, r"has 1 member, this run's would have 2.*reward\.members=1"),
         ({"objectives": {"longer": 1}}, r"has one head, and reward\.objectives asks for the heads longer"),
         ({"lora": {"rank": 2}}, r"trained whole, without an adapter\. Set reward\.lora=null"),
     ],

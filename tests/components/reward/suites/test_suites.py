@@ -175,9 +175,9 @@ def test_calibration_is_said_where_there_are_pairs_enough_and_a_length_rule_is_s
         ({"winner": "both", "conversation_a": [], "conversation_b": []}, r"row 1: `winner` is 'both', and has to be"),
         ({"winner": "model_a", "turn": 2, "conversation_a": [{"role": "user", "content": "q"}], "conversation_b": []},
          r"row 1: `conversation_a` has no answer in turn 2"),
-        ({"winner": "tie", "conversation_a": [], "conversation_b": []}, r"each of its 1 rows is a tie"),
+        ({"winner": "tie", "conversation_a": [], "conversation_b": []}, r"1 row, and all are ties"),
         ({"prompt": "q", "chosen": "a", "rejected": 5}, r"row 1: .*rejected"),
-        ({"question": "q"}, r"its rows are no preference pairs"),
+        ({"question": "q"}, r"its rows are not preference pairs"),
     ],
 )  # fmt: skip
 def test_a_row_that_is_no_judged_pair_is_named(tmp_path: Path, row: dict[str, Any], problem: str) -> None:
