@@ -19,7 +19,7 @@ from data_contracts.validate import write_quarantine
 
 
 class NothingValid(UserError):
-    """A source holds not one valid row. `report` says all that was found nevertheless, and is written."""
+    """No row of a source is valid. `report` still has every finding, and is written."""
 
     def __init__(self, text: str, report: FileReport) -> None:
         super().__init__(text)

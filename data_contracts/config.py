@@ -10,7 +10,7 @@ from components.models.config import GenerationConfig
 
 
 class TokenizerConfig(Settings):
-    """What the run's tokenizer depends on, where it has no pretrained one."""
+    """The options that the run's own tokenizer depends on, if it has no pretrained one."""
 
     vocabulary: int
     """Most tokens."""

@@ -70,7 +70,7 @@ Progress = Callable[[int], None]
 
 
 class LabelNoiseReport(TypedDict):
-    """How many labels are flipped, as far as the pairs tell it."""
+    """An estimate, from the pairs, of how many labels are flipped."""
 
     share: float | None
     """None where the model is right too rarely for an estimate."""
@@ -303,12 +303,12 @@ class Examination:
 
     @cached_property
     def taught(self) -> Examined:
-        """The rows that SFT learns from: demonstrations, or the pairs, whose chosen responses it is then taught."""
+        """Return the rows that SFT learns from: demonstrations, or else the chosen responses of the pairs."""
         return self.sources.get("demonstrations") or self.only_pairs
 
     @cached_property
     def asked(self) -> Examined:
-        """The rows whose prompts SFT, reward model and PPO are asked: `data.prompts`, or the pairs."""
+        """Return the rows with the prompts of PPO and the evaluations: `data.prompts`, or else the pairs."""
         return self.sources.get("prompts") or self.only_pairs
 
     @property

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it stood when it was loaded."""
+    """A run, in its state when it was loaded."""
 
     home: Path
     status: "RunStatus"

@@ -40,7 +40,7 @@ class Base(NamedTuple):
 
 
 def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfig | None = None) -> Base:
-    """The run `run`, or the newest one, whose artifacts of all that comes before `stage` stand in the store.
+    """Return the run `run`, or the newest one, whose artifacts of all stages before `stage` are in the store.
 
     Args:
         home: the `TETHER_HOME`.
@@ -83,7 +83,7 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
 
 
 def standing(store: ArtifactStore, status: RunStatus, stages: Sequence[str]) -> tuple[dict[str, Record], str | None]:
-    """The records that a run took for `stages`, by sub-stage, and what is lacking for the first that has none."""
+    """Return the records that a run used for `stages`, by sub-stage, and what is missing for the first without one."""
     found: dict[str, Record] = {}
     lacking: str | None = None
     for stage in (stage for stage in status.stages if stage.name in stages):

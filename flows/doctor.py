@@ -39,7 +39,7 @@ Level = Literal["ok", "note", "fail"]
 
 
 class Finding(NamedTuple):
-    """One thing looked at."""
+    """The result of one check."""
 
     level: Level
     what: str
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 
 
 def diagnose(home: Path) -> list[Finding]:
-    """Everything `tether doctor` looks at."""
+    """Return the results of all checks of `tether doctor`."""
     return [
         _python(),
         *_torch(),

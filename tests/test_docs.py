@@ -3,7 +3,9 @@
 import ast
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -106,13 +108,22 @@ def test_every_command_is_in_the_list_of_commands() -> None:
     assert len(commands) > 20 and [name for name in commands if f"`tether {name}" not in text] == []
 
 
-@pytest.mark.parametrize("group", ["", "human-eval", "review", "data", "store", "stack"])
-def test_the_list_of_commands_shows_every_summary_whole(group: str) -> None:
-    """On a terminal of 80 columns, which cuts a long one with `...`."""
-    shown = CliRunner().invoke(app, [*group.split(), "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
-    listed = shown.partition("Commands")[2]
-    assert len(listed.splitlines()) > 2
-    assert [line for line in listed.splitlines() if line.rstrip(" │").endswith(("...", "…"))] == []
+def _groups(command: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if hasattr(command, "commands"):
+        yield name
+        for each, below in command.commands.items():
+            yield from _groups(below, (*name, each))
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_the_lists_of_commands_show_every_summary_whole(columns: str) -> None:
+    """A terminal of so many columns cuts a summary that is too long with `...`."""
+    groups = list(_groups(get_command(app)))
+    assert len(groups) > 5
+    for group in groups:
+        shown = CliRunner().invoke(app, [*group, "--help"], env={"COLUMNS": columns, "TERMINAL_WIDTH": columns}).output
+        listed = shown.partition("Commands")[2].splitlines()
+        assert len(listed) > 2 and [row for row in listed if row.rstrip(" │").endswith(("...", "…"))] == [], group
 
 
 def prefect_commands() -> list[str]:

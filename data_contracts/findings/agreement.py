@@ -27,7 +27,7 @@ _ANSWERS = {0: "a", 1: "b", 2: "tie", NONE: "none"}
 
 
 class AgreementReport(TypedDict):
-    """The part of `tether data check --json` that tells of votes; an unknown number, as without votes, is None."""
+    """The part of `tether data check --json` about votes; a number that is unknown (as without votes) is None."""
 
     majority: dict[str, int] | None
     kappa: float | None
@@ -64,7 +64,7 @@ class AnnotatorRow(TypedDict):
 
 @dataclass
 class Agreement:
-    """What the votes of all readable rows say, those of quarantined rows too; None without votes."""
+    """The agreement in the votes of all readable rows, quarantined ones included; None without votes."""
 
     kappa: Interval | None
     """Fleiss', each pair in both orders: which response stands first means nothing, and with the winner always first

@@ -106,7 +106,7 @@ def sampled_prompts(path: Path, data: DataConfig, seed: int) -> list[CanonicalRo
 def compared_prompts(
     ours: Sequence[CanonicalRow], theirs: Sequence[CanonicalRow], seed: int
 ) -> dict[str, DriftMeasure]:
-    """How far the prompts of the preferences (`ours`) are from those of deployment, by check of `data.checks`."""
+    """Return the distance of the preferences' prompts (`ours`) from those of deployment, by check of `data.checks`."""
     texts = [["\n".join(m["content"] for m in row["prompt"]) for row in rows] for rows in (ours, theirs)]
     lengths = [np.array([len(words_of(text)) for text in side]) for side in texts]
     categories = [[row["category"] for row in rows if row.get("category")] for rows in (ours, theirs)]

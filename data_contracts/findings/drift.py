@@ -71,7 +71,8 @@ def language_shares(texts: Sequence[str]) -> dict[str, float]:
 
 
 def told_apart(one: Sequence[str], other: Sequence[str], seed: int) -> DriftMeasure | None:
-    """How well held-out texts of two sets are told apart: area under the ROC curve of a logistic regression on words
+    """Return how well a classifier separates held-out texts of two sets: area under the ROC curve of a logistic
+    regression on words
     and pairs of words, cross-validated (a classifier two-sample test; Lopez-Paz and Oquab 2017).
 
     None where a side has fewer than `LEAST` distinct texts or has them all in common.

@@ -59,7 +59,7 @@ class RowJudge:
         return [column for column in dict.fromkeys(named) if column not in COLUMNS]
 
     def asks(self, column: str) -> bool:
-        """Whether an expectation looks at a column."""
+        """Return whether an expectation uses a column."""
         return any(column in check.columns for check in [*self.checks, *self.whole])
 
     def judge(self, phase: str) -> None:

@@ -15,7 +15,7 @@ from data_contracts.rows.measuring import lead_of
 
 
 def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: DecisionConfig) -> list[Row]:
-    """The pairs of a row, as `parse_pairs`; one that its votes do not decide fails the check `decided`.
+    """Return the pairs of a row, as `parse_pairs`; a pair that its votes do not decide fails the check `decided`.
 
     With n votes, n_1 of them for the most frequent answer and n_2 for the next, a pair is decided if n >= minimum and
     (n_1 - n_2) / n > margin. Where experts voted, their votes alone decide, however few; the others still count in

@@ -324,7 +324,7 @@ def sync(
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait while MLflow does not answer.")
     ] = 120,
 ) -> None:
-    """Send MLflow what it missed while it was away. The next run does that too."""
+    """Send MLflow what it missed while it did not answer. The next run does that too."""
     # Nothing waits for this command: a slow server gets its time, where a run asks it for 3 s at most.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from tasks.runs.journal import left_by_earlier

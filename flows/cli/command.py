@@ -21,7 +21,7 @@ SIGNALLED = 128
 
 
 def echo(message: object, nl: bool = True, err: bool = False) -> None:
-    """Print as `typer.echo` does; what could command the terminal is shown instead, whoever wrote it.
+    """Print as `typer.echo` does, with control characters shown instead of sent to the terminal.
 
     What is for standard error is a log line where those are JSON.
     """

@@ -44,7 +44,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge a data file by the contract that a run would hold it to. Exit code 3 if it fails."""
+    """Judge a data file by the contract of a run. Exit code 3 if it fails."""
     from flows.config.profiles import parse_override
     from flows.data.check import FAILED, check_file, print_check
 

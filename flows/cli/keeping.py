@@ -51,7 +51,7 @@ def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `tether backup` wrote.")],
     config: Config = None,
 ) -> None:
-    """Make home, store and servers of a backup.
+    """Restore home, store and servers from a backup.
 
     Everything is verified before anything is changed."""
     from components.base.paths import user_path
@@ -68,7 +68,7 @@ def restore(
 def upgrade(
     check: Annotated[bool, typer.Option("--check", help="Only check; exit code 1 if an upgrade is due.")] = False,
 ) -> None:
-    """Bring an older home to this version's form."""
+    """Convert an older home to this version's format."""
     from flows.stack.keeping.upgrade import due
     from flows.stack.keeping.upgrade import upgrade as migrate
 

@@ -31,7 +31,7 @@ def plan(
     ] = 0.3,
     as_json: Json = False,
 ) -> None:
-    """Say which win rate so many items and raters can find."""
+    """Say which win rate a number of items and raters can find."""
     from flows.reports.plan import SamplePlan, findable
 
     found = findable(SamplePlan(items, raters, raters if per_item is None else per_item, ties, rater_spread))
@@ -93,7 +93,7 @@ def status(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say how many labels are there, by rater.
+    """Count the labels that are there, by rater.
 
     Prefect and MLflow show it too."""
     from components.human_eval.sheet import RATERS

@@ -123,7 +123,7 @@ def serve(
         bool, typer.Option("--print", help="Print what the workers print, instead of files below the home.")
     ] = False,
 ) -> None:
-    """Work for Prefect's pools on this machine, until Ctrl-C."""
+    """Run workers for Prefect's pools here, until Ctrl-C."""
     from flows.config.run_config import CPU_POOL, GPU_POOL
     from flows.deployment.servers import CPU_RUNS, serve_pools
     from tasks.execution import logs

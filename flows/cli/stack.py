@@ -87,7 +87,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Follow new lines until Ctrl-C.")] = True,
     config: Config = None,
 ) -> None:
-    """Print what the parts said last, and what they say from now on."""
+    """Print the parts' latest log lines, and follow new ones."""
     from flows.stack.logs import follow as tail
 
     with suppress(KeyboardInterrupt):

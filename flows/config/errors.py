@@ -15,7 +15,7 @@ _OURS = ("value_error", "assertion_error")
 def explain(
     error: ValidationError, values: object, model: type[BaseModel], source: str, extra_keys: Iterable[str] = ()
 ) -> str:
-    """The paragraph for `error`, raised when `model` was made from `values` read from `source`.
+    """Return the paragraph for `error`, which `model` raised for the `values` read from `source`.
 
     `extra_keys` are valid keys that `model` does not spell out.
     """
@@ -57,7 +57,7 @@ def nearest(key: str, keys: list[str]) -> str | None:
 
 
 def unknown(key: str, value: Any, keys: list[str]) -> str:
-    """That `key` is none, and which of `keys` it may have been meant for."""
+    """Return the message that `key` does not exist, with the keys of `keys` most like it."""
     near = nearest(key, keys)
     return f"{key} = {_show(value)}: no such key" + (f"; did you mean {near}?" if near else "")
 

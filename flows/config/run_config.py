@@ -51,7 +51,7 @@ class Runner(Settings):
 
 
 class PriceConfig(Settings):
-    """What computing costs, so that a run's cost stands beside its seconds. It is not part of a key."""
+    """What computing costs, so that Tether shows a run's cost beside its seconds. It is not part of a key."""
 
     currency: str = Field("USD", pattern=r"^[A-Za-z€$£¥]{1,8}$")
     """What the prices are in."""
@@ -216,7 +216,7 @@ def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunC
 
 
 def check_kl_is_judged(config: RunConfig, source: str) -> None:
-    """Refuse a config that aims at KL in a unit whose gate has no threshold. A stored run's is read all the same.
+    """Refuse a config with a KL target in a unit whose gate has no threshold. Stored configs are not refused.
 
     With nats a response, no gate on KL at all is a choice that anybody may make.
 

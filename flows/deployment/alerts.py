@@ -53,7 +53,7 @@ DISK_AGAIN_SECONDS = 6 * 3600.0
 
 
 def alert(url: str, tag: str = TAG) -> None:
-    """Have the server POST each alert to `url` as JSON; what an earlier call made sends them there too.
+    """Make the server POST each alert to `url` as JSON; alerts of an earlier call go there too.
 
     The fields are `text` (all in one sentence, which chat services show), `what`, `run`, `state`, `message` and `url`.
 
@@ -72,7 +72,7 @@ def alert(url: str, tag: str = TAG) -> None:
 
 
 def check_address(url: str) -> None:
-    """Raise UserError where a webhook's address is none."""
+    """Raise UserError if `url` is not an address of a webhook."""
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -82,7 +82,7 @@ def check_address(url: str) -> None:
 
 
 def stop_alerts() -> bool:
-    """Remove what `alert` made; whether there was anything."""
+    """Remove what `alert` made; return whether there was anything."""
     with get_client(sync_client=True) as client:
         found = [each for name in (RUNS, LABELS, DISK) for each in client.read_automations_by_name(name)]
         for each in found:
@@ -160,7 +160,7 @@ class DiskWatch:
         self._told: float | None = None
 
     def look(self) -> None:
-        """Tell it now if there is less free space than that, and it was not told of late."""
+        """Tell the server if there is less free space than that and it was not told recently."""
         try:
             free = shutil.disk_usage(self._home).free
         except OSError:

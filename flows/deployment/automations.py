@@ -51,7 +51,7 @@ def notice_dead_runs(dead_after: float = DEAD_AFTER_SECONDS, tag: str = TAG) -> 
 
 
 def make_automation(automation: AutomationCore) -> None:
-    """Make an automation, or bring the one of its name up to date; where a person has paused it, it stays paused."""
+    """Make an automation, or bring the one of its name up to date; if a person paused it, it stays paused."""
     with get_client(sync_client=True) as client:
         known = client.read_automations_by_name(automation.name)
         if not known:

@@ -40,7 +40,7 @@ class Queued(NamedTuple):
 
 
 class Curve:
-    """The points of a stage, read on from where they were read before."""
+    """The points of a stage; each read continues after the last one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,7 +93,7 @@ class _Families:
 
 
 class RunCollector(Collector):
-    """Runs that are at work or ended within the last hour in detail, the others as numbers by state."""
+    """Runs that are running or ended within the last hour in detail, the others as counts by state."""
 
     def __init__(self, home: Path, queues: Callable[[], Iterable[Queued]] | None = None) -> None:
         """`queues` asks a Prefect server, and raises where it does not answer; None where there is none."""

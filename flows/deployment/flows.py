@@ -110,7 +110,7 @@ def human_eval(
     run: Annotated[str | None, Field(description="The run that awaits these labels; empty: the newest.")] = None,
     scored_by: Annotated[str | None, Field(description="Your name, for the record of the score.")] = None,
 ) -> State[Any]:
-    """People's labels, scored; they finish a run that awaits them."""
+    """Score people's labels, and finish the run that awaits them."""
 
     def begin(home: Path) -> Launch:
         user = form.person("scored_by", scored_by, starter(str(runtime.flow_run.id)))
@@ -166,7 +166,7 @@ def _call_flow_run(flow_run: str, name: str) -> None:
 
 
 def starter(flow_run: str) -> str:
-    """Who ordered a flow run, as far as that is known: its schedule, else somebody, of whom only the worker is."""
+    """Return who started a flow run: its schedule, or else the worker's user."""
     with get_client(sync_client=True) as client:
         by_schedule = client.read_flow_run(UUID(flow_run)).auto_scheduled
     return "its schedule" if by_schedule else f"{current_user()} (a worker)"

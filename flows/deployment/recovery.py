@@ -107,7 +107,7 @@ def _resume(client: SyncPrefectClient, run: FlowRun, say: Say) -> None:
 
 
 def attempts_of(run: FlowRun) -> Attempts:
-    """How often a deployed run is tried again, by its config or else by the default."""
+    """Return how often a deployed run is retried, from its config or else the default."""
     config = {**(run.parameters.get("config") or {}), **(run.parameters.get("changes") or {})}
     retries, seconds = (Options.model_fields[name].default for name in ("retries", "retry_seconds"))
     return Attempts(int(config.get("retries", retries)), float(config.get("retry_seconds", seconds)))

@@ -15,7 +15,7 @@ OURS = "tether-deploy"
 
 
 class Schedule(NamedTuple):
-    """When the pipeline runs by itself."""
+    """A schedule of the pipeline."""
 
     cron: str
     timezone: str

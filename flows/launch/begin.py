@@ -29,7 +29,7 @@ MOST = 8
 
 
 class Launch(NamedTuple):
-    """A run that is begun but not computed."""
+    """A run that has begun but is not computed."""
 
     ctx: RunContext
     config: RunConfig
@@ -91,7 +91,7 @@ def rerun(
     user: str | None = None,
     until: str | None = None,
 ) -> Launch:
-    """A new run that takes all that comes before `stage` as an earlier run's artifacts, and computes `stage` again.
+    """Return a new run that reuses an earlier run's artifacts of the stages before `stage`, and computes `stage` again.
 
     Args:
         run: the earlier run; None takes the newest whose artifacts before `stage` all stand in the store.
@@ -164,7 +164,7 @@ def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
 
 
 def round_of(config: RunConfig) -> dict[str, str]:
-    """What a round of `tether iterate` has in its run's origin: its number, and whose policy people judged last."""
+    """Return the origin of a round of `tether iterate`: its number, and the run whose policy people judged last."""
     votes = config.data.votes
     return {"round": str(len(votes)), "votes": votes[-1]} if votes else {}
 
@@ -173,7 +173,7 @@ def begin_run(
     home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], label: Label, waivers: Sequence[Waiver],
     **options: Any,
 ) -> RunContext:  # fmt: skip
-    """Begin a run, or take up the one that the same flow run began before it was tried again."""
+    """Begin a run, or continue the one that the same flow run began before a retry."""
     check_access(home)
     options |= {"project": config.project, "waivers": waivers, "at_end": write_reports, **execution_of(config)}
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
@@ -224,7 +224,7 @@ def unnamed_gates(config: RunConfig) -> list[str]:
 
 
 def check_stages(what: str, stages: Iterable[str]) -> None:
-    """Raises `UserError` if one of `stages` is none of the pipeline's."""
+    """Raise `UserError` if one of `stages` is not a stage of the pipeline."""
     for stage in stages:
         if stage not in PIPELINE:
             raise UserError(f"{what} {stage}: no such stage; there are {', '.join(PIPELINE)}.")

@@ -23,7 +23,7 @@ COMPARISON = "comparison.md"
 
 
 def compute(launch: Launch) -> StageResult | None:
-    """Go through the pipeline, and write the run's end down whatever it is.
+    """Run the pipeline, and record how the run ended in every case.
 
     Returns:
         human_eval's result; None where the run waits for labels.

@@ -34,7 +34,7 @@ def compare(
     label: Label = UNNAMED,
     user: str | None = None,
 ) -> Launch:
-    """A run that compares two or more models, the first the baseline, on the held-out prompts of an earlier run.
+    """Return a run that compares two or more models, the first the baseline, on held-out prompts of an earlier run.
 
     Args:
         models: as `find_compared` takes them.
@@ -73,7 +73,7 @@ def scoring(
     waivers: Sequence[Waiver] = (),
     user: str | None = None,
 ) -> Launch:
-    """The run `run` (None: the newest) taken up again, to score the labels that people wrote into `sheets`.
+    """Continue the run `run` (None: the newest), to score the labels that people wrote into `sheets`.
 
     Args:
         sheets: the joint sheet, several raters' own files, or a folder of them; joined, the run's `labels.csv`.

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_reports(ctx: RunContext) -> None:
-    """Write what a run leaves for people, however it ended: `report.md`, `report.html`, and its models' cards."""
+    """Write a run's pages for people, however it ended: `report.md`, `report.html`, and its models' cards."""
     from flows.models.card import write_cards
     from flows.reports.links import links
     from flows.reports.page import write_page

@@ -27,7 +27,7 @@ PASSED = ("passed", "cached")
 
 
 class ModelFacts(NamedTuple):
-    """What is known of a model."""
+    """The facts about a model."""
 
     name: str
     """As it is registered (`tether-policy`), whether it is or not."""

@@ -45,7 +45,7 @@ class ChangedOption(NamedTuple):
 
 
 class Judging(NamedTuple):
-    """A run that took an artifact, as its status says."""
+    """A run that used an artifact, from its status."""
 
     run: str
     stage: StageStatus
@@ -231,7 +231,7 @@ def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Vers
 
 
 def own_records(node: Node) -> Sequence[Record]:
-    """The records of an artifact that were made here; where there are none, the imported ones."""
+    """Return the records of an artifact that were made here, or else the imported ones."""
     return [each for each in node.records if not each.imported] or node.records
 
 

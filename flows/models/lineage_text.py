@@ -28,7 +28,7 @@ def text(found: LineageGraph) -> str:
 
 
 def incomplete(found: LineageGraph) -> str:
-    """What to say where records of the store are damaged: an answer that may lack something has to say so."""
+    """Return a sentence that the answer may be incomplete, if records of the store are damaged; else nothing."""
     if not found.unreadable:
         return ""
     named = line("; ".join(f"{key[:16]}: {reason}" for key, reason in found.unreadable.items()))
@@ -42,7 +42,7 @@ def title(node: LineageNode) -> str:
 
 
 def facts(node: LineageNode) -> Iterator[str]:
-    """What there is to say of an artifact, a line each; two spaces begin what belongs to the line above."""
+    """Return the facts of an artifact, a line each; a line that begins with two spaces belongs to the one above."""
     for told in _facts(node):
         yield f"{'  ' if told.startswith('  ') else ''}{line(told)}"
 

@@ -38,7 +38,7 @@ from tasks.tracking.registry import versions
 
 
 class Comparison(NamedTuple):
-    """An artifact as it is recorded, and as it came out now."""
+    """An artifact as recorded, and as computed now."""
 
     recorded: Record
     made: Record
@@ -55,7 +55,7 @@ class Comparison(NamedTuple):
 
 
 class Reproduction(NamedTuple):
-    """What came out, in the order of making."""
+    """The comparisons, in the order in which the artifacts were made."""
 
     subject: str
     pairs: Sequence[Comparison]
@@ -81,7 +81,7 @@ def reproduce(
     console: Console | None = None,
     root: Path = ROOT,
 ) -> Reproduction:
-    """Compute again, from its external inputs, all that `asked` was made of, and itself.
+    """Compute `asked` and everything that it was made of again, from the external inputs.
 
     An interrupted one is taken up by the same call. On a machine that lacks what a record was computed with
     (instruction set, threads, device), this one's takes its place.

@@ -30,7 +30,7 @@ SCORING_LOG = "scoring.log"
 
 
 def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None = None) -> LabelProgress:
-    """How far the labels of a run are, by its raters' files.
+    """Return the progress of a run's labels, from its raters' files.
 
     Args:
         sheets: as `joined`; None for the folder of the run that raters' files were given out in.
@@ -69,7 +69,7 @@ def of_page(found: "ReviewProgress") -> LabelProgress:
 
 
 def labels_progress(home: Path, run: str, sheets: Path | Sequence[Path] | None = None) -> LabelProgress:
-    """How far the labels of a run are: by its review page where that has more of them than the raters' files.
+    """Return the progress of a run's labels, from its review page if that has more than the raters' files.
 
     Args, Raises: as `progress_of_files`.
     """
@@ -81,7 +81,7 @@ def labels_progress(home: Path, run: str, sheets: Path | Sequence[Path] | None =
 
 
 def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[str], None] = logger.warning) -> None:
-    """Show how far the labels of a run are: in its folder, on its Prefect page, in MLflow.
+    """Show the progress of a run's labels in its folder, on its Prefect page and in MLflow.
 
     An address that an earlier call named stays. A server that is away misses this and nothing else: it is said, and
     the next call catches up.
@@ -118,7 +118,7 @@ def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[
 
 
 def begin_waiting(home: Path, run: str, say: Callable[[str], None]) -> None:
-    """Show that a run waits for labels; what is wrong in files that were filled in before is said, and stops nothing.
+    """Show that a run waits for labels; report mistakes in files that were filled in before, without an error.
 
     Args:
         say: takes a line for whoever began the run.

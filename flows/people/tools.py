@@ -25,7 +25,7 @@ class Exported(NamedTuple):
 
 
 def export(batch: Path, kind: str, out: Path) -> Exported:
-    """Write a batch for another tool; nothing of it tells who wrote which reply.
+    """Write a batch for another tool, without saying who wrote which reply.
 
     Args:
         batch: a sample artifact, or a folder of candidates (`tether data candidates`).

@@ -24,7 +24,7 @@ MOST = len(LOOKS)
 
 
 class ComparedRun(NamedTuple):
-    """A run as the page has it."""
+    """A run on the page."""
 
     status: RunStatus
     name: str

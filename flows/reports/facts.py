@@ -251,7 +251,7 @@ class Computation(NamedTuple):
 
 
 class RunFacts(NamedTuple):
-    """All that the report of a run says."""
+    """All facts of a run's report."""
 
     home: Path
     status: RunStatus
@@ -343,7 +343,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
 
 
 def taken_record(store: ArtifactStore, stage: StageStatus) -> Record | None:
-    """The record that a run took for a stage, though the same key may have been computed to other bytes since."""
+    """Return the record that a run used for a stage, even if the key has a newer record with other bytes."""
     found = store.published(stage.key) if stage.key and stage.digest else []
     return next((record for record in found if record.digest == stage.digest), None)
 

@@ -39,7 +39,7 @@ ROWS = 100
 
 
 def write_page(home: Path, run: str, against: str | None = None) -> Path:
-    """Write `report.html` into the run's folder; `against` is a run whose curves stand beside its own.
+    """Write `report.html` into the run's folder; `against` is a run whose curves are drawn beside its own.
 
     Raises:
         UserError: there is no such run, or an imported artifact holds what no stage writes.
@@ -109,7 +109,7 @@ def _finds(facts: RunFacts) -> str:
 
 
 def ending(facts: RunFacts) -> list[str]:
-    """What the verdict does not say of how the run ended, a sentence each."""
+    """Return sentences on how the run ended that the verdict does not contain."""
     told = []
     for stage in facts.status.stages:
         if stage.state == "skipped":
@@ -194,7 +194,7 @@ def bound(rule: str) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """A dotted name that may go on in the next line after each part."""
+    """Return a dotted name that may break to the next line after each part."""
     return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
 
 

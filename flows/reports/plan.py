@@ -108,7 +108,7 @@ def sentence(plan: SamplePlan, smallest: float | None) -> str:
 
 
 def finds(items: int, raters: int) -> str:
-    """What a sheet finds whose every item every rater rates."""
+    """Return what a sheet can find if every rater rates every item."""
     plan = SamplePlan(items, raters, raters)
     return sentence(plan, _smallest(plan))
 

@@ -28,12 +28,12 @@ _OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "SKIPPED": "ye
 
 
 def simulated_note(generated: bool, people_judge: bool) -> str:
-    """What is said of numbers that are simulated: of generated data, and of judges unless people judge; or nothing."""
+    """Return the sentence on simulated numbers: generated data, and judges unless people judge; or nothing."""
     return "" if not generated else SIMULATED_DATA if people_judge else SIMULATED
 
 
 def model_votes_note(metrics: Mapping[str, float | None]) -> str:
-    """What is said of preferences that models voted on, by the metrics of `validate`; or nothing.
+    """Return the sentence on preferences that models voted on, from the metrics of `validate`; or nothing.
 
     Where people cast every vote there is no such metric.
     """
@@ -119,7 +119,7 @@ def _pages(links: Sequence[Link]) -> str:
 
 
 def print_steps(console: Console, verdict: RunVerdict) -> None:
-    """Print what to do next, each command on lines of its own, which a terminal does not break: they can be copied."""
+    """Print what to do next, each command on its own unbroken line, so that it can be copied."""
     for step in verdict.steps:
         console.print(Text(step.text.replace("`", "")))
         if step.command:

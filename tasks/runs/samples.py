@@ -78,7 +78,7 @@ def as_table(points: Iterable[Point]) -> str:
 
 
 def choice_of(artifact: Path) -> str:
-    """Which checkpoint an artifact holds and why, as its `metadata.json` says it; empty where it says nothing."""
+    """Return which checkpoint an artifact holds and why, from its `metadata.json`; empty if that does not say."""
     try:
         found = json.loads((artifact / "metadata.json").read_text(encoding="utf-8"))
         return str(found["reason"])

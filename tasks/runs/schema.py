@@ -39,7 +39,7 @@ class _Any(BaseModel):
 
 
 def home_schema(home: Path) -> int | None:
-    """Return the number of a home's form; None of one that holds no run yet.
+    """Return the number of a home's format; None for a home without runs.
 
     Raises:
         UserError: home.json is damaged.
@@ -73,19 +73,19 @@ def check_home(home: Path) -> None:
 
 
 def mark_home(home: Path) -> None:
-    """Write the number of our form into a home that holds no run yet."""
+    """Write the number of this version's format into a home without runs."""
     if not (home / HOME_FILE).exists() and not _has_runs(home):
         write_schema(home, HOME_SCHEMA)
 
 
 def write_schema(home: Path, number: int) -> None:
-    """Say of which form a home is from now on."""
+    """Write the number of a home's format."""
     make_folder(home)
     write_whole(home / HOME_FILE, json.dumps({"schema_version": number}) + "\n")
 
 
 def newer(path: Path | str, what: str, found: int, known: int) -> UserError:
-    """Return what is said of a file that a newer Tether has written."""
+    """Return the error message for a file that a newer Tether wrote."""
     return UserError(
         f"{path} was written by a newer Tether ({what} schema {found}; this one reads up to {known}). Install that "
         f"version or a later one, as `git pull && make install`, or name another folder in TETHER_HOME."

@@ -108,7 +108,7 @@ class StageStatus(BaseModel):
 
     @property
     def cost(self) -> float | None:
-        """What its computing cost, in the run's currency; None where it has no price or did not begin."""
+        """The cost of computing it, in the run's currency; None if it has no price or did not begin."""
         return self._priced(self.computed)
 
     @property
@@ -121,7 +121,7 @@ class StageStatus(BaseModel):
         return math.fsum(seconds.values()) / 3600 * self.price if began and self.price is not None else None
 
     def count(self, seconds: float) -> None:
-        """Add the seconds of an attempt that did not end itself: it is at work, or its process was killed."""
+        """Add the seconds of an attempt without an end: it is running, or its process was killed."""
         self.seconds += seconds
         if not self.pool:
             self.computed = {**self.computed, self.name: self.computed.get(self.name, 0.0) + seconds}
@@ -134,7 +134,7 @@ class StageStatus(BaseModel):
 
     @property
     def waivers(self) -> list[Waiver]:
-        """The waivers that have let gates of this stage pass."""
+        """The waivers that let gates of this stage pass."""
         waived = [gate for gate in self.gates if gate.waived]
         return [Waiver(gate=gate.name, user=gate.user or "", reason=gate.reason or "unknown") for gate in waived]
 
@@ -162,7 +162,7 @@ class _Run(BaseModel):
 
     @property
     def label(self) -> Label:
-        """What people call it."""
+        """Its name for people."""
         return Label(self.name, self.tags)
 
     @property
@@ -224,7 +224,7 @@ class RunStatus(_Run):
 
     @property
     def waivers(self) -> list[Waiver]:
-        """The waivers that have let gates of this run pass."""
+        """The waivers that let gates of this run pass."""
         return [waiver for stage in self.stages for waiver in stage.waivers]
 
     def as_json(self) -> dict[str, object]:
@@ -292,7 +292,7 @@ class StatusFile:
 
     @classmethod
     def resume(cls, folder: Path) -> "StatusFile":
-        """Take up a run that ended (to score people's labels), under this process."""
+        """Continue a run that ended (to score people's labels) in this process."""
         document = read_file(folder)
         if document.died:
             _count_killed(folder, document.stages, document.updated)
@@ -326,13 +326,13 @@ class StatusFile:
             self._write()
 
     def name_page(self, address: str) -> None:
-        """Write where the run's page on a Prefect server is."""
+        """Write the address of the run's page on a Prefect server."""
         with self._lock:
             self._document.prefect = address
             self._write()
 
     def begin(self, name: str, pool: str = "", price: float | None = None, user: str = "") -> None:
-        """Write that a stage begins, or is taken up again; the rest is as in `StageStatus`."""
+        """Write that a stage begins or resumes; the other arguments are as in `StageStatus`."""
         now, started = time.time(), self.stage(name).started
         self.update(name, state="running", began=now, started=started or now, pool=pool, price=price, user=user)
 
@@ -440,7 +440,7 @@ def write_file(folder: Path, document: RunFile) -> None:
 
 
 def end_elsewhere(folder: Path) -> None:
-    """Have a run that was at work when it was copied end here as one whose process was killed; others stay."""
+    """Mark a run that was running when it was copied as killed; leave other runs unchanged."""
     document = read_file(folder)
     if document.finished is None:
         process: Process = {**document.process, "host": socket.gethostname(), "boot": "before it was restored"}
@@ -448,7 +448,7 @@ def end_elsewhere(folder: Path) -> None:
 
 
 def finished_file(folder: Path) -> RunFile:
-    """Return the run.json in `folder` as another home needs it: ended, of no process and no flow run, on no server."""
+    """Return the run.json in `folder` for another home: ended, without process, flow run and server."""
     document = read_file(folder)
     if document.died:
         _count_killed(folder, document.stages, document.updated)
@@ -462,7 +462,7 @@ def finished_file(folder: Path) -> RunFile:
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Return metrics as JSON can hold them: None where one is not finite."""
+    """Return metrics that JSON can hold: None for one that is not finite."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 

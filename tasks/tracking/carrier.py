@@ -31,7 +31,7 @@ CLOSE_SECONDS = 20.0
 
 
 class Tracker:
-    """The thread that brings MLflow to one run's folder. No call but `close` waits for MLflow, and that not long."""
+    """The thread that sends one run's folder to MLflow. Only `close` waits for MLflow, and only briefly."""
 
     def __init__(self, home: Path, run: str) -> None:
         self._home = home
@@ -43,7 +43,7 @@ class Tracker:
         self._thread = threading.Thread(target=self._carry, name="tracking", daemon=True)
 
     def open(self, project: str) -> None:
-        """The run begins, or is taken up, to be recorded in the experiment `project`."""
+        """Start to record a run that begins or resumes in the experiment `project`."""
         if not (self._folder / "mlflow.json").is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
         with suppress(ImportError):  # the thread says so
@@ -52,11 +52,11 @@ class Tracker:
         self._thread.start()
 
     def nudge(self) -> None:
-        """Something is new in the folder."""
+        """Tell the thread that the folder has something new."""
         self._more.set()
 
     def close(self) -> bool:
-        """The run is over. Returns whether MLflow has all of it by now."""
+        """End the recording. Returns whether MLflow has all of the run by now."""
         self._closing.set()
         self._more.set()
         self._thread.join(CLOSE_SECONDS)
@@ -102,7 +102,7 @@ class Tracker:
 
 
 def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
-    """Bring MLflow to what a run that is over has left, unless another process does.
+    """Send MLflow the rest of a run that has ended, unless another process does.
 
     Returns:
         What MLflow has against this run (it was deleted there, say), or a damaged file of its folder: no reason to hold
@@ -136,7 +136,7 @@ def left_behind(home: Path) -> list[Path]:
 
 
 def is_left(folder: Path) -> bool:
-    """Whether a run that is for MLflow has ended, or died, and MLflow lacks a part of it."""
+    """Return whether a run has ended or died, and MLflow lacks a part of it."""
     if not (folder / "mlflow.json").is_file():
         return False
     run = read_file(folder)

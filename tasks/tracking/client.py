@@ -56,7 +56,7 @@ def database_file(home: Path) -> Path | None:
 
 
 def load_mlflow() -> Any:
-    """The library (1 to 4 s)."""
+    """Import MLflow (1 to 4 s) and return it."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     _trust_the_ca()
@@ -105,7 +105,7 @@ def connect(home: Path) -> Any:
 
 
 def check_access(home: Path) -> None:
-    """See that a MLflow server, if one is named, lets us in, before hours are computed whose facts it would refuse.
+    """Check that the MLflow server, if one is set, accepts our credentials, before a run computes for hours.
 
     One that is away is no mistake: a run goes on without it.
 
@@ -124,7 +124,7 @@ def check_access(home: Path) -> None:
 
 @contextmanager
 def permitted(action: str) -> Iterator[None]:
-    """Have an error of the block that says that MLflow's user may not do `action` name both.
+    """Turn MLflow's error 403 in the block into one that names `action` and the user.
 
     Raises:
         UserError: the server refuses it; and whatever else the block raises.
@@ -212,7 +212,7 @@ def check_database(home: Path) -> None:
 
 
 def in_short(error: Exception) -> str:
-    """The kind of an error and the first line of what it says; a `UserError` as it is."""
+    """Return the type of an error and the first line of its message; of a `UserError` the message."""
     if isinstance(error, UserError):
         return str(error)
     return f"{type(error).__name__}: {redacted((str(error).splitlines() or ['no reason given'])[0])[:300]}"

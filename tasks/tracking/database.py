@@ -24,7 +24,7 @@ _PLACES = (
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Copy a SQLite file as it stands between two transactions, though others write to it (SQLite's backup API).
+    """Copy a SQLite file in a consistent state while others write to it (SQLite's backup API).
 
     It is copied in one step, for which writers wait: in several, each write of another process would begin it anew.
     """
@@ -46,7 +46,7 @@ def is_outdated(path: Path) -> bool:
 
 
 def upgrade_database(path: Path) -> None:
-    """Give MLflow's file the tables of the installed MLflow, as `mlflow db upgrade` does; whole, or not at all.
+    """Upgrade MLflow's file to the tables of the installed MLflow, as `mlflow db upgrade` does; all or nothing.
 
     Nobody else may write to it. MLflow's own command changes the file in many transactions, and can't go on where a
     kill came between two.
@@ -65,7 +65,7 @@ def upgrade_database(path: Path) -> None:
 
 
 def move_artifacts(path: Path, before: Path, after: Path) -> None:
-    """Have the file name artifacts below `after` that it named below `before`, as a path or an address."""
+    """Replace `before` by `after` at the start of artifact locations in the file, as a path or an address."""
     pairs = ((f"{before}/", f"{after}/"), (f"{before.as_uri()}/", f"{after.as_uri()}/"))
     with closing(_opened(path)) as database, database:
         there = {

@@ -11,7 +11,7 @@ STAGE = "human_eval"
 
 
 def log_progress(home: Path, run: str, progress: LabelProgress) -> bool:
-    """Tell MLflow how far the labels are; whether it has the run at all. Raises what MLflow raises.
+    """Send MLflow the progress of the labels; return whether it has the run. Raises what MLflow raises.
 
     The tags are `tether.labels` (`57 of 144 labels (39 %)`) and `tether.review` (the review page's address); the
     metrics `human_eval/labels_answered` and `human_eval/labels_share` are curves over time.

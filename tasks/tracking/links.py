@@ -84,7 +84,7 @@ class Lineage:
         self._client.log_outputs(run, [LoggedModelOutput(model, step=0)])
 
     def rows(self, done: Done, model: str | None) -> list[NoteRow]:
-        """What went into a stage, directly and further upstream, and the `model` that came out, linked to its pages."""
+        """Return a stage's inputs, direct and upstream, and the `model` that it made, with links to their pages."""
         rows = []
         for given in done.inputs:
             named = given.name if given.stage else f"{given.name} ({given.path.name})"

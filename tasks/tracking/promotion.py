@@ -160,7 +160,7 @@ class Versions:
         self.describe(name, version)
 
     def bring_weights(self, name: str, version: str) -> str:
-        """Have MLflow hold the weights of a policy, and of the reward model that it was trained against.
+        """Copy the weights of a policy, and of the reward model that it was trained against, into MLflow.
 
         Returns:
             Why it can't hold those of the policy; empty where it has them, or is to have none.
@@ -190,7 +190,7 @@ class Versions:
         return dict(self._client.get_model_version(name, version).tags)
 
     def describe(self, name: str, version: str) -> None:
-        """Write a version's description anew: its state, then what its model's own note says."""
+        """Rewrite a version's description: its state, then its model's own note."""
         found = self._client.get_model_version(name, version)
         note, weights = "", []
         if found.source.startswith("models:/"):
@@ -283,12 +283,12 @@ def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
 
 
 def withheld_gates(tags: Mapping[str, str]) -> dict[str, Any]:
-    """Which gates of a skipped stage forbid a version's promotion, and the run; empty where none do."""
+    """Return the gates of a skipped stage that forbid a version's promotion, and the run; empty if none do."""
     return _loaded(tags, "tether.withheld", {})
 
 
 def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
-    """What a version's tags say of its life, as Markdown for its page."""
+    """Return a version's history from its tags, as Markdown for its page."""
     for term in champion_terms(tags):
         began = f"{words(term['from'])}: by {words(term['by'])}, {words(term['because'])}"
         if "until" in term:

@@ -59,11 +59,11 @@ class Recorder:
         self._client = connect(home)
 
     def check(self) -> None:
-        """Raises where MLflow doesn't answer."""
+        """Raise if MLflow does not answer."""
         self._client.search_experiments(max_results=1)
 
     def bring(self, folder: Path, over: bool) -> None:
-        """Bring MLflow to what the run in `folder` says by now; `over`: all that the run leaves stands there."""
+        """Send MLflow what the run in `folder` has so far; `over`: the run has ended and its folder is complete."""
         # In this order: a stage that has ended has left what it gave, and that comes after all its points.
         file, status, done = read_file(folder), load_status(self._home, folder.name), read_done(folder)
         sent = Sent.load(folder)

@@ -30,12 +30,12 @@ class Version(NamedTuple):
 
     @property
     def spellings(self) -> set[str]:
-        """What a person may call it; the name alone means the newest version."""
+        """The names that people may use for it; the name alone means the newest version."""
         return {self.name, f"{self.name}/{self.version}", *(f"{self.name}@{alias}" for alias in self.aliases)}
 
     @property
     def promoted(self) -> dict[str, str] | None:
-        """Who made it champion, when (UTC), by which run and which judges; None where nobody did."""
+        """Who made it champion, when (UTC), by which run and which judges; None if nobody did."""
         tags = {name: f"tether.promoted_{name}" for name in ("by", "at", "run", "judges")}
         found = {name: self.tags[tag] for name, tag in tags.items() if tag in self.tags}
         return found or None

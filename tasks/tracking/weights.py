@@ -55,7 +55,7 @@ class Weights:
         self._client, self._home, self.which = client, home, which
 
     def put(self, model: str) -> str:
-        """Have MLflow hold the weights of a LoggedModel, copied once.
+        """Copy the weights of a LoggedModel into MLflow, once.
 
         A kill, or an MLflow that goes away, leaves no description that `load_model` takes; the next call goes on.
 
@@ -120,7 +120,7 @@ class Weights:
 
 @contextmanager
 def unless_refused() -> Iterator[None]:
-    """End the block where MLflow refuses its user something (403), and go on after it."""
+    """End the block at an error 403 of MLflow, and continue after it."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -52,7 +52,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     if found:
         return KTO if looks_like_kto(rows) else found
     raise UserError(
-        f"{path}: its rows are not demonstrations. The fields of the first {counted(len(rows), 'row')} are "
+        f"{path}: its rows are not demonstrations. The fields found in {counted(len(rows), 'row')} are "
         f"{listed(fields)}; "
         "expected are `prompt` and `response` (or `completion`, `output`), `instruction` and `output`, `messages`, or "
         "`text` (a transcript). Add what is missing, or map your names with data.demonstration_columns."

@@ -85,7 +85,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None
     what = f"every pair lacks `{missing}`" if missing else "its rows are not preference pairs"
     raise UserError(
-        f"{path}: {what}. The fields of the first {counted(len(rows), 'row')} are {listed(fields)}; expected are "
+        f"{path}: {what}. The fields found in {counted(len(rows), 'row')} are {listed(fields)}; expected are "
         "`chosen` and `rejected` (transcripts or lists of messages), with `prompt` (texts), or `prompt`, `a`, `b` and "
         "`votes` or `label`, or `prompt` and `responses` (a ranking). Add what is missing, or "
         "map your names with data.columns."

@@ -147,7 +147,7 @@ TABLES = {
 
 
 def refreshed(page: str) -> str:
-    """`page` with each table computed anew, between the comments `<!-- table: NAME -->` and `<!-- end -->`."""
+    """Return `page` with each table computed again, between the comments `<!-- table: NAME -->` and `<!-- end -->`."""
 
     def table(found: re.Match[str]) -> str:
         return f"<!-- table: {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end -->"
@@ -156,7 +156,7 @@ def refreshed(page: str) -> str:
 
 
 def stale(page: str) -> Iterator[str]:
-    """Names of the tables that `page` lacks, and `tables` where one of them is not as it is computed."""
+    """Return the names of the tables that `page` lacks, and `tables` if one of them is stale."""
     yield from (name for name in TABLES if f"<!-- table: {name} -->" not in page)
     if refreshed(page) != page:
         yield "tables"

@@ -156,7 +156,7 @@ def test_guidelines_of_a_file_are_read_once_and_stay_with_the_run(tmp_path: Path
     ("content", "said"),
     [
         (None, "can't be read: No such file"),
-        (b"\xff\xfe#", "no text in UTF-8"),
+        (b"\xff\xfe#", "not text in UTF-8"),
         (b" \n", "not empty, and without control"),
         (b"bell \x07", "without control characters"),
         (b"x" * 32_001, "at most 32000 characters"),
@@ -248,6 +248,6 @@ def test_candidates_go_out_and_their_votes_come_back_as_preferences(
     back.write_text(json.dumps(labelled(tasks, lambda n, k: "left" if n == 2 else "a", 1)))
     with pytest.raises(Mistakes) as error:
         import_votes(candidates, back, tmp_path / "votes.jsonl")
-    assert [re.findall(r"row (\d).*(no rating|not those exported|no pair)", line)[0] for line in error.value.args] == [
-        ("3", "no rating"), ("1", "not those exported"), ("2", "no pair")
+    assert [re.findall(r"row (\d).*(not a rating|not those exported|not a pair)", line)[0] for line in error.value.args] == [
+        ("3", "not a rating"), ("1", "not those exported"), ("2", "not a pair")
     ]  # fmt: skip

@@ -214,7 +214,7 @@ def test_a_batch_that_changed_another_overlap_and_a_name_twice_are_refused(site:
     assert page.voting.person(page.links[0].token) is None and page.voting.person(renewed.token) is not None
     assert page.browser(renew_link(engine, number, "administrator")).get("/progress").status_code == 200
     assert page.voting.person(page.admin.token) is None
-    with pytest.raises(UserError, match="no rater"):
+    with pytest.raises(UserError, match="not a rater"):
         renew_link(engine, number, "nobody")
 
 

@@ -97,7 +97,7 @@ def test_each_fault_of_a_row_is_named(data, reason):
 
 
 def test_unknown_fields_are_refused_with_those_found_and_those_expected():
-    with pytest.raises(UserError, match=r"are not demonstrations.*fields question.*`prompt` and `response`"):
+    with pytest.raises(UserError, match=r"are not demonstrations.*in 1 row are question.*`prompt` and `response`"):
         detect([RawRow(1, {"question": "x"})], "x.jsonl")
 
 

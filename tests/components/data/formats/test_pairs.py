@@ -231,7 +231,9 @@ def test_role_labels_at_a_texts_start_llamas_tokens_and_broken_encodings_are_dir
 
 
 def test_unknown_fields_are_refused_with_those_found_and_those_expected():
-    with pytest.raises(UserError, match=r"are not preference pairs.*fields better, worse.*`chosen`.*data\.columns"):
+    with pytest.raises(
+        UserError, match=r"are not preference pairs.*in 1 row are better, worse.*`chosen`.*data\.columns"
+    ):
         detect([RawRow(1, {"better": "x", "worse": "y"})], "x.jsonl")
 
 
