@@ -86,7 +86,7 @@ def test_a_function_gets_prompts_responses_and_rows_and_what_it_prints_disturbs_
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("short", "it gives 1 scores for 2 responses"),
+        ("short", "it gives 1 score for 2 responses"),
         ("not_a_number", "it gives nan for response 2 of 2 (prompt 'how many?', response 'three')"),
         ("too_large", "it gives 1e+39 for response 2 of 2"),
         ("text", "it gives 'good' for response 2 of 2"),

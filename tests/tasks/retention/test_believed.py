@@ -180,7 +180,7 @@ def test_points_that_tether_does_not_write_are_refused_with_their_row(
     whole = b'{"step": 0, "metrics": {}}\n'
     changed = edited(archive, "run/metrics/ppo.jsonl", lambda _: whole + data)
     refused(changed, tmp_path / "home", r"metrics/ppo\.jsonl: row 2: ")
-    refused(edited(archive, "run/metrics/x.jsonl", lambda _: whole), tmp_path / "home", "no stage")
+    refused(edited(archive, "run/metrics/x.jsonl", lambda _: whole), tmp_path / "home", "not a stage")
 
 
 def test_the_samples_of_a_stage_that_trained_come_with_its_points(archive: Path, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_the_longest_row_is_measured_with_its_longer_response():
 
 def test_a_file_whose_every_pair_lacks_rejected_is_refused_by_field():
     rows = [RawRow(i, {"prompt": "hi", "chosen": "x"}) for i in range(1, 4)]
-    with pytest.raises(UserError, match=r"x\.jsonl: every pair lacks `rejected`.*fields chosen, prompt"):
+    with pytest.raises(UserError, match=r"x\.jsonl: every pair lacks `rejected`.*in 3 rows are chosen, prompt"):
         detect(rows, "x.jsonl")
 
 
