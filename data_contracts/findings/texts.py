@@ -105,7 +105,7 @@ def read_texts(
 ) -> RowTexts:
     """Read the texts of the good rows of `ledger`, and measure there what the tokenizer makes of them.
 
-    Shards that are there, whole, are taken as they are.
+    Shards that are there, whole, are reused.
     """
     wanted = ledger.good()
     folder = ledger.path.with_name(f"{ledger.path.name}-texts")

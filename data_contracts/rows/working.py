@@ -39,7 +39,7 @@ def read_sources(
     ledger: Ledger, sources: Sequence[RowSource], max_characters: int, processes: int, progress: Callable[[int], None],
     extra: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Fill `ledger` with the rows of `sources`. Shards that are there, whole, are taken as they are.
+    """Fill `ledger` with the rows of `sources`. Shards that are there, whole, are reused.
 
     Args:
         progress: is told how many rows of the sources are read.

@@ -248,6 +248,7 @@ def test_candidates_go_out_and_their_votes_come_back_as_preferences(
     back.write_text(json.dumps(labelled(tasks, lambda n, k: "left" if n == 2 else "a", 1)))
     with pytest.raises(Mistakes) as error:
         import_votes(candidates, back, tmp_path / "votes.jsonl")
-    assert [re.findall(r"row (\d).*(not a rating|not those exported|not a pair)", line)[0] for line in error.value.args] == [
+    said = r"row (\d).*(not a rating|not those exported|not a pair)"
+    assert [re.findall(said, line)[0] for line in error.value.args] == [
         ("3", "not a rating"), ("1", "not those exported"), ("2", "not a pair")
     ]  # fmt: skip
