@@ -130,6 +130,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench.lineage
 	$(BIN)/python -m tests.bench.seeds $(ARGS)
 	$(BIN)/python -m tests.bench.tether
+	$(BIN)/python -m tests.bench.judging
 	$(BIN)/python -m tests.bench.rounds
 	$(BIN)/python -m tests.bench.learning_curve hh-smollm2 --sizes 750 1500 3000 --set "data.preferences=$(HH)"
 	$(BIN)/python -m tests.bench.classic --set "data.preferences=$(HH)"

@@ -195,8 +195,8 @@ class Examination:
                 raise CheckFailed(f"{what}, but the stage was given no input of that name")
         if "preferences" not in given and not self.alone:
             taught, labelled = generate(self.job.seed, data.generator)
-            made = {"demonstrations": [_generated("demonstrations", taught)]}
-            given = made | {"preferences": [_generated("preferences", labelled)]} | given
+            made = {"demonstrations": [generated("demonstrations", taught)]}
+            given = made | {"preferences": [generated("preferences", labelled)]} | given
         if votes := self._votes():
             given["preferences"] = [*given["preferences"], *votes]
         return {name: given[name] for name in KINDS if name in given}
@@ -427,7 +427,8 @@ def _shown(sources: Iterable[RowSource]) -> str:
     return " and ".join(source.shown for source in sources)
 
 
-def _generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:
+def generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:
+    """Rows of the built-in task as a source of a kind of data."""
     raws = [RawRow(number, row) for number, row in enumerate(rows, 1)]
     return RowSource(name, "the support desk's generator", raws, {}, "")
 

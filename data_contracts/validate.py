@@ -4,10 +4,11 @@ Rows are judged one by one (bad ones go to `quarantine.jsonl` with their number 
 prompt, and the whole is judged again. The stage ends well on bad data: the gates decide whether the rest may go on.
 """
 
+import functools
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -55,11 +56,24 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
     Raises:
         UserError: a source can't be read, or holds not one valid row; no artifact is written then.
     """
+    return publish(functools.partial(Examination, job, inputs), inputs, out, observe)
+
+
+def publish(
+    examine: Callable[..., Examination], inputs: Mapping[str, Path], out: Path, observe: Observe
+) -> dict[str, float]:
+    """Judge what `examine` reads and write what `run` writes; return the metrics.
+
+    Args:
+        examine: takes a folder for what is too large for memory, what to call with the rows that are read, and as
+            `expect` what to call with how many there will be.
+        inputs: as those of `run`.
+    """
     totals = [0]
     with _work(out / "rows") as scratch:
-        found = Examination(
-            job, inputs, scratch,
-            lambda read: observe(read, {"data/read": float(read)}, total=totals[-1] or None), expect=totals.append,
+        found = examine(
+            scratch, lambda read: observe(read, {"data/read": float(read)}, total=totals[-1] or None),
+            expect=totals.append,
         )  # fmt: skip
         _refuse_nothing(found)
         checks, context = found.judge()

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.base.settings import keyed_values
-from components.data.inputs import FILES
+from components.data.inputs import JUDGE, NAMED
 from components.keys.changes import changes
 from components.rewards.config import FunctionReward, ModelReward
 from components.store.store import ArtifactStore, Miss, Record
@@ -18,7 +18,7 @@ from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, list_runs, load_status, own_runs
 from tasks.stages import PIPELINE, STAGES
 
-SOURCES = (*(f"data.{name}" for name in FILES), "data.hub", "data.votes", "sft.base", "sft.keep")
+SOURCES = (*(f"data.{name}" for name in NAMED), "data.hub", "data.votes", "sft.base", "sft.keep")
 """Config fields that name external inputs. They enter keys by content, so a job's keyed values lack them."""
 
 
@@ -125,7 +125,7 @@ def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, st
         was, now = (getattr(getattr(config, group), name) for config in (one, other))
         in_any_order = isinstance(was, tuple) and isinstance(now, tuple) and sorted(was) == sorted(now)
         if not read_again and was != now and not in_any_order:
-            found.setdefault(field, "validate")
+            found.setdefault(field, "validate.judge" if name == JUDGE else "validate")
     if "ppo" in before:
         files, files_now = _reward_files(one), _reward_files(other)
         changed = [name for name in files | files_now if files.get(name, []) != files_now.get(name, [])]
@@ -149,6 +149,6 @@ def _reward_files(config: RunConfig) -> dict[str, list[str]]:
 
 
 def earlier_stages(stage: str) -> list[str]:
-    """What the pipeline computes before `stage`."""
+    """What the pipeline computes before `stage`, which may be a sub-stage."""
     names: list[str] = list(PIPELINE)
-    return names[: names.index(stage)]
+    return names[: names.index(STAGES[stage].shown)]

@@ -57,14 +57,20 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str =
         return result
 
     try:
-        return comparison(config, sources, run) if sources.compared else _stages(config, sources, stage)
+        if sources.compared:
+            return comparison(config, sources, run)
+        return _stages(config, sources, stage)
     except _Reached as reached:
         return reached.args[0]
 
 
 def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResult]) -> StageResult | None:
     """The story. `stage` runs one by its name, on the results of earlier ones."""
+    # An independent judge, where the config asks for one: a reward model of other labels that never rewards.
+    judged = config.data.has_judge
+
     # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt.
+    judge_data = stage("validate.judge", **sources.judge, **sources.contract, **sources.base) if judged else None
     data = stage("validate", **sources.data, **sources.base)
 
     # 2. SFT: imitate the demonstrations. What comes out is the start, the reference and the baseline of all below. A
@@ -72,10 +78,14 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
     sft = stage("sft", data=sources.taught or data, **sources.base)
 
     # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
+    given = {} if judge_data is None else {"judge_data": judge_data}
+    judge = stage("reward.judge", data=data, sft=sft, **given, **sources.previous) if given else None
     reward = stage("reward", data=data, sft=sft, **sources.previous)
 
-    # 4. PPO: raise the reward (the model's, or that of the sources named), tethered to SFT by KL.
-    policy = stage("ppo", data=data, sft=sft, reward=reward, **sources.rewards)
+    # 4. PPO: raise the reward (the model's, or that of the sources named), tethered to SFT by KL. Only its evaluations
+    # ask the judge.
+    asked = {} if judge is None else {"judge": judge}
+    policy = stage("ppo", data=data, sft=sft, reward=reward, **sources.rewards, **asked)
 
     # 5. Human evaluation: policy against SFT, blind, and whether the reward model still agrees with the judges. Only a
     # policy that passes here is promoted.

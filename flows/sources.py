@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +10,23 @@ from components.base.errors import UserError
 from components.base.files import whole_folder
 from components.base.paths import user_path
 from components.data.hub import resolve_source
-from components.data.inputs import FILES, KINDS, VOTES, input_names, kind_of, label_of, values_of
+from components.data.inputs import (
+    DECONTAMINATE,
+    FILES,
+    JUDGE,
+    KINDS,
+    SUITE,
+    VOTES,
+    input_names,
+    kind_of,
+    label_of,
+    values_of,
+)
 from components.human_eval.batch.halves import JUDGED
 from components.human_eval.blinding import SEAL, home_seal
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
+from data_contracts.config import JudgeData, of_judge
 from data_contracts.rows.gather import look_at
 from data_contracts.rows.reading import refuse_ratings
 from flows.config.run_config import RunConfig
@@ -44,8 +56,15 @@ class Sources:
     """The data that the SFT model learned from, where an earlier run's is kept."""
     rewards: dict[str, Input] = field(default_factory=dict)
     """`rewards/NAME`: the folder of each other reward model that `ppo.rewards` names."""
+    judge: dict[str, Input] = field(default_factory=dict)
+    """`judge_preferences` (each of several `judge_preferences/LABEL`), where the config names them."""
     compared: dict[str, Input] = field(default_factory=dict)
     """`data` and `model_1` to `model_k`, where a run compares models and computes none."""
+
+    @property
+    def contract(self) -> dict[str, Input]:
+        """Those of `data` that the judge's pairs are compared with too: the user's suite, and `decontaminate`."""
+        return {name: each for name, each in self.data.items() if kind_of(name) in (SUITE, DECONTAMINATE)}
 
 
 PREVIOUS = ("previous_reward", "previous_data")
@@ -81,6 +100,7 @@ def find_sources(
         _seal(config, home, taken),
         _taught(config, home, taken),
         _rewards(config, home, taken),
+        _judge(config, home, taken, data),
     )
 
 
@@ -96,23 +116,55 @@ def compared_sources(
 def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
     data: dict[str, Input] = {}
     for kind in FILES:
-        found: dict[str, Input] = {}  # by digest
-        hub = None if kind == "suite" else config.data.hub
-        for value in values_of(getattr(config.data, kind)):
-            path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
-            if path.is_file() and kind in KINDS:
-                refuse_ratings(path, f"data.{kind}", config.data)
-                look_at(kind, path, config.data)
-            given = Input.of(path)
-            if given.digest in found:
-                raise UserError(
-                    f"data.{kind}: {found[given.digest].path} and {path} hold the same bytes, so each row would stand "
-                    "there twice. Name one of them."
-                )
-            found[given.digest] = given
-        paths = [Path(os.path.abspath(given.path)) for given in found.values()]
-        data |= dict(zip(input_names(kind, paths, list(found)), found.values(), strict=True))
+        data |= _find_kind(kind, config, home)
     return data
+
+
+def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Mapping[str, Input]) -> dict[str, Input]:
+    """What the judge learns from; where its pairs are taken, as they were read."""
+    if "validate.judge" in taken:
+        return _data_of(taken["validate.judge"], config, home, (JUDGE,))
+    if config.data.judge_preferences is None:
+        return {}
+    found = _find_kind(JUDGE, config, home)
+    rewarding = {each.digest: each.path for name, each in data.items() if kind_of(name) == "preferences"}
+    for given in found.values():
+        if given.digest in rewarding:
+            raise UserError(
+                f"data.{JUDGE}: {given.path} holds the same bytes as {rewarding[given.digest]} of data.preferences. A "
+                "judge that learns from the reward model's own pairs likes what that likes: give it other labels."
+            )
+    return found
+
+
+def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
+    """The files that the config's `data` names as `kind`, looked at and digested."""
+    found: dict[str, Input] = {}  # by digest
+    hub = None if kind == SUITE else config.data.hub
+    for value in values_of(getattr(config.data, kind)):
+        path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
+        if path.is_file() and kind in (*KINDS, JUDGE):
+            refuse_ratings(path, f"data.{kind}", config.data)
+            _look_at(kind, path, config)
+        given = Input.of(path)
+        if given.digest in found:
+            raise UserError(
+                f"data.{kind}: {found[given.digest].path} and {path} hold the same bytes, so each row would stand "
+                "there twice. Name one of them."
+            )
+        found[given.digest] = given
+    paths = [Path(os.path.abspath(given.path)) for given in found.values()]
+    return dict(zip(input_names(kind, paths, list(found)), found.values(), strict=True))
+
+
+def _look_at(kind: str, path: Path, config: RunConfig) -> None:
+    if kind != JUDGE:
+        look_at(kind, path, config.data)
+        return
+    try:
+        look_at("preferences", path, JudgeData.of(config.data).as_preferences())
+    except UserError as error:
+        raise UserError(of_judge(error)) from error
 
 
 def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
@@ -177,12 +229,12 @@ def _status(run: str, home: Path, field: str) -> RunStatus:
         raise UserError(f"{field} = {run}: {error} Name a run of this home (`tether runs` lists them).") from error
 
 
-def _data_of(validated: Record, config: RunConfig, home: Path) -> dict[str, Input]:
-    """The data that a stage was computed from; where they were read, as far as that is known."""
+def _data_of(validated: Record, config: RunConfig, home: Path, kinds: Sequence[str] = FILES) -> dict[str, Input]:
+    """The data of these kinds that a stage was computed from; where they were read, as far as that is known."""
     data: dict[str, Input] = {}
     recorded: dict[str, Path] | None = None
     for name, digest in validated.inputs.items():
-        if kind_of(name) in FILES:
+        if kind_of(name) in kinds:
             values = values_of(getattr(config.data, kind_of(name)))
             if len(values) > 1 and recorded is None:
                 recorded = recorded_paths(home, [validated.run])

@@ -12,6 +12,7 @@ from components.base.observe import Observe
 from components.base.settings import Settings
 
 TORCH = ("torch", "transformers")
+CONTRACT = ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid", "datasets", "pyarrow")
 
 
 Run = Callable[[Settings, Mapping[str, Path], Path, Observe], dict[str, float]]
@@ -57,12 +58,24 @@ STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
         _stage(
-            "validate",
-            "data_contracts.validate",
-            "data_contracts.config:ValidateJob",
-            ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid", "datasets", "pyarrow"),
+            "validate.judge",
+            "data_contracts.judge",
+            "data_contracts.config:ValidateJudgeJob",
+            CONTRACT,
+            shown="validate",
+            final=False,
         ),
+        _stage("validate", "data_contracts.validate", "data_contracts.config:ValidateJob", CONTRACT),
         _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH, spreads=True),
+        _stage(
+            "reward.judge",
+            "components.reward.substages.judge",
+            "components.reward.config:JudgeJob",
+            (*TORCH, "peft"),
+            shown="reward",
+            final=False,
+            spreads=True,
+        ),
         _stage(
             "reward", "components.reward.stage", "components.reward.config:RewardJob", (*TORCH, "peft"), spreads=True
         ),
@@ -77,7 +90,7 @@ STAGES: dict[str, Stage] = {
         ),
         _stage(
             "human_eval.reward",
-            "components.reward.judged",
+            "components.reward.substages.judged",
             "components.reward.config:JudgedJob",
             (*TORCH, "peft"),
             shown="human_eval",
@@ -86,7 +99,10 @@ STAGES: dict[str, Stage] = {
         _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
     )
 }
-"""Every stage by name, in the order in which `flows/rlhf.py` runs them."""
+"""Every stage by name, in the order in which `flows/rlhf.py` runs them; those of `OPTIONAL` where asked."""
+
+OPTIONAL = ("validate.judge", "reward.judge")
+"""The sub-stages of an independent judge (`data.judge_preferences`)."""
 
 COMPARISON: dict[str, Stage] = {
     stage.name: stage

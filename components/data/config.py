@@ -3,10 +3,11 @@
 import re
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from components.base.settings import Settings, unkeyed
 from components.data.checks_config import ChecksConfig, NearDuplicateConfig
+from components.data.inputs import JUDGE
 from components.data.support_desk.desk import SupportDeskConfig
 from components.data.words import label_key
 
@@ -94,6 +95,10 @@ class DataConfig(Settings):
     votes: tuple[str, ...] = unkeyed(())
     """Runs of this home whose policies people have judged, the earliest first (`tether iterate` writes them): what
     people preferred on prompts that may train becomes pairs beside the preferences, the rest only judges."""
+    judge_preferences: str | tuple[str, ...] | None = unkeyed(None)
+    """A path or hub name of preference pairs with other labels (of more careful annotators, or of another policy's
+    responses), or a list of several: an independent judge is trained on them (`reward.judge`), which only evaluates.
+    Null: none, or the built-in task's `generator.judge_pairs`."""
     demonstrations: str | None = unkeyed(None)
     """A path or hub name of demonstrations; null takes the chosen responses, or the support desk's demonstrations."""
     prompts: str | None = unkeyed(None)
@@ -105,6 +110,8 @@ class DataConfig(Settings):
     columns: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`.
     `votes` may name several columns, one for each annotator: `{votes: [ann, ben]}`."""
+    judge_columns: dict[str, str | tuple[str, ...]] = unkeyed(default_factory=dict)
+    """Standard field -> column of the judge's preferences where names differ, as `columns`."""
     demonstration_columns: dict[str, str] = Field(default_factory=dict)
     """Standard field -> column of the demonstrations where names differ."""
     prompt_columns: dict[str, str] = Field(default_factory=dict)
@@ -156,6 +163,21 @@ class DataConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _generated_pairs_are_of_the_built_in_task(self) -> Self:
+        if self.generator.judge_pairs and (self.preferences is not None or self.judge_preferences is not None):
+            which = "preferences" if self.preferences is not None else "judge_preferences"
+            raise ValueError(
+                f"generator.judge_pairs are pairs of the built-in task, and {which} names files: leave judge_pairs at "
+                "0, and name the judge's pairs in judge_preferences"
+            )
+        return self
+
+    @property
+    def has_judge(self) -> bool:
+        """Whether an independent judge is trained."""
+        return self.judge_preferences is not None or self.generator.judge_pairs > 0
+
     @field_validator("readers")
     @classmethod
     def _suffixes(cls, readers: dict[str, ReaderPlugin]) -> dict[str, ReaderPlugin]:
@@ -164,12 +186,15 @@ class DataConfig(Settings):
                 raise ValueError(f"readers: {suffix} is not a suffix: write it as .chat, in small letters")
         return readers
 
-    @field_validator("columns")
+    @field_validator("columns", "judge_columns")
     @classmethod
-    def _lists_of_votes(cls, columns: dict[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
+    def _lists_of_votes(
+        cls, columns: dict[str, str | tuple[str, ...]], info: ValidationInfo
+    ) -> dict[str, str | tuple[str, ...]]:
         for ours, theirs in columns.items():
             if not isinstance(theirs, str) and (ours != "votes" or not theirs):
-                raise ValueError(f"columns.{ours} is a list; only `votes` takes several columns, one per annotator")
+                where = f"{info.field_name}.{ours}"
+                raise ValueError(f"{where} is a list; only `votes` takes several columns, one per annotator")
         return columns
 
     @field_validator("label_values", mode="before")
@@ -178,16 +203,17 @@ class DataConfig(Settings):
         """YAML reads the names `1` and `true` as a number and a truth value."""
         return {label_key(value): meaning for value, meaning in given.items()} if isinstance(given, dict) else given
 
-    @field_validator("preferences", mode="before")
+    @field_validator("preferences", "judge_preferences", mode="before")
     @classmethod
-    def _one_or_several(cls, given: object) -> object:
+    def _one_or_several(cls, given: object, info: ValidationInfo) -> object:
         """A list of one is the one."""
         if given is None or isinstance(given, str):
             return given
         if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
             raise ValueError("must be a path or hub name, or a list of them")
         if not given:
-            raise ValueError("the list is empty; name at least one source, or write null for the built-in task")
+            nothing = "no judge" if info.field_name == JUDGE else "the built-in task"
+            raise ValueError(f"the list is empty; name at least one source, or write null for {nothing}")
         if twice := next((each for each in given if given.count(each) > 1), None):
             raise ValueError(f"names {twice} twice; name each source once")
         return given if len(given) > 1 else given[0]

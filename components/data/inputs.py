@@ -18,6 +18,10 @@ BESIDE = (SUITE, DECONTAMINATE, DEPLOYMENT)
 """What `validate` reads beside them: a user's expectations, and prompts that the data are compared with."""
 FILES = (*KINDS, *BESIDE)
 """Fields of the config's `data` that name files."""
+JUDGE = "judge_preferences"
+"""What an independent judge learns from: one file, or `judge_preferences/LABEL` for each of several."""
+NAMED = (*FILES, JUDGE)
+"""Fields of the config's `data` that name files, those that only the judge's sub-stages read too."""
 VOTES = "votes"
 """What people said of earlier policies, scored (`votes/1` is the first round's): an artifact of `human_eval` each."""
 

@@ -38,6 +38,16 @@ ADVICE: dict[str, Advice] = {
         "under `data.checks`.",
         "tether data check FILE --out findings",
     ),
+    "validate.judge_contract": Advice(
+        "The pairs of `data.judge_preferences` break a check of severity `error`.",
+        "The report's table of checks names it, `attachments/judge/quarantine.jsonl` the rows. Correct the file.",
+        "tether data check FILE",
+    ),
+    "validate.judge_pairs": Advice(
+        "Too few of the judge's pairs are left after the quarantine: its calibration and its gain would mean little.",
+        "`attachments/judge/quarantine.jsonl` says why rows were left out. Give more pairs.",
+        "tether data check FILE",
+    ),
     "validate.pairs": Advice(
         "Too few pairs are left after the quarantine. The reward model's intervals would be too wide to judge.",
         "Look at why rows were left out (`quarantine.jsonl`), add a file to `data.preferences`, or raise "
@@ -157,6 +167,26 @@ ADVICE: dict[str, Advice] = {
         "The ensemble's members agree on nonsense as much as on SFT samples, so their spread does not reveal nonsense.",
         "Lower `reward.member_share`, so that members learn from different pairs, or raise `reward.members`.",
         "tether rerun reward --set reward.members=5 --set reward.member_share=0.7",
+    ),
+    "reward.judge_accuracy_low": Advice(
+        "The independent judge cannot tell its own held-out pairs apart well enough, so its gain says little.",
+        "Raise `judge.epochs`, or give `data.judge_preferences` more pairs.",
+        "tether rerun reward.judge --set judge.epochs=6",
+    ),
+    "reward.judge_ece": Advice(
+        "The independent judge is over- or underconfident after its temperature, by more than chance.",
+        "Lower `judge.epochs` if it has learned its few pairs by heart, or give it more pairs.",
+        "tether rerun reward.judge --set judge.epochs=2",
+    ),
+    "reward.judge_calibration_slope": Advice(
+        "The independent judge's score differences are too large (slope below 1) or too small (above 1).",
+        "Lower `judge.epochs` if it has learned its few pairs by heart, or give it more pairs.",
+        "tether rerun reward.judge --set judge.epochs=2",
+    ),
+    "reward.judge_length_gain_low": Advice(
+        "The independent judge is hardly better than a rule that only sees length.",
+        "Raise `judge.epochs`, or give pairs in which the better response is not always the longer or the shorter one.",
+        "tether rerun reward.judge --set judge.epochs=6",
     ),
     "reward.refresh_gain_low": Advice(
         "On the earlier model's test pairs the refreshed reward model is worse than the earlier one: it has forgotten.",
@@ -323,8 +353,8 @@ ADVICE: dict[str, Advice] = {
         "tether rerun ppo --set ppo.kl.target=2",
     ),
     "ppo.judge_gain_low": Advice(
-        "A judge (`judge: true` in `ppo.rewards`), which gives no reward, sees no gain over SFT although the reward "
-        "does: the policy may exploit the reward.",
+        "A judge that gives no reward (that of `data.judge_preferences`, or one of `ppo.rewards`) sees no gain over SFT "
+        "although the reward does: the policy may exploit the reward.",
         "Compare `ppo/judge_NAME_gain` with `ppo/reward_gain`, and read responses in `evaluation.jsonl`. Lower "
         "`ppo.kl.target`, or collect new preferences on the policy's own responses.",
         "tether rerun ppo --set ppo.kl.target=2",

@@ -157,6 +157,14 @@ class GatesConfig(BaseModel):
         return [gate.name for gate in GATES.values() if gate.short not in self.__pydantic_extra__.get(gate.stage, {})]
 
 
+def stage_metrics(final: Mapping[str, float], parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """What gates judge of a stage: the metrics of its sub-stages `parts`, and over them those of the `final` one."""
+    found = dict[str, float]()
+    for each in parts:
+        found |= each
+    return found | dict(final)
+
+
 def judge(
     stage: str,
     metrics: Mapping[str, float],

@@ -61,6 +61,8 @@ class PlannedRun(NamedTuple):
     """Bytes of the reward models that `ppo.rewards` names beside the pipeline's own, as they are held."""
     uncounted: tuple[str, ...] = ()
     """Those of them whose size is not known here."""
+    judged: bool = False
+    """Whether an independent judge stands beside PPO's models."""
 
     @property
     def prompt(self) -> int:
@@ -247,8 +249,9 @@ class _Planner:
         return sum(training.parts.get(part, 0) for part in (*PASSING, "heap"))
 
     def _held_by_ppo(self) -> Parts:
-        """Frozen models, or the backbone and the reward model's adapter on it; further reward models."""
-        config, members = self.run.ppo, self.run.reward.published
+        """Frozen models, or the backbone and the reward model's adapter on it; an independent judge, which is one more;
+        further reward models."""
+        config, members = self.run.ppo, self.run.reward.published * (2 if self.run.judged else 1)
         judges: Parts = {"judges": self.run.judges}
         if config.lora is not None:
             reward = self.run.reward.lora or config.lora

@@ -52,12 +52,16 @@ class Answered(NamedTuple):
     """`task_scores`: none on people's data."""
     rewards: dict[str, float] = {}  # noqa: RUF012 (never changed)
     """Scaled score of each source of `ppo.rewards`, by name; judges' too where they are asked."""
+    judge: float | None = None
+    """The independent judge's score, shifted and scaled by its own SFT scores; None where none is asked."""
     rules: dict[str, float] = {}  # noqa: RUF012 (never changed)
     """`Rules.count`: empty without `ppo.rules`, and where only training looks."""
 
     def row(self) -> dict[str, object]:
         """As one JSON object."""
         own = {name: value for name, value in self._asdict().items() if name not in ("truth", "rewards", "rules")}
+        if self.judge is None:
+            del own["judge"]
         own |= self.truth | {f"reward_{name}": score for name, score in self.rewards.items()}
         return own | {f"rule_{name}": count for name, count in self.rules.items()}
 
@@ -68,8 +72,8 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
     If `evaluate_temperature` differs from the temperature of training, KL and entropy are of further responses.
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
-    policy, drawn = _answers(models, models.policy, prompts, job, data, judging=True)
-    sft, its_drawn = _answers(models, models.sft, prompts, job, data, judging=True)
+    policy, drawn = _answers(models, models.policy, prompts, job, data, judging=True, judged=True)
+    sft, its_drawn = _answers(models, models.sft, prompts, job, data, judging=True, judged=True)
     write_rows(
         out / "artifact" / "evaluation.jsonl",
         ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True)),
@@ -125,12 +129,16 @@ def evaluate_last(models: Models, job: PpoJob, data: Path, out: Path) -> dict[st
     """What the last policy has, on the prompts of `evaluate`, where an earlier checkpoint is published.
 
     Writes `last.jsonl`. The metrics are called `ppo/last_kl`, `ppo/last_proxy_reward` and so on; no gate judges them.
+    Of the judges it asks Tether's own alone, for `ppo/last_judge_gain`.
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
-    rows, drawn = _answers(models, models.policy, prompts, job, data)
+    rows, drawn = _answers(models, models.policy, prompts, job, data, judged=True)
     write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in zip(prompts, rows, strict=True)))
     clusters = [str(p) for p in prompts]
     found = _kl(drawn, clusters, "ppo/last_kl") | {"ppo/last_entropy": _mean(r.entropy for r in drawn)}
+    if models.judge is not None:
+        sft, _ = _answers(models, models.sft, prompts, job, data, judged=True)
+        found |= judge_gain(rows, sft, clusters).metrics("ppo/last_judge_gain")
     for name in ("repetition", "echo", "ended"):
         found[f"ppo/last_{name}"] = _mean(getattr(r, name) for r in rows)
     return found | {
@@ -141,15 +149,16 @@ def evaluate_last(models: Models, job: PpoJob, data: Path, out: Path) -> dict[st
 
 
 def _answers(
-    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, judging: bool = False
-) -> tuple[list[Answered], list[Answered]]:
+    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, judging: bool = False,
+    judged: bool = False,
+) -> tuple[list[Answered], list[Answered]]:  # fmt: skip
     """Responses of `model` at the temperature of the evaluation, and those that it is drawn from as it trains."""
     at = job.ppo.evaluate_temperature
     if at is None or at == job.generation.temperature:
-        drawn = respond(models, model, prompts, job, data, judging=judging)
+        drawn = respond(models, model, prompts, job, data, judging=judging, judged=judged)
         return drawn, drawn
     drawn = respond(models, model, prompts, job, data)
-    return respond(models, model, prompts, job, data, judging=judging, temperature=at), drawn
+    return respond(models, model, prompts, job, data, judging=judging, judged=judged, temperature=at), drawn
 
 
 def _kl(rows: Sequence[Answered], clusters: Sequence[str], name: str) -> dict[str, float]:
@@ -196,12 +205,25 @@ def _by_source(
         what, gained = "judge" if config.judge else "reward", clustered_mean(gain, clusters)
         metrics |= gained.metrics(f"ppo/{what}_{config.name}_gain")
         judged += [gained] if config.judge else []
+    if models.judge is not None:
+        judged.append(judge_gain(policy, sft, clusters))
+        metrics |= judged[-1].metrics(f"ppo/judge_{TRAINED}_gain")
     if judged:
         metrics |= min(judged, key=lambda each: each.low).metrics("ppo/judge_gain")
     if models.rewards is not None:
         names = [config.name for config in models.rewards.rewarding]
         metrics |= source_metrics({name: torch.tensor([row.rewards[name] for row in policy]) for name in names})
     return metrics
+
+
+TRAINED = "trained"
+"""What the judge of `data.judge_preferences` is called in metrics."""
+
+
+def judge_gain(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> Interval:
+    """The independent judge's mean gain of the policy over SFT on the same prompts, with its interval."""
+    mine, its = ([row.judge for row in rows if row.judge is not None] for rows in (policy, sft))
+    return paired_gain(mine, its, clusters)
 
 
 def _diversity(policy: Sequence[Answered], sft: Sequence[Answered], prompts: Sequence[str]) -> dict[str, float]:
@@ -259,7 +281,7 @@ def _mean(values: Iterable[float]) -> float:
 
 def respond(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation",
-    judging: bool = False, temperature: float | None = None,
+    judging: bool = False, temperature: float | None = None, judged: bool = False,
 ) -> list[Answered]:  # fmt: skip
     """One response of `model` to each prompt. Two models that share a `stream` share its random numbers.
 
@@ -267,10 +289,11 @@ def respond(
         judging: the sources of `ppo.rewards` that only judge score them too.
         temperature: of sampling, 0 for greedy; None is the job's. What is measured of a response is of the job's: where
             they differ, `kl` is a log-ratio and no KL.
+        judged: the independent judge scores them, where there is one.
     """
     drawn = {} if temperature is None else {"temperature": temperature}
     generation, rows = job.generation.model_copy(update=drawn), list[Answered]()
-    for batch, samples, found in sampled_batches(models, model, prompts, job, stream, generation):
+    for batch, samples, found in sampled_batches(models, model, prompts, job, stream, generation, judged):
         mask = samples.response_mask
         kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
         texts, raw, of_sources = samples.texts(models.tokenizer), found["raw_scores"], dict[str, torch.Tensor]()
@@ -283,6 +306,7 @@ def respond(
         rewards = rewarded_scores(raw, samples, models.scale, job.ppo.score, cap)
         lengths, special = samples.response_lengths, samples.special_tokens(models.tokenizer)
         entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # a batch at a time, for a GPU's sake
+        of_judge = [None] * len(texts) if "judge_scores" not in found else _scaled(models, found["judge_scores"])
         score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()
         for i, (prompt, text) in enumerate(zip(batch, texts, strict=True)):
             rows.append(Answered(
@@ -290,10 +314,16 @@ def respond(
                 entropy=entropy[i].sum().item() / lengths[i], ended=ended[i],
                 special_tokens=special[i], repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
                 truth=task_scores(data, prompt, text),
-                rewards={name: each[i] for name, each in by_source.items()},
+                rewards={name: each[i] for name, each in by_source.items()}, judge=of_judge[i],
                 rules={} if counts is None else counts[i],
             ))  # fmt: skip
     return rows
+
+
+def _scaled(models: Models, raw: torch.Tensor) -> list[float | None]:
+    """The judge's raw scores (B,) in standard deviations of its own SFT scores."""
+    assert models.judge_scale is not None
+    return list(models.judge_scale(raw).tolist())
 
 
 def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[list[str], torch.Tensor]:

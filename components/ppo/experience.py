@@ -89,7 +89,7 @@ class Experience:
 
 def sampled_batches(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, stream: str,
-    generation: GenerationConfig | None = None,
+    generation: GenerationConfig | None = None, judged: bool = False,
 ) -> Iterator[tuple[Sequence[Any], Samples, dict[str, Tensor]]]:  # fmt: skip
     """Yield the prompts in batches of `ppo.batch_size`, each with a response of `model` to each and its `frozen_pass`.
 
@@ -97,9 +97,11 @@ def sampled_batches(
 
     Args:
         generation: how to sample; None is the job's. The frozen pass is always at the job's temperature.
+        judged: the independent judge scores them too, where there is one.
     """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
+    asked.judge = models.judge
     seed, size = torch_seed(job.seed, "ppo", stream), job.ppo.batch_size
     with rollout_engine(model, models.tokenizer, job.runtime) as engine:
         for start in range(0, len(prompts), size):
@@ -107,7 +109,7 @@ def sampled_batches(
             numbers = range(batch.start, batch.stop)
             samples = engine.sample(encoded[batch], generation or job.generation, seed, numbers)
             # without what the sampler saw: the KL that is judged is the training path's
-            yield prompts[batch], samples, frozen_pass(asked, replace(samples, seen=None), job)
+            yield prompts[batch], samples, frozen_pass(asked, replace(samples, seen=None), job, judged=judged)
 
 
 def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig, cap: int) -> Tensor:

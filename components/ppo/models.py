@@ -20,6 +20,7 @@ from components.models.logprobs import TokenStats, last_hidden, positions, predi
 from components.models.runtime import Runtime
 from components.models.sampling import Samples
 from components.ppo.config import PpoJob
+from components.reward.config import EnsembleConfig
 from components.reward.scoring import (
     ScoreScale,
     adapter_name,
@@ -80,6 +81,10 @@ class Models:
     """The SFT policy: KL to it is logged, gated and held under the ceiling. The reference where none is given."""
     rewards: Rewards | None = None
     """The sources of `ppo.rewards`; None where the reward model alone rewards. `scale` is then their sum's."""
+    judge: Any = None
+    """An independent judge, which only evaluations ask; None without one."""
+    judge_scale: ScoreScale | None = None
+    """What its raw scores are brought to SFT standard deviations with."""
     rules: Rules | None = None
     """What counts violations of `ppo.rules`; None without them, and on other ranks than the first."""
 
@@ -104,7 +109,8 @@ class Models:
             load=lambda folder, name: load_reward_model(folder, job.runtime)[0],
             from_sft=lambda: load_reward_model(inputs["sft"], job.runtime, seed=0)[0],
         )  # fmt: skip
-        return cls(policy, reference, reward_model, critic, tokenizer, scale, sft)
+        judge = load_judge(inputs, lambda folder, name: load_reward_model(folder, job.runtime)[0], job.runtime)
+        return cls(policy, reference, reward_model, critic, tokenizer, scale, sft, None, *judge)
 
     @classmethod
     def _on_one_backbone(cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path]) -> "Models":
@@ -123,7 +129,10 @@ class Models:
         sft = reference = AdapterView(backbone)
         if job.ppo.kl.refresh_every:
             reference = frozen(backbone.add("reference", config, seed("adapter")))
-        return cls(policy, reference, reward_model, critic, tokenizer, scale, sft)
+        judge = load_judge(
+            inputs, lambda folder, name: load_adapter(backbone, f"judge-{name}", folder / "adapter"), job.runtime
+        )
+        return cls(policy, reference, reward_model, critic, tokenizer, scale, sft, None, *judge)
 
     def value_head(self) -> Callable[[Tensor], Tensor] | None:
         """What gives values (n,) of the policy's last hidden states (n, D), where the critic does."""
@@ -151,6 +160,22 @@ class Models:
         with torch.no_grad():
             for held, trained in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
                 held.copy_(whole(trained))
+
+
+def load_judge(
+    inputs: Mapping[str, Path], load: Callable[[Path, str], Any], runtime: Runtime
+) -> tuple[Any, ScoreScale | None]:
+    """The judge of `inputs["judge"]` (frozen; of several members their mean score) and its scale; None without one.
+
+    Args:
+        load: takes a member's folder and a name, and returns the reward model there.
+    """
+    if (artifact := inputs.get("judge")) is None:
+        return None, None
+    sft_scores, scale = read_sft_scores(artifact), ScoreScale.read(artifact)
+    folders = [(member_folder(artifact, m), adapter_name(m)) for m in range(len(sft_scores))]
+    members = [frozen(with_one_head(load(*each), scale.objectives), runtime) for each in folders]
+    return as_one(members, sft_scores, EnsembleConfig())[0], scale
 
 
 Critic = SeparateCritic | SharedCritic | None
@@ -264,18 +289,22 @@ def shared_runs(lengths: Mapping[int, int], size: int, tokens: int | None) -> It
 
 
 @torch.no_grad()
-def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tensor]:
+def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = False) -> dict[str, Tensor]:
     """All that is fixed before the first update of a batch: what the sampler saw of the policy where that was kept, the
     rest on the training path.
 
+    Args:
+        judged: ask the independent judge too, which evaluations alone may.
+
     Returns:
         (B, T): `policy`, `policy_at_1`, `reference`, `sft`, `sft_at_1` log-probabilities, `entropy`, and with a critic
-        `values`; (B,): `raw_scores`.
+        `values`; (B,): `raw_scores`, and of a judge that is asked `judge_scores`, raw too.
     """
     mask, critic = samples.response_mask, models.critic
     asked = {id(m): m for m in (models.policy, models.reference, models.sft)}  # one that plays two parts is asked once
     found = {key: {n: torch.zeros_like(samples.logprobs) for n in ("logprobs", "at_1", "entropy")} for key in asked}
     values, raw = torch.zeros_like(samples.logprobs), torch.zeros(len(mask), device=mask.device)
+    of_judge = [torch.zeros_like(raw)] if judged and models.judge is not None else []
     seen, values_seen = samples.seen, False
     if seen is not None and not (isinstance(critic, SharedCritic) and seen.values is None):
         del asked[id(models.policy)]
@@ -295,17 +324,24 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob) -> dict[str, Tens
         scores = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime, side="right")
         if counts:
             raw[rows] = scores
+        for own in of_judge:
+            scores = score_tokens(models.judge, batch.ids, batch.mask, job.runtime, side="right")
+            if counts:
+                own[rows] = scores
         if isinstance(critic, SeparateCritic) or (critic is not None and hidden is not None):
             of_rows = scatter(critic.values(batch, hidden, job.runtime), counted, batch.responses)
             if counts:
                 values[rows] = of_rows
-    for tensor in [raw, *([] if values_seen else [values]), *(each for key in asked for each in found[key].values())]:
+    scored = [raw, *of_judge, *([] if values_seen else [values])]
+    for tensor in [*scored, *(each for key in asked for each in found[key].values())]:
         ranks.joined(tensor)
     policy, reference, sft = (found[id(m)] for m in (models.policy, models.reference, models.sft))
     out = {
         "policy": policy["logprobs"], "policy_at_1": policy["at_1"], "reference": reference["logprobs"],
         "sft": sft["logprobs"], "sft_at_1": sft["at_1"], "entropy": policy["entropy"], "raw_scores": raw,
     }  # fmt: skip
+    if of_judge:
+        out["judge_scores"] = of_judge[0]
     return out | ({} if critic is None else {"values": values})
 
 

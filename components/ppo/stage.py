@@ -77,6 +77,8 @@ class Progress:
 def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Train the policy of `inputs["sft"]` against `inputs["reward"]` on prompts of `inputs["data"]`.
 
+    A judge, `inputs["judge"]`, is asked in evaluations alone: what is trained is the same to the byte without it.
+
     Raises:
         UserError: too few prompts, or rollouts by a server for several ranks. CheckFailed: a running check didn't hold.
     """
@@ -188,7 +190,8 @@ def warn_of_scores(update: int, metrics: Mapping[str, float]) -> bool:
 
 
 def _held(models: Models) -> dict[str, nn.Module]:
-    return {"SFT policy": models.sft, "reward model": models.reward_model}
+    judge = {} if models.judge is None else {"judge": models.judge}
+    return {"SFT policy": models.sft, "reward model": models.reward_model} | judge
 
 
 def train(

@@ -31,8 +31,11 @@ class Watch:
     """Of the calibration split; no gate judges anything on them."""
     sft: list[float] = field(default_factory=list)
     """SFT's scores on them, in SFT standard deviations; empty before the first evaluation."""
+    sft_judge: list[float] = field(default_factory=list)
+    """The independent judge's scores of the same SFT responses; empty without one."""
     looks: list[dict[str, float]] = field(default_factory=list)
-    """`update` (from 1), `score`, `gain` over SFT and `kl`, each with `_low` and `_high`, by evaluation."""
+    """`update` (from 1), `score`, `gain` over SFT and `kl`, each with `_low` and `_high`, by evaluation; with an
+    independent judge `judge_gain` too. The judge chooses no checkpoint."""
     scores: dict[int, list[float]] = field(default_factory=dict)
     """Each prompt's score of the best evaluation inside the band and of the last one, by update."""
     nats: dict[int, list[float]] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class Watch:
         by_update = {
             name: {str(update): each for update, each in getattr(self, name).items()} for name in ("scores", "nats")
         }
-        named = ("sft", "looks", "best", "outside")
+        named = ("sft", "sft_judge", "looks", "best", "outside")
         return {name: getattr(self, name) for name in named} | by_update
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -89,14 +92,19 @@ class Watch:
         """
         clusters = [str(prompt) for prompt in self.prompts]
         if not self.sft:
-            self.sft = [each.score for each in respond(models, models.sft, self.prompts, job, data, stream=STREAM)]
-        rows = respond(models, models.policy, self.prompts, job, data, stream=STREAM)
+            of_sft = respond(models, models.sft, self.prompts, job, data, stream=STREAM, judged=True)
+            self.sft = [each.score for each in of_sft]
+            self.sft_judge = [each.judge for each in of_sft if each.judge is not None]
+        rows = respond(models, models.policy, self.prompts, job, data, stream=STREAM, judged=True)
         scores, kl = [row.score for row in rows], [row.kl for row in rows]
         a_response = clustered_mean(kl, clusters)
         a_token = clustered_ratio(kl, [row.tokens for row in rows], clusters)
         found: dict[str, float] = {"update": update}
         named = {"score": clustered_mean(scores, clusters), "gain": paired_gain(scores, self.sft, clusters),
                  "kl": a_response, "kl_per_token": a_token}  # fmt: skip
+        if self.sft_judge:
+            judged = [row.judge for row in rows if row.judge is not None]
+            named["judge_gain"] = paired_gain(judged, self.sft_judge, clusters)
         for name, interval in named.items():
             found |= interval.metrics(name)
         for name in rows[0].truth:

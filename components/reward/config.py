@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.base.settings import Settings, unkeyed
 from components.models.config import AdapterConfig, GenerationConfig
@@ -99,6 +99,38 @@ class RewardJob(Settings):
     runtime: Runtime
     generation: GenerationConfig
     reward: RewardConfig
+
+
+class JudgeConfig(Settings):
+    """How an independent judge is trained where that differs from `reward`. It has no `reward.objectives`, `max_pairs`
+    or `refresh`."""
+
+    epochs: int | None = Field(None, ge=1)
+    """Passes over its pairs; null: `reward.epochs`. It has fewer pairs than the reward model, so more passes help."""
+    learning_rate: float | None = Field(None, gt=0, le=1)
+    """Peak learning rate; null: `reward.learning_rate`."""
+
+
+class JudgeJob(Settings):
+    """All that an independent judge depends on, beside its inputs."""
+
+    seed: int
+    runtime: Runtime
+    generation: GenerationConfig
+    reward: RewardConfig
+    judge: JudgeConfig = JudgeConfig()
+    """How the judge of `data.judge_preferences` is trained."""
+
+    @field_validator("reward", mode="after")
+    @classmethod
+    def _of_one_head(cls, reward: RewardConfig) -> RewardConfig:
+        return reward.model_copy(update={"objectives": {}, "max_pairs": None, "refresh": None})
+
+    def as_reward(self, seed: int) -> RewardJob:
+        """The job of `reward` that trains the judge."""
+        own = {name: value for name, value in self.judge.model_dump().items() if value is not None}
+        reward = self.reward.model_copy(update=own)
+        return RewardJob(seed=seed, runtime=self.runtime, generation=self.generation, reward=reward)
 
 
 class JudgedJob(Settings):

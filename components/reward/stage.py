@@ -48,12 +48,26 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     data = {s: read_split(inputs["data"] / f"pairs.{s}") for s in SPLITS}
     splits: Mapping[str, Sequence[PreferencePair]] = data | {"train": data["train"][: job.reward.max_pairs]}
-    tokenizer = load_causal_lm(inputs["sft"], job.runtime)[1]  # a name for the model would hold it to the end
     check_votes(splits["train"], job.reward, "pairs.train")
     refresh = None
     if job.reward.refresh is not None:
         refresh = Refresh.begin(job, job.reward.refresh, inputs, splits)
         splits = refresh.splits
+    return train_on(splits, job, inputs, out, observe, refresh)
+
+
+def train_on(
+    splits: Mapping[str, Sequence[PreferencePair]], job: RewardJob, inputs: Mapping[str, Path], out: Path,
+    observe: Observe, refresh: Refresh | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """Train on the pairs of `splits["train"]` and publish as `run` does; return the metrics.
+
+    Args:
+        splits: pairs by split, the temperature is fitted on `calibration` and everything is reported on `test`.
+        inputs: as those of `run`; the scale is measured on prompts of `data`.
+        refresh: the earlier model to start from and to compare with; None starts from SFT.
+    """
+    tokenizer = load_causal_lm(inputs["sft"], job.runtime)[1]  # a name for the model would hold it to the end
     train = LazyPairs(tokenizer, splits["train"], job.generation, job.reward, out)
     pad_id, members = tokenizer.pad_token_id, []
     # Few pairs watch the training, so the rest of its split waits as the test split does.

@@ -114,7 +114,11 @@ def run(
 @command(app, "rerun")
 def rerun(
     stage: Annotated[
-        str, typer.Argument(help="validate, sft, reward, ppo or human_eval.", autocompletion=completion.stages)
+        str,
+        typer.Argument(
+            help="validate, sft, reward, ppo or human_eval; or a sub-stage alone, as reward.judge.",
+            autocompletion=completion.stages,
+        ),
     ],
     from_run: FromRun = None,
     set_: Set = None,
@@ -361,8 +365,9 @@ def explain(
     from flows.launch.begin import check_stages
     from tasks.execution.explanation import lines
     from tasks.runs.status import load_status
+    from tasks.stages import PIPELINE
 
-    check_stages("explain", [stage] if stage is not None else [])
+    check_stages("explain", [stage] if stage is not None else [], PIPELINE)
     status = load_status(tether_home(), run)
     status.stages = [each for each in status.stages if stage in (None, each.name)]
     echo(json.dumps(status.explanations()) if as_json else "\n".join(lines(status)))

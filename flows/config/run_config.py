@@ -130,6 +130,15 @@ class Options(Settings):
         return self
 
     @model_validator(mode="after")
+    def _judges_have_names_of_their_own(self) -> Self:
+        if self.data.has_judge and any(each.judge and each.name == "trained" for each in self.ppo.rewards or ()):
+            raise ValueError(
+                "ppo.rewards: a judge is called trained, and so are the metrics of the judge that is trained on "
+                "data.judge_preferences (or data.generator.judge_pairs): give it another name"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _lengths_fit(self) -> Self:
         buffer, cap = self.ppo.score.length_buffer, self.generation.max_new_tokens
         if buffer is not None and buffer >= cap:

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 from components.base.errors import UserError
 from components.base.redaction import has_credentials, redacted
 from components.base.settings import Settings
-from components.data.inputs import FILES
+from components.data.inputs import NAMED
 from components.rewards.config import FunctionReward, ModelReward, RewardSource
 from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
@@ -62,7 +62,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
             return source.model_copy(update={"source": f"model:{folder}"})
         return source
 
-    data = {name: each_absolute(getattr(config.data, name)) for name in FILES}
+    data = {name: each_absolute(getattr(config.data, name)) for name in NAMED}
     update: dict[str, Settings] = {
         "data": config.data.model_copy(update=data),
         "sft": config.sft.model_copy(update={"base": absolute(config.sft.base)}),

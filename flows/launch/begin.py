@@ -21,7 +21,7 @@ from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.status import load_status, run_of_flow
-from tasks.stages import PIPELINE, STAGES
+from tasks.stages import OPTIONAL, PIPELINE, STAGES
 from tasks.tracking.client import check_access
 
 MOST = 8
@@ -68,6 +68,7 @@ def new_run(
     config, notes = _settled(with_guidelines(config), home)
     config, told = settled_rewards(settled_gates(settled_readers(config)), home)
     notes = [*notes, *told]
+    _check_judge("--refresh", refresh, config)
     kept = kept_sft(config, home)
     sources = find_sources(config, home, taken=kept)
     origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
@@ -144,6 +145,7 @@ def rerun(
             f"seed {config.seed} is for {stage} and what follows; the results of {', '.join(before)} are reused"
         )
     pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
+    _check_judge("rerun", [stage, *refresh], config)
     sources = find_sources(config, home, taken=pinned)
     origin = round_of(config) | {"stage": stage, "from": base.run} | ({"flow_run": flow_run} if flow_run else {}) | ends
     never_hit = ("ppo",) if "ppo" not in before and has_unversioned(config) else ()
@@ -192,9 +194,9 @@ def _ends_after(until: str | None, computed: Sequence[str]) -> dict[str, str]:
     """
     if until is None:
         return {}
-    check_stages("--until", [until])
+    check_stages("--until", [until], PIPELINE)
     for stage in computed:
-        if PIPELINE.index(until) < PIPELINE.index(stage):
+        if PIPELINE.index(until) < PIPELINE.index(STAGES[stage].shown):
             raise UserError(
                 f"--until {until}: the run would end before {stage}, which it is asked to compute. "
                 f"Name {stage} or a later stage."
@@ -223,8 +225,17 @@ def unnamed_gates(config: RunConfig) -> list[str]:
     )
 
 
-def check_stages(what: str, stages: Iterable[str]) -> None:
-    """Raise `UserError` if one of `stages` is not a stage of the pipeline."""
+def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
+    """Raise `UserError` where one of `stages` is of an independent judge and `config` asks for none."""
     for stage in stages:
-        if stage not in PIPELINE:
-            raise UserError(f"{what} {stage}: no such stage; there are {', '.join(PIPELINE)}.")
+        if stage in OPTIONAL and not config.data.has_judge:
+            raise UserError(
+                f"{what} {stage}: the run has no judge. Name its pairs, as in --set data.judge_preferences=FILE."
+            )
+
+
+def check_stages(what: str, stages: Iterable[str], known: Sequence[str] = tuple(STAGES)) -> None:
+    """Raises `UserError` if one of `stages` is none of the pipeline's stages or, where they are known, sub-stages."""
+    for stage in stages:
+        if stage not in known:
+            raise UserError(f"{what} {stage}: no such stage; there are {', '.join(known)}.")

@@ -33,24 +33,27 @@ def measured(facts: ModelFacts) -> list[CardMetric]:
         for metric, what in ((each.name, each.text) for each in shown if each.card):
             if (value := metrics.get(metric)) is not None and math.isfinite(value):
                 ends = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
-                found.append(CardMetric(stage, metric, what, value, ends, _count(stage, metrics, records)))
+                n = _count(metric, stage, metrics, records)
+                found.append(CardMetric(stage, metric, what, value, ends, n))
     return found
 
 
 def _metrics(facts: ModelFacts, stage: str, record: Record | None) -> Mapping[str, float | None]:
     """A stage's metrics; human_eval's, which judges the policy, are those of the run it is judged by."""
     if stage != "human_eval":
-        return record.metrics if record is not None else {}
+        judge = facts.stages_of.get("reward.judge") if stage == "reward" else None
+        return ({} if judge is None else judge.metrics) | ({} if record is None else record.metrics)
     return facts.stages[stage].metrics if stage in facts.stages and facts.kind == "policy" else {}
 
 
-def _count(stage: str, metrics: Mapping[str, float | None], records: Mapping[str, Record]) -> str:
+def _count(metric: str, stage: str, metrics: Mapping[str, float | None], records: Mapping[str, Record]) -> str:
     data = records["validate"].metrics if "validate" in records else {}
     match stage:
         case "sft":
             return f"up to {group(records['sft'].job, 'sft')['evaluate']} held-out demonstrations or prompts"
         case "reward":
-            return f"{metrics.get('reward/test_pairs', math.nan):.0f} pairs"
+            pairs = "reward/judge_test_pairs" if metric.startswith("reward/judge_") else "reward/test_pairs"
+            return f"{metrics.get(pairs, math.nan):.0f} pairs"
         case "human_eval":
             return f"{metrics.get('human_eval/items', math.nan):.0f} items"
         case "ppo":

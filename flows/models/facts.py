@@ -66,7 +66,7 @@ class ModelFacts(NamedTuple):
     def stages_of(self) -> dict[str, Record]:
         """Stage to its record, itself and what it was made of directly: an earlier run's reward model is not here."""
         by_digest = {record.digest: record for record in self.made}
-        inputs = [self.record.inputs.get(name) for name in ("data", "sft", "reward")]
+        inputs = [self.record.inputs.get(name) for name in ("data", "sft", "reward", "judge")]
         records = [*(by_digest[digest] for digest in inputs if digest in by_digest), self.record]
         return {record.stage: record for record in records}
 

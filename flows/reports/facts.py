@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten, group
-from components.data.inputs import FILES, label_of, of_kind, values_of
+from components.data.inputs import NAMED, label_of, of_kind, values_of
 from components.gates.judging import Verdict, stand_in
 from components.gates.margins import Margin, margin, tightness
 from components.gates.table import GATES
@@ -98,6 +98,13 @@ class StageFacts:
     def why(self) -> dict[str, str]:
         """A line for each of its steps: why that was computed or not."""
         return {name: explanation.in_a_line(told) for name, told in self.status.explained.items()}
+
+    def part_inputs(self, name: str) -> dict[str, str]:
+        """The inputs of a sub-stage; none where it has not run, or the store has lost its record."""
+        part = self.status.parts.get(name)
+        records = self.store.published(part.key) if part is not None else ()
+        found = next((each for each in records if part is not None and each.digest == part.digest), None)
+        return {} if found is None else dict(found.inputs)
 
     @property
     def speed(self) -> dict[str, float | None]:
@@ -373,10 +380,10 @@ def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
 
 
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
-    digests = stage.record.inputs if stage.record is not None else {}
+    digests = stage.part_inputs("validate.judge") | (stage.record.inputs if stage.record is not None else {})
     lines = stage.lines("quarantine.jsonl")
     return DataFacts(
-        sources=[each for kind in FILES for each in _sources(kind, values_of(config.get(kind)), digests, stage)],
+        sources=[each for kind in NAMED for each in _sources(kind, values_of(config.get(kind)), digests, stage)],
         generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
         checks=[_check(each) for each in stage.document("report.json") or []],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from components.base.errors import UserError
 from components.base.settings import Settings
-from components.data.inputs import of_kind
+from components.data.inputs import JUDGE, of_kind
 from components.data.support_desk.task import SUPPORT_DESK, task_name
 from components.keys.changes import KeyParts
 from components.keys.fingerprint import ROOT, stage_key
@@ -44,10 +44,11 @@ def built_in_task(stage: Stage, inputs: Inputs) -> str | None:
     """The built-in task that a stage's data come from; None for people's data.
 
     `validate` generates the task's pairs where it is given none, and writes the task's name into its artifact, which
-    later stages read as their input `data`.
+    later stages read as their input `data`. `validate.judge` does likewise.
     """
-    if stage.name == "validate":
-        return None if of_kind(inputs, "preferences") else SUPPORT_DESK
+    reads = {"validate": "preferences", "validate.judge": JUDGE}
+    if stage.name in reads:
+        return None if of_kind(inputs, reads[stage.name]) else SUPPORT_DESK
     data = inputs["data"].path if "data" in inputs else None
     made_there = data is not None and (data / "task.json").is_file() and task_name(data) == SUPPORT_DESK
     return SUPPORT_DESK if made_there else None

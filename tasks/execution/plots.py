@@ -335,6 +335,7 @@ CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
             partial(training_loss, metric="sft/train_loss", heldout="sft/loss", unit="nats per response token"),
         )
     },
+    "reward.judge": {"judge_reliability": ("Reliability diagram of the judge", reliability)},
     "reward": {
         "training_loss": (
             "Training loss of the reward model by optimiser step",

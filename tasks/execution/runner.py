@@ -168,7 +168,9 @@ def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cache
     skipped = is_skipped(record)
     verdicts, path = list[judging.Verdict](), ctx.store.path(record)
     if stage.final:
-        metrics = record.metrics | plugged_metrics(stage.shown, record.metrics, path, ctx.gates)
+        parts = (each.record for each in ctx.results.values() if each.name == stage.shown and not each.stage.final)
+        metrics = judging.stage_metrics(record.metrics, (each.metrics for each in parts))
+        metrics |= plugged_metrics(stage.shown, record.metrics, path, ctx.gates)
         verdicts = judging.judge(stage.shown, metrics, ctx.gates, ctx.waivers, skipped)
     state: State
     if not stage.final:

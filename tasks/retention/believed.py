@@ -6,13 +6,13 @@ what MLflow shows are not imported at all; they are made here.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from components.base.errors import UserError
-from components.gates.judging import GatesConfig, Threshold, Verdict, Waiver, judge
+from components.gates.judging import GatesConfig, Threshold, Verdict, Waiver, judge, stage_metrics
 from components.store.archive import RUN, Archive
 from components.store.records import SHA, Record
 from tasks.result import State, is_skipped
@@ -20,7 +20,7 @@ from tasks.runs.config import CONFIG, parse_values
 from tasks.runs.label import LONGEST_VALUE, Label
 from tasks.runs.schema import RUN_SCHEMA
 from tasks.runs.status import RUN_FILE, RunFile, StageStatus, finite
-from tasks.stages import KNOWN, PIPELINE
+from tasks.stages import KNOWN, PIPELINE, STAGES
 
 LONGEST_REASON = 4000
 """Characters of why a gate was waived."""
@@ -103,7 +103,7 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
             raise ValueError(f"{field}: it is longer than {LONGEST_VALUE} characters, or holds one that can't be shown")
     label = Label.of(given.name or None, [f"{key}={value}" for key, value in given.tags.items()])
     origin: dict[str, str] = {name: given.origin[name] for name in ("stage", "from") if name in given.origin}
-    if origin and (origin.get("stage") not in PIPELINE or not RUN.fullmatch(origin.get("from", ""))):
+    if origin and (origin.get("stage") not in (*PIPELINE, *STAGES) or not RUN.fullmatch(origin.get("from", ""))):
         raise ValueError("origin: it names no stage, or no run")
     if given.origin.get("votes"):  # a round of `tether iterate`
         if not given.origin.get("round", "").isdecimal() or not RUN.fullmatch(given.origin["votes"]):
@@ -185,7 +185,7 @@ def _stage(given: StageStatus, records: list[Record], gates: GatesConfig) -> Sta
         for name, value in finite(record.metrics).items():
             if name in given.metrics and given.metrics[name] != value:
                 raise ValueError(f"{where}: {name} is {given.metrics[name]}, and {value} in its record")
-    verdicts = _verdicts(given, record, gates, where)
+    verdicts = _verdicts(given, record, [each for each in parts if each is not None], gates, where)
     return StageStatus(
         name=given.name,
         state=given.state,
@@ -212,7 +212,9 @@ def _record(stage: str, key: str | None, digest: str | None, records: list[Recor
     return next((each for each in fitting if each.key == key), fitting[0])
 
 
-def _verdicts(given: StageStatus, record: Record | None, gates: GatesConfig, where: str) -> list[Verdict]:
+def _verdicts(
+    given: StageStatus, record: Record | None, parts: Sequence[Record], gates: GatesConfig, where: str
+) -> list[Verdict]:
     """Return the stage's gates as they are judged here, which the run has to agree with."""
     claims: tuple[State, ...] = ("passed", "cached", "waived", "gate_failed", "skipped")
     if record is None or not KNOWN[record.stage].final:
@@ -223,7 +225,8 @@ def _verdicts(given: StageStatus, record: Record | None, gates: GatesConfig, whe
     skipped = is_skipped(record)
     plugged = gates.plugged(given.name)  # measured where the run was; here is only its word for it
     told = {v.metric: v.value for v in given.gates if v.metric in plugged and v.value is not None}
-    judged = judge(given.name, record.metrics | told, gates, waivers, skipped)
+    metrics = stage_metrics(record.metrics, (each.metrics for each in parts)) | told
+    judged = judge(given.name, metrics, gates, waivers, skipped)
     by_name: Mapping[str, Verdict] = {verdict.name: verdict for verdict in judged}
     for verdict in given.gates:
         here = by_name.get(verdict.name)

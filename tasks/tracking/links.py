@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.data.inputs import FILES, kind_of
+from components.data.inputs import NAMED, kind_of
 from tasks.runs.journal import Done, Sent, lineage_tags
 from tasks.tracking.address import run_link
 from tasks.tracking.pages import NoteRow
@@ -16,10 +16,13 @@ from tasks.tracking.pages import NoteRow
 MODELS = {"sft": "sft", "reward": "reward", "ppo": "policy"}
 """Stage to the kind of model it makes (`model_name`)."""
 
+JUDGE = "judge"
+"""The kind of model that the sub-stage `reward.judge` makes, and what PPO calls it: no version of it is registered."""
+
 MODEL_SOURCES = ("base", "previous_reward")
 """Inputs that are models and that no stage of the run made."""
 
-READ_BY = dict.fromkeys(("data", *FILES), "validate") | {"sample": "human_eval"}
+READ_BY = dict.fromkeys(("data", "judge_data", *NAMED), "validate") | {"sample": "human_eval"}
 """Further inputs that are no models, and the stage whose page says more of them."""
 
 DIGEST_SHOWN = 32
@@ -48,11 +51,17 @@ class Lineage:
 
     def output_model(self, done: Done, run: str) -> str | None:
         """The LoggedModel of what a stage made, or None for a stage that makes none."""
-        if done.shown not in MODELS:
+        kind = self._kind(done)
+        if kind is None:
             return None
         record = done.record
         tags = {**done.tags, "tether.key": record.key, "tether.stage": done.shown, "tether.run": record.run}
-        return self._model(MODELS[done.shown], done.path, record.digest, run, tags)
+        return self._model(kind, done.path, record.digest, run, tags)
+
+    @staticmethod
+    def _kind(done: Done) -> str | None:
+        """The kind of model that a (sub-)stage makes, or None."""
+        return JUDGE if done.record.stage == "reward.judge" else MODELS.get(done.shown) if done.final else None
 
     def link_inputs(self, done: Done, run: str, parent: str) -> None:
         """Write a run's inputs, models as models, the rest as datasets; external inputs are the parent run's too."""
@@ -61,14 +70,15 @@ class Lineage:
         models, datasets, sources = [], [], []
         for given in done.inputs:
             if given.stage in MODELS or (not given.stage and given.name in MODEL_SOURCES):
-                kind = MODELS.get(given.stage, given.name)
+                kind = JUDGE if given.name == JUDGE else MODELS.get(given.stage, given.name)
                 model = self._model(kind, given.path, given.digest, None, lineage_tags(given.lineage))
                 models.append(LoggedModelInput(model_id=model))
             else:
                 datasets.append(_dataset(given.name, given.digest, given.path, given.name))
                 sources += [] if given.stage else [datasets[-1]]
         if done.shown == "validate":
-            datasets.append(_dataset("data", done.record.digest, done.path, "output"))
+            made = "data" if done.final else "judge_data"
+            datasets.append(_dataset(made, done.record.digest, done.path, "output"))
             sources.append(datasets[-1])
         self._client.log_inputs(run, datasets=datasets, models=models or None)
         if sources:
@@ -93,7 +103,9 @@ class Lineage:
         for name, digest in done.lineage.items():
             if digest not in direct:
                 rows.append(NoteRow("further upstream", name, digest, self._link(name, digest)))
-        name, link = (self.model_name(done.shown), self.model_link(model)) if model else (done.shown, "")
+        kind = self._kind(done)
+        made = model_name(self._project, kind) if kind is not None else done.shown
+        name, link = (made, self.model_link(model)) if model else (done.shown, "")
         return [*rows, NoteRow("output", name, done.record.digest, link)]
 
     def find_model(self, digest: str) -> str | None:

@@ -66,8 +66,9 @@ def stage_note(
         numbers = [f"| {words(name)} | {gate_text.number(done.record.metrics[name])} |" for name in brief]
         lines += ["**Numbers**", "", "| metric | value |", "|---|---:|", *numbers, ""]
     if done.shown == "validate":
-        kept_out = f"Kept out: {gate_text.number(done.record.metrics.get('data/quarantined', 0))} rows"
-        lines += [f"{kept_out} (`attachments/quarantine.jsonl` names them; one may fail several checks)."]
+        name, folder = ("data/quarantined", "") if done.final else ("data/judge_quarantined", "judge/")
+        kept_out = f"Kept out: {gate_text.number(done.record.metrics.get(name, 0))} rows"
+        lines += [f"{kept_out} (`attachments/{folder}quarantine.jsonl` names them; one may fail several checks)."]
         for check in _keeping_out(done):
             told = f"{span(check['name'])}, else: {words(check['description'])}"
             lines += [f"- {gate_text.number(check['rows'])} of {words(check['source'])}: {told}"]

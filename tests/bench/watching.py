@@ -68,8 +68,8 @@ def planted(feature: Callable[[str, int], float], sft: list[dict[str, Any]]) -> 
     deviation 1 on the reward model's scale."""
     before = torch.tensor([feature(row["response"], row["tokens"]) for row in sft])
 
-    def scored(models: Any, samples: Any, job: PpoJob) -> dict[str, Tensor]:
-        found = frozen_pass(models, samples, job)
+    def scored(models: Any, samples: Any, job: PpoJob, judged: bool = False) -> dict[str, Tensor]:
+        found = frozen_pass(models, samples, job, judged)
         rows = zip(samples.texts(models.tokenizer), samples.response_lengths, strict=True)
         values = (torch.tensor([feature(*row) for row in rows]) - before.mean()) / before.std()
         return found | {"raw_scores": (models.scale.shift + models.scale.scale * values).to(found["raw_scores"])}

@@ -53,6 +53,22 @@ def test_stages_run_in_order_on_each_others_results(tmp_path: Path) -> None:
     ]
 
 
+def test_a_judge_has_sub_stages_and_ppo_alone_is_given_it(tmp_path: Path) -> None:
+    runner = Recorder(tmp_path)
+    file = Input(digest="j", path=tmp_path / "careful.jsonl")
+    suite = Input(digest="s", path=tmp_path / "suite.json")
+    sources = Sources(data={"suite": suite}, judge={"judge_preferences": file})
+    rlhf.pipeline(config(**{"data.judge_preferences": "careful.jsonl"}), sources, runner, "ppo")
+    assert runner.calls == [
+        ("validate.judge", {"judge_preferences": file, "suite": suite}),
+        ("validate", {"suite": suite}),
+        ("sft", {"data": "validate"}),
+        ("reward.judge", {"data": "validate", "sft": "sft", "judge_data": "validate.judge"}),
+        ("reward", {"data": "validate", "sft": "sft"}),
+        ("ppo", {"data": "validate", "sft": "sft", "reward": "reward", "judge": "reward.judge"}),
+    ]
+
+
 @pytest.mark.parametrize("stage", ["validate", "sft", "reward", "ppo"])
 def test_nothing_downstream_of_a_failed_gate_starts(tmp_path: Path, stage: str) -> None:
     runner = Recorder(tmp_path, stop_at=stage)

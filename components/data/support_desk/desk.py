@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from components.base.settings import Settings
+from components.base.settings import Settings, unkeyed
 from components.data.support_desk.grammar import (
     Facts,
     Message,
@@ -55,6 +55,10 @@ class SupportDeskConfig(Settings):
     """Scale of the logistic noise on each annotator's utility difference, in utility units."""
     flaw: float = Field(1.0, ge=0, le=10)
     """Factor on the annotators' taste for echo, flattery and length; 0 gives annotators without the flaw."""
+    judge_pairs: int = unkeyed(0, ge=0)
+    """Further pairs, on prompts of their own, for an independent judge (`reward.judge`). Simulated careful annotators
+    label them: the three that judge in human_eval, who see the gold score with little noise and have no taste for the
+    flaw. 0: no judge."""
 
 
 def gold_of(facts: Facts, said: Reading) -> float:
@@ -120,6 +124,49 @@ def simulated_judges(prompt: Sequence[Message], response_a: str, response_b: str
     return votes
 
 
+def _decided(prompt: Sequence[Message], pair: tuple[str, str], seed: int) -> dict[str, object] | None:
+    """A pair as three careful annotators leave it: the majority's answer; None where that is a tie or there is none."""
+    votes = simulated_judges(prompt, *pair, seed)
+    for answer, (chosen, rejected) in (("a", pair), ("b", pair[::-1])):
+        if (found := votes.count(answer)) * 2 > JUDGES:
+            return {"chosen": chosen, "rejected": rejected, "votes": JUDGES, "votes_chosen": found}
+    return None
+
+
+def generate_careful(seed: int, config: SupportDeskConfig) -> list[dict[str, object]]:
+    """`judge_pairs` pairs `{prompt, chosen, rejected, votes, votes_chosen, category}` as `simulated_judges` label them.
+
+    Candidates are drawn as those of the training pairs, by random numbers of their own, and no prompt stands in two
+    rows. What the annotators call equal (a tie, or no majority) is drawn again: such pairs have no label.
+    """
+    rng = random.Random(f"support-desk careful {seed}")
+    seen, pairs = set[str](), list[dict[str, object]]()
+    while len(pairs) < config.judge_pairs:
+        prompt, facts = _fresh_prompt(rng, seen)
+        replies = _candidates(facts, rng)
+        if replies[0] != replies[1] and (voted := _decided(prompt, replies, seed)) is not None:
+            pairs.append({"prompt": prompt, "category": facts.category, **voted})
+    return pairs
+
+
+def _fresh_prompt(rng: random.Random, seen: set[str]) -> tuple[list[dict[str, str]], Facts]:
+    """A prompt that is not in `seen`, which it joins, and what is true of it."""
+    while True:
+        prompt, facts = draw_prompt(rng)
+        text = prompt[0]["content"] + prompt[1]["content"]
+        if text not in seen:
+            seen.add(text)
+            return prompt, facts
+
+
+def _candidates(facts: Facts, rng: random.Random) -> tuple[str, str]:
+    """Two replies in styles of the broader mixture, which share a part of their slots."""
+    styles = rng.choice(CANDIDATES), rng.choice(CANDIDATES)
+    first, second = (draw_slots(facts, style, rng) for style in styles)
+    second = [a if rng.random() < KEPT else b for a, b in zip(first, second, strict=True)]
+    return write_reply(first, styles[0].repeat, rng), write_reply(second, styles[1].repeat, rng)
+
+
 def _logistic(rng: random.Random, scale: float) -> float:
     u = rng.random()
     return scale * math.log(max(u, 1e-12) / max(1 - u, 1e-12))
@@ -149,26 +196,14 @@ def generate(seed: int, config: SupportDeskConfig) -> tuple[list[dict[str, objec
     votes_compliant, category}`; the same seed and config give the same rows, and no prompt stands in two rows."""
     rng = random.Random(f"support-desk {seed}")
     seen: set[str] = set()
-
-    def fresh_prompt() -> tuple[list[dict[str, str]], Facts]:
-        while True:
-            prompt, facts = draw_prompt(rng)
-            text = prompt[0]["content"] + prompt[1]["content"]
-            if text not in seen:
-                seen.add(text)
-                return prompt, facts
-
     demonstrations: list[dict[str, object]] = []
     pairs: list[dict[str, object]] = []
     for _ in range(config.demonstrations):
-        prompt, facts = fresh_prompt()
+        prompt, facts = _fresh_prompt(rng, seen)
         demonstrations.append({"prompt": prompt, "response": draw_reply(facts, DEMONSTRATOR, rng)})
     while len(pairs) < config.pairs:
-        prompt, facts = fresh_prompt()
-        styles = rng.choice(CANDIDATES), rng.choice(CANDIDATES)
-        first, second = (draw_slots(facts, style, rng) for style in styles)
-        second = [a if rng.random() < KEPT else b for a, b in zip(first, second, strict=True)]
-        replies = write_reply(first, styles[0].repeat, rng), write_reply(second, styles[1].repeat, rng)
+        prompt, facts = _fresh_prompt(rng, seen)
+        replies = _candidates(facts, rng)
         if replies[0] != replies[1]:
             pairs.append({"prompt": prompt, "category": facts.category, **_vote(facts, replies, config, rng)})
     return demonstrations, pairs

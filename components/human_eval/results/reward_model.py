@@ -84,7 +84,7 @@ def reward_agreement(
     Args:
         rated: the ratings of each rated item.
         minimum: fewest ratings before a pair counts as decided.
-        folder: of the stage that scored the pairs (`components.reward.judged`).
+        folder: of the stage that scored the pairs (`components.reward.substages.judged`).
     """
     raw = {row["item"]: row for row in read_rows(folder / "scores.jsonl")}
     temperature = float(json.loads((folder / "scores.json").read_text(encoding="utf-8"))["temperature"])

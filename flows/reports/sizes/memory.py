@@ -40,7 +40,8 @@ def planned_run(config: RunConfig, base: Path | None, shape: ModelShape | None =
         dtype = "bfloat16" if gpu else config.runtime.resolve().dtype
     assert dtype != "auto"
     judges, uncounted = judges_of(config)
-    return PlannedRun(shape, dtype, config.generation, config.sft, config.reward, config.ppo, judges, uncounted)
+    judged = config.data.has_judge
+    return PlannedRun(shape, dtype, config.generation, config.sft, config.reward, config.ppo, judges, uncounted, judged)
 
 
 def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:

@@ -35,6 +35,15 @@ def found(planned: PlannedRun, device: str = "cuda", ranks: Ranks = Ranks()) -> 
     return {(phase.stage, phase.name): phase for phase in phases(planned, ranks, device)}
 
 
+def test_an_independent_judge_is_held_beside_ppos_models_and_nowhere_else() -> None:
+    plain, judged = found(run()), found(run()._replace(judged=True))
+    for name in ("frozen pass", "policy update"):
+        before, after = plain["ppo", name].parts, judged["ppo", name].parts
+        scalar, matrices = 1_235_814_400 + 2048, 973_078_528
+        assert after["frozen"] - before["frozen"] == 2 * matrices + 4 * (scalar - matrices)
+    assert plain["reward", "training"] == judged["reward", "training"]
+
+
 def test_weights_gradients_and_moments_take_what_a_count_by_hand_says() -> None:
     """1,235,814,400 parameters: 4 bytes of weights and of gradients, 8 of moments; a frozen one of the blocks'
     973,078,528 in bfloat16 and the rest in float32."""

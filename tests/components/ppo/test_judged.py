@@ -52,7 +52,7 @@ def evaluated(language: Any, runtime: Any, tmp_path: Path, monkeypatch: pytest.M
         whole = torch.ones_like(ids, dtype=torch.bool)
         return Samples(ids[:, :0], whole[:, :0], ids, whole, torch.zeros(ids.shape), ended)
 
-    def frozen_pass(asked: Models, samples: Samples, _: PpoJob) -> dict[str, torch.Tensor]:
+    def frozen_pass(asked: Models, samples: Samples, _: PpoJob, judged: bool) -> dict[str, torch.Tensor]:
         raw = torch.tensor([SCALE.shift + SCALE.scale * next(scores[asked.policy]) for _ in samples.ended])
         flat = torch.zeros(samples.response_ids.shape)
         return {"policy": flat, "sft": flat, "entropy": flat + 1, "raw_scores": raw}

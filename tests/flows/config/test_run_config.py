@@ -5,6 +5,7 @@ import json
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from components.base.errors import UserError
 from components.base.hashing import digest_json
 from components.base.settings import keyed_values
 from components.gates.table import GATES
-from data_contracts.config import TokenizerConfig
+from data_contracts.config import JudgeData, TokenizerConfig
 from flows.config import profiles, run_config
 from flows.config import yaml as yaml_text
 from flows.config.errors import nearest, valid_keys
@@ -193,7 +194,8 @@ def test_a_stages_job_is_made_of_the_runs_own_groups(stage) -> None:
     assert job.seed == 77
     sft = config.sft
     tokenizer = TokenizerConfig(vocabulary=sft.scratch.vocabulary, max_demonstrations=sft.max_demonstrations)
-    reduced = {("validate", "sft"): tokenizer}
+    reduced: dict[tuple[str, str], Any] = {(name, "sft"): tokenizer for name in ("validate", "validate.judge")}
+    reduced["validate.judge", "data"] = JudgeData.of(config.data)
     for name in type(job).model_fields:
         assert getattr(job, name) == reduced.get((stage.name, name), getattr(config, name))
 

@@ -11,9 +11,9 @@ from components.models.runtime import Runtime
 from flows.config.run_config import load_config
 from tasks.execution.keying import built_in_task, key_of
 from tasks.result import Input
-from tasks.stages import STAGES
+from tasks.stages import OPTIONAL, STAGES
 
-ALL = set(STAGES)
+ALL = set(STAGES) - set(OPTIONAL)
 SAMPLING = {"sft", "reward", "ppo", "human_eval.sample"}
 JUDGED = {"human_eval.reward"}
 DESK = SAMPLING | {"validate"}
@@ -21,6 +21,7 @@ INPUTS = {
     "validate": [], "sft": ["data"], "reward": ["data", "sft"], "ppo": ["data", "sft", "reward"],
     "human_eval.sample": ["data", "sft", "ppo"], "human_eval.reward": ["sample", "reward"],
     "human_eval": ["sample", "scores", "sheet"],
+    "validate.judge": [], "reward.judge": ["data", "sft"],
 }  # fmt: skip
 CODE = "\n_EDITED = 1\n"
 
@@ -49,6 +50,8 @@ TABLE = [
     ("components/base/settings.py", "", CODE, ALL, ALL),
     ("components/stats/intervals.py", "", CODE, {"validate", "sft", "reward", "ppo", "human_eval"}, ...),
     ("components/data/rows.py", "", CODE, PROMPTS, ...),
+    ("data_contracts/judge.py", "", CODE, set(), set()),
+    ("components/reward/substages/judge.py", "", CODE, set(), set()),
     ("data_contracts/validate.py", "", CODE, {"validate"}, ...),
     ("components/models/sampling.py", "", CODE, SAMPLING, ...),
     ("components/training/loop.py", "", CODE, SAMPLING | JUDGED, ...),
@@ -57,7 +60,7 @@ TABLE = [
     ("components/reward/train.py", "", CODE, {"reward"}, ...),
     ("components/ppo/maths.py", "", CODE, {"ppo"}, ...),
     ("components/human_eval/sample.py", "", CODE, {"human_eval.sample"}, ...),
-    ("components/reward/judged.py", "", CODE, JUDGED, ...),
+    ("components/reward/substages/judged.py", "", CODE, JUDGED, ...),
     ("components/stats/calibration/measure.py", "", CODE, {"reward", "human_eval"}, ...),
     ("components/human_eval/score.py", "", CODE, {"human_eval"}, ...),
 ]  # fmt: skip
@@ -80,13 +83,14 @@ def keys(request, tree, tmp_path_factory):
     config = load_config("tiny").model_copy(update={"runtime": Runtime(device="cpu", dtype="float32", threads=2)})
     given = {
         name: Input(path=folder, digest=name)
-        for name in ("data", "sft", "reward", "ppo", "sample", "scores", "sheet", "preferences")
+        for name in ("data", "sft", "reward", "ppo", "sample", "scores", "sheet", "preferences", "judge_preferences")
     }
-    wanted = INPUTS | ({"validate": ["preferences"]} if own else {})
+    wanted = INPUTS | ({"validate": ["preferences"], "validate.judge": ["judge_preferences"]} if own else {})
 
     def find(root: Path) -> dict[str, str]:
         found = {}
-        for name, stage in STAGES.items():
+        for name in wanted:
+            stage = STAGES[name]
             inputs = {each: given[each] for each in wanted[name]}
             found[name] = key_of(stage, config.stage_job(stage), inputs, root)[0]
         return found
@@ -110,7 +114,10 @@ def test_an_edit_changes_the_keys_of_the_stages_whose_bytes_it_can_change(tree, 
     finally:
         (tree / file).write_text(text)
     expected = built_in if not own or of_own is ... else of_own
-    assert {name for name in STAGES if before[name] != after[name]} == expected
+    changed = {name for name in before if before[name] != after[name]}
+    assert {name for name in changed if name in ALL} == expected
+    assert ("validate.judge" in changed) == ("validate" in expected or file == "data_contracts/judge.py")
+    assert ("reward.judge" in changed) == ("reward" in expected or file == "components/reward/substages/judge.py")
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +173,8 @@ def test_the_data_are_the_built_in_tasks_where_validate_generates_them_or_says_s
     assert built_in_task(validate, {"prompts": nothing}) == "support-desk"  # the pairs are generated all the same
     assert built_in_task(validate, {"preferences": nothing, "prompts": nothing}) is None
     assert built_in_task(validate, {"preferences/a.jsonl": nothing, "preferences/b.jsonl": nothing}) is None
+    assert built_in_task(STAGES["validate.judge"], {"base": nothing}) == "support-desk"
+    assert built_in_task(STAGES["validate.judge"], {"judge_preferences/a.jsonl": nothing}) is None
     for name, expected in (("none", None), ("support-desk", "support-desk")):
         data = tmp_path / name
         data.mkdir()

@@ -18,7 +18,7 @@ from flows.config.run_config import load_config
 from tasks.execution import drawing, plots
 from tasks.execution.progress import StageProgress
 from tasks.runs.points import Spool
-from tasks.stages import PIPELINE, STAGES
+from tasks.stages import OPTIONAL, PIPELINE, STAGES
 
 HOSTILE = "\ud83d\x00 $x^{$</text><script>alert(1)</script>"
 
@@ -286,9 +286,13 @@ def test_progress_on_a_terminal_is_a_bar_that_takes_any_metric_name():
     assert "2/2" in console.file.getvalue()
 
 
-def test_the_pipeline_is_its_stages_in_order_and_one_sub_stage():
+def test_the_pipeline_is_its_stages_in_order_each_after_its_sub_stages():
     assert tuple(dict.fromkeys(stage.shown for stage in STAGES.values())) == PIPELINE
-    assert [name for name, stage in STAGES.items() if not stage.final] == ["human_eval.sample", "human_eval.reward"]
+    parts = [name for name, stage in STAGES.items() if not stage.final]
+    assert parts == ["validate.judge", "reward.judge", "human_eval.sample", "human_eval.reward"]
+    assert {name for name in STAGES if name in OPTIONAL} == {*OPTIONAL} < {*parts}
+    names = list(STAGES)
+    assert all(names.index(part) < names.index(STAGES[part].shown) for part in parts), "the final one ends the stage"
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))

@@ -1,0 +1,1 @@
+"""Sub-stages that train a judge, or ask the reward model."""

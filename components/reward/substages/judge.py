@@ -1,0 +1,101 @@
+"""The sub-stage `reward.judge`: a reward model that only judges, trained on other labels than the one that rewards."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from components.base.errors import UserError
+from components.base.hashing import hash8
+from components.base.jsonl import write_rows
+from components.base.observe import Observe
+from components.data.rows import CanonicalRow
+from components.data.splits import SPLITS, loose_key, prompt_key
+from components.data.tables.published import read_split
+from components.reward.config import JudgeJob
+from components.reward.pairs import PreferencePair, check_votes
+from components.reward.refresh.compare import old_pairs
+from components.reward.stage import train_on
+from components.training.loop import torch_seed
+
+LEFT_OUT = "left_out.jsonl"
+"""A line for each pair that does not train the judge: `source`, `row` and `reason`."""
+SHARED = "the reward model trains on this pair"
+HELD_OUT = "its prompt is held out in the run's data"
+logger = logging.getLogger(__name__)
+
+
+def run(job: JudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
+    """Train and calibrate a judge on `inputs["judge_data"]` from `inputs["sft"]`, as the reward stage does.
+
+    Its scale is measured on prompts of `inputs["data"]`, the run's own data. A pair does not train it where the reward
+    model trains on the same prompt and the same two responses, whatever their label, nor where its prompt stands in
+    another split than `train` of the run's data: PPO is judged on such prompts.
+
+    Returns:
+        The metrics of the reward stage, called `reward/judge_...`, and how many pairs were left out.
+
+    Raises:
+        UserError: no pair is left to train on, or they have none of the votes that the config trains on.
+    """
+    pairs = {split: read_split(inputs["judge_data"] / f"pairs.{split}") for split in SPLITS}
+    kept, left_out = own_pairs(pairs["train"], inputs)
+    if not kept:
+        first = left_out[0]
+        raise UserError(
+            f"data.judge_preferences: none of the {len(left_out)} pairs of its training split is left to train a judge "
+            f"on. The first, {first['source']} row {first['row']}: {first['reason']}. Give pairs that "
+            "data.preferences does not hold."
+        )
+    if left_out:
+        logger.warning("%d of %d pairs do not train the judge: %s names them.", len(left_out), len(pairs["train"]),
+                       LEFT_OUT)  # fmt: skip
+    reward = job.as_reward(torch_seed(job.seed, "judge") % 2**32)  # else both begin with the same drawn head
+    check_votes(kept, reward.reward, "the judge's pairs.train")
+
+    def watch(step: int, metrics: Mapping[str, float], total: int | None = None, **told: Any) -> None:
+        observe(step, judge_metrics(metrics), total, **told)
+
+    given = {name: inputs[name] for name in ("data", "sft")}
+    found = train_on(pairs | {"train": kept}, reward, given, out, watch)
+    write_rows(out / "artifact" / LEFT_OUT, left_out)
+    return judge_metrics(found) | {
+        "reward/judge_pairs": float(len(kept)),
+        "reward/judge_left_out": float(len(left_out)),
+    }
+
+
+def own_pairs(
+    pairs: Sequence[PreferencePair], inputs: Mapping[str, Path]
+) -> tuple[list[PreferencePair], list[dict[str, object]]]:
+    """The pairs that may train a judge, and what `left_out.jsonl` says of the others.
+
+    Args:
+        inputs: `data`, and of a refreshed reward model `previous_data` and `previous_reward`: old pairs train too.
+    """
+    data = inputs["data"]
+    old: Iterable[PreferencePair] = old_pairs(inputs, {})["train"] if "previous_data" in inputs else ()
+    trains = {_judged(row) for row in chain(read_split(data / "pairs.train"), old)}
+    held_out = {
+        hash8(loose_key(row["prompt"]))
+        for kind in ("pairs", "prompts") for split in SPLITS[1:] for row in read_split(data / f"{kind}.{split}")
+    }  # fmt: skip
+    kept, left_out = list[PreferencePair](), list[dict[str, object]]()
+    for row in pairs:
+        reason = SHARED if _judged(row) in trains else HELD_OUT if hash8(loose_key(row["prompt"])) in held_out else ""
+        if reason:
+            left_out.append({"source": row["source"], "row": row["row"], "reason": reason})
+        else:
+            kept.append(row)
+    return kept, left_out
+
+
+def _judged(row: CanonicalRow) -> bytes:
+    """Equal for pairs of the same prompt and the same two responses, in either order."""
+    return hash8("\0".join((prompt_key(row["prompt"]), *sorted((row["chosen"], row["rejected"])))))
+
+
+def judge_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """`metrics` of a reward model, called the judge's: `reward/judge_accuracy` for `reward/accuracy`."""
+    return {name.replace("/", "/judge_", 1): value for name, value in metrics.items()}

@@ -1,0 +1,74 @@
+"""The sub-stage `validate.judge`: the pairs that an independent judge learns from, by the contract of all pairs.
+
+Their splits are those of all data (a prompt's split depends on the prompt alone), so that a prompt that PPO is judged
+on trains no judge either.
+"""
+
+import functools
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from components.base.errors import UserError
+from components.base.observe import Observe
+from components.data.inputs import JUDGE, kind_of
+from components.data.support_desk.desk import generate_careful
+from data_contracts.config import ValidateJudgeJob, of_judge
+from data_contracts.examine import Examination, generated
+from data_contracts.rows.gather import RowSource
+from data_contracts.validate import publish
+
+
+class _JudgePairs(Examination):
+    """The judge's pairs: files, or the built-in task's careful annotators'."""
+
+    def _sources(self) -> dict[str, list[RowSource]]:
+        if given := self._given("preferences"):
+            return {"preferences": given}
+        made = generated("preferences", generate_careful(self.job.seed, self.job.data.generator))
+        return {"preferences": [made._replace(label=JUDGE)]}
+
+    def _given(self, name: str) -> list[RowSource]:
+        given = super()._given(name)  # each of several has a label of its own
+        return [each._replace(label=JUDGE) for each in given] if len(given) == 1 else given
+
+
+def run(job: ValidateJudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
+    """Validate the judge's pairs as `validate` does preferences.
+
+    Args:
+        inputs: `judge_preferences` (each of several `judge_preferences/LABEL`), and what `validate` reads beside data;
+            without files the built-in task's careful annotators label pairs.
+        out: gets `artifact/`, laid out as that of `validate`, and `attachments/judge/`.
+
+    Returns:
+        The metrics of `validate`, called `data/judge_...`.
+
+    Raises:
+        UserError: as `validate`; the message says that the data are the judge's.
+    """
+    shutil.rmtree(out / "attachments", ignore_errors=True)  # of a try that was killed
+    named = {_as_preferences(name): path for name, path in inputs.items()}
+
+    def watch(step: int, metrics: Mapping[str, float], total: int | None = None, **told: Any) -> None:
+        observe(step, judge_metrics(metrics), total, **told)
+
+    try:
+        found = publish(functools.partial(_JudgePairs, job.as_validation(), named), named, out, watch)
+    except UserError as error:
+        raise UserError(of_judge(error)) from error
+    own = out / "attachments"
+    own.rename(out / "judge")
+    own.mkdir()
+    shutil.move(out / "judge", own)
+    return judge_metrics(found)
+
+
+def judge_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """`metrics` of data, called the judge's: `data/judge_pairs` for `data/pairs`."""
+    return {name.replace("/", "/judge_", 1): value for name, value in metrics.items()}
+
+
+def _as_preferences(name: str) -> str:
+    return "preferences" + name.removeprefix(JUDGE) if kind_of(name) == JUDGE else name
