@@ -28,6 +28,10 @@ MOST = 8
 """How many gates a line names."""
 
 
+_KNOWN = (*PIPELINE, *(name for name in STAGES if name not in PIPELINE))
+"""The pipeline's stages, then their sub-stages."""
+
+
 class Launch(NamedTuple):
     """A run that has begun but is not computed."""
 
@@ -234,7 +238,7 @@ def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
             )
 
 
-def check_stages(what: str, stages: Iterable[str], known: Sequence[str] = tuple(STAGES)) -> None:
+def check_stages(what: str, stages: Iterable[str], known: Sequence[str] = _KNOWN) -> None:
     """Raises `UserError` if one of `stages` is none of the pipeline's stages or, where they are known, sub-stages."""
     for stage in stages:
         if stage not in known:

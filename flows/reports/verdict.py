@@ -109,7 +109,7 @@ def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[s
 
 def _of_run(command: str, run: str) -> str:
     """A command of `ADVICE` for this run."""
-    return re.sub(r"^tether rerun (\w+)", rf"tether rerun \1 --from {run}", command).replace(" RUN", f" {run}")
+    return re.sub(r"^tether rerun ([\w.]+)", rf"tether rerun \1 --from {run}", command).replace(" RUN", f" {run}")
 
 
 def _change(found: Setting | None) -> str:

@@ -31,6 +31,10 @@ REWARD = {
     "position_invariance": 1e-4,
     "disagreement_auroc_low": 0.8,
     "refresh_gain_low": -0.03,
+    "judge_accuracy_low": 0.6,
+    "judge_ece": 0.05,
+    "judge_calibration_slope": (0.5, 2.0),
+    "judge_length_gain_low": 0.0,
     **{f"probe_{name}_high": 0.25 for name in PROBES},
 }
 GOOD = {
@@ -54,6 +58,13 @@ GOOD = {
     "reward/position_invariance": 0.0,
     "reward/disagreement_auroc_low": 0.9,
     "reward/refresh_gain_low": -0.03,
+    "reward/judge_accuracy_low": 0.7,
+    "reward/judge_ece": 0.09,
+    "reward/judge_ece_null_95": 0.1,
+    "reward/judge_calibration_slope": 2.1,
+    "reward/judge_slope_null_low": 0.6,
+    "reward/judge_slope_null_high": 2.2,
+    "reward/judge_length_gain_low": 0.1,
     **{f"reward/probe_{name}_high": 0.1 for name in PROBES},
 }
 
@@ -79,7 +90,7 @@ def verdict(name, metrics, thresholds=REWARD, waivers=()):
 
 def test_good_metrics_pass_every_gate():
     verdicts = judge("reward", GOOD, REWARD)
-    assert len(verdicts) == len(REWARD) == 25
+    assert len(verdicts) == len(REWARD) == 29
     assert all(each.passed for each in verdicts)
     assert failure("reward", verdicts) is None
 

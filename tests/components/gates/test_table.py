@@ -5,8 +5,11 @@ from components.gates.table import GATES, MAIN_METRICS, Gate, MainMetric, brief_
 BRIEF = {
     "validate": ["data/pairs", "data/quarantined", "data/model_votes", "data/annotator_agreement"],
     "sft": ["sft/loss", "sft/perplexity", "sft/gold", "sft/violations"],
-    "reward": ["reward/accuracy", "reward/accuracy_low", "reward/ece", "reward/test_pairs"],
-    "ppo": ["ppo/proxy_reward", "ppo/kl", "ppo/kl_per_token", "ppo/gold", "ppo/violations", "ppo/rule_violations"],
+    "reward": ["reward/accuracy", "reward/accuracy_low", "reward/ece", "reward/test_pairs", "reward/judge_accuracy"],
+    "ppo": [
+        "ppo/proxy_reward", "ppo/kl", "ppo/kl_per_token", "ppo/judge_gain", "ppo/gold", "ppo/violations",
+        "ppo/rule_violations",
+    ],
     "human_eval": [
         "human_eval/win_rate", "human_eval/win_rate_low", "human_eval/reward_agreement", "human_eval/fleiss_kappa",
     ],
@@ -54,11 +57,15 @@ def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_meas
     ]  # fmt: skip
     assert [g.name for g in GATES.values() if g.ends] == ["ppo.length_ratio"]
     assert [g.name for g in GATES.values() if g.if_measured] == [
+        "validate.judge_contract", "validate.judge_pairs", "reward.judge_accuracy_low", "reward.judge_ece",
+        "reward.judge_calibration_slope", "reward.judge_length_gain_low",
         "reward.refresh_gain_low", "ppo.beta_drift_below_target", "ppo.proxy_rise_at_level_kl",
         "ppo.replaced_max", "ppo.rule_violations_excess", "ppo.judge_gain_low", "human_eval.attention_low",
     ]  # fmt: skip
     assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
         "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",
         "reward.calibration_slope": ("reward/slope_null_low", "reward/slope_null_high"),
+        "reward.judge_ece": "reward/judge_ece_null_95",
+        "reward.judge_calibration_slope": ("reward/judge_slope_null_low", "reward/judge_slope_null_high"),
         "human_eval.reward_ece": "human_eval/reward_ece_null_95",
     }  # fmt: skip

@@ -25,7 +25,7 @@ def measured(*judges: str) -> dict[str, float]:
     names = [config.name for config in configs]
     sft: list[Any] = [SimpleNamespace(rewards=dict.fromkeys(names, float(i))) for i in range(6)]
     policy: list[Any] = [SimpleNamespace(rewards={name: i + GAINS[name][i] for name in names}) for i in range(6)]
-    models: Any = SimpleNamespace(rewards=Rewards(configs, {}))
+    models: Any = SimpleNamespace(rewards=Rewards(configs, {}), judge=None)
     return _by_source(models, policy, sft, PROMPTS)
 
 

@@ -293,7 +293,10 @@ def test_the_gates_on_test_pairs_judge_what_the_published_models_say_of_them(tra
         assert metrics[f"reward/{name}_null_95"] == pytest.approx(max(highs), rel=0.08)
     found = [metrics[f"reward/slope_null_{end}"] for end in ("low", "high")]
     assert found == pytest.approx(slope_null, abs=0.03) and found[0] < 1 < found[1]
-    assert expected.keys() | ELSEWHERE == {gate.metric for gate in GATES.values() if gate.stage == "reward"}
+    judged = {gate.metric for gate in GATES.values() if gate.stage == "reward"}
+    own = {name for name in judged if name.startswith("reward/judge_")}
+    assert expected.keys() | ELSEWHERE == judged - own, "a judge's are a reward model's: substages/test_judge.py"
+    assert {name.replace("judge_", "") for name in own} <= expected.keys()
 
 
 @pytest.mark.parametrize(("always", "at_end"), [(1.0, 1), (-1.0, 1), (0.0, 0)], ids=["right", "wrong", "as trained"])

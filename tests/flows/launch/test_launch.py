@@ -165,7 +165,7 @@ def test_a_rerun_has_the_newest_runs_config_with_changes_on_top(tmp_path: Path) 
     newest = finish(begin(tmp_path, "seed=2", "sft.epochs=1"))
     again = rerun(tmp_path, "reward", overrides=settings("reward.epochs=2"))
     assert (again.config.seed, again.config.sft.epochs, again.config.reward.epochs) == (2, 1, 2)
-    assert again.ctx.refresh == frozenset({"reward"})
+    assert again.ctx.refresh == frozenset({"reward", "reward.judge"})
     assert again.ctx.run != newest
     assert again.ctx.profile == "tiny"
 

@@ -98,6 +98,7 @@ def everything(render):
     def everything(folder):
         return [
             *render("sft", {"sft/train_loss": [5.5, 2.25]}, (), {"sft/loss": 2.0}, f"{folder}/sft"),
+            *render("reward.judge", None, folder=f"{folder}/reward.judge", calibration={"bins": BINS, "slices": []}),
             *render("reward", {"reward/train_loss": [0.7, 0.6]}, folder=f"{folder}/reward",
                     calibration={"bins": BINS, "slices": [SLICE, {**SLICE, "slice": HOSTILE, "ece": 0.2}]},
                     robustness={"probes": {**PROBES, HOSTILE: PROBES["filler"]}}),

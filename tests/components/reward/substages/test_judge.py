@@ -1,5 +1,6 @@
 """A judge's pairs: none that trains the reward, none on a prompt that the run holds out, and its own metrics."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from components.data.support_desk.desk import SupportDeskConfig, generate_carefu
 from components.data.tables.published import read_split, write_split
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
+from components.reward import stage
 from components.reward.config import JudgeConfig, JudgeJob, RewardConfig
 from components.reward.scoring import ScoreScale
 from components.reward.substages import judge
+from components.training.loop import torch_seed
 from tests.components.conftest import GENERATION, Interrupting
 from tests.splits import published
 
@@ -83,6 +86,22 @@ def test_a_judge_is_a_reward_model_with_metrics_and_curves_of_its_own(
     folders = artifact, stages.inputs["reward"]
     mine, its = (load_reward_model(folder, runtime)[0].score.weight.detach() for folder in folders)
     assert float((mine - its).norm()) > 1, "its head was drawn anew, not the reward model's trained a little otherwise"
+
+
+def test_a_judges_numbers_are_those_that_the_reward_stage_gives_for_its_pairs(stages: Any, tmp_path: Path) -> None:
+    rows = generate_careful(5, SupportDeskConfig(judge_pairs=80))
+    own = write(tmp_path / "own", train=rows[:40], calibration=rows[40:60], test=rows[60:])
+    mine = job(stages)
+    found = judge.run(mine, {**stages.inputs, "judge_data": own}, tmp_path / "judge", lambda *_, **__: None)
+    for split in SPLITS:  # the scale is measured on the run's own prompts
+        shutil.rmtree(own / f"prompts.{split}")
+        shutil.copytree(stages.inputs["data"] / f"prompts.{split}", own / f"prompts.{split}")
+    shutil.copy(stages.inputs["data"] / "task.json", own)
+    seed = torch_seed(mine.seed, "judge") % 2**32
+    plain = stage.run(mine.as_reward(seed), {**stages.inputs, "data": own}, tmp_path / "plain", lambda *_, **__: None)
+    assert {name.replace("reward/", "reward/judge_"): value for name, value in plain.items()} == {
+        name: value for name, value in found.items() if name not in ("reward/judge_pairs", "reward/judge_left_out")
+    }
 
 
 def test_an_interrupted_judge_ends_with_the_same_bytes(stages: Any, tmp_path: Path, digests: Any) -> None:
