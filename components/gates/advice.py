@@ -353,8 +353,8 @@ ADVICE: dict[str, Advice] = {
         "tether rerun ppo --set ppo.kl.target=2",
     ),
     "ppo.judge_gain_low": Advice(
-        "A judge that gives no reward (that of `data.judge_preferences`, or one of `ppo.rewards`) sees no gain over SFT "
-        "although the reward does: the policy may exploit the reward.",
+        "A judge that gives no reward (that of `data.judge_preferences`, or one of `ppo.rewards`) sees no gain over "
+        "SFT although the reward does: the policy may exploit the reward.",
         "Compare `ppo/judge_NAME_gain` with `ppo/reward_gain`, and read responses in `evaluation.jsonl`. Lower "
         "`ppo.kl.target`, or collect new preferences on the policy's own responses.",
         "tether rerun ppo --set ppo.kl.target=2",
