@@ -22,17 +22,22 @@ from components.models.config import GenerationConfig
 
 
 class TokenizerConfig(Settings):
-    """The options that the run's own tokenizer depends on, if it has no pretrained one."""
+    """The options that the run's tokenizer depends on, beside a pretrained one."""
 
     vocabulary: int
     """Most tokens."""
     max_demonstrations: int | None
     """It is made from this many training demonstrations; null for all."""
+    chat_template: str | None = None
+    """A name or the text of a chat template that replaces the pretrained one's."""
 
 
 def _tokenizer_part(given: Any) -> Any:
     scratch = getattr(given, "scratch", None)  # SftConfig is not imported: its other options are no part of the key
-    return {"vocabulary": scratch.vocabulary, "max_demonstrations": given.max_demonstrations} if scratch else given
+    if not scratch:
+        return given
+    made = {"vocabulary": scratch.vocabulary, "max_demonstrations": given.max_demonstrations}
+    return made | {"chat_template": given.chat_template}
 
 
 class ValidateJob(Settings):

@@ -267,7 +267,8 @@ class Examination:
         Rows that `max_pairs` or the checks of texts keep out later are in it.
         """
         if "base" in self.inputs:
-            return load_tokenizer(self.inputs["base"])
+            template, stop = self.job.sft.chat_template, self.job.generation.stop
+            return load_tokenizer(self.inputs["base"], template=template, stop=stop)
         taught = self.sources.get("demonstrations") or self.pairs
         if taught is None:
             return None
@@ -278,7 +279,7 @@ class Examination:
         texts = texts_of(
             {"prompt": row["prompt"], "response": row["response" if "response" in row else "chosen"]} for row in rows
         )
-        return train_tokenizer(texts, self.job.sft.vocabulary)
+        return train_tokenizer(texts, self.job.sft.vocabulary, self.job.generation.stop)
 
     def _examine_texts(self, examined: Examined) -> None:
         job, ledger, before = self.job, examined.ledger, self.read

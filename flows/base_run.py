@@ -126,6 +126,13 @@ def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, st
         in_any_order = isinstance(was, tuple) and isinstance(now, tuple) and sorted(was) == sorted(now)
         if not read_again and was != now and not in_any_order:
             found.setdefault(field, "validate.judge" if name == JUDGE else "validate")
+    if "reward" in before:
+        suites, suites_now = (
+            {f"reward.suites.{name}": os.path.abspath(file) for name, file in each.reward.suites.items()}
+            for each in (one, other)
+        )
+        changed = [name for name in suites | suites_now if suites.get(name) != suites_now.get(name)]
+        found |= dict.fromkeys(changed, "reward")
     if "ppo" in before:
         files, files_now = _reward_files(one), _reward_files(other)
         changed = [name for name in files | files_now if files.get(name, []) != files_now.get(name, [])]

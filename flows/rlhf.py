@@ -80,7 +80,7 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
     # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
     given = {} if judge_data is None else {"judge_data": judge_data}
     judge = stage("reward.judge", data=data, sft=sft, **given, **sources.previous) if given else None
-    reward = stage("reward", data=data, sft=sft, **sources.previous)
+    reward = stage("reward", data=data, sft=sft, **sources.previous, **sources.suites)
 
     # 4. PPO: raise the reward (the model's, or that of the sources named), tethered to SFT by KL. Only its evaluations
     # ask the judge.

@@ -24,6 +24,7 @@ from components.data.inputs import (
 )
 from components.human_eval.batch.halves import JUDGED
 from components.human_eval.blinding import SEAL, home_seal
+from components.reward.suites.reading import SUITES, read_suite
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from data_contracts.config import JudgeData, of_judge
@@ -58,6 +59,8 @@ class Sources:
     """`rewards/NAME`: the folder of each other reward model that `ppo.rewards` names."""
     judge: dict[str, Input] = field(default_factory=dict)
     """`judge_preferences` (each of several `judge_preferences/LABEL`), where the config names them."""
+    suites: dict[str, Input] = field(default_factory=dict)
+    """`suites/NAME`: each file of judged pairs that `reward.suites` names."""
     compared: dict[str, Input] = field(default_factory=dict)
     """`data` and `model_1` to `model_k`, where a run compares models and computes none."""
 
@@ -101,6 +104,7 @@ def find_sources(
         _taught(config, home, taken),
         _rewards(config, home, taken),
         _judge(config, home, taken, data),
+        _suites(config, taken),
     )
 
 
@@ -176,6 +180,23 @@ def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict
             found[f"rewards/{name}"] = Input(digest=recorded, path=Path(model.source.removeprefix("model:")))
         else:
             found[f"rewards/{name}"] = Input.of(reward_model(model, home)[1])
+    return found
+
+
+def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
+    """The suites that the reward model is evaluated on; where it is taken, those that it was evaluated on."""
+    if "reward" in taken:
+        recorded = {name: digest for name, digest in taken["reward"].inputs.items() if name.startswith(f"{SUITES}/")}
+        files = {f"{SUITES}/{name}": Path(file) for name, file in config.reward.suites.items()}
+        return {name: Input(digest=digest, path=files.get(name, Path(name))) for name, digest in recorded.items()}
+    found = {}
+    for name, file in config.reward.suites.items():
+        path = user_path(file, field := f"reward.suites.{name}")
+        try:
+            read_suite(path)
+        except UserError as error:
+            raise UserError(f"{field}: {error}") from error
+        found[f"{SUITES}/{name}"] = Input.of(path)
     return found
 
 

@@ -62,7 +62,8 @@ def _state_sampling(out: Path, generation: Mapping[str, JsonValue]) -> None:
     path = out / "generation_config.json"
     if path.is_file() and generation:
         sampling = {"do_sample": True, "temperature": generation["temperature"], "top_k": 0, "top_p": 1.0}
-        _update(path, {**sampling, "max_new_tokens": generation["max_new_tokens"]})
+        stop = {"stop_strings": generation["stop"]} if generation.get("stop") else {}
+        _update(path, {**sampling, "max_new_tokens": generation["max_new_tokens"], **stop})
 
 
 def _state_scale(out: Path) -> None:

@@ -193,6 +193,13 @@ ADVICE: dict[str, Advice] = {
         "Raise `reward.refresh.replay`, or lower `reward.learning_rate`.",
         "tether rerun reward --set reward.refresh.from_run=RUN --set reward.refresh.replay=0.5",
     ),
+    "reward.suite_accuracy_low": Advice(
+        "On a suite of `reward.suites` the reward model agrees with the judges too rarely, or the suite has too few "
+        "pairs: it may have learned what only these annotators like.",
+        "Look at the subsets in the report's table of suites (`suites.json`). Add pairs like those that it gets wrong "
+        "to `data.preferences`; the suite itself must stay out of them.",
+        "tether rerun validate --set data.preferences=more_pairs.jsonl",
+    ),
     "reward.brier_high": Advice(
         "The probabilities are no better than a coin's: the model cannot tell responses apart, or is overconfident.",
         "Look at `reward.accuracy_low` and `reward.ece`: they say which of the two it is. Then change "

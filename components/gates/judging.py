@@ -73,6 +73,8 @@ class ExtraGate(Settings):
     artifact's folder that returns the number to judge."""
     code: str = "auto"
     """Name and version of the plug-in's distribution and sha256 of its files; each run computes it again."""
+    timeout: float = Field(600.0, gt=0)
+    """Seconds that the plug-in may take for its number, importing it included."""
     op: Op
     """`<=`, `>=`, `>`, `==`, or `between` (with a threshold of two numbers)."""
     threshold: Threshold

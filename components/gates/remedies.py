@@ -117,7 +117,7 @@ _EXPLOITED = ("repetition", "echo", "special_tokens", "violations_excess", "dist
               "length_ratio")  # fmt: skip
 _PROBES = ("filler", "flattery", "hedge", "repetition", "whitespace", "exclamations", "dots")
 _SHORTCUTS = ("length_gain_low", "majority_gain_low", "balanced_length_accuracy_low", "slice_accuracy_low",
-              "temperature_at_end", "accuracy_low")  # fmt: skip
+              "temperature_at_end", "accuracy_low", "suite_accuracy_low")  # fmt: skip
 _CONFIDENCE = ("ece", "ece_width", "calibration_slope", "brier_high", "log_loss_high", "slice_ece_excess")
 
 CHANGES: dict[str, tuple[OptionChange, ...]] = {

@@ -81,6 +81,7 @@ _GATES = (
     Gate("reward.judge_length_gain_low", ">", "the judge's accuracy above a length-only rule, lower end",
          if_measured=True),
     Gate("reward.refresh_gain_low", ">=", "accuracy on old pairs above the old model's, lower end", if_measured=True),
+    Gate("reward.suite_accuracy_low", ">=", "accuracy on every suite of reward.suites, lower end", if_measured=True),
     Gate("reward.brier_high", "<=", "Brier score after temperature, upper end"),
     Gate("reward.log_loss_high", "<=", "log loss after temperature, nats a pair, upper end"),
     Gate("reward.length_partial_correlation_high", "<=", "correlation of score and length given the label, upper end"),

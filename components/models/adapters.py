@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from components.base.errors import UserError, naming
 from components.base.jsonl import write_json
 from components.models.config import AdapterConfig
-from components.models.quantized import hold, in_float32
+from components.models.matrices.quantized import hold, in_float32
 from components.models.weights import check_finite, check_names, refusing
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Backbone:
         device: where to hold it; layers are moved there one by one. None leaves it where it is.
 
     Raises:
-        UserError: as `components.models.quantized.four_bit`.
+        UserError: as `components.models.matrices.quantized.four_bit`.
     """
 
     def __init__(

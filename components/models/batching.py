@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from components.models.chat.endings import before_stop
 from components.models.tokenizers import rendered_prompt
 
 Messages = Sequence[Mapping[str, str]]
@@ -42,8 +43,11 @@ def encode_prompt(tokenizer: Any, messages: Messages, max_tokens: int) -> list[i
 
 
 def encode_response(tokenizer: Any, text: str, max_tokens: int) -> list[int]:
-    """Token ids of a response with EOS at its end; one that exceeds `max_tokens` is cut and has no EOS."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    """Token ids of a response with EOS at its end; one that exceeds `max_tokens` is cut and has no EOS.
+
+    A text that holds a stop string of the tokenizer ends before it, as a sampled one does.
+    """
+    ids = tokenizer(before_stop(tokenizer, text), add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
     return ids[:max_tokens]
 
 
@@ -63,7 +67,7 @@ def encode_responses(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> l
     """As `encode_response` of each, which it takes a fraction of the time of."""
     if not texts:
         return []
-    found = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    found = tokenizer([before_stop(tokenizer, text) for text in texts], add_special_tokens=False)["input_ids"]
     return [[*ids, tokenizer.eos_token_id][:max_tokens] for ids in found]
 
 

@@ -1,6 +1,6 @@
 """Options of language models: shape, sampling, adapters. Importable without torch."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,9 @@ class GenerationConfig(Settings):
     """Cap on a response's length in tokens, EOS included."""
     temperature: float = Field(1.0, gt=0)
     """Softmax temperature of sampling; log-probabilities are taken at it."""
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field((), max_length=16)
+    """Strings that end a response where they first stand in it, beside the tokenizer's EOS tokens. The response's text
+    is what stands before. A demonstration or response of a pair that holds one ends there too, with EOS."""
 
 
 class ScratchModel(Settings):

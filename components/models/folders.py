@@ -26,10 +26,11 @@ from components.base.errors import UserError, naming
 from components.base.jsonl import write_json
 from components.base.text import counted
 from components.models.adapters import AdapterView
+from components.models.chat.endings import endings_of
 from components.models.config import ScratchModel
-from components.models.kernels import by_onednn
+from components.models.matrices.kernels import by_onednn
 from components.models.runtime import Runtime
-from components.models.tokenizers import gguf_file, load_tokenizer
+from components.models.tokenizers import gguf_file, load_with_new_tokens
 from components.models.weights import as_folder, check_weights, load_from, load_whole, refusing
 
 transformers_logging.disable_progress_bar()
@@ -64,40 +65,48 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
     return model.eval()
 
 
-def load_base(folder: Path, named_by: str = "sft.base") -> tuple[Any, Any]:
+def load_base(
+    folder: Path, named_by: str = "sft.base", template: str | None = None, stop: Sequence[str] = ()
+) -> tuple[Any, Any]:
     """A pretrained model and its tokenizer from a Hugging Face folder, a GGUF file or a folder with one.
 
     Args:
         folder: where it is, or the GGUF file.
         named_by: the option that names it, for the error.
+        template, stop: as `load_tokenizer`. Tokens that are added to the tokenizer get embeddings drawn from seed 0.
 
     Raises:
         UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
     """
     with as_folder(folder) as found:
-        return _load_base(found, named_by)
+        return _load_base(found, named_by, template, stop)
 
 
-def _load_base(folder: Path, named_by: str) -> tuple[Any, Any]:
+def _load_base(folder: Path, named_by: str, template: str | None, stop: Sequence[str]) -> tuple[Any, Any]:
     check_weights(folder, named_by)
-    tokenizer = load_tokenizer(folder, named_by)
+    tokenizer, added = load_with_new_tokens(folder, named_by, template, stop)
     gguf = gguf_file(folder)
     options = {} if gguf is None else {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
     model = load_whole(AutoModelForCausalLM, folder, named_by, **options)
     rows = model.get_input_embeddings().num_embeddings
-    lacking = [token for token, i in tokenizer.get_vocab().items() if i >= rows and token != tokenizer.pad_token]
+    allowed = {*added, tokenizer.pad_token}
+    lacking = [token for token, i in tokenizer.get_vocab().items() if i >= rows and token not in allowed]
     if lacking:
         raise UserError(
             f"{named_by}: the tokenizer in {folder} has {counted(len(lacking), 'token')}, such as {lacking[0]!r}, "
             "beyond the "
             f"model's {rows} embeddings. Use the tokenizer that the model was trained with."
         )
-    if len(tokenizer) > rows:  # the pad token was added
+    if len(tokenizer) > rows:  # the pad token or a template's markers were added
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # the new row is drawn
+            torch.manual_seed(0)  # the new rows are drawn
             model.resize_token_embeddings(len(tokenizer))
+    listed = found if isinstance(found := model.generation_config.eos_token_id, list) else []
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+    ends = endings_of(tokenizer).ids
+    if len({*ends, *listed}) > 1:
+        model.generation_config.eos_token_id = list(dict.fromkeys([*ends, *listed]))
     _check_use(model, folder, named_by)
     return model, tokenizer
 

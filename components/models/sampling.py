@@ -4,9 +4,9 @@ Legend: B responses, P prompt tokens (padded on the left), T response tokens (pa
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
 from typing import Any, NamedTuple, Protocol
@@ -20,13 +20,14 @@ from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
 from components.models.batching import Messages, encode_prompt, onto, pad
 from components.models.cache import open_context
+from components.models.chat.endings import before_stop, endings_of
 from components.models.config import GenerationConfig
 from components.models.folders import autocast
-from components.models.kernels import packed_weights
 from components.models.logprobs import vocabulary_logits
-from components.models.quantized import is_four_bit
+from components.models.matrices.kernels import packed_weights
+from components.models.matrices.quantized import is_four_bit
 from components.models.runtime import Runtime
-from components.models.tokenizers import special_tokens, visible_text
+from components.models.tokenizers import StopFinder, special_tokens, token_of_character, visible_text
 
 LEAVE_EVERY = {"cpu": 1, "cuda": 8}
 """Tokens between the looks at which rows have ended, by kind of device: a look makes the host wait for a GPU."""
@@ -49,6 +50,17 @@ class Seen(NamedTuple):
     """What the value head said of the state a token was chosen in, where the sampler was given one."""
 
 
+class OtherEnding(NamedTuple):
+    """A response that ended otherwise than by EOS: by another token, or at a stop string."""
+
+    said: int
+    """Tokens that its text stands in."""
+    characters: int
+    """Characters of its text: a stop string may begin within its last token."""
+    judged: list[int]
+    """Its text's token ids and EOS: the ending that a reward model was trained on."""
+
+
 @dataclass(frozen=True)
 class Samples:
     """Prompts and the responses sampled to them."""
@@ -60,13 +72,15 @@ class Samples:
     response_ids: Tensor
     """(B, T) int64; what stands after the end is pad."""
     response_mask: Tensor
-    """(B, T) bool, True up to and including EOS, or up to the cap."""
+    """(B, T) bool, True up to and including the token that ends the response, or up to the cap."""
     logprobs: Tensor
     """(B, T) log-probabilities as the sampler computed them, nats, 0 where the mask is False."""
     ended: Tensor
-    """(B,) bool: EOS was sampled before the cap."""
+    """(B,) bool: EOS, or another ending of the tokenizer's, was sampled before the cap."""
     seen: Seen | None = None
     """Where the sampler's numbers are as exact as the training path's; None where they must be recomputed."""
+    otherwise: Mapping[int, OtherEnding] = field(default_factory=dict)
+    """Rows that ended by another ending than EOS."""
 
     @cached_property
     def prompt_lengths(self) -> list[int]:
@@ -75,14 +89,20 @@ class Samples:
 
     @cached_property
     def response_lengths(self) -> list[int]:
-        """Tokens of each response, EOS included."""
+        """Tokens of each response, its ending included."""
         return self.response_mask.sum(1).tolist()
 
     @cached_property
     def said(self) -> list[list[int]]:
-        """Each response's token ids without the EOS that ends it."""
+        """Each response's token ids without the EOS that ends it.
+
+        Of a response that ended at a stop string, the ids that its text stands in.
+        """
         rows = zip(self.response_ids.tolist(), self.response_lengths, self.ended.tolist(), strict=True)
-        return [ids[: length - ended] for ids, length, ended in rows]
+        found = [ids[: length - ended] for ids, length, ended in rows]
+        for row, other in self.otherwise.items():
+            found[row] = self.response_ids[row, : other.said].tolist()
+        return found
 
     @property
     def ids(self) -> Tensor:
@@ -100,11 +120,20 @@ class Samples:
         return torch.cat([torch.zeros_like(self.prompt_mask), self.response_mask], 1)
 
     def texts(self, tokenizer: Any) -> list[str]:
-        """The responses as text, without the final EOS and padding; `visible_text` shows any other special token."""
-        return [visible_text(tokenizer, ids) for ids in self.said]
+        """The responses as text, without their ending and padding; `visible_text` shows any other special token."""
+        found = [visible_text(tokenizer, ids) for ids in self.said]
+        for row, other in self.otherwise.items():
+            found[row] = found[row][: other.characters]
+        return found
+
+    def as_judged(self, row: int) -> list[int]:
+        """The token ids of response `row` as a reward model reads it: a text that ended ends with EOS."""
+        if row in self.otherwise:
+            return self.otherwise[row].judged
+        return self.response_ids[row, : self.response_lengths[row]].tolist()
 
     def special_tokens(self, tokenizer: Any) -> list[int]:
-        """How many special tokens each response holds, the final EOS and padding not counted."""
+        """How many special tokens each response holds, its ending and padding not counted."""
         special = special_tokens(tokenizer)
         return [sum(token in special for token in ids) for ids in self.said]
 
@@ -115,9 +144,9 @@ class Response:
 
     text: str
     token_ids: list[int]
-    """Its tokens, EOS among them where it ended."""
+    """Its tokens as a reward model reads them (`as_judged`), EOS among them where it ended."""
     ended: bool
-    """Whether EOS was sampled before the cap."""
+    """Whether EOS, or another ending of the tokenizer's, was sampled before the cap."""
 
 
 @contextmanager
@@ -158,7 +187,9 @@ def sample(
     device: str = "cpu",
     value_head: Callable[[Tensor], Tensor] | None = None,
 ) -> Samples:
-    """Sample one response a prompt from the whole softmax at `generation.temperature`, until EOS or the cap.
+    """Sample one response a prompt from the whole softmax at `generation.temperature`, until an ending or the cap.
+
+    Endings are EOS and what else the tokenizer names (`endings_of`).
 
     A temperature of 0 is greedy: the likeliest token, and what is known of it is of the softmax at 1. (A
     `GenerationConfig` of the user's has none; an evaluation may copy it with one.) The pad token is never sampled. Rows
@@ -174,7 +205,8 @@ def sample(
     Raises:
         CheckFailed: a logit is NaN or infinite, so there is no distribution to draw from.
     """
-    pad_id, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    pad_id, endings = tokenizer.pad_token_id, endings_of(tokenizer)
+    finder = StopFinder(tokenizer) if endings.strings else None
     prompt_ids, prompt_mask = (onto(device, x) for x in pad(prompts, pad_id, side="left"))
     batch, cap = len(prompts), generation.max_new_tokens
     response = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
@@ -184,6 +216,9 @@ def sample(
     rows = onto(device, torch.tensor(by_length))
     going = torch.ones_like(rows, dtype=torch.bool)
     sound = torch.ones(1, dtype=torch.bool, device=device)
+    end_ids = torch.tensor(endings.ids, device=device)
+    stopped: dict[int, int] = {}
+    looked = 0
     context = open_context(model, prompt_ids[rows], [len(prompts[row]) for row in by_length], cap)
     hidden = context.read_prompts()
     for t in range(cap):
@@ -197,12 +232,16 @@ def sample(
             facts["values"] = value_head(hidden.float())
         for name, value in facts.items():
             found.setdefault(name, torch.zeros(batch, cap, device=device))[rows, t] = value
-        going &= tokens != eos
+        going &= ~torch.isin(tokens, end_ids)
         sound &= (facts["logprobs"] + facts["entropy"]).isfinite().all()
         if t % LEAVE_EVERY[torch.device(device).type] == 0 or t + 1 == cap:
             *still, fine = torch.cat([going, sound]).tolist()  # the only wait for a GPU
             if not fine:
                 raise _no_distribution(model, t + 1)
+            if finder is not None:
+                found_now = _stops(finder, response, rows.tolist(), still, looked, t + 1)
+                stopped, looked = stopped | found_now, t + 1
+                still = [on and row not in stopped for on, row in zip(still, rows.tolist(), strict=True)]
             kept = _closed_up(still)
             if t + 1 == cap or not kept:
                 break
@@ -211,14 +250,58 @@ def sample(
                 index = onto(device, torch.tensor(kept))
                 rows, tokens, going = rows[index], tokens[index], going[index]
         hidden = context.append(tokens)
-    ends = response == eos
+    ends = torch.isin(response, end_ids)
     ended = ends.any(1)
     length = torch.where(ended, ends.long().argmax(1) + 1, cap)
+    if stopped:
+        at = torch.full((batch,), cap + 1)
+        at[list(stopped)] = torch.tensor(list(stopped.values()))
+        at = onto(device, at)
+        ended, length = ended | (at <= cap), torch.minimum(length, at)
     mask = torch.arange(int(length.max()), device=device) < length.unsqueeze(-1)
     response = response[:, : mask.shape[1]].masked_fill(~mask, pad_id)
     found = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in found.items()}
     seen = Seen(found["logprobs_at_1"], found["entropy"], found.get("values"))
     return Samples(prompt_ids, prompt_mask, response, mask, found["logprobs"], ended, seen)
+
+
+def _stops(
+    finder: StopFinder, response: Tensor, rows: Sequence[int], still: Sequence[bool], looked: int, done: int
+) -> dict[int, int]:
+    """The rows that go on and hold a stop string among their tokens from `looked` to `done`, each with its length."""
+    start = max(0, looked - finder.window)
+    recent = response[:, start:done].tolist()  # waits for a GPU: what is a string is known on the host
+    found = {}
+    for row, on in zip(rows, still, strict=True):
+        if on and (end := finder.first(recent[row], looked - start)) is not None:
+            found[row] = start + end
+    return found
+
+
+def with_endings(samples: Samples, tokenizer: Any) -> Samples:
+    """`samples`, which say of each response that ended otherwise than by EOS what its text is."""
+    endings = endings_of(tokenizer)
+    if len(endings.ids) == 1 and not endings.strings:
+        return samples
+    eos, found = endings.ids[0], dict[int, OtherEnding]()
+    rows = zip(samples.response_ids.tolist(), samples.response_lengths, samples.ended.tolist(), strict=True)
+    for row, (ids, length, ended) in enumerate(rows):
+        last = ids[length - 1]
+        if not ended or last == eos:
+            continue
+        if last in endings.ids:
+            said = ids[: length - 1]
+            found[row] = OtherEnding(len(said), len(visible_text(tokenizer, said)), [*said, eos])
+            continue
+        whole = visible_text(tokenizer, ids[:length])
+        text = before_stop(tokenizer, whole)
+        count = token_of_character(tokenizer, ids[:length], len(text) - 1) + 1 if text else 0
+        said = ids[:count]
+        exact = visible_text(tokenizer, said) == text
+        found[row] = OtherEnding(
+            count, len(text), [*(said if exact else tokenizer(text, add_special_tokens=False)["input_ids"]), eos]
+        )
+    return replace(samples, otherwise=found)
 
 
 def response_uniforms(seed: int, numbers: Sequence[int], cap: int) -> Tensor:
@@ -307,8 +390,9 @@ class RolloutEngine(Protocol):
     ) -> Samples:
         """Sample one response to each prompt (token ids), in their order.
 
-        The whole softmax at the temperature, pad excluded, until EOS or the cap. A response's randomness depends on the
-        seed and its number in `numbers` alone (None: 0, 1, 2, ...), so any split of a batch samples the same responses.
+        The whole softmax at the temperature, pad excluded, until an ending or the cap. A response's randomness depends
+        on the seed and its number in `numbers` alone (None: 0, 1, 2, ...), so any split of a batch samples the same
+        responses.
         """
         ...
 
@@ -343,6 +427,7 @@ class LocalEngine:
             )  # fmt: skip
         if ranks.size() > 1:
             found = _together(found, rows, prompts, self.tokenizer.pad_token_id, generation.max_new_tokens)
+        found = with_endings(found, self.tokenizer)
         return found if exact else replace(found, seen=None)
 
 
@@ -402,7 +487,7 @@ def generate_responses(
             batch = order[start : start + batch_size]
             numbers = range(start, start + len(batch))
             samples = engine.sample([encoded[i] for i in batch], generation, seed, numbers)
-            ids, lengths, ended = samples.response_ids.tolist(), samples.response_lengths, samples.ended.tolist()
-            for i, text, own, length, end in zip(batch, samples.texts(tokenizer), ids, lengths, ended, strict=True):
-                out[i] = Response(text, own[:length], end)
+            ended = samples.ended.tolist()
+            for row, (i, text) in enumerate(zip(batch, samples.texts(tokenizer), strict=True)):
+                out[i] = Response(text, samples.as_judged(row), ended[row])
     return [out[i] for i in range(len(encoded))]

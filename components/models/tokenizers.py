@@ -1,6 +1,7 @@
 """Tokenizers: trained on the demonstrations for a model from scratch, or taken from a pretrained model's folder."""
 
 import bisect
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from components.base.errors import UserError
+from components.models.chat.endings import endings_of, set_endings
+from components.models.chat.templates import CHAT_TEMPLATES, add_markers, turn_end
 from components.models.weights import as_folder, load_from, refusing
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
@@ -31,8 +34,11 @@ def texts_of(rows: Iterable[Demonstration]) -> list[str]:
     return [text for row in rows for text in [*(m["content"] for m in row["prompt"]), row["response"]]]
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """A tokenizer for a model from scratch: whole words where `texts` hold few enough, else byte-level BPE."""
+def train_tokenizer(texts: Iterable[str], vocabulary: int, stop: Sequence[str] = ()) -> Any:
+    """A tokenizer for a model from scratch: whole words where `texts` hold few enough, else byte-level BPE.
+
+    `stop` are strings that end a response beside its EOS.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -57,6 +63,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
         additional_special_tokens=list(_ROLES), clean_up_tokenization_spaces=False,
     )  # fmt: skip
     wrapped.chat_template = CHAT_TEMPLATE
+    set_endings(wrapped, strings=stop)
     return wrapped
 
 
@@ -65,35 +72,65 @@ def gguf_file(folder: Path) -> str | None:
     return next((path.name for path in sorted(folder.glob("*.gguf"))), None)
 
 
-def load_tokenizer(folder: Path, field: str = "sft.base") -> Any:
+def load_tokenizer(folder: Path, field: str = "sft.base", template: str | None = None, stop: Sequence[str] = ()) -> Any:
     """The tokenizer of a pretrained model's folder, with a pad token of its own: with pad = eos a classifier reads its
     score before EOS.
+
+    Its EOS is the token that its chat template writes after a response, where there is one. Its former EOS and those
+    that the model's generation_config.json lists end a response too (`endings_of`).
 
     Args:
         folder: the folder, or a GGUF file.
         field: the config key or option that named the folder, for the error.
+        template: one of `CHAT_TEMPLATES`, or a template's text, which replaces its own. Markers that it writes, such
+            as <|im_start|>, are added where the tokenizer has no such token.
+        stop: strings that end a response too (`generation.stop`).
 
     Raises:
         UserError: there is none that transformers can load, or it has no EOS or no chat template that works.
     """
     with as_folder(folder) as found:
-        return _load_tokenizer(found, field)
+        return load_with_new_tokens(found, field, template, stop)[0]
 
 
-def _load_tokenizer(folder: Path, field: str) -> Any:
+def load_with_new_tokens(folder: Path, field: str, template: str | None, stop: Sequence[str]) -> tuple[Any, list[str]]:
+    """As `load_tokenizer` of a folder, and the tokens that were added to the tokenizer, which the model may lack."""
     from transformers import AutoTokenizer
 
     gguf = gguf_file(folder)
     tokenizer = load_from(AutoTokenizer, folder, field, **({"gguf_file": gguf} if gguf else {}))
-    if tokenizer.chat_template is None or tokenizer.eos_token_id is None:
-        raise UserError(f"{field}: the tokenizer in {folder} has no chat template or no EOS token; add them to it.")
-    try_template(tokenizer, folder, field)
+    by_option = " Or set sft.chat_template, as in --set sft.chat_template=chatml." if field == "sft.base" else ""
+    if template is not None:
+        tokenizer.chat_template = CHAT_TEMPLATES.get(template, template)
+    elif tokenizer.chat_template is None:
+        raise UserError(f"{field}: the tokenizer in {folder} has no chat template; add one to it.{by_option}")
+    try_template(tokenizer, folder, field if template is None else "sft.chat_template")
+    added = [] if template is None else add_markers(tokenizer, _FIXED)
+    before, end = tokenizer.eos_token, turn_end(tokenizer, _FIXED)
+    if before is None and end is None:
+        raise UserError(f"{field}: the tokenizer in {folder} has no EOS token; add one to it.{by_option}")
+    if end is not None and end != before:
+        tokenizer.eos_token = end
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         if "<|endoftext|>" in tokenizer.get_vocab() and tokenizer.eos_token != "<|endoftext|>":
             tokenizer.pad_token = "<|endoftext|>"
         else:
             tokenizer.add_special_tokens({"pad_token": PAD})
-    return tokenizer
+            added.append(PAD)
+    listed = tokenizer.convert_ids_to_tokens(_listed_ends(folder))
+    set_endings(tokenizer, [each for each in (before, *listed) if each is not None], stop)
+    return tokenizer, added
+
+
+def _listed_ends(folder: Path) -> list[int]:
+    """The EOS ids of a model's generation_config.json, else of its config.json, where it lists several."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        with contextlib.suppress(OSError, ValueError):
+            ends = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            if isinstance(ends, list):
+                return [each for each in ends if type(each) is int and each >= 0]
+    return []
 
 
 _FIXED = {"date_string": "26 Jul 2024"}
@@ -180,6 +217,29 @@ def visible_text(tokenizer: Any, ids: Sequence[int]) -> str:
         shown = special[ids[place]].replace("<", "⟨").replace(">", "⟩")
         text = text[:cut] + shown + text[cut:]
     return text
+
+
+class StopFinder:
+    """Finds where a response's tokens complete a stop string of the tokenizer (`endings_of`)."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._strings = tokenizer, endings_of(tokenizer).strings
+        self._special = special_tokens(tokenizer)
+        self.window = max(len(text.encode()) for text in self._strings) + 1
+        """Tokens that a stop string has ended within: each token is a byte of text or more, and special tokens part."""
+
+    def first(self, ids: Sequence[int], since: int = 0) -> int | None:
+        """After how many tokens, more than `since`, a stop string is complete first; None if none is.
+
+        A string counts in the text that `visible_text` shows, in the last `window` tokens.
+        """
+        for end in range(since + 1, len(ids) + 1):
+            recent = ids[max(0, end - self.window) : end]
+            plain = self._special.keys().isdisjoint(recent)
+            shown = self._tokenizer.decode(recent) if plain else visible_text(self._tokenizer, recent)
+            if any(text in shown for text in self._strings):
+                return end
+        return None
 
 
 def token_of_character(tokenizer: Any, ids: Sequence[int], offset: int) -> int:

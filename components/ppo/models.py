@@ -27,6 +27,7 @@ from components.reward.scoring import (
     as_one,
     member_folder,
     read_sft_scores,
+    score_sequences,
     score_tokens,
     with_one_head,
 )
@@ -335,6 +336,8 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
     scored = [raw, *of_judge, *([] if values_seen else [values])]
     for tensor in [*scored, *(each for key in asked for each in found[key].values())]:
         ranks.joined(tensor)
+    if samples.otherwise:
+        raw[on_device(samples, list(samples.otherwise))] = _judged_otherwise(models, samples, job).to(raw)
     policy, reference, sft = (found[id(m)] for m in (models.policy, models.reference, models.sft))
     out = {
         "policy": policy["logprobs"], "policy_at_1": policy["at_1"], "reference": reference["logprobs"],
@@ -343,6 +346,16 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
     if of_judge:
         out["judge_scores"] = of_judge[0]
     return out | ({} if critic is None else {"values": values})
+
+
+def _judged_otherwise(models: Models, samples: Samples, job: PpoJob) -> Tensor:
+    """Raw scores (n,) of the responses that ended otherwise than by EOS, each with EOS as the reward model reads it.
+
+    They are few, and each rank computes all of them.
+    """
+    prompts = [samples.prompt_ids[row][samples.prompt_mask[row]].tolist() for row in samples.otherwise]
+    judged = [prompt + samples.as_judged(row) for prompt, row in zip(prompts, samples.otherwise, strict=True)]
+    return score_sequences(models.reward_model, models.tokenizer.pad_token_id, judged, job.runtime)
 
 
 def scatter(flat: Tensor, mask: Tensor, at: Tensor | None = None) -> Tensor:

@@ -9,6 +9,8 @@ from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
 from components.training.optim import FitConfig
 
+SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]
+
 
 class EnsembleConfig(Settings):
     """What becomes of the scores of several reward models (Coste et al. 2024)."""
@@ -68,6 +70,9 @@ class RewardConfig(FitConfig):
     """SFT responses, on prompts of the calibration split, that the score's shift and scale are measured on."""
     probe_texts: int = Field(640, ge=2)
     """Chosen responses of the test split that tails (filler, flattery, ...) are probed on."""
+    suites: dict[SuiteName, str] = unkeyed(default_factory=dict)
+    """Files of pairs that others have judged, by a name of your own, which the trained model is evaluated on, as by
+    `tether eval`. They are read and never trained on; the key holds their digests."""
     lora: AdapterConfig | None = None
     """Train a LoRA adapter (and the head) beside the frozen SFT model; null trains all of it."""
     refresh: RefreshConfig | None = None

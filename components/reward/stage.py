@@ -28,6 +28,8 @@ from components.reward.pairs import EncodedPairs, LazyPairs, PreferencePair, che
 from components.reward.refresh.agreement import judged_metrics
 from components.reward.refresh.compare import Refresh
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
+from components.reward.suites.evaluation import judged_by_suites
+from components.reward.suites.scorer import RewardScorer
 from components.reward.train import HeldPairs, train_models
 from components.stats.calibration.measure import calibration, correctness, fit_temperature
 from components.stats.calibration.nulls import Judgements
@@ -41,6 +43,7 @@ def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     With `reward.lora` the body is an adapter, published beside the whole model. With `reward.objectives` the published
     model has a head for each; whatever scores with it has one, their weighted sum. With `reward.refresh` it starts from
     `inputs["previous_reward"]`, replays pairs of `inputs["previous_data"]`, and both are compared on its test pairs.
+    Each suite of `inputs["suites/NAME"]` is scored by the finished model.
 
     Raises:
         UserError: the training pairs have none of the votes that the config trains on, or the model to refresh does not
@@ -115,6 +118,7 @@ def train_on(
         metrics |= held.metrics()
         write_json(out / "artifact" / "metadata.json", held.document())
     metrics |= judged_metrics(job, inputs, splits["test"], whole, tokenizer)
+    metrics |= judged_by_suites(inputs, RewardScorer(whole, tokenizer, job.runtime, temperature), out)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
 

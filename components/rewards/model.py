@@ -14,7 +14,7 @@ class ModelSource:
 
     def __init__(self, config: ModelReward, folder: Path, runtime: Runtime) -> None:
         """Load it. Raises UserError where the folder holds neither."""
-        self._config, self._scorer = config, RewardScorer(folder, runtime, f"ppo.rewards: {config.source}")
+        self._config, self._scorer = config, RewardScorer.load(folder, runtime, f"ppo.rewards: {config.source}")
 
     def score(self, replies: Replies) -> list[float]:
         """Raw scores. Raises UserError where one is not finite."""

@@ -19,9 +19,11 @@ from torch import Tensor
 from components.base.errors import Unreachable, UserError
 from components.models.adapters import AdapterView
 from components.models.batching import pad
+from components.models.chat.endings import endings_of
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
-from components.models.sampling import RolloutEngine, Samples, rollout_engine
+from components.models.sampling import RolloutEngine, Samples, rollout_engine, with_endings
+from components.models.tokenizers import StopFinder
 from components.rollouts.client import VllmClient
 from components.rollouts.config import COLDEST, HOTTEST, RolloutConfig
 from components.rollouts.transfer import WeightTransfer, open_transfer
@@ -188,12 +190,14 @@ class VllmEngine:
 
         Every option is set, because a model's generation config changes the server's defaults.
         """
+        ends, strings = endings_of(self.tokenizer)
         return {
             "model": self.model, "prompt": list(prompt), "n": 1, "seed": seed, "max_tokens": generation.max_new_tokens,
             "temperature": generation.temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "presence_penalty": 0.0,
-            "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False, "stop": [],
-            "stop_token_ids": [self.tokenizer.eos_token_id], "logit_bias": {str(self.tokenizer.pad_token_id): BANNED},
-            "logprobs": 0, "return_token_ids": True, "skip_special_tokens": False, "stream": False,
+            "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False,
+            "stop": list(strings), "stop_token_ids": list(ends),
+            "logit_bias": {str(self.tokenizer.pad_token_id): BANNED}, "logprobs": 0, "return_token_ids": True,
+            "skip_special_tokens": False, "stream": False,
         }  # fmt: skip
 
     def _ask(self, asked: Sequence[Mapping[str, Any]]) -> list[ServedResponse]:
@@ -218,21 +222,24 @@ class VllmEngine:
         if not isinstance(choice, dict) or not isinstance(said, dict):
             raise self.client.something_else("/v1/completions", answer)
         ids, logprobs, reason = choice.get("token_ids"), said.get("token_logprobs"), choice.get("finish_reason")
-        eos, banned, cap = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, asked["max_tokens"]
+        ends, banned, cap = set(asked["stop_token_ids"]), self.tokenizer.pad_token_id, asked["max_tokens"]
         if not _whole(ids) or not _numbers(logprobs) or len(ids) != len(logprobs) or not ids:
             raise self.client.something_else("/v1/completions", choice)
+        stopped = StopFinder(self.tokenizer).first(ids) if asked["stop"] else None
+        over = ids[-1] in ends or stopped == len(ids)
         if choice.get("prompt_token_ids") != asked["prompt"]:
             problem = "it read another prompt than was sent: start it with the policy's own tokenizer"
         elif any(not 0 <= each < self.vocabulary for each in ids):
             problem = f"a token id is not one of the policy's {self.vocabulary}"
         elif banned in ids:
             problem = "it sampled the pad token, which was banned by logit_bias"
-        elif eos in ids[:-1]:
+        elif not ends.isdisjoint(ids[:-1]) or (stopped is not None and stopped < len(ids)):
             problem = "it went on after the end of the response: start it without --ignore-eos or a stop of its own"
-        elif reason == "length" and (len(ids) != cap or ids[-1] == eos):
+        elif reason == "length" and (len(ids) != cap or over):
             problem = f"it cut a response after {len(ids)} tokens, and {cap} were asked for: raise --max-model-len"
-        elif reason == "stop" and (ids[-1] != eos or len(ids) > cap):
-            problem = f"token {ids[-1]} ended a response, and only {eos} may: start it with --generation-config vllm"
+        elif reason == "stop" and (not over or len(ids) > cap):
+            may = " or ".join(map(str, [*sorted(ends), *map(repr, asked["stop"])]))
+            problem = f"token {ids[-1]} ended a response, and only {may} may: start it with --generation-config vllm"
         elif reason not in ("length", "stop"):
             problem = f"a response ended by {reason!r}"
         elif not all(NEVER < each <= 1e-3 for each in logprobs):
@@ -247,7 +254,8 @@ class VllmEngine:
         ids, mask = pad([each.ids for each in answers], self.tokenizer.pad_token_id, side="right")
         logprobs = torch.tensor([each.logprobs + [0.0] * (width - len(each.logprobs)) for each in answers])
         ended = torch.tensor([each.ended for each in answers])
-        return Samples(prompt_ids, prompt_mask, ids.to(device), mask.to(device), logprobs.to(device), ended.to(device))
+        found = Samples(prompt_ids, prompt_mask, ids.to(device), mask.to(device), logprobs.to(device), ended.to(device))
+        return with_endings(found, self.tokenizer)
 
 
 def response_seed(seed: int, number: int) -> int:

@@ -16,6 +16,10 @@ class SftConfig(FitConfig):
     base: str | None = unkeyed(None)
     """A pretrained model: its folder (Hugging Face), a GGUF file or a folder with one, or `org/name@revision` on the
     hub, whose commit is looked up once, when the run begins. Null builds `scratch` from nothing."""
+    chat_template: str | None = Field(None, min_length=1, max_length=100_000)
+    """How a conversation becomes text; it replaces the template of the tokenizer of `base`: `chatml`, `llama3`,
+    `plain`, a file with a Jinja template, or the template's text, which the run's config then holds. Markers that it
+    writes, such as <|im_start|>, become tokens where the tokenizer lacks them; the one after a response becomes EOS."""
     keep: str | None = unkeyed(None)
     """A run of this home whose SFT model this run takes as it is, with the data it learned from: so the rounds of
     `tether iterate` are all tethered to one model. Null trains one on this run's data."""
@@ -41,6 +45,15 @@ class SftConfig(FitConfig):
     def _what_is_evaluated_trains(self) -> Self:
         if not self.train and self.evaluate_every is not None:
             raise ValueError("sft.train is false, so there is no training to evaluate: leave sft.evaluate_every null")
+        return self
+
+    @model_validator(mode="after")
+    def _a_template_is_of_a_base(self) -> Self:
+        if self.chat_template is not None and self.base is None and self.keep is None:
+            raise ValueError(
+                "sft.chat_template is for the tokenizer of a pretrained model, and sft.base is null: set sft.base, or "
+                "leave sft.chat_template out, since a model from nothing has a template of its own"
+            )
         return self
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone
 from components.distributed.sharding import gathered, spread
 from components.models.folders import build_causal_lm, load_base, save_model
-from components.models.kernels import by_onednn
+from components.models.matrices.kernels import by_onednn
 from components.models.sampling import generate_responses
 from components.models.tokenizers import Demonstration, texts_of, train_tokenizer
 from components.sft.config import SftConfig, SftJob
@@ -54,10 +54,10 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     heldout: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.heldout")
     heldout, unjudged = shared_out(heldout, job.sft)
     if "base" in inputs:
-        model, tokenizer = load_base(inputs["base"])
+        model, tokenizer = load_base(inputs["base"], template=job.sft.chat_template, stop=job.generation.stop)
     else:
         train = train[: job.sft.max_demonstrations]
-        tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary)
+        tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary, job.generation.stop)
         longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
         model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
     by_onednn(model.to(job.runtime.device))

@@ -9,7 +9,7 @@ from torch.optim import AdamW
 
 from components.base.errors import UserError
 from components.distributed.sharding import is_spread
-from components.models.quantized import bitsandbytes
+from components.models.matrices.quantized import bitsandbytes
 
 OPTION = "optimizer=adamw_8bit"
 

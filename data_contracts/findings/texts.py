@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from components.data.config import NearDuplicateConfig
 from components.data.rows import CanonicalRow, Problem
+from components.models.chat.endings import before_stop, endings_of
 from components.models.config import GenerationConfig
 from components.models.tokenizers import rendered_conversation, rendered_prompt, special_tokens
 from data_contracts.findings.drift import language_of
@@ -203,8 +204,8 @@ def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _markers(tokenizer: Any) -> re.Pattern[str]:
-    """Find what the tokenizer reads as one special token wherever it stands in a text."""
-    texts = sorted(set(special_tokens(tokenizer).values()), key=len, reverse=True)
+    """Find what the tokenizer reads as one special token wherever it stands in a text, and what ends a response."""
+    texts = sorted({*special_tokens(tokenizer).values(), *endings_of(tokenizer).strings}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, texts)))
 
 
@@ -214,7 +215,8 @@ def _find_markers(found: _Measured, markers: Any, indices: list[int], items: lis
         for text in (*(m["content"] for m in item["prompt"]), *_responses(item)):
             if marker := markers.search(text):
                 if not counts[place]:
-                    found.note(index, Problem("no_markers", f"special token {marker.group()!r} in a text"))
+                    what = f"special token or stop string {marker.group()!r} in a text"
+                    found.note(index, Problem("no_markers", what))
                 counts[place] += 1
     found.measure("special_texts", counts)
 
@@ -233,7 +235,7 @@ def _tokenised(
             template[place] = TEMPLATE_READINGS.index("refused" if problem.check == "template_takes" else "changed")
             found.note(index, problem)
     prompts = _ids(tokenizer, rendered)
-    answers = [_ids(tokenizer, [item[side] for item in items]) for side in sides]
+    answers = [_ids(tokenizer, [before_stop(tokenizer, item[side]) for item in items]) for side in sides]
     tokens = np.full((len(items), 3), -1, np.int32)
     tokens[:, 0] = [len(ids) for ids in prompts]
     cap = generation.max_new_tokens
@@ -277,11 +279,14 @@ def rendered_and_judged(
 
 
 def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], response: str) -> bool:
-    """Whether the chat template renders the conversation with its response as `prompt`, the response, then EOS."""
+    """Whether the chat template renders the conversation with its response as `prompt`, the response, then EOS, or a
+    string that ends a response."""
     whole = rendered_conversation(tokenizer, [*messages, {"role": "assistant", "content": response}])
     answer = response.strip()
-    rest = whole.removeprefix(prompt).lstrip()
-    return whole.startswith(prompt) and rest.removeprefix(answer).lstrip().startswith(str(tokenizer.eos_token))
+    rest = whole.removeprefix(prompt).lstrip().removeprefix(answer)
+    strings = endings_of(tokenizer).strings
+    ends = rest.lstrip().startswith((str(tokenizer.eos_token), *strings)) or rest.startswith(strings)
+    return whole.startswith(prompt) and ends
 
 
 def _cut(ids: list[int], cap: int) -> tuple[list[int], bool]:

@@ -16,7 +16,7 @@ from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
 from flows.config.run_config import RunConfig, load_config
-from flows.data.pretrained import find_base
+from flows.data.pretrained import find_base, with_template
 
 if TYPE_CHECKING:
     from data_contracts.examine import FileReport, LabelNoiseReport
@@ -60,7 +60,7 @@ def check_file(
 
     if out is not None and out.exists():
         raise UserError(f"--out {out}: it exists already. Name a new folder.")
-    config = load_config(profile or DEFAULTS, overrides)
+    config = with_template(load_config(profile or DEFAULTS, overrides))
     hub = config.data.hub
     path = resolve_source(file, hub, home / "datasets", "the file")
     reading = reading_of(path, config.data)

@@ -13,6 +13,7 @@ from components.base.errors import TetherError, UserError, disk_error, naming
 from components.base.files import make_folder, sync
 from components.base.hashing import digest_file
 from components.base.paths import user_path
+from components.models.chat.templates import CHAT_TEMPLATES
 from flows.config.run_config import RunConfig
 from flows.data.hub_models import hub_model, is_hub_name
 
@@ -155,3 +156,29 @@ def find_base(base: str, home: Path) -> Path:
         f"sft.base = {base}: {what}. Give the folder of a Hugging Face model, a .gguf file, a model of the hub as "
         f"org/name@revision, or the name of a fetched one ({', '.join(MODELS)})."
     )
+
+
+def with_template(config: RunConfig) -> RunConfig:
+    """`config` with the text of the file that `sft.chat_template` names; a name of ours, or a text, stays.
+
+    Raises:
+        UserError: there is no such file, or it is not UTF-8 text.
+    """
+    asked = config.sft.chat_template
+    if asked is None or asked in CHAT_TEMPLATES or "{%" in asked or "{{" in asked:
+        return config
+    path = user_path(asked, "sft.chat_template")
+    if not path.is_file():
+        raise UserError(
+            f"sft.chat_template = {asked}: there is no such file ({path.absolute()}). Give a file with a Jinja "
+            f"template, or one of {', '.join(CHAT_TEMPLATES)}."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise UserError(f"sft.chat_template = {asked}: this is not a text in UTF-8 ({error}).") from None
+    if "{" not in text:
+        raise UserError(
+            f"sft.chat_template = {asked}: this file has no Jinja template, as {{% for m in messages %}} ..."
+        )
+    return config.model_copy(update={"sft": config.sft.model_copy(update={"chat_template": text})})

@@ -67,9 +67,13 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         "data": config.data.model_copy(update=data),
         "sft": config.sft.model_copy(update={"base": absolute(config.sft.base)}),
     }
+    reward: dict[str, object] = {}
     if (refresh := config.reward.refresh) is not None:
-        named = refresh.model_copy(update={"from_run": absolute(refresh.from_run)})
-        update["reward"] = config.reward.model_copy(update={"refresh": named})
+        reward["refresh"] = refresh.model_copy(update={"from_run": absolute(refresh.from_run)})
+    if config.reward.suites:
+        reward["suites"] = {name: absolute(file) for name, file in config.reward.suites.items()}
+    if reward:
+        update["reward"] = config.reward.model_copy(update=reward)
     ppo: dict[str, object] = {}
     if config.ppo.rewards is not None:
         ppo["rewards"] = tuple(map(reward_absolute, config.ppo.rewards))

@@ -11,7 +11,7 @@ from flows.base_run import changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
 from flows.data.plugins import settled_gates, settled_readers
-from flows.data.pretrained import pinned_base
+from flows.data.pretrained import pinned_base, with_template
 from flows.data.rates import with_rates
 from flows.data.reward_sources import has_unversioned, settled_rewards
 from flows.launch.reports import write_reports
@@ -159,12 +159,13 @@ def rerun(
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """`config` with the commit of its base model and a number for each learning rate, and lines that say which.
+    """`config` with the commit of its base model, its chat template's text and a number for each learning rate, and
+    lines that say which.
 
     Raises:
-        UserError: as `pinned_base` and `with_rates`.
+        UserError: as `pinned_base`, `with_template` and `with_rates`.
     """
-    config, pinned = pinned_base(config, home)
+    config, pinned = pinned_base(with_template(config), home)
     config, chosen = with_rates(config, home)
     return config, [*pinned, *chosen]
 

@@ -13,7 +13,9 @@ def loading(facts: ModelFacts) -> Iterator[str]:
     """The lines of that part."""
     template = _SCORE if facts.kind == "reward" else _GENERATE
     yield from ("## How to load it", "", "In the folder that `tether export` writes (this file is its README.md):", "")
-    yield from ("```python", template.format(**_scale(facts)), "```", "")
+    # transformers finds stop strings with the tokenizer alone
+    tokenizer = ", tokenizer=tokenizer" if group(facts.record.job, "generation").get("stop") else ""
+    yield from ("```python", template.format(**_scale(facts), tokenizer=tokenizer), "```", "")
     if facts.kind == "reward":
         yield from _about_scores(facts)
     if group(facts.record.job, facts.record.stage).get("lora"):
@@ -60,7 +62,7 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 model = AutoModelForCausalLM.from_pretrained(".")
 prompt = [{{"role": "user", "content": "..."}}]
 inputs = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-output = model.generate(**inputs)  # as it was trained: generation_config.json says so
+output = model.generate(**inputs{tokenizer})  # as it was trained: generation_config.json says so
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 
 _SCORE = """import torch

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.base.errors import UserError
+from components.base.errors import CheckFailed, UserError
 from components.base.hashing import digest_file
 from components.base.paths import user_path
 from components.base.text import counted
@@ -76,30 +76,21 @@ def evaluate(home: Path, asked: str, file: Path) -> dict[str, Any]:
 
     suite = read_suite(user_path(str(file), "--suite"))
     model = find_reward_model(home, asked)
-    import numpy as np
-
-    from components.reward.suites.report import suite_report
+    from components.reward.suites.evaluation import on_suite
     from components.reward.suites.scorer import RewardScorer
 
     runtime = Runtime().resolve()
     activate(runtime)
-    scorer = RewardScorer(model.folder, runtime, f"eval {asked}")
-    chosen, rejected = (scorer.score([getattr(pair, side) for pair in suite.pairs]) for side in ("chosen", "rejected"))
-    scores = np.stack([chosen.scores.double().numpy(), rejected.scores.double().numpy()])
-    if not np.isfinite(scores).all():
-        raise UserError(f"eval {asked}: some of its scores are NaN or infinite. Use an undamaged model.")
-    found = suite_report(
-        scores, np.array([chosen.tokens, rejected.tokens]), [pair.subset for pair in suite.pairs],
-        [pair.cluster for pair in suite.pairs], scorer.temperature,
-    )  # fmt: skip
+    scorer = RewardScorer.load(model.folder, runtime, f"eval {asked}")
+    try:
+        found = on_suite(scorer, suite)
+    except CheckFailed as error:
+        raise UserError(f"eval {asked}: {error} Use an undamaged model.") from error
     return {
         "model": model.name,
         "digest": model.digest or None,
         "suite": file.name,
         "suite_sha256": digest_file(file),
-        "shape": suite.shape,
-        "ties_left_out": suite.ties,
-        "cut": int(np.logical_or(chosen.cut, rejected.cut).sum()),
         "temperature": scorer.temperature,
         "temperature_fitted": scorer.ours,
         **found,

@@ -275,7 +275,7 @@ class RunFacts(NamedTuple):
     """Failed ones first, then the tightest."""
     data: DataFacts
     reward: Document
-    """`calibration.json` and `robustness.json` of the reward model."""
+    """`calibration.json` and `robustness.json` of the reward model, and below `suites` its `suites.json`."""
     policy: PolicyFacts
     comparison: Document | None
     """`result.json` of the human evaluation."""
@@ -318,6 +318,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
     reward, human_eval = stages["reward"], stages["human_eval"]
     labels = read_progress(home / "runs" / status.run)
     documents = [reward.document(f"{name}.json") or {} for name in ("calibration", "robustness")]
+    suites = reward.document("suites.json") or {}
     against, options = _options(values, status.profile)
     return RunFacts(
         home=home,
@@ -334,7 +335,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
             key=lambda each: tightness(each.verdict, each.margin),
         ),
         data=_data(stages["validate"], group(values, "data")),
-        reward={"bins": [], "slices": [], "probes": {}, **documents[0], **documents[1]},
+        reward={"bins": [], "slices": [], "probes": {}, **documents[0], **documents[1], "suites": suites},
         policy=_policy(stages["ppo"], group(values, "ppo"), _on_the_sheet(human_eval)),
         comparison=human_eval.document("result.json"),
         compared=human_eval.document(RESULT),

@@ -37,7 +37,7 @@ from workload import (
 
 from components.models.config import GenerationConfig
 from components.models.folders import frozen
-from components.models.kernels import by_onednn
+from components.models.matrices.kernels import by_onednn
 from components.models.runtime import Runtime, activate
 from components.models.sampling import rollout_engine
 from components.ppo.config import PpoJob

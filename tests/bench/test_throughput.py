@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.folders import build_causal_lm
-from components.models.kernels import by_onednn
+from components.models.matrices.kernels import by_onednn
 from components.models.sampling import Samples, sample
 from tests.bench import throughput
 from tests.bench.throughput import ratio, table

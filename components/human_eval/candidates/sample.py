@@ -209,10 +209,10 @@ def sample(
 
 def _load(model: CandidateModel, job: CandidatesJob) -> tuple[Any, Any]:
     from components.models.folders import load_base
-    from components.models.kernels import by_onednn
+    from components.models.matrices.kernels import by_onednn
 
     activate(job.runtime)
-    loaded, tokenizer = load_base(model.folder, f"--model {model.name}")
+    loaded, tokenizer = load_base(model.folder, f"--model {model.name}", stop=job.generation.stop)
     return by_onednn(loaded.to(job.runtime.device)), tokenizer
 
 

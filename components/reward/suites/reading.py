@@ -19,6 +19,8 @@ from components.data.formats.transcripts import as_messages
 from components.data.readers import read_source
 from components.data.rows import BadRow, Message, RawRow
 
+SUITES = "suites"
+"""Inputs of the reward stage that are suites: `suites/NAME`."""
 ALL = "all"
 _LLMBAR, _MT_BENCH = {"input", "output_1", "output_2", "label"}, {"conversation_a", "conversation_b", "winner"}
 _LONGEST = 1_000_000

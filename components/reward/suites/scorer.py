@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
@@ -15,7 +15,7 @@ from components.models.runtime import Runtime
 from components.models.tokenizers import rendered_conversation, try_template
 from components.models.weights import load_from, load_whole
 from components.reward.loading import load_scorer
-from components.reward.scoring import ScoreScale, score_sequences
+from components.reward.scoring import RewardEnsemble, ScoreScale, score_sequences
 from components.training.loop import seeded
 
 UNLIMITED = 1 << 30
@@ -35,20 +35,25 @@ class Scored(NamedTuple):
 class RewardScorer:
     """A reward model in a folder: an artifact of the reward stage (`reward.json`), else a sequence classifier."""
 
-    def __init__(self, folder: Path, runtime: Runtime, named_by: str) -> None:
-        """Load it.
+    def __init__(
+        self, model: Any, tokenizer: Any, runtime: Runtime, temperature: float = 1.0, ours: bool = True
+    ) -> None:
+        """Score with a model that is loaded: the pipeline's own (`ours`), whose temperature was fitted, or another."""
+        self._model, self._tokenizer, self._runtime = model, tokenizer, runtime
+        self.temperature, self.ours = temperature, ours
+        one = model.members[0] if isinstance(model, RewardEnsemble) else model
+        self._most = getattr(one.config, "max_position_embeddings", None) or UNLIMITED
+
+    @classmethod
+    def load(cls, folder: Path, runtime: Runtime, named_by: str) -> Self:
+        """Load the reward model of a folder.
 
         Raises:
             UserError: the folder holds neither, or a classifier with several labels or without a chat template.
         """
-        self._runtime, self.ours = runtime, (folder / "reward.json").is_file()
-        if self.ours:
-            self._model, self._tokenizer = load_scorer(folder, runtime)
-            self.temperature = ScoreScale.read(folder).temperature
-        else:
-            self._model, self._tokenizer = _classifier(folder, runtime, named_by)
-            self.temperature = 1.0
-        self._most = getattr(self._model.config, "max_position_embeddings", None) or UNLIMITED
+        if (folder / "reward.json").is_file():
+            return cls(*load_scorer(folder, runtime), runtime, ScoreScale.read(folder).temperature)
+        return cls(*_classifier(folder, runtime, named_by), runtime, ours=False)
 
     @torch.no_grad()
     def score(self, conversations: Sequence[Sequence[Message]]) -> Scored:

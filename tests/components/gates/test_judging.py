@@ -35,6 +35,7 @@ REWARD = {
     "judge_ece": 0.05,
     "judge_calibration_slope": (0.5, 2.0),
     "judge_length_gain_low": 0.0,
+    "suite_accuracy_low": 0.5,
     **{f"probe_{name}_high": 0.25 for name in PROBES},
 }
 GOOD = {
@@ -65,6 +66,7 @@ GOOD = {
     "reward/judge_slope_null_low": 0.6,
     "reward/judge_slope_null_high": 2.2,
     "reward/judge_length_gain_low": 0.1,
+    "reward/suite_accuracy_low": 0.6,
     **{f"reward/probe_{name}_high": 0.1 for name in PROBES},
 }
 
@@ -90,7 +92,7 @@ def verdict(name, metrics, thresholds=REWARD, waivers=()):
 
 def test_good_metrics_pass_every_gate():
     verdicts = judge("reward", GOOD, REWARD)
-    assert len(verdicts) == len(REWARD) == 29
+    assert len(verdicts) == len(REWARD) == 30
     assert all(each.passed for each in verdicts)
     assert failure("reward", verdicts) is None
 
@@ -325,7 +327,7 @@ def test_gates_are_dumped_as_they_are_read():
         "extra": {
             "ppo": {
                 "e": {"metric": "ppo/e", "op": "<=", "threshold": 1.0, "description": "", "warn_only": False,
-                      "plugin": "", "code": "auto"},
+                      "plugin": "", "timeout": 600.0, "code": "auto"},
                 "f": None,
             }
         },

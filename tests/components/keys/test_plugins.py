@@ -168,12 +168,29 @@ def test_a_plugged_gate_measures_the_artifact_and_stops_the_run(site: Path, tmp_
 def test_a_plugged_gate_that_raises_is_the_users_mistake_and_never_passes(site: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gates.extra.ppo.sorry: the plug-in no_apologies .* raises FileNotFoundError"):
         plugged_metrics("ppo", {}, tmp_path, gates(sorry=SORRY))
-    (site / "tether_example" / "gates.py").write_text("def apologies(metrics, artifact):\n    return 'few'\n")
-    with pytest.raises(UserError, match="changed after this process imported them"):
+    for body, message in (
+        ("return 'few'", "it returned 'few'"),
+        ("import os; os._exit(7)", r"no_apologies .* ended without an answer \(exit code 7\)"),
+        ("print('hello'); return metrics['ppo/kl']", "raises KeyError"),
+    ):
+        (site / "tether_example" / "gates.py").write_text(f"def apologies(metrics, artifact):\n    {body}\n")
+        with pytest.raises(UserError, match=message):
+            plugged_metrics("ppo", {}, tmp_path, gates(sorry=SORRY))
+    assert plugged_metrics("ppo", {"ppo/kl": 2.5}, tmp_path, gates(sorry=SORRY)) == {"ppo/plugin/sorry": 2.5}
+    (site / "tether_example" / "gates.py").write_text("import no_such_module\n")
+    with pytest.raises(UserError, match=r"no_apologies \(tether-example 1.0\) can't be imported: ModuleNotFoundError"):
         plugged_metrics("ppo", {}, tmp_path, gates(sorry=SORRY))
-    forget()
-    with pytest.raises(UserError, match="it returned 'few'"):
-        plugged_metrics("ppo", {}, tmp_path, gates(sorry=SORRY))
+
+
+def test_a_plugged_gate_that_hangs_ends_with_its_name_and_leaves_no_process(site: Path, tmp_path: Path) -> None:
+    """Also where it waits outside Python, in a process that it has started."""
+    body = "subprocess.Popen(['sleep', '987'])\n    time.sleep(987)"
+    text = f"import subprocess, time\ndef apologies(metrics, artifact):\n    {body}\n"
+    (site / "tether_example" / "gates.py").write_text(text)
+    limit = r"gates.extra.ppo.sorry: the plug-in no_apologies .* time limit of 1 s.*raise gates.extra.ppo.sorry.timeout"
+    with pytest.raises(UserError, match=limit):
+        plugged_metrics("ppo", {}, tmp_path, gates(sorry=SORRY | {"timeout": 1}))
+    assert subprocess.run(["pgrep", "-fx", "sleep 987"], check=False).returncode == 1
 
 
 def test_a_gate_judges_a_metric_or_what_a_plug_in_measures_and_not_both() -> None:

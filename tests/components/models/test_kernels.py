@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.models.folders import load_causal_lm, load_reward_model, save_model
-from components.models.kernels import OneDnnLinear, by_onednn, packed_weights, product
+from components.models.matrices.kernels import OneDnnLinear, by_onednn, packed_weights, product
 from components.models.runtime import Runtime
 
 CPU = Runtime(device="cpu", dtype="float32").resolve()

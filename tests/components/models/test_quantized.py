@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from components.base.errors import UserError
-from components.models import quantized
 from components.models.adapters import AdapterView, Backbone, tensors_digest
 from components.models.batching import pad
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.logprobs import token_stats
+from components.models.matrices import quantized
 from components.models.runtime import Runtime
 from components.models.sampling import rollout_engine, sampling_copy
 

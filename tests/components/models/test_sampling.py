@@ -16,8 +16,8 @@ from components.base.errors import CheckFailed
 from components.models import sampling
 from components.models.batching import PADDING
 from components.models.config import GenerationConfig
-from components.models.kernels import by_onednn
 from components.models.logprobs import token_stats
+from components.models.matrices.kernels import by_onednn
 from components.models.runtime import Runtime
 from components.models.sampling import Samples, generate_responses, response_uniforms, rollout_engine, sample
 from components.ppo.models import Packed, micro_batches, scatter

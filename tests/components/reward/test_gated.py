@@ -316,6 +316,7 @@ def test_calibration_pairs_that_are_all_right_or_all_wrong_name_no_temperature_a
 PROBES = ("filler", "flattery", "hedge", "repetition", "whitespace", "exclamations", "dots")
 ELSEWHERE = {f"reward/probe_{name}_high" for name in PROBES} | {
     "reward/probe_texts", "reward/slice_accuracy_low", "reward/slice_ece_excess", "reward/refresh_gain_low",
+    "reward/suite_accuracy_low",
     "reward/disagreement_auroc_low", "reward/invariance", "reward/position_invariance",
 }  # fmt: skip
 """What the tests below compute again."""

@@ -11,15 +11,21 @@ from threading import Thread
 import pytest
 import torch
 from huggingface_hub import constants
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from components.base.errors import UserError
 from components.models.config import ScratchModel
-from components.models.folders import build_causal_lm, load_base, save_model
+from components.models.folders import build_causal_lm, load_base, load_reward_model, save_model
+from components.models.runtime import Runtime
 from components.models.tokenizers import train_tokenizer
+from components.rewards.config import ModelReward
+from components.rewards.model import ModelSource
+from components.rewards.source import Replies
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config
 from flows.data.hub_models import hub_model
 from flows.data.pretrained import find_base, pinned_base
+from flows.data.reward_sources import reward_model, settled_rewards
 from flows.launch.begin import new_run, rerun
 from flows.sources import find_sources
 from tasks.runs.config import run_values
@@ -116,8 +122,8 @@ def hub(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def moved(hub: Hub, tiny: Path, folder: Path) -> None:
     """Have `main` name another commit: the same weights and another README, but for one config."""
     shutil.copytree(tiny, folder)
-    config = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**config, "temperature": 0.5}))
+    changed = next(path for path in (folder / "generation_config.json", folder / "config.json") if path.exists())
+    changed.write_text(json.dumps({**json.loads(changed.read_text()), "temperature": 0.5}))
     hub.commits[SECOND], hub.branches["main"] = folder, SECOND
 
 
@@ -222,3 +228,75 @@ def test_a_hub_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9 does not answer, .* Check the network"):
         hub_model("lab/tiny", tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def classifier(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sequence classifier with one label on the tiny model, with a pickle beside it."""
+    folder = tmp_path_factory.mktemp("classifier")
+    model, tokenizer = load_reward_model(tiny, Runtime(device="cpu", dtype="float32", threads=1), seed=2)
+    save_model(model, tokenizer, folder)
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    return folder
+
+
+JUDGED_BY_HUB = 'ppo.rewards=[{source: pipeline}, {source: "model:lab/tiny@main", name: outsider}]'
+
+
+def test_a_reward_model_of_the_hub_becomes_a_commit_which_the_run_keeps(
+    hub: Hub, classifier: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    hub.commits[FIRST] = classifier
+    launch = new_run(home, "tiny", config(JUDGED_BY_HUB))
+    assert f"ppo.rewards: model:lab/tiny@main is now lab/tiny@{FIRST}" in launch.notes
+    stored = run_values(home, launch.ctx.run)["ppo"]["rewards"][1]["source"]  # type: ignore[index, call-overload]
+    assert stored == f"model:lab/tiny@{FIRST}"
+    given = launch.sources.rewards["rewards/outsider"]
+    assert given.path.name == f"lab--tiny@{FIRST}" and not (given.path / "pytorch_model.bin").exists()
+    launch.ctx.finish()
+
+    moved(hub, classifier, tmp_path / "second")
+    asked = len(hub.asked)
+    assert find_sources(launch.config, home).rewards["rewards/outsider"] == given
+    assert len(hub.asked) == asked, "a commit asks no network"
+    again = rerun(home, "validate", launch.ctx.run)
+    assert again.sources.rewards["rewards/outsider"] == given and len(hub.asked) == asked
+    again.ctx.finish()
+    later = new_run(home, "tiny", config(JUDGED_BY_HUB))
+    assert later.config.ppo.rewards is not None and later.config.ppo.rewards[1].source == f"model:lab/tiny@{SECOND}"
+    assert later.sources.rewards["rewards/outsider"].digest != given.digest, "PPO's key depends on the commit"
+    later.ctx.finish()
+
+
+def test_a_reward_model_of_the_hub_scores_as_transformers_own_forward(
+    hub: Hub, classifier: Path, tmp_path: Path
+) -> None:
+    hub.commits[FIRST] = classifier
+    settled, _ = settled_rewards(config(JUDGED_BY_HUB), tmp_path / "home")
+    assert settled.ppo.rewards is not None
+    named = settled.ppo.rewards[1]
+    assert isinstance(named, ModelReward)
+    source = ModelSource(named, reward_model(named, tmp_path / "home")[1], config().runtime)
+    prompt = [{"role": "user", "content": "Hello there , how are you ?"}]
+    scores = source.score(Replies([prompt, prompt], ["Hello", "you are"], [{}, {}]))
+    model = AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    tokenizer = AutoTokenizer.from_pretrained(classifier)
+    for score, text in zip(scores, ("Hello", "you are"), strict=True):
+        whole = tokenizer.apply_chat_template([*prompt, {"role": "assistant", "content": text}], tokenize=False)
+        with torch.no_grad():
+            own = model(**tokenizer(whole, add_special_tokens=False, return_tensors="pt")).logits.item()
+        assert abs(score - own) <= 1e-4
+    assert scores[0] != scores[1]
+
+
+def test_a_reward_model_that_the_hub_does_not_give_is_named_by_its_option(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 'ppo.rewards=[{source: "model:lab/none"}]'
+    with pytest.raises(UserError, match=r"^ppo\.rewards: source = lab/none: .*no model that you may read"):
+        new_run(tmp_path / "home", "tiny", config(asked))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"^ppo\.rewards: source = lab/tiny@main: HF_HUB_OFFLINE is set"):
+        new_run(tmp_path / "home", "tiny", config(JUDGED_BY_HUB))
+    assert not (tmp_path / "home" / "runs").exists()

@@ -57,7 +57,7 @@ class FolderJudge:
             UserError: the folder holds no language model with a chat template, or its tokenizer has no tokens A and B.
         """
         from components.models.folders import load_base
-        from components.models.kernels import by_onednn
+        from components.models.matrices.kernels import by_onednn
 
         activate(runtime)
         model, self._tokenizer = load_base(folder, "--judge")

@@ -15,11 +15,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 from components.base.errors import UserError
 from components.base.jsonl import write_rows
 from components.data.tables.published import read_split
+from components.gates.judging import GatesConfig, judge
 from components.models.folders import save_model
 from components.models.runtime import Runtime
+from components.reward import stage as reward_stage
 from components.reward.suites.reading import read_suite
 from components.reward.suites.report import suite_report
 from components.reward.suites.scorer import RewardScorer
+from components.stats.intervals import clustered_proportion
 
 WORDS = "my parcel is late and I want a refund now".split()
 
@@ -119,7 +122,7 @@ def test_each_suite_gives_the_numbers_of_a_reference_computed_apart(
         with torch.no_grad():
             return float(model(torch.tensor([tokenizer(told, add_special_tokens=False)["input_ids"]])).logits)
 
-    scorer = RewardScorer(classifier, runtime, "eval")
+    scorer = RewardScorer.load(classifier, runtime, "eval")
     chosen, rejected = (scorer.score([getattr(p, side) for p in suite.pairs]) for side in ("chosen", "rejected"))
     scores = np.stack([chosen.scores.double().numpy(), rejected.scores.double().numpy()])
     reference = np.array([[direct(pair[side]) for pair in wanted] for side in (0, 1)])
@@ -145,11 +148,50 @@ def test_each_suite_gives_the_numbers_of_a_reference_computed_apart(
     assert found["mean_of_subsets"] == pytest.approx(sum(means) / len(means))
 
 
+def test_the_reward_stage_evaluates_its_suites_and_the_gate_judges_the_lowest_lower_end(
+    stages: Any, tmp_path: Path, runtime: Runtime
+) -> None:
+    """Accuracies are counted again from the published model's scores, its pairs of a subset apart."""
+    files = {f"suites/{name}": tmp_path / f"{name}.jsonl" for name in ("desk", "bench")}
+    pairs = read_split(stages.inputs["data"] / "pairs.test")
+    sides = ("chosen", "rejected")
+    desk = [{k: row[k] for k in ("prompt", *sides)} | {"subset": f"a/{i % 2} b"} for i, row in enumerate(pairs)]
+    write_rows(files["suites/desk"], desk)
+    write_rows(files["suites/bench"], suite_rows("MT-Bench"))
+    job = stages.job("reward", max_pairs=16, probe_texts=2, epochs=1, members=2)
+    inputs = {name: stages.inputs[name] for name in ("data", "sft")}
+    metrics = reward_stage.run(job, {**inputs, **files}, tmp_path / "out", lambda *_, **__: None)
+
+    artifact = tmp_path / "out" / "artifact"
+    scorer = RewardScorer.load(artifact, runtime, "eval")
+    lows = []
+    for name, file in files.items():
+        suite = read_suite(file)
+        chosen, rejected = (scorer.score([getattr(p, side) for p in suite.pairs]).scores for side in sides)
+        right = (chosen > rejected).double() + (chosen == rejected).double() / 2
+        whole = clustered_proportion(right.tolist(), [pair.cluster for pair in suite.pairs])
+        key = f"reward/suite_{name.partition('/')[2]}"
+        found = [metrics[f"{key}{end}"] for end in ("", "_low", "_high")]
+        assert found == pytest.approx(list(whole), abs=1e-6)
+        lows.append(whole.low)
+        for subset in {pair.subset for pair in suite.pairs}:
+            inside = torch.tensor([pair.subset == subset for pair in suite.pairs])
+            named = f"{key}/{subset.replace('/', '_').replace(' ', '_')}"
+            assert metrics[named] == pytest.approx(right[inside].mean().item())
+    assert metrics["reward/suite_accuracy_low"] == pytest.approx(min(lows), abs=1e-6)
+    told = json.loads((artifact / "suites.json").read_text())
+    assert {name: each["overall"]["pairs"] for name, each in told.items()} == {"desk": 30, "bench": 16}
+    assert (artifact / "suites.json").read_bytes() == (tmp_path / "out" / "attachments" / "suites.json").read_bytes()
+    (judged,) = [v for v in judge("reward", metrics, GatesConfig(reward={"suite_accuracy_low": 0.999}))
+                 if v.name == "reward.suite_accuracy_low"]  # fmt: skip
+    assert judged.stops and judged.value == metrics["reward/suite_accuracy_low"]
+
+
 def test_our_reward_model_scores_the_same_as_an_external_one(stages: Any, runtime: Runtime) -> None:
     artifact = stages.inputs["reward"]
     rows = read_split(stages.inputs["data"] / "pairs.test")
     conversations = [[*row["prompt"], {"role": "assistant", "content": row["chosen"]}] for row in rows]
-    ours, external = RewardScorer(artifact, runtime, "eval"), RewardScorer(artifact / "model", runtime, "eval")
+    ours, external = (RewardScorer.load(folder, runtime, "eval") for folder in (artifact, artifact / "model"))
     assert ours.ours and not external.ours and external.temperature == 1
     assert ours.temperature == json.loads((artifact / "reward.json").read_text())["temperature"]
     one, other = ours.score(conversations), external.score(conversations)
@@ -193,9 +235,9 @@ def test_a_classifier_of_several_labels_or_without_a_template_is_no_reward_model
     three = LlamaForSequenceClassification(LlamaConfig(num_attention_heads=2, **shape))
     save_model(three, language.tokenizer, tmp_path / "three")
     with pytest.raises(UserError, match="holds a classifier with 3 labels, and a reward model has one score"):
-        RewardScorer(tmp_path / "three", runtime, "eval x")
+        RewardScorer.load(tmp_path / "three", runtime, "eval x")
     bare = tmp_path / "bare"
     save_model(AutoModelForSequenceClassification.from_pretrained(classifier), language.tokenizer, bare)
     (bare / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match=r"eval x: the tokenizer in .* has no chat template"):
-        RewardScorer(bare, runtime, "eval x")
+        RewardScorer.load(bare, runtime, "eval x")

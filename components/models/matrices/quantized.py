@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from components.base.errors import UserError
-from components.models.kernels import OneDnnLinear
+from components.models.matrices.kernels import OneDnnLinear
 
 OPTION = "lora.quantize=4bit"
 

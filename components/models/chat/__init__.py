@@ -1,0 +1,1 @@
+"""What a chat is as text: templates by name, and what ends a response."""

@@ -1,0 +1,1 @@
+"""How weights are held and multiplied: kernels of a CPU, and four bits."""

@@ -1,0 +1,73 @@
+"""A reward model on a suite of judged pairs: its scores, and what a trained one's artifact and metrics say of them."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.base.errors import CheckFailed
+from components.base.jsonl import write_json
+from components.reward.suites.reading import SUITES, JudgedSuite, read_suite
+from components.reward.suites.report import suite_report
+from components.reward.suites.scorer import RewardScorer
+
+FILE = "suites.json"
+MOST_SUBSETS = 40
+"""Subsets of a suite that have metrics, the largest; the artifact has all."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def on_suite(scorer: RewardScorer, suite: JudgedSuite) -> dict[str, Any]:
+    """Report on a suite: its `shape`, `ties_left_out`, the pairs that are `cut`, and what `suite_report` gives.
+
+    Raises:
+        CheckFailed: a score is not finite.
+    """
+    chosen, rejected = (scorer.score([getattr(pair, side) for pair in suite.pairs]) for side in ("chosen", "rejected"))
+    scores = np.stack([chosen.scores.double().numpy(), rejected.scores.double().numpy()])
+    if not np.isfinite(scores).all():
+        raise CheckFailed("some scores of the suite are NaN or infinite: the model is damaged.")
+    found = suite_report(
+        scores, np.array([chosen.tokens, rejected.tokens]), [pair.subset for pair in suite.pairs],
+        [pair.cluster for pair in suite.pairs], scorer.temperature,
+    )  # fmt: skip
+    cut = int(np.logical_or(chosen.cut, rejected.cut).sum())
+    return {"shape": suite.shape, "ties_left_out": suite.ties, "cut": cut, **found}
+
+
+def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path) -> dict[str, float]:
+    """Evaluate the suites among a reward stage's `inputs`; write `suites.json`, and return the metrics.
+
+    The file goes into `out/artifact` and, for MLflow, into `out/attachments`. Without suites nothing is written.
+
+    Returns:
+        `reward/suite_NAME` (accuracy) and of each subset `reward/suite_NAME/SUBSET`, each with `_low` and `_high`;
+        `reward/suite_accuracy_low`, the lowest lower end of a whole suite.
+    """
+    named = {name.partition("/")[2]: path for name, path in sorted(inputs.items()) if name.startswith(f"{SUITES}/")}
+    if not named:
+        return {}
+    found = {name: on_suite(scorer, read_suite(path)) for name, path in named.items()}
+    for folder in ("artifact", "attachments"):
+        (out / folder).mkdir(exist_ok=True)
+        write_json(out / folder / FILE, found)
+    metrics = {"reward/suite_accuracy_low": min(_low(each["overall"]) for each in found.values())}
+    for name, each in found.items():
+        metrics |= _accuracy(f"reward/suite_{name}", each["overall"])
+        largest = sorted(each["subsets"].items(), key=lambda item: -item[1]["pairs"])
+        if len(largest) > 1:
+            for subset, numbers in largest[:MOST_SUBSETS]:
+                metrics |= _accuracy(f"reward/suite_{name}/{_UNSAFE.sub('_', subset)[:60]}", numbers)
+    return metrics
+
+
+def _low(numbers: Mapping[str, Any]) -> float:
+    """The lower end of an accuracy; 0, where it is unknown, as with pairs of one prompt."""
+    return 0.0 if numbers["accuracy_low"] is None else float(numbers["accuracy_low"])
+
+
+def _accuracy(name: str, numbers: Mapping[str, Any]) -> dict[str, float]:
+    ends = {f"{name}{end}": numbers[f"accuracy{end}"] for end in ("", "_low", "_high")}
+    return {key: float(value) for key, value in ends.items() if value is not None}
