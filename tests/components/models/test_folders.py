@@ -158,7 +158,7 @@ def test_the_row_of_an_added_pad_is_the_same_whatever_was_drawn_before_and_no_ot
     assert torch.equal(*rows) and rows[0].std() > 0
     model.resize_token_embeddings(7)
     save_model(model, tokenizer, tmp_path)
-    with pytest.raises(UserError, match=r"1 tokens, such as 'f', beyond the model's 7 embeddings"):
+    with pytest.raises(UserError, match=r"1 token, such as 'f', beyond the model's 7 embeddings"):
         load_base(tmp_path)
 
 

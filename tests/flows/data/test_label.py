@@ -123,7 +123,7 @@ def test_another_judge_or_rubric_or_a_full_folder_is_refused(tmp_path: Path, lab
         label(tmp_path / "pairs.jsonl", rubric=tmp_path / "rubric.md")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds something else"):
+    with pytest.raises(UserError, match="holds other files"):
         label(tmp_path / "pairs.jsonl", "full")
     (tmp_path / "empty.md").write_text("\n")
     with pytest.raises(UserError, match="is empty"):
