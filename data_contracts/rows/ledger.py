@@ -32,7 +32,7 @@ from data_contracts.rows.measuring import (
     places,
     write_rows,
 )
-from data_contracts.rows.shards import Facts, Shard, Shards, value_at
+from data_contracts.rows.shards import FactColumns, Shard, Shards, value_at
 
 ROW_CHECKS = tuple(RowChecks.model_fields)
 SHARD_ROWS = 10_000
@@ -90,7 +90,7 @@ class Ledger:
         self.texts = Shards([])
         """What the texts show, a shard for each of `shards` once they are read (`data_contracts.findings.texts`)."""
         self.facts: Any = np.empty(0, FACTS)
-        """Of all rows (n,): `Facts`, or a structured array."""
+        """Of all rows (n,): `FactColumns`, or a structured array."""
         self.out: NDArray[np.bool_] = np.empty(0, bool)
         """Which rows validations keep out, so far (n,)."""
         self.named_by: dict[str, NDArray[np.bool_]] = {}
@@ -173,7 +173,7 @@ class Ledger:
             shards.append(shard)
             start += shard.rows
         self.shards = Shards(shards)
-        self.facts = Facts(self.shards, FACTS, _IN_MEMORY, {"roles": roles})
+        self.facts = FactColumns(self.shards, FACTS, _IN_MEMORY, {"roles": roles})
         self.out = np.zeros(start, bool)
         self._gathered = self._beside(GATHERED)
 

@@ -151,7 +151,7 @@ class Shards(Sequence[Shard]):
         return number, index - self.starts[number]
 
 
-class Facts:
+class FactColumns:
     """The facts of all rows, a column at a time, as a structured array (n,) would give them."""
 
     def __init__(
@@ -195,7 +195,7 @@ class Facts:
 class SomeFacts:
     """The facts of some rows: a slice, a mask or indices."""
 
-    def __init__(self, facts: Facts, which: Any) -> None:
+    def __init__(self, facts: FactColumns, which: Any) -> None:
         self._facts, self._which = facts, which
 
     def __len__(self) -> int:
@@ -212,5 +212,5 @@ class SomeFacts:
 
 
 def value_at(facts: Any, name: str, index: int) -> Any:
-    """One value of `Facts`, or of a structured array."""
-    return facts.at(name, index) if isinstance(facts, Facts) else facts[name][index]
+    """One value of `FactColumns`, or of a structured array."""
+    return facts.at(name, index) if isinstance(facts, FactColumns) else facts[name][index]

@@ -96,7 +96,7 @@ def test_a_column_of_ratings_sorted_alone_is_refused_and_whole_rows_sorted_by_it
     """Defect 1: ratings sorted alone gave a win rate of 0.457 in place of 0.644."""
     alone = save(case.root / "alone.csv", column(table, 5, sorted(row[5] for row in table[1:])))
     (told,) = mistakes(case, alone)
-    assert "rows 2 to 25: the ratings of rater 2 stand sorted (a, then b, then both_bad, then tie)" in told
+    assert "rows 2 to 25: the ratings of rater 2 are sorted (a, then b, then both_bad, then tie)" in told
     rows = save(case.root / "rows.csv", [table[0], *sorted(table[1:], key=lambda row: row[5])])
     assert Sample.open(case.sample).ratings(rows) == Sample.open(case.sample).ratings(case.root / "filled.csv")
 

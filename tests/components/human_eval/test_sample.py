@@ -55,7 +55,7 @@ def test_the_same_job_writes_the_same_bytes_and_another_seed_others(make_case: C
 
 
 def test_simulated_judges_are_refused_on_peoples_data_before_generating(make_case: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match=r"not the built-in task's data.*human_eval\.judges=people"):
+    with pytest.raises(UserError, match=r"not the built-in task's.*human_eval\.judges=people"):
         make_case(judges="simulated")
     with pytest.raises(UserError, match=r"human_eval\.raters is 4, and there are 3"):
         make_case("more", judges="simulated", task="support-desk", raters=4)

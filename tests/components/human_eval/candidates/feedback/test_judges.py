@@ -108,8 +108,8 @@ def test_an_endpoint_that_is_busy_is_asked_again_no_sooner_than_it_says(
     [
         ((401, {}), "it refuses the key .401.. Set the environment variable TETHER_JUDGE_TOKEN"),
         ((404, {"error": "no model big"}), "it refuses .404.*no model big.*--model"),
-        ((200, {"text": "A"}), "not as /v1/chat/completions does"),
-        (said(None), "not as /v1/chat/completions does"),
+        ((200, {"text": "A"}), "not a /v1/chat/completions answer"),
+        (said(None), "not a /v1/chat/completions answer"),
     ],
 )
 def test_a_wrong_answer_is_named(endpoint: Any, answer: tuple[int, object], problem: str) -> None:
