@@ -61,7 +61,7 @@ def test_prefects_form_takes_one_source_and_several(preferences: str) -> None:
         validate({"config": config}, schema, raise_on_error=True)
 
 
-def test_a_pipeline_that_orders_from_the_pool_it_runs_on_is_refused() -> None:
+def test_a_pipeline_that_orders_from_the_pool_it_runs_on_is_refused(tmp_path: Path) -> None:
     """With two of them in a pool that takes two runs, both waited for ever for a place for their PPO."""
     config = load_config("tiny", [parse_override("runners.ppo=cpu")])
     with pytest.raises(UserError, match=r"runners\.ppo = cpu.*Set runners\.ppo to local"):
@@ -69,7 +69,7 @@ def test_a_pipeline_that_orders_from_the_pool_it_runs_on_is_refused() -> None:
     flows.refuse_own_pool(config, None)  # a terminal's run keeps no place there
     flows.refuse_own_pool(load_config("tiny", [parse_override("runners.ppo=gpu")]), "cpu")
     with pytest.raises(UserError, match=r"runners\.ppo = cpu"):
-        deploy(Path("nowhere"), "tiny", config, None)
+        deploy(tmp_path, "tiny", config, None)
 
 
 @pytest.mark.parametrize(
