@@ -84,11 +84,11 @@ def test_the_order_of_ranks_and_batches_changes_no_ending(language: Any, tokeniz
     assert with_endings(whole, tokenizer).otherwise == whole.otherwise
 
 
-@pytest.mark.parametrize("text", ["Bitte schön. Ende", "a👋b Ende", "x\n\nUser: y", "nothing here"])
+@pytest.mark.parametrize("text", ["Bitte schön. Schluss", "a👋b Schluss", "x\n\nUser: y", "nothing here"])
 def test_a_stop_string_is_found_whatever_tokens_it_stands_in(text: str) -> None:
     """Of bytes: a token may hold a part of a character, and a string begin and end within tokens."""
     tokenizer = train_tokenizer([f"{n} {n * 7} some words of more kinds than fit" for n in range(400)], 300)
-    set_endings(tokenizer, strings=("Ende", "👋", "\n\nUser:", "ön."))
+    set_endings(tokenizer, strings=("Schluss", "👋", "\n\nUser:", "ön."))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     shown = [visible_text(tokenizer, ids[:n]) for n in range(len(ids) + 1)]
     ends = (n for n, text in enumerate(shown) if before_stop(tokenizer, text) != text)
@@ -105,16 +105,16 @@ def test_a_text_to_learn_ends_before_its_first_stop_string(tokenizer: Any) -> No
 
 
 def test_a_stop_string_that_is_a_token_is_a_token_and_pad_never_ends(tokenizer: Any) -> None:
-    set_endings(tokenizer, [tokenizer.pad_token, "no such token"], ["<|user|>", "Ende"])
+    set_endings(tokenizer, [tokenizer.pad_token, "no such token"], ["<|user|>", "Schluss"])
     assert endings_of(tokenizer).ids == (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|user|>"))
-    assert endings_of(tokenizer).strings == ("Ende",)
+    assert endings_of(tokenizer).strings == ("Schluss",)
 
 
 def test_endings_are_saved_with_the_tokenizer_and_none_leaves_no_trace(tokenizer: Any, tmp_path: Any) -> None:
     from transformers import AutoTokenizer
 
     tokenizer.save_pretrained(tmp_path / "plain")
-    set_endings(tokenizer, ["<|user|>"], ["Ende"])
+    set_endings(tokenizer, ["<|user|>"], ["Schluss"])
     tokenizer.save_pretrained(tmp_path / "with")
     assert endings_of(AutoTokenizer.from_pretrained(tmp_path / "with")) == endings_of(tokenizer)
     set_endings(tokenizer)
