@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from components.base.jsonl import json_line
 from components.data.config import SplitConfig
@@ -204,6 +203,8 @@ def _further(value: Any) -> Any:
 
 def kind_of(values: list[Any]) -> list[bool]:
     """Of values of a further column, what `ShardNotes.kinds` says."""
+    import pandas as pd  # the start of each run imports this module
+
     known = [value for value in values if value is not None]
     try:
         pd.to_numeric(pd.Series(values, dtype=object), errors="raise").astype(float)

@@ -1,6 +1,8 @@
 """What a run goes on from: the newest or a named run's config and records, never a mix of its own making."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -502,3 +504,11 @@ def test_a_fetched_model_is_named_shortly_and_a_folder_by_its_path(tmp_path: Pat
     by_path = load_config("tiny", [parse_override(f"sft.base={folder}")])
     assert find_sources(by_path, tmp_path / "elsewhere") == find_sources(named, tmp_path)
     assert find_sources(load_config("tiny"), tmp_path) == Sources()
+
+
+def test_what_every_run_begins_with_imports_neither_pandas_nor_a_framework() -> None:
+    """They take longer than all else that a run does whose results are in the store."""
+    heavy = {"torch", "transformers", "datasets", "great_expectations", "mlflow", "prefect", "pandas"}
+    told = f"import sys, flows.launch.begin; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
