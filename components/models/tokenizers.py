@@ -84,7 +84,7 @@ def load_tokenizer(folder: Path, field: str = "sft.base", template: str | None =
         field: the config key or option that named the folder, for the error.
         template: one of `CHAT_TEMPLATES`, or a template's text, which replaces its own. Markers that it writes, such
             as <|im_start|>, are added where the tokenizer has no such token.
-        stop: strings that end a response too (`generation.stop`).
+        stop: strings that end a response too (`generation.stop`). Without any, those that the tokenizer was saved with.
 
     Raises:
         UserError: there is none that transformers can load, or it has no EOS or no chat template that works.
@@ -118,6 +118,7 @@ def load_with_new_tokens(folder: Path, field: str, template: str | None, stop: S
             tokenizer.add_special_tokens({"pad_token": PAD})
             added.append(PAD)
     listed = tokenizer.convert_ids_to_tokens(_listed_ends(folder))
+    stop = stop or endings_of(tokenizer).strings
     set_endings(tokenizer, [each for each in (before, *listed) if each is not None], stop)
     return tokenizer, added
 

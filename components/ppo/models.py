@@ -337,7 +337,9 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
     for tensor in [*scored, *(each for key in asked for each in found[key].values())]:
         ranks.joined(tensor)
     if samples.otherwise:
-        raw[on_device(samples, list(samples.otherwise))] = _judged_otherwise(models, samples, job).to(raw)
+        rows = on_device(samples, list(samples.otherwise))
+        for model, own in zip((models.reward_model, models.judge), (raw, *of_judge), strict=False):
+            own[rows] = _judged_otherwise(model, models.tokenizer, samples, job).to(own)
     policy, reference, sft = (found[id(m)] for m in (models.policy, models.reference, models.sft))
     out = {
         "policy": policy["logprobs"], "policy_at_1": policy["at_1"], "reference": reference["logprobs"],
@@ -348,14 +350,14 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
     return out | ({} if critic is None else {"values": values})
 
 
-def _judged_otherwise(models: Models, samples: Samples, job: PpoJob) -> Tensor:
-    """Raw scores (n,) of the responses that ended otherwise than by EOS, each with EOS as the reward model reads it.
+def _judged_otherwise(model: Any, tokenizer: Any, samples: Samples, job: PpoJob) -> Tensor:
+    """A reward model's raw scores (n,) of the responses of `samples.otherwise`, each as it reads them, with EOS.
 
-    They are few, and each rank computes all of them.
+    Each rank computes all of them.
     """
     prompts = [samples.prompt_ids[row][samples.prompt_mask[row]].tolist() for row in samples.otherwise]
     judged = [prompt + samples.as_judged(row) for prompt, row in zip(prompts, samples.otherwise, strict=True)]
-    return score_sequences(models.reward_model, models.tokenizer.pad_token_id, judged, job.runtime)
+    return score_sequences(model, tokenizer.pad_token_id, judged, job.runtime)
 
 
 def scatter(flat: Tensor, mask: Tensor, at: Tensor | None = None) -> Tensor:

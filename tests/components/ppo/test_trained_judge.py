@@ -9,6 +9,8 @@ import torch
 from components.base.jsonl import read_rows
 from components.data.support_desk.desk import SupportDeskConfig, generate_careful
 from components.data.tables.published import read_split, write_split
+from components.models.chat.endings import endings_of, set_endings
+from components.models.sampling import sample, with_endings
 from components.ppo import models as ppo_models
 from components.ppo.evaluate import evaluate_last, respond
 from components.ppo.models import Models
@@ -127,3 +129,23 @@ def test_the_last_policys_gain_stands_beside_the_published_ones(stages: Any, jud
     gain = paired_gain(mine, its, map(str, prompts))
     assert metrics["ppo/last_judge_gain"] == pytest.approx(gain.value) and gain.value != 0
     assert metrics["ppo/last_judge_gain_high"] == pytest.approx(gain.high)
+
+
+def test_a_response_that_another_token_ended_is_scored_with_eos_by_reward_model_and_judge(
+    stages: Any, judge: Path, load: Any
+) -> None:
+    """They were trained on texts that end with EOS. The ending is replaced by hand here."""
+    from components.ppo.models import frozen_pass
+
+    job, models, free = load(of=stages._replace(inputs={**stages.inputs, "judge": judge}))
+    set_endings(models.tokenizer, [models.tokenizer.convert_ids_to_tokens(int(free.response_ids[0, 2]))])
+    eos, other = endings_of(models.tokenizer).ids
+    prompts = [row[mask].tolist() for row, mask in zip(free.prompt_ids, free.prompt_mask, strict=True)]
+    samples = with_endings(sample(models.policy, models.tokenizer, prompts, job.generation, 0), models.tokenizer)
+    said = [row[mask].tolist() for row, mask in zip(samples.response_ids, samples.response_mask, strict=True)]
+    assert 0 < sum(ids[-1] == other for ids in said) < len(said)
+    whole = [[*p, *ids[:-1], eos if ids[-1] == other else ids[-1]] for p, ids in zip(prompts, said, strict=True)]
+    found = frozen_pass(models, samples, job, judged=True)
+    for name, model in (("raw_scores", models.reward_model), ("judge_scores", models.judge)):
+        expected = score_sequences(model, models.tokenizer.pad_token_id, whole, job.runtime)
+        torch.testing.assert_close(found[name], expected.to(found[name]), rtol=0, atol=1e-5)

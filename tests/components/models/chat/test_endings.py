@@ -8,7 +8,7 @@ from components.models.batching import encode_response, encode_responses
 from components.models.chat.endings import before_stop, endings_of, set_endings
 from components.models.config import GenerationConfig
 from components.models.sampling import generate_responses, rollout_engine, with_endings
-from components.models.tokenizers import StopFinder, train_tokenizer, visible_text
+from components.models.tokenizers import StopFinder, load_tokenizer, train_tokenizer, visible_text
 
 FREE = GenerationConfig(max_new_tokens=24)
 
@@ -121,3 +121,11 @@ def test_endings_are_saved_with_the_tokenizer_and_none_leaves_no_trace(tokenizer
     tokenizer.save_pretrained(tmp_path / "again")
     plain, again = ((tmp_path / name / "tokenizer_config.json").read_bytes() for name in ("plain", "again"))
     assert plain == again and b"stop_strings" not in plain
+
+
+def test_a_saved_tokenizers_stop_strings_stay_unless_others_are_named(tokenizer: Any, tmp_path: Any) -> None:
+    """Candidates of a policy that learned to stop at a string went on beyond it."""
+    set_endings(tokenizer, strings=["Schluss"])
+    tokenizer.save_pretrained(tmp_path)
+    assert endings_of(load_tokenizer(tmp_path)).strings == ("Schluss",)
+    assert endings_of(load_tokenizer(tmp_path, stop=("Punkt",))).strings == ("Punkt",)
