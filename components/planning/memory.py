@@ -181,15 +181,17 @@ class _Planner:
         sized, tokens = config.micro_batch
         micro = self._micro(sized if tokens is None else max(1, tokens // run.length), config.minibatch_size)
         work, predicted = Pass(micro, run.length), micro * run.response
+        divided = run.generation.temperature != 1
         asks = self.dtype == "bfloat16"  # in float32 the sampler's numbers are the training path's
         scoring = still | {
             "activations": passing(self.shape, work, self.dtype),
-            "logits": logits(self.shape, predicted, 5 if asks else 2),
+            "logits": logits(self.shape, predicted, 2 + divided + 3 * asks),
         }
         yield self._phase("ppo", "frozen pass", scoring)
         several = ranks.rows(config.minibatch_size) > micro or config.ptx.coefficient > 0
         beside = held | ({"critic": critic.weights + critic.moments} if critic else {})
-        update = self._training("ppo", "policy update", beside, policy, config, work, predicted, several, config.lora)
+        copies = 7 if config.entropy_coefficient > 0 else 3 + divided
+        update = self._training("ppo", "policy update", beside, policy, config, work, predicted, several, config.lora, copies)
         yield update
         if critic is not None:
             beside = held | {"policy": policy.weights + policy.moments}
@@ -279,7 +281,7 @@ class _Planner:
 
     def _training(
         self, stage: str, name: str, held: Parts, trained: Trained, config: OptimizerConfig, work: Pass,
-        predicted: int, several: bool, lora: AdapterConfig | None = None,
+        predicted: int, several: bool, lora: AdapterConfig | None = None, copies: int = 3,
     ) -> Phase:  # fmt: skip
         """The worst of four moments: the graph with the head's logits, after them, the end of the backward pass, the
         step.
@@ -287,10 +289,11 @@ class _Planner:
         Args:
             predicted: tokens whose logits are computed; 0 for a scalar head.
             several: micro-batches a step, so that the gradients of the first are held through the next.
+            copies: of the float32 logits, at the worst moment of their forward and backward pass.
         """
         shape, dtype, again = self.shape, self.dtype, config.gradient_checkpointing
         graph = activations(shape, work, dtype, again, lora)
-        head = logits(shape, predicted, 3.5 if dtype == "bfloat16" else 3)
+        head = logits(shape, predicted, copies + (0.5 if dtype == "bfloat16" else 0))
         block = block_activations(shape, work, dtype, lora) if again else 0
         block += work.all * width(dtype) * (3 * shape.intermediate_size + 2 * shape.hidden_size)
         output = trained.largest if predicted else 0
