@@ -191,7 +191,9 @@ class _Planner:
         several = ranks.rows(config.minibatch_size) > micro or config.ptx.coefficient > 0
         beside = held | ({"critic": critic.weights + critic.moments} if critic else {})
         copies = 7 if config.entropy_coefficient > 0 else 3 + divided
-        update = self._training("ppo", "policy update", beside, policy, config, work, predicted, several, config.lora, copies)
+        update = self._training(
+            "ppo", "policy update", beside, policy, config, work, predicted, several, config.lora, copies
+        )
         yield update
         if critic is not None:
             beside = held | {"policy": policy.weights + policy.moments}

@@ -334,7 +334,9 @@ def test_the_heads_logits_are_planned_as_often_as_a_pass_holds_them(temperature:
 
     copies(True)  # libraries' own buffers and the parameters' gradients
     generation = GenerationConfig(max_prompt_tokens=1, max_new_tokens=rows, temperature=temperature)
-    shape = ModelShape(vocabulary=vocabulary, hidden_size=16, intermediate_size=16, layers=1, heads=1, kv_heads=1, head_size=16)
+    shape = ModelShape(
+        vocabulary=vocabulary, hidden_size=16, intermediate_size=16, layers=1, heads=1, kv_heads=1, head_size=16
+    )
     options = {"batch_size": 2, "minibatch_size": 2, "micro_batch_size": 1, "entropy_coefficient": entropy}
     parts = found(run(shape, "float32", ppo=options)._replace(generation=generation), "cpu")
     assert parts["ppo", "frozen pass"].parts["logits"] == copies(False) * copy
