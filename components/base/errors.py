@@ -1,4 +1,4 @@
-"""One exception hierarchy. The exit code of a command is a property of what went wrong."""
+"""All of Tether's exceptions. An exception's class determines the exit code of the command that it ends."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from components.base.redaction import has_credentials, redacted
 
 
 class TetherError(Exception):
-    """Something of ours broke (exit code 1). The message loses what credentials it has."""
+    """A fault of Tether itself (exit code 1). Credentials are removed from the message."""
 
     exit_code = 1
 
@@ -19,13 +19,13 @@ class TetherError(Exception):
 
 
 class UserError(TetherError):
-    """The user's mistake: the message names the file, row or field and says what to do (exit code 2)."""
+    """A mistake of the user (exit code 2). The message names the file, row or field and says what to do."""
 
     exit_code = 2
 
 
 class Mistakes(UserError):
-    """Several mistakes of the user's: `str` has a line for each of the first ones, and says how many more there are."""
+    """Several mistakes of the user. `str` shows the first ones, a line each, and says how many more there are."""
 
     MOST = 20
 
@@ -48,19 +48,19 @@ class GateFailed(TetherError):
 
 
 class CheckFailed(TetherError):
-    """A check of the learning that runs beside it (finite losses, matching log-probs, ...) did not hold."""
+    """A check made during training (finite losses, matching log-probabilities, ...) failed."""
 
 
 class LeaseLost(TetherError):
-    """Another process has taken over what this one was computing: it was suspended for too long."""
+    """This process was suspended for so long that another one took over its computation."""
 
 
 class Unreachable(UserError):
-    """A connection to what a stage needs failed; the same may succeed later."""
+    """A connection to a service that a stage needs failed. It may succeed if tried again later."""
 
 
 class WorkerDied(TetherError):
-    """The process that computed a stage elsewhere died, or its worker; its checkpoint is kept."""
+    """The process that computed a stage on another worker died, or the worker did. The stage's checkpoint is kept."""
 
 
 class StageTimeout(TetherError):
@@ -74,14 +74,14 @@ _UNREACHABLE = {
     "botocore": ("HTTPClientError", "ConnectionError"),
     "aiohttp": ("ClientConnectionError",),
 }
-"""Library to the classes that say of a connection that it failed; none of them is imported here."""
+"""Maps a library to its exceptions for a failed connection, by name, so that no library is imported here."""
 
 
 def is_unreachable(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is a connection that failed."""
+    """Return whether an error, or one of its causes, is a failed connection."""
     while error is not None:
         if isinstance(error, (Unreachable, ConnectionError)):
-            return not isinstance(error, BrokenPipeError)  # whoever reads our output is gone
+            return not isinstance(error, BrokenPipeError)  # the reader of our output has closed the pipe
         for kind in type(error).__mro__:
             if kind.__name__ in _UNREACHABLE.get(kind.__module__.partition(".")[0], ()):
                 return True
@@ -90,10 +90,10 @@ def is_unreachable(error: BaseException | None) -> bool:
 
 
 def refuse_credentials(what: str, text: str) -> None:
-    """Refuse a text that would be written down, with runs and in MLflow, with a credential in it.
+    """Refuse a text that contains a credential, since it would be stored with the run and in MLflow.
 
     Raises:
-        UserError: it holds one; `what` says where it was given.
+        UserError: `text` contains a credential; the message begins with `what`, which names where the text was given.
     """
     if has_credentials(text):
         raise UserError(
@@ -120,7 +120,7 @@ _OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Have the error of a write in the block name `path`, where it names no file.
+    """Add `path` to an OSError of a write in this block that names no file.
 
     A full disk is found out about when the bytes of an open file go there, and the system doesn't say which file that
     is. An error that some library of Rust's raises tells the number in its message alone.

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there."""
+"""Write files and folders atomically: a reader finds all of the new content, or none of it."""
 
 import contextlib
 import errno
@@ -17,19 +17,19 @@ from components.base.process import is_dead_mark, process_mark
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name for what is to become `path`. It says which process writes it, for `sweep` to know when that is dead."""
+    """Return a temporary name beside `path`. It names the writing process, so that `sweep` can tell when that died."""
     return path.with_name(f".{path.name}.{process_mark()}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes of this machine that were killed left unfinished below `folder`."""
-    for parent, folders, files in os.walk(folder):  # which, unlike rglob, passes over what others remove meanwhile
+    """Remove the temporary files below `folder` whose processes, on this machine, were killed."""
+    for parent, folders, files in os.walk(folder):  # unlike rglob, ignores what others remove meanwhile
         for name in fnmatch.filter([*folders, *files], ".*.tmp"):
             _remove_if_dead(Path(parent, name))
 
 
 def sweep_drafts(path: Path) -> None:
-    """Remove what killed processes left of `path` beside it; what else lies there is not looked at."""
+    """Remove the temporary files beside `path` that killed writers of `path` left; other files are not touched."""
     for name in fnmatch.filter(os.listdir(path.parent), ".*.tmp"):
         if name.startswith(f".{path.name}."):
             _remove_if_dead(path.with_name(name))
@@ -43,7 +43,7 @@ def _remove_if_dead(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; what is written there is synced to disk and renamed to `path`, and that too."""
+    """Yield a temporary name beside `path`. At the end its file is synced, renamed to `path`, and the rename synced."""
     temporary = temporary_beside(path)
     try:
         with naming(path):
@@ -56,7 +56,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader finds the old content or the new, whole, even after a power failure.
+    """Write a file atomically: a reader finds all of the old content or all of the new, even after a power failure.
 
     Raises:
         OSError: the disk is full or can't be written; the old content is still there. UnicodeEncodeError: a text that
@@ -68,7 +68,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def make_folder(folder: Path, mode: int | None = None) -> None:
-    """Make a folder and those above it, unless they are there, and sync their names to disk.
+    """Make a folder and its missing parents, and sync their names to disk.
 
     `mode` is the permissions of the new ones; None leaves them to the umask.
     """
@@ -84,10 +84,10 @@ def make_folder(folder: Path, mode: int | None = None) -> None:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`; the files written into it are synced to disk and it is renamed to `path`.
+    """Yield a temporary folder beside `path`. At the end its files are synced to disk and it is renamed to `path`.
 
     Raises:
-        OSError: at the end, where `path` is there and isn't an empty folder.
+        OSError: at the end, if `path` exists and is not an empty folder.
     """
     temporary = temporary_beside(path)
     make_folder(path.parent)
@@ -105,7 +105,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def seal(value: Any) -> str:
-    """`value` as JSON under its own sha256, one line each, for `read_sealed`. NaN and infinity are kept.
+    """Return two lines, the sha256 of `value` as JSON and that JSON, for `read_sealed`. NaN and infinity are kept.
 
     Raises:
         TypeError: `value` holds what JSON cannot.
@@ -115,10 +115,10 @@ def seal(value: Any) -> str:
 
 
 def read_sealed(path: Path) -> Any:
-    """The value of a file that `seal` made.
+    """Return the value in a file that holds what `seal` returned.
 
     Raises:
-        OSError: it can't be read. ValueError: it isn't as it was written.
+        OSError: the file cannot be read. ValueError: its content does not match its sha256.
     """
     digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     if hashlib.sha256(text.encode()).hexdigest() != digest:
@@ -127,9 +127,9 @@ def read_sealed(path: Path) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Have the disk keep what a file or folder holds.
+    """Sync a file or folder to disk.
 
-    A folder that may be used but not listed, or whose file system syncs none, is left to the system.
+    Does nothing for a folder that this user may not list, or whose file system cannot sync folders.
     """
     try:
         with naming(path):

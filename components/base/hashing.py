@@ -1,4 +1,4 @@
-"""One JSON text for one value, and digests of it: what keys, manifests and splits are computed from."""
+"""Canonical JSON (one text per value) and digests of it, from which keys, manifests and splits are computed."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """`value` as JSON with sorted keys, no spaces, text as it is.
+    """Return `value` as JSON with sorted keys, no spaces, and text unescaped (UTF-8).
 
     Raises:
         ValueError: a number is NaN or infinite, which JSON cannot hold.
@@ -21,7 +21,7 @@ def digest_json(value: Any) -> str:
 
 
 def hash8(text: str) -> bytes:
-    """8 bytes that stand for `text` where only equality counts; two of a million share them once in 37 million sets."""
+    """Return 8 bytes that identify `text`. In a million texts, two collide with probability 1 in 37 million."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 

@@ -11,42 +11,42 @@ from components.base.errors import naming
 T = TypeVar("T")
 
 Message = dict[str, str]
-"""A turn of a conversation: its role and content."""
+"""A turn of a conversation: `role` and `content`."""
 
 
 def read_rows(path: Path) -> list[Any]:
-    """The rows of a file of an artifact (one JSON object a line), of the type that the caller knows them to have."""
+    """Return the rows (one JSON object a line) of an artifact's file. Their type is not checked."""
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
 def json_line(row: Mapping[str, object]) -> bytes:
-    """A row as a line of a file: the same row gives the same bytes."""
+    """Return a row as one line of JSON. Equal rows give equal bytes."""
     return (json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write `rows`, making the folder."""
+    """Write `rows` to `path`, and make its folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path), path.open("wb") as out:
         out.writelines(map(json_line, rows))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write one JSON value, indented and with sorted keys, making the folder."""
+    """Write one JSON value, indented and with sorted keys, and make the folder of `path` if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path):
         path.write_text(json.dumps(value, sort_keys=True, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 class AppendedLines(Generic[T]):
-    """A file of lines that are kept as they come: what an earlier process left of it, and what this one adds."""
+    """A file of lines that survives kills: it holds an earlier process's lines, and each new line is synced to disk."""
 
     def __init__(self, path: Path, read: Callable[[Any], T]) -> None:
-        """Read the lines of `path` up to the first that is damaged or cut off by a kill, and drop the rest.
+        """Read the lines of `path` up to the first one that is damaged or incomplete, and drop the rest.
 
         Args:
-            read: what a line's JSON stands for; raises ValueError, TypeError or KeyError where the line is damaged.
+            read: turns a line's JSON into a value; raises ValueError, TypeError or KeyError if the line is damaged.
         """
         self.found: list[T] = []
         whole = 0

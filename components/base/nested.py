@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 
 def group(values: Mapping[str, JsonValue], *path: str) -> Mapping[str, JsonValue]:
-    """Return a group of options, as `group(job, "reward", "objectives")`; empty where there is none."""
+    """Return the group of options at `path`, as in `group(job, "reward", "objectives")`; empty if there is none."""
     for name in path:
         found = values.get(name)
         values = found if isinstance(found, dict) else {}

@@ -1,11 +1,11 @@
-"""What a stage calls while it computes."""
+"""The callback by which a stage reports metrics and progress."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
 class Observe(Protocol):
-    """Takes what a stage has to say after a step.
+    """Receives a stage's metrics and progress after a step.
 
     `metrics` become the stage's curves. The rest is for the display of progress alone: `total` is the number of steps,
     `tokens` how many this step computed, and `resumed` says that no step was done now: the stage continues from `step`.

@@ -7,10 +7,11 @@ from components.base.errors import UserError
 
 
 def user_path(text: str, field: str) -> Path:
-    """The path that a user wrote as `text` for the option `field`, `~` expanded; nothing need be there.
+    """Return the path that a user gave as `text` for the option `field`, with `~` expanded. It need not exist.
 
     Raises:
-        UserError: it is empty, can't be a path, or names a device, a pipe or a socket, which has no end to read to.
+        UserError: it is empty, is not a valid path, or names a device, a pipe or a socket, which cannot be read to an
+            end.
     """
     if not text.strip():
         raise UserError(f"{field}: the path is empty; is a shell variable not set? Name a file or folder.")
@@ -20,7 +21,7 @@ def user_path(text: str, field: str) -> Path:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return path
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL; the home of a user who isn't known
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL character; `~name` of an unknown user
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise UserError(f"{field} = {shown!r}: this can't be opened: {reason}. Name another path.") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

@@ -1,4 +1,4 @@
-"""Which process does something, so that one that died is not taken for one at work."""
+"""Identify processes, so that a dead process is not mistaken for a running one that has the same id."""
 
 import functools
 import hashlib
@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 
 class ProcessSpace(TypedDict, total=False):
-    """Where process ids mean the same: the kernel since it was started, and the namespace of process ids."""
+    """The scope in which a process id is unique: one boot of one kernel, and one PID namespace."""
 
     boot: str
     pid_namespace: str
@@ -20,7 +20,7 @@ class ProcessSpace(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class Process(ProcessSpace, total=False):
-    """A process as a JSON file names it; empty for none."""
+    """A process as JSON files describe it; empty for none."""
 
     host: str
     pid: int
@@ -28,30 +28,30 @@ class Process(ProcessSpace, total=False):
 
 
 def this_process() -> Process:
-    """This process, by where it is, id and start time (ids are used again, an id with its start time is not)."""
+    """Describe this process by its scope, id and start time (ids are reused; an id with its start time is not)."""
     return describe_process(os.getpid())
 
 
 def describe_process(pid: int) -> Process:
-    """The process `pid` of this host, likewise."""
+    """Describe the process `pid` of this host as `this_process` does."""
     return {"host": socket.gethostname(), **_place(), "pid": pid, "started": _start_time(pid) or ""}
 
 
 def is_alive(process: Process) -> bool:
-    """Whether the process that `this_process` described still runs. One that can't be seen from here is taken to."""
+    """Return whether a process still runs. True for a process of another host or container, which we cannot see."""
     if process.get("host") != socket.gethostname():
         return True
     if process.get("boot", _place()["boot"]) != _place()["boot"]:
-        return False  # this machine has been started anew since
+        return False  # this machine was rebooted since
     if process.get("pid_namespace", _place()["pid_namespace"]) != _place()["pid_namespace"]:
         return True
     return _runs(process)
 
 
 def is_dead(process: Process) -> bool:
-    """Whether it is certain that the process no longer runs: it was one of this boot and this container, and is gone.
+    """Return whether the process certainly no longer runs: it ran in this boot and this container, and is gone.
 
-    Unlike `is_alive`, this doesn't believe a host's name: two machines, or containers, may have the same.
+    Unlike `is_alive`, this ignores host names, since two machines or containers may have the same one.
     """
     if any(process.get(name) != value or not value for name, value in _place().items()):
         return False
@@ -59,7 +59,7 @@ def is_dead(process: Process) -> bool:
 
 
 def _runs(process: Process) -> bool:
-    """Whether a process of this place has that id and start time; none has, where a damaged file lacks one of them."""
+    """Return whether a process here has that id and start time. False if a damaged file lacks either."""
     started = _start_time(process.get("pid", 0))
     return started is not None and started == process.get("started")
 
@@ -70,14 +70,14 @@ def process_mark() -> str:
 
 
 def is_dead_mark(mark: str) -> bool:
-    """Whether `process_mark` gave it in a process of this boot and container that no longer runs."""
+    """Return whether `mark` is from a process of this boot and container that no longer runs."""
     place, _, process = mark.partition("-")
     pid, _, started = process.partition("-")
     return place == _place_mark() and pid.isdigit() and _start_time(int(pid)) != started
 
 
 def is_mark_from_here(mark: str) -> bool:
-    """Whether `process_mark` gave it in a process of this boot and container, at work or gone."""
+    """Return whether `mark` is from a process of this boot and container, running or not."""
     return mark.partition("-")[0] == _place_mark()
 
 
@@ -87,7 +87,7 @@ def _place_mark() -> str:
 
 @functools.cache
 def _place() -> ProcessSpace:
-    """Return this process's."""
+    """Return this process's scope."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return {"boot": boot, "pid_namespace": os.readlink("/proc/self/ns/pid")}
@@ -96,7 +96,7 @@ def _place() -> ProcessSpace:
 
 
 def _start_time(pid: int) -> str | None:
-    """Start time in clock ticks since boot (field 22 of /proc/PID/stat), or None where there's no live process."""
+    """Return a start time in clock ticks since boot (field 22 of /proc/PID/stat); None if no such process runs."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Credentials out of whatever is shown or stored: of URLs, and of this process's environment."""
+"""Remove credentials from texts that are shown or stored: those in URLs, and this environment's secrets."""
 
 import os
 import re
@@ -12,13 +12,13 @@ _QUERY = re.compile(
     re.IGNORECASE,
 )
 _NAMES = {"PASSWORD", "PASSWD", "PASS", "SECRET", "TOKEN", "KEY", "CREDENTIAL", "CREDENTIALS", "AUTH"}
-"""A variable that has one of these words in its name holds a secret, as MLFLOW_TRACKING_PASSWORD."""
+"""A variable with one of these words in its name (as MLFLOW_TRACKING_PASSWORD) is taken to hold a secret."""
 _SHORTEST = 6
-"""A shorter value would be taken out of words that have nothing to do with it."""
+"""Length of the shortest value that counts as a secret. Shorter ones occur inside unrelated words."""
 
 
 def redacted(text: str) -> str:
-    """`text` without the users and passwords of URLs, secrets in their queries, and values of secret variables."""
+    """Return `text` without URLs' users and passwords, secrets in their queries, and values of secret variables."""
     text = _QUERY.sub(r"\1***", _USER.sub("", text))
     for secret in _secrets():
         text = text.replace(secret, "***")
@@ -26,12 +26,12 @@ def redacted(text: str) -> str:
 
 
 def has_credentials(text: str) -> bool:
-    """Whether a URL in `text` holds a password or a secret in its query, or `text` a secret of the environment."""
+    """Return whether `text` contains a secret of this environment, or a URL with a password or a secret query value."""
     return redacted(text) != text
 
 
 def _secrets() -> list[str]:
-    """Secret values in this environment, as they are and percent-decoded; the longest first."""
+    """Return the secret values of this environment, as they are and percent-decoded, the longest first."""
     found = set()
     for name, value in os.environ.items():
         if _NAMES & set(name.upper().split("_")):

@@ -1,4 +1,4 @@
-"""What every config class shares: frozen, no unknown keys, a docstring per field, and what of it enters a key."""
+"""The base of every config class: frozen, no unknown fields, a docstring per field, and which fields enter a key."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ class Settings(BaseModel):
 
 
 def unkeyed(default: Any = ..., **kwargs: Any) -> Any:
-    """A field that doesn't change a stage's output (a path, a checkpoint interval) and so is no part of its key."""
+    """Define a field that cannot change a stage's output (a path, a checkpoint interval) and so is not in its key."""
     return Field(default, json_schema_extra={"keyed": False}, **kwargs)
 
 
 def keyed_values(settings: BaseModel) -> dict[str, JsonValue]:
-    """The JSON values of `settings` that can change a stage's output: all but the fields made by `unkeyed`."""
+    """Return the values of `settings` that can change a stage's output: all but the fields made by `unkeyed`."""
     out: dict[str, JsonValue] = {}
     for name, field in type(settings).model_fields.items():
         if field.json_schema_extra == {"keyed": False}:

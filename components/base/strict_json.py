@@ -1,4 +1,4 @@
-"""JSON from outside, read strictly: what one value can't hold is an error of that value, and says what is wrong."""
+"""Read JSON from outside strictly. What other readers could not take is refused with a message that says why."""
 
 import json
 import re
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 DEEPEST = 100
-"""Lists and objects inside each other. JSON's own reader fails at about a thousand, its writer at fewer."""
+"""Levels of nested lists and objects that are allowed. Python's own JSON reader fails at about a thousand."""
 TOO_DEEP = f"lists and objects are nested more than {DEEPEST} deep"
 
 
 class BadJson(ValueError):
-    """JSON that can't be read. `line` is where it breaks its grammar, None where it only holds what can't be held;
-    `more` says that a whole value stands there, and then something else."""
+    """JSON that is refused. `line` is that of a syntax error, None if only a value is not allowed. `more` says that
+    text follows a complete value."""
 
     def __init__(self, text: str, line: int | None = None, place: int = 0, more: bool = False) -> None:
         super().__init__(f"{text} at character {place}" if place else text)
@@ -21,10 +21,10 @@ class BadJson(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text, strictly: no NaN, no key twice, no number or nesting that others can't take.
+    """Return the value of a JSON text. Refuse NaN, repeated keys, and numbers or nesting that other readers can't take.
 
     Raises:
-        BadJson: it isn't that.
+        BadJson: the text is not such JSON.
     """
     try:
         value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
@@ -34,7 +34,7 @@ def parse_json(text: str) -> Any:
         raise BadJson(TOO_DEEP) from error
     except BadJson:
         raise
-    except ValueError as error:  # a whole number of over 4,300 digits
+    except ValueError as error:  # an integer of over 4,300 digits
         raise BadJson("a number has too many digits to be read") from error
     if text.count("[") + text.count("{") > DEEPEST and depth_of(value) > DEEPEST:
         raise BadJson(TOO_DEEP)
@@ -42,7 +42,7 @@ def parse_json(text: str) -> Any:
 
 
 def elements(text: str) -> Iterator[str]:
-    """The texts of the elements of a JSON array, found by its brackets."""
+    """Yield the text of each element of a JSON array, found by matching brackets."""
     depth = start = 0
     for found in _TOKEN.finditer(text):
         token = found[0]
@@ -54,7 +54,7 @@ def elements(text: str) -> Iterator[str]:
         if (token == "," and depth == 1) or (token == "]" and depth == 0):
             yield text[start : found.start()]
             start = found.end()
-    if depth:  # it breaks off
+    if depth:  # the array is cut off
         yield text[start:]
 
 
@@ -62,7 +62,7 @@ _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{},]', re.DOTALL)
 
 
 def twice(names: Iterable[str]) -> str:
-    """The names that stand more than once, in quotes; empty where none does."""
+    """Return the repeated names, in quotes; empty if none is repeated."""
     return ", ".join(repr(name) for name, count in Counter(names).items() if count > 1)
 
 
@@ -78,7 +78,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def depth_of(value: Any) -> int:
-    """How deep lists and objects stand inside each other, counted up to one more than `DEEPEST`."""
+    """Return how deeply lists and objects are nested, counted up to `DEEPEST` + 1."""
     depth, level = 0, [value]
     while level and depth <= DEEPEST + 1:
         level = [

@@ -1,12 +1,12 @@
-"""Text of others (a name, a reason, a metric of an imported record) where people read it: it must command nothing.
+"""Make text from others (a name, a reason, an imported record's metric) safe to show.
 
-A terminal obeys control characters, Markdown and Mermaid have syntax of their own. HTML is escaped by its templates.
+A terminal obeys control characters, and Markdown and Mermaid have their own syntax. HTML is escaped by its templates.
 """
 
 import re
 
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but for tab and line feed, marks that turn the direction of writing, and halves of characters."""
+"""Control characters except tab and line feed, marks that change the writing direction, and surrogates."""
 _MARKDOWN = re.compile(
     r"[\\`*\[\]|~]|<(?=[A-Za-z/!?])|^>|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|&(?=#?\w+;)"
     r"|^#+(?=\s|$)|^[+-](?=\s|$)|^-(?=-+$)|^=(?==*$)"
@@ -14,7 +14,7 @@ _MARKDOWN = re.compile(
 
 
 def plain(text: str) -> str:
-    r"""Return `text` for a terminal: each character that could command it as its escape (`\x1b`). Lines stay lines."""
+    r"""Return `text` for a terminal: each character that could control it is shown as its escape (`\x1b`)."""
     return _COMMANDS.sub(lambda found: _escape(found[0]), text.replace("\r\n", "\n"))
 
 
@@ -29,13 +29,13 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def markdown(text: str) -> str:
-    """Return `text` as words of a Markdown paragraph, list or table: one line, with no syntax in it."""
+    """Return `text` on one line with Markdown's syntax escaped, for a paragraph, list or table."""
     escaped = _MARKDOWN.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", line(text))
     return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", escaped)
 
 
 def markdown_code(text: str) -> str:
-    """Return `text` as a code span of Markdown, also within a table."""
+    """Return `text` as a Markdown code span, which may stand in a table."""
     return f"`{line(text).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
