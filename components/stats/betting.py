@@ -1,4 +1,4 @@
-"""Bounds on a mean that hold whenever one looks: for who counts while the answers still come in."""
+"""Confidence bounds on a mean that hold at every sample size at once, so that one may look while answers come in."""
 
 import math
 
@@ -10,16 +10,16 @@ from components.stats.intervals import FloatArray
 
 _GRID = np.linspace(0.0, 1.0, 1001)
 FEWEST_OF_PEOPLE = 3
-"""With two raters, who may be alike by chance, nothing bounds how far other people differ."""
+"""The fewest raters that give a bound for all people. Two may agree by chance, which says little about others."""
 _MOST = 0.75
 """The largest share of the capital that a bet may lose."""
 
 
 def always_valid_low(values: ArrayLike, alpha: float = 0.025) -> FloatArray:
-    """Lower bounds (n,) of the mean of independent `values` (n,) in [0, 1], after each: all hold at once.
+    """Return lower bounds (n,) of the mean of independent `values` (n,) in [0, 1], one after each value.
 
-    With probability 1 - `alpha` no bound of the whole sequence is above the mean, so one may look after each value and
-    stop at will. For each m a gambler bets that the mean is above m: its capital after t values is
+    With probability 1 - `alpha` all bounds of the sequence hold at once, so one may look after each value and stop at
+    any time. For each m a gambler bets that the mean is above m. The gambler's capital after t values is
 
         K_t(m) = prod_s (1 + min(b_s, c / m) (x_s - m)),  c = 3/4,
         b_t = sqrt(2 log(1 / alpha) / (v_{t-1} t log(1 + t))),  v_t = (1/4 + sum_s (x_s - mean_s)^2) / (t + 1),
@@ -49,17 +49,17 @@ def always_valid_low(values: ArrayLike, alpha: float = 0.025) -> FloatArray:
 
 
 def always_valid_low_of_people(ratings: ArrayLike, alpha: float = 0.025) -> FloatArray:
-    """Lower bounds (n,) of the mean that all people would give, of whom some rated: `ratings` (n, raters), NaN if none.
+    """Lower bounds (n,) of the mean rating of all people, from the `ratings` (n, raters) of some; NaN where none.
 
-    `always_valid_low` holds for the raters who rated: a policy that is equal to all people is better or worse to any
-    few of them. So half of `alpha` goes to that bound of the items' means, and half to how far raters may be from all
-    people: t_{1 - alpha/2, k - 1} s_t / sqrt(k) is taken off, s_t being the standard deviation of the means of the k
-    raters of the first t items. That margin is Student's, not a supermartingale: it is wide while the means are
-    noisy, and `python -m tests.bench.raters --part looks` shows how often all looks together err. 0 while fewer than 3
-    raters have rated.
+    `always_valid_low` holds only for the raters who took part: even if all people together prefer neither policy, a few
+    of them may prefer one. So half of `alpha` goes to that bound of the items' means, and half to the difference
+    between these raters and all people, for which t_{1 - alpha/2, k - 1} s_t / sqrt(k) is subtracted; s_t is the
+    standard deviation of the means of the k raters of the first t items. This margin comes from Student's t for a fixed
+    t, not from a supermartingale, so `python -m tests.bench.raters --part looks` measures how often any look errs. The
+    bound is 0 until 3 raters have rated.
 
     Raises:
-        ValueError: an item that nobody rated, or as `always_valid_low`.
+        ValueError: an item without a rating, or as for `always_valid_low`.
     """
     x = np.asarray(ratings, dtype=np.float64)
     if x.ndim != 2 or np.isnan(x).all(axis=1).any():

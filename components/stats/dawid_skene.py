@@ -1,4 +1,4 @@
-"""Whom to believe where annotators differ: Dawid and Skene's model of true labels and of each annotator's errors."""
+"""Estimate true labels and each annotator's error rates from votes that disagree (Dawid and Skene's model)."""
 
 from typing import NamedTuple
 
@@ -11,45 +11,45 @@ from components.stats.votes import Votes, plurality, swapped
 
 
 class DawidSkene(NamedTuple):
-    """A fitted model of who errs how."""
+    """A fitted model: true labels and annotators' confusion matrices."""
 
     posterior: FloatArray
-    """Probability of each item's true label given all votes, (I, K); NaN for items without votes."""
+    """(I, K) probability that label k is item i's true one, given all votes; NaN for items without votes."""
     confusion: FloatArray
-    """Probability that annotator a answers l where k is true, (A, K, K) as [a, k, l]."""
+    """(A, K, K) indexed [a, k, l]: probability that annotator a answers l where k is true."""
     prior: FloatArray
-    """Share of items whose true label is k, (K,)."""
+    """(K,) share of items whose true label is k."""
     log_likelihood: float
-    """Of the votes, in nats, without the smoothing's prior."""
+    """Log-likelihood of the votes in nats, without the prior that smoothing adds."""
     converged: bool
 
     @property
     def label(self) -> NDArray[np.int8]:
-        """The most probable label, (I,); NONE where two are equally probable (to nine digits) or there is no vote."""
+        """Return the most probable labels (I,); NONE where two are equal to nine digits or there is no vote."""
         return plurality(np.round(self.posterior, 9))
 
     @property
     def accuracy(self) -> FloatArray:
-        """Each annotator's probability of answering the true label of an item drawn by `prior`, (A,)."""
+        """Return each annotator's probability (A,) of giving the true label of an item whose label follows `prior`."""
         return np.asarray(np.einsum("k,akk->a", self.prior, self.confusion))
 
 
 def dawid_skene(
     votes: Votes, symmetric: bool = True, smoothing: float = 0.1, tolerance: float = 1e-7, max_iterations: int = 500
 ) -> DawidSkene:
-    """True labels and annotators' confusion matrices by EM (Dawid and Skene 1979, Applied Statistics 28:20, section 3).
+    """Fit true labels and confusion matrices by EM (Dawid and Skene 1979, Applied Statistics 28:20, section 3).
 
-    From the vote shares (eq. 3.1), in turn: class shares (eq. 2.4) and confusion matrices (eq. 2.3) from the posterior,
-    and the posterior (eq. 2.5), in logs. A vote by the same annotator on the same item again counts again, as there.
-    A label that nobody gave keeps the probability 0.
+    The posterior starts as the vote shares (eq. 3.1). Then two steps alternate: class shares (eq. 2.4) and confusion
+    matrices (eq. 2.3) from the posterior, and the posterior (eq. 2.5) from these, in logs. As in the paper, an
+    annotator's repeated votes on an item all count. A label that nobody gave keeps probability 0.
 
     Args:
-        symmetric: exchanging first and second leaves an annotator's confusion matrix, and the prior, as they are; the
-            same as fitting each item in both orders. Three numbers an annotator instead of six, and a data set that
-            stores its winner first does not teach that the first is always better. False sees position bias, and is
-            sound where the stored order is the shown one and was drawn by chance.
-        smoothing: votes added to each of the K x K cells of an annotator (a Dirichlet prior), so that a few votes make
-            nobody infallible; above 0.
+        symmetric: constrain the confusion matrices and the prior to be unchanged when first and second are exchanged,
+            which equals fitting each item in both orders. An annotator then has three parameters instead of six, and
+            data that stores the winner first does not teach that the first is always better. False measures position
+            bias; use it only where the stored order is the one that annotators saw and was drawn at random.
+        smoothing: votes added to each of an annotator's K x K cells (a Dirichlet prior), so that an annotator with few
+            votes is not taken for infallible; above 0.
         tolerance: EM stops when an iteration raises the log-posterior by less than this, in nats a vote.
 
     Raises:
@@ -91,9 +91,9 @@ def dawid_skene(
 
 
 def _normalised(joint: FloatArray) -> tuple[FloatArray, float]:
-    """The posterior (I, K) of log-probabilities `joint` (I, K), and the sum over items of their log-sum-exp.
+    """Return the posterior (I, K) from log-probabilities `joint` (I, K), and the sum over items of their log-sum-exp.
 
-    Label by label: numpy is ten times slower along an axis of length three, and so is scipy's logsumexp.
+    Computed label by label, since numpy and scipy's logsumexp are ten times slower along an axis of length three.
     """
     by_label = np.ascontiguousarray(joint.T)
     top = by_label.max(axis=0)

@@ -1,4 +1,4 @@
-"""Intervals and agreement that several stages report. Rows of one prompt are one cluster. numpy and scipy only."""
+"""Confidence intervals and agreement measures. Rows of one prompt form one cluster. Needs numpy and scipy only."""
 
 import math
 from collections.abc import Hashable, Iterable
@@ -10,37 +10,37 @@ from scipy import stats
 
 FloatArray = NDArray[np.float64]
 Numbers = dict[str, float | None]
-"""Measurements by name, as JSON holds them; None is unknown."""
+"""Maps a measurement's name to its value; None is unknown."""
 LEVEL = 0.95
-"""Confidence level of an interval, where none is asked for."""
+"""Default confidence level of an interval."""
 
 
 class Interval(NamedTuple):
-    """An estimate between the two ends of its confidence interval."""
+    """An estimate with the lower and upper ends of its confidence interval."""
 
     value: float
     low: float
     high: float
 
     def named(self, name: str) -> Numbers:
-        """As flat keys `name`, `name_low`, `name_high` for JSON; what isn't finite, hence unknown, is None."""
+        """Return `name`, `name_low` and `name_high` for JSON. A value that is not finite, hence unknown, is None."""
         return {
             key: number if math.isfinite(number) else None
             for key, number in zip((name, f"{name}_low", f"{name}_high"), self, strict=True)
         }
 
     def metrics(self, name: str) -> dict[str, float]:
-        """As `named`, without what is unknown: a gate on a metric that is missing fails."""
+        """As `named`, without unknown values. A gate on a missing metric fails."""
         return {key: number for key, number in self.named(name).items() if number is not None}
 
     @property
     def ends(self) -> list[float] | None:
-        """Both ends, for JSON; None where they are unknown."""
+        """Return both ends for JSON; None where they are unknown."""
         return [self.low, self.high] if math.isfinite(self.low) and math.isfinite(self.high) else None
 
 
 def cluster_codes(clusters: Iterable[Hashable]) -> NDArray[np.int64]:
-    """Clusters, in any hashable form, as integers 0..C-1 in order of first appearance."""
+    """Number `clusters`, of any hashable type, 0..C-1 in order of first appearance."""
     if isinstance(clusters, np.ndarray) and clusters.ndim == 1:
         _, first, group = np.unique(clusters, return_index=True, return_inverse=True)
         place = np.empty(len(first), np.int64)
@@ -51,17 +51,17 @@ def cluster_codes(clusters: Iterable[Hashable]) -> NDArray[np.int64]:
 
 
 def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL) -> Interval:
-    """The mean of `values` (n,) with an interval that lets values of one cluster (a prompt) depend on each other.
+    """Return the mean of `values` (n,) with an interval that allows values of one cluster (a prompt) to be dependent.
 
     The mean over C clusters is a ratio of sums, y = sum_c Y_c / sum_c n_c; linearised (Cochran, Sampling Techniques,
     3rd ed. 1977, eq. 6.12 and section 9A; the same as Liang and Zeger's sandwich, 1986, for an intercept):
 
         var(y) = C / (C - 1) * sum_c (Y_c - n_c y)^2 / n^2,    ends y -+ t_{C-1} sqrt(var)
 
-    With one cluster the spread is unknown: both ends are NaN, which no gate passes.
+    With one cluster the variance is unknown: both ends are NaN, which no gate passes.
 
     Raises:
-        ValueError: no values, a value that is not finite, or another number of clusters than of values.
+        ValueError: no values, a value that is not finite, or a different number of clusters.
     """
     y, codes = _checked(values, clusters)
     mean = float(y.mean())
@@ -73,13 +73,13 @@ def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float
 
 
 def clustered_ratio(numerators: ArrayLike, denominators: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
-    """R = sum y / sum x of `numerators` y and `denominators` x, both (n,), with `clustered_mean`'s interval.
+    """Return R = sum y / sum x of `numerators` y and `denominators` x, both (n,), with `clustered_mean`'s interval.
 
-    KL over tokens is KL per token. Linearised (Cochran, Sampling Techniques, 3rd ed. 1977, eq. 6.12): the interval is
-    that of the mean of R + (y - R x) / mean(x).
+    For example KL per token: y is a response's KL, x its tokens. By linearisation (Cochran, Sampling Techniques, 3rd
+    ed. 1977, eq. 6.12) the interval is that of the mean of R + (y - R x) / mean(x).
 
     Raises:
-        ValueError: the two differ in length, or as `clustered_mean`.
+        ValueError: the two differ in length, or as for `clustered_mean`.
     """
     y, x = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     if y.shape != x.shape:
@@ -89,15 +89,15 @@ def clustered_ratio(numerators: ArrayLike, denominators: ArrayLike, clusters: It
 
 
 def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL) -> Interval:
-    """The mean of `values` (n,) in [0, 1] (an accuracy or win rate, ties a half) with an interval inside [0, 1].
+    """Return the mean of `values` (n,) in [0, 1] (an accuracy or win rate, ties 1/2) with an interval inside [0, 1].
 
     Wilson's interval at the effective sample size p (1 - p) / var(p) with the clustered variance of `clustered_mean`,
-    scaled by the t quantile (Dean and Pagano, 2015, J. Survey Stat. Methodol. 3:484, "modified Wilson"). Unlike the
-    t interval it keeps a width where every value is 0 or every value is 1: there each cluster counts as one draw.
-    With one cluster the ends are 0 and 1.
+    scaled by the t quantile (Dean and Pagano, 2015, J. Survey Stat. Methodol. 3:484, "modified Wilson"). Unlike the t
+    interval it has a positive width even if every value is 0 or every value is 1: then each cluster counts as one
+    draw. With one cluster the ends are 0 and 1.
 
     Raises:
-        ValueError: as `clustered_mean`, or a value outside [0, 1].
+        ValueError: as for `clustered_mean`, or a value outside [0, 1].
     """
     y, codes = _checked(values, clusters)
     if y.min() < 0.0 or y.max() > 1.0:
@@ -108,10 +108,10 @@ def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level:
 
 
 def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
-    """Mean of a - b, both (n,) and measured on the same rows, with `clustered_mean`'s interval of the difference.
+    """Return the mean of a - b, both (n,) and measured on the same rows, with `clustered_mean`'s interval.
 
     Raises:
-        ValueError: `a` and `b` differ in length, or as `clustered_mean`.
+        ValueError: `a` and `b` differ in length, or as for `clustered_mean`.
     """
     left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if left.shape != right.shape:
@@ -120,14 +120,14 @@ def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Int
 
 
 def jackknifed_ratio(a: float, b: float, a_without: ArrayLike, b_without: ArrayLike) -> Interval:
-    """a / b of two statistics of the same clusters, by the delete-one jackknife of log a - log b.
+    """Return a / b of two statistics of the same C clusters, with an interval by the jackknife of log a - log b.
 
-    With theta_c the logarithm without cluster c of C (Efron and Stein 1981, Annals of Statistics 9:586),
+    With theta_c = log a - log b computed without cluster c (Efron and Stein 1981, Annals of Statistics 9:586),
 
         var = (C - 1) / C * sum_c (theta_c - mean theta)^2,    ends a / b * exp(-+ t_{C-1} sqrt(var))
 
-    All three are NaN where b is not above 0. Where a is 0 so are both ends; where a statistic is 0 or undefined without
-    some cluster, or there is one cluster, the ends are NaN.
+    All three values are NaN where b is not above 0. Where a is 0, both ends are 0. Where a statistic is 0 or undefined
+    without some cluster, or there is only one cluster, the ends are NaN.
 
     Args:
         a_without, b_without: (C,) the statistics without each cluster.
@@ -156,14 +156,14 @@ def clustered_auroc(
     positive_clusters: Iterable[Hashable],
     negative_clusters: Iterable[Hashable],
 ) -> Interval:
-    """Chance that one of `positive` (n1,) is above one of `negative` (n0,), ties a half: the area under the ROC curve.
+    """Return the area under the ROC curve: P(a value of `positive` (n1,) > a value of `negative` (n0,)), ties 1/2.
 
-    Its variance is that of the placements, the share of the other side below (or above) each value (DeLong et al. 1988,
-    Biometrics 44:837), summed by cluster over both sides (Obuchowski 1997, Biometrics 53:567); ends as those of
-    `clustered_proportion`, so that perfect separation keeps a width.
+    The variance comes from the placements: for each value, the share of the other side that is below (or above) it
+    (DeLong et al. 1988, Biometrics 44:837), summed by cluster over both sides (Obuchowski 1997, Biometrics 53:567). The
+    ends are computed as in `clustered_proportion`, so the interval has a positive width even at perfect separation.
 
     Raises:
-        ValueError: as `clustered_mean`, for either side.
+        ValueError: as for `clustered_mean`, for either side.
     """
     clusters1, clusters0 = list(positive_clusters), list(negative_clusters)
     above, below = _checked(positive, clusters1)[0], _checked(negative, clusters0)[0]
@@ -178,7 +178,7 @@ def clustered_auroc(
 
 
 def fleiss_kappa(counts: ArrayLike) -> float:
-    """Fleiss' kappa of `counts` (items, categories): how many raters put an item in a category.
+    """Return Fleiss' kappa of `counts` (items, categories): how many raters put an item in a category.
 
     Fleiss 1971 (Psychological Bulletin 76:378), eqs. 1 to 7: with n_i ratings of item i,
     P_i = sum_j n_ij (n_ij - 1) / (n_i (n_i - 1)), p_j the share of category j, P_e = sum_j p_j^2 and
@@ -195,13 +195,13 @@ def fleiss_kappa(counts: ArrayLike) -> float:
 
 
 def fleiss_terms(counts: ArrayLike) -> FloatArray:
-    """What `fleiss_kappa` sums over the items of `counts` (items, categories), so that some can be left out.
+    """Return each item's terms in the sums of `fleiss_kappa` for `counts` (items, categories), for jackknifing.
 
-    Returns (items, 3 + categories): P_i, whether the item has two ratings, whether it has one, n_ij / n_i; zeros where
-    a term is undefined.
+    Returns (items, 3 + categories): P_i, whether the item has at least two ratings, whether it has at least one, and
+    n_ij / n_i; zeros where a term is undefined.
 
     Raises:
-        ValueError: as `fleiss_kappa`.
+        ValueError: as for `fleiss_kappa`.
     """
     table = np.asarray(counts, dtype=np.float64)
     if table.ndim != 2 or (table.size and (table.min() < 0 or not np.array_equal(table, np.round(table)))):
@@ -212,7 +212,7 @@ def fleiss_terms(counts: ArrayLike) -> FloatArray:
 
 
 def fleiss_agreement(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean P_i and P_e, both (...), from sums (..., 3 + categories) of `fleiss_terms`; NaN without items to average."""
+    """Return the mean P_i and P_e, both (...), from sums (..., 3 + categories) of `fleiss_terms`; NaN without items."""
     with np.errstate(invalid="ignore"):
         observed = sums[..., 0] / sums[..., 1]
         shares = sums[..., 3:] / sums[..., 2, None]
@@ -220,7 +220,7 @@ def fleiss_agreement(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def beyond_chance(observed: FloatArray, chance: FloatArray) -> FloatArray:
-    """(observed - chance) / (1 - chance) of agreements in any shape; NaN where chance alone agrees always."""
+    """Return (observed - chance) / (1 - chance) of agreements of any shape; NaN where the chance agreement is 1."""
     room = 1 - chance
     return (observed - chance) / np.where(room < 1e-12, np.nan, room)
 
@@ -246,19 +246,19 @@ def _standard_error(y: FloatArray, codes: NDArray[np.int64], mean: float) -> tup
 
 
 def _wilson(p: float, error: float, groups: int, size: int, level: float) -> Interval:
-    """Wilson's interval of a proportion `p` with a standard error that clusters were allowed for in."""
+    """Wilson's interval of a proportion `p` whose standard error allows for clusters."""
     if groups < 2:
         return Interval(p, 0.0, 1.0)
-    # clusters that agree exactly (all 0.5): no spread to learn from, so no more worth than their values
+    # Clusters that agree exactly (all 0.5) show no spread, so they are worth no more draws than they have values.
     draws = groups if p * (1.0 - p) <= 1e-15 else size
     return wilson(p, error**2, groups - 1.0, draws, level)
 
 
 def wilson(p: float, variance: float, freedom: float, draws: int, level: float) -> Interval:
-    """Wilson's interval (1927, JASA 22:209) of a share at the effective sample size p (1 - p) / variance.
+    """Return Wilson's interval (1927, JASA 22:209) of a share at the effective sample size p (1 - p) / variance.
 
-    Student's t at `freedom` degrees takes the place of the normal's quantile. `draws` is the sample size where there is
-    no spread. [0, 1] where variance or freedom is NaN.
+    Student's t quantile with `freedom` degrees of freedom replaces the normal one. `draws` is the sample size where the
+    variance is 0. The interval is [0, 1] where variance or freedom is NaN.
     """
     if math.isnan(variance) or math.isnan(freedom):
         return Interval(p, 0.0, 1.0)
@@ -271,7 +271,7 @@ def wilson(p: float, variance: float, freedom: float, draws: int, level: float) 
 
 
 def t_quantile(level: float, groups: int) -> float:
-    """How many standard errors an interval of `level` spans to either side, where `groups` clusters gave the error."""
+    """Return the half-width of an interval of `level` in standard errors, if `groups` clusters gave the error."""
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must be between 0 and 1, not {level}")
     return float(stats.t.ppf((1 + level) / 2, groups - 1))

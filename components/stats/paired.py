@@ -1,4 +1,4 @@
-"""How strong each of several models is, of comparisons of two at a time: Bradley-Terry with Davidson's ties."""
+"""Estimate models' strengths from comparisons of two at a time: Bradley-Terry with Davidson's ties."""
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
@@ -14,30 +14,30 @@ from scipy.sparse.csgraph import connected_components
 from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_codes
 
 ENOUGH = 0.9
-"""Share of the bootstrap's draws that must have an estimate for an interval to be given."""
+"""The smallest share of bootstrap draws with an estimate for which an interval is given."""
 
 
 class PairedScore(NamedTuple):
-    """One judgement of two models (numbers from 0)."""
+    """One judgement of two models, which are numbered from 0."""
 
     first: int
     second: int
     score: float
-    """1 where the first is better, 0 where the second is, a half for a tie."""
+    """1 if the first is better, 0 if the second is, 0.5 for a tie."""
 
 
 class Strengths(NamedTuple):
-    """Models' strengths on the scale of the logit, relative to a baseline."""
+    """Models' strengths in logits relative to a baseline model."""
 
     strength: list[Interval]
-    """log(pi_i / pi_baseline), a model each; 0 of the baseline. Ends are NaN where the resamples do not give them."""
+    """log(pi_i / pi_baseline) of each model i; 0 for the baseline. Ends are NaN where too few resamples have one."""
     tie: Interval
     """Davidson's nu: two equal models tie with probability nu / (2 + nu). 0 where nobody tied."""
     log_likelihood: float
 
 
 class Inseparable(ValueError):
-    """Strengths have no finite estimate; the message says why, with the models' numbers in `better` and `worse`."""
+    """The strengths have no finite estimate. The message says why; `better` and `worse` hold the models' numbers."""
 
     def __init__(self, message: str, better: list[int], worse: list[int]) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class Inseparable(ValueError):
 
 
 def tallies(comparisons: Iterable[PairedScore], models: int) -> FloatArray:
-    """Wins and ties, (models, models, 2): how often i was better than j, and (symmetric) how often they tied."""
+    """Count wins and ties, (models, models, 2): how often i was better than j, and (symmetric) how often they tied."""
     table = np.zeros((models, models, 2))
     for first, second, score in comparisons:
         if score == 0.5:
@@ -58,7 +58,7 @@ def tallies(comparisons: Iterable[PairedScore], models: int) -> FloatArray:
 
 
 def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatArray, float, float]:
-    """Fit log-strengths (k,) of mean 0 and the tie parameter nu to `tallies` (k, k, 2); the log-likelihood comes third.
+    """Fit log-strengths (k,) of mean 0 and the tie parameter nu to `tallies` (k, k, 2). Also return the log-likelihood.
 
     Davidson 1970 (JASA 65:317), equations 2.1 to 2.4: of models i and j with strengths pi = exp(s),
 
@@ -68,12 +68,12 @@ def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatA
     is concave in s and log nu. Without ties nu is 0, and this is Bradley and Terry's model (1952, Biometrika 39:324).
 
     Raises:
-        Inseparable: the models fall into groups of which one never lost a point to the other, or that never met; or all
-            comparisons are ties.
+        Inseparable: some group of models never lost a point to the others, or never met them; or all comparisons are
+            ties.
     """
     k, wins, ties = len(table), table[..., 0], np.triu(table[..., 1])
     check_separable(table)
-    tied, met = bool(ties.any()), wins + ties  # a comparison once: seen from its winner, a tie from its smaller number
+    tied, met = bool(ties.any()), wins + ties  # each once: a win in its winner's row, a tie in the smaller number's
     if tied and not wins.any():
         raise Inseparable("every comparison is a tie, so that the tie parameter is infinite", [], [])
 
@@ -95,7 +95,7 @@ def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatA
 
 
 def check_separable(table: FloatArray) -> None:
-    """Raise `Inseparable` unless each model is joined to each other by a chain of points (wins or ties) won.
+    """Raise `Inseparable` unless a chain of points won (wins or ties) leads from each model to every other.
 
     Ford 1957 (American Mathematical Monthly 64:28); a tie is half a point for both, which keeps the estimate finite
     (Davidson 1970, section 3).
@@ -126,19 +126,19 @@ def strengths(
     draws: int = 400,
     seed: int = 0,
 ) -> Strengths:
-    """`davidson`'s estimates relative to a baseline, with percentile intervals by bootstrap over prompts (and raters).
+    """Fit `davidson` relative to a baseline, with percentile intervals by bootstrap over prompts (and raters).
 
-    A draw takes as many clusters as there are with replacement, and as many raters too; a comparison counts the product
-    of how often its cluster and its rater were drawn (Owen 2007, Annals of Applied Statistics 1:386, the pigeonhole
-    bootstrap). Draws in which a model won or lost everything have no estimate and are left out; where more than
-    1 - `ENOUGH` of all are, the ends are NaN.
+    A draw resamples the clusters with replacement, and the raters too. The weight of a comparison is how often its
+    cluster was drawn times how often its rater was (the pigeonhole bootstrap; Owen 2007, Annals of Applied Statistics
+    1:386). Draws without a finite estimate (a model won or lost everything) are left out. If they are more than
+    1 - `ENOUGH` of all, the ends are NaN.
 
     Args:
         clusters: (n,) the prompt of each comparison.
-        raters: (n,) who judged it; None resamples prompts alone.
+        raters: (n,) the rater of each comparison; None resamples prompts alone.
 
     Raises:
-        Inseparable: as `davidson`. ValueError: lists of different lengths, or a number of no model.
+        Inseparable: as for `davidson`. ValueError: lists of different lengths, or a model's number out of range.
     """
     first, second, kind = _arrays(comparisons, models)
     cluster = cluster_codes(clusters)
@@ -169,7 +169,7 @@ def strengths(
 
 
 def _times_drawn(random: np.random.Generator, codes: NDArray[np.int64]) -> FloatArray:
-    """How often each row's group was drawn, as many draws as there are groups."""
+    """Draw as many groups as there are, with replacement; return how often each row's group was drawn."""
     groups = int(codes.max()) + 1
     return random.multinomial(groups, np.full(groups, 1 / groups))[codes].astype(np.float64)
 
@@ -177,7 +177,7 @@ def _times_drawn(random: np.random.Generator, codes: NDArray[np.int64]) -> Float
 def _arrays(
     comparisons: Sequence[PairedScore], models: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Winner, loser and whether they tied (0, 1), each (n,); of a tie the smaller number comes first."""
+    """Return winner, loser and whether they tied (0, 1), each (n,). In a tie the smaller number counts as winner."""
     if not comparisons:
         raise ValueError("no comparisons")
     rows = np.array([(c.first, c.second) if c.score >= 0.5 else (c.second, c.first) for c in comparisons])

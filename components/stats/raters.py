@@ -1,4 +1,4 @@
-"""A share that people judged: its interval over the items *and* the people, and what a number of both can find."""
+"""Intervals of a share that people judged, over both items and raters, and the power of such a study."""
 
 import math
 from collections.abc import Hashable, Iterable
@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_codes, wilson
 
 FEWEST_RATERS = 8
-"""Fewer do not say how far people differ: their interval stands, and `too_few_raters` beside it."""
+"""With fewer raters the spread between people is uncertain: the interval is shown with a warning (`too_few_raters`)."""
 
 
 def crossed_proportion(
@@ -21,22 +21,22 @@ def crossed_proportion(
     clusters: Iterable[Hashable] | None = None,
     level: float = LEVEL,
 ) -> Interval:
-    """The mean over items of their ratings' means, `values` (n,) in [0, 1], with an interval over prompts and raters.
+    """Return the mean over items of their mean rating, `values` (n,) in [0, 1], with interval over prompts and raters.
 
-    An interval over prompts alone holds for these raters. To hold for other people too it has to let two ratings by one
-    rater resemble each other: with m the mean and influences u of the ratings, by clusters c (prompts) and raters r,
+    An interval over prompts alone holds for these raters only. To hold for other people too, it must allow the ratings
+    of one rater to be dependent. With m the mean, u the ratings' influences, clusters c (prompts) and raters r,
 
         V = C / (C - 1) sum_c (sum_c u)^2 + R / (R - 1) sum_r (sum_r u)^2 - sum_cr (sum_cr u)^2
 
     (Cameron, Gelbach and Miller 2011, JBES 29:238, equation 2.11; V is at least either of the first two terms), and the
     ends are those of Wilson's interval at the effective sample size m (1 - m) / V, with Student's t at the degrees of
-    freedom of a sum of mean squares (Satterthwaite 1946, Biometrics Bulletin 2:110). With one rater the interval is
-    [0, 1] where `values` differ: nothing tells how people differ. Where all values are equal each cluster is one draw.
+    freedom of a sum of mean squares (Satterthwaite 1946, Biometrics Bulletin 2:110). With one rater the spread between
+    people is unknown, and the interval is [0, 1] if `values` differ. If all values are equal, each cluster is one draw.
 
     Args:
-        items: (n,) what each rating is of; every item counts once, however many rated it.
-        raters: (n,) whose it is.
-        clusters: (n,) what may depend on each other besides, as items of one prompt; default: `items`.
+        items: (n,) the item of each rating; items weigh the same, however many people rated them.
+        raters: (n,) the rater of each rating.
+        clusters: (n,) groups within which ratings may be dependent, as items of one prompt; default: `items`.
 
     Raises:
         ValueError: no values, values outside [0, 1], lists of different lengths.
@@ -49,20 +49,20 @@ def crossed_proportion(
     if not y.size or not np.isfinite(y).all() or y.min() < 0 or y.max() > 1:
         raise ValueError("a share needs values between 0 and 1, one or more")
     weights = 1 / np.bincount(item)[item] / (item.max() + 1)
-    mean = float(np.clip(weights @ y, y.min(), y.max()))  # rounding leaves neither [0, 1] nor what all agree on
+    mean = float(np.clip(weights @ y, y.min(), y.max()))  # against rounding: stay within the values
     variance, freedom = _variance(weights * (y - mean), cluster, rater)
     return wilson(mean, variance, freedom, int(cluster.max()) + 1, level)
 
 
 def _codes(groups: Iterable[Hashable]) -> NDArray[np.int64]:
-    """Groups as integers from 0, in any order; an array of integers is numbered without a look at each."""
+    """Number the groups from 0, in any order. For an array of integers this is vectorised."""
     if isinstance(groups, np.ndarray) and groups.dtype.kind == "i":
         return np.unique(groups, return_inverse=True)[1]
     return cluster_codes(groups)
 
 
 def _variance(u: FloatArray, cluster: NDArray[np.int64], rater: NDArray[np.int64]) -> tuple[float, float]:
-    """V and its degrees of freedom; NaN with one cluster or one rater."""
+    """Return V and its degrees of freedom; NaN with one cluster or one rater."""
     clusters, raters = int(cluster.max()) + 1, int(rater.max()) + 1
     if clusters < 2 or raters < 2:
         return math.nan, math.nan
@@ -74,7 +74,7 @@ def _variance(u: FloatArray, cluster: NDArray[np.int64], rater: NDArray[np.int64
 
 
 def _crossed(by_cluster: float, by_rater: float, by_cell: float, clusters: int, raters: int) -> tuple[float, float]:
-    """V of its parts, at least either of the first two, and its degrees of freedom."""
+    """Return V from its parts, which is at least as large as either of the first two, and its degrees of freedom."""
     both = by_cluster + by_rater - by_cell
     variance = max(both, by_cluster, by_rater)
     spread = by_cluster**2 / (clusters - 1) + by_rater**2 / (raters - 1)
@@ -86,24 +86,25 @@ def _crossed(by_cluster: float, by_rater: float, by_cell: float, clusters: int, 
 def crossed_agreement(
     votes: ArrayLike, predicted: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL
 ) -> Interval:
-    """How often `predicted` (I,) has the sign of the votes' majority, with an interval over prompts and raters.
+    """Return how often `predicted` (I,) has the sign of the votes' majority, with an interval over prompts and raters.
 
-    Items whose votes tie are left out. A majority is no mean of votes, so what a rater moves is found by leaving them
-    out: with theta_r the agreement with the other raters' majorities,
+    Items whose votes tie are left out. A majority is not a mean of votes, so a rater's influence is found by leaving
+    that rater out. With theta_r the agreement with the other raters' majorities,
 
         V = C / (C - 1) sum_c (sum_c u)^2 + (R - 1) / R sum_r (theta_r - mean theta)^2 - ((R - 1) / R)^2 sum_cr d_cr^2
 
-    where d_cr is what cluster c adds to theta_r - theta, so that the last term takes out the votes' own noise, as in
-    `crossed_proportion`, whose ends these are (V is at least either of the first two terms). It covers a little more
-    than its level: leaving one out also makes ties (docs/benchmarks.md). With one rater the interval is [0, 1].
+    where d_cr is cluster c's contribution to theta_r - theta, so that the last term removes the noise counted twice. V
+    is at least either of the first two terms. The ends are computed as in `crossed_proportion`. The interval covers a
+    little more than its level, since leaving a rater out also creates ties (docs/benchmarks.md). With one rater the
+    interval is [0, 1].
 
     Args:
-        votes: (I, R) 1 or -1 for a side, 0 for neither, NaN where that rater did not rate that item.
-        predicted: (I,) above 0 for the side of 1, below for that of -1; at 0 half right.
-        clusters: (I,) what may depend on each other, as items of one prompt.
+        votes: (I, R) 1 or -1 for a side, 0 for neither, NaN where rater r did not rate item i.
+        predicted: (I,) positive predicts 1, negative predicts -1; 0 counts as half right.
+        clusters: (I,) groups within which items may be dependent, as items of one prompt.
 
     Raises:
-        ValueError: no item is decided, other votes, or lists of different lengths.
+        ValueError: no item has a majority, a vote is not one of these values, or lists of different lengths.
     """
     table, sign = np.asarray(votes, dtype=np.float64), np.sign(np.asarray(predicted, dtype=np.float64))
     cluster = _codes(clusters)
@@ -111,12 +112,12 @@ def crossed_agreement(
         raise ValueError(f"votes {table.shape}, {sign.size} predictions and {cluster.size} clusters")
     if not (np.isnan(table) | np.isin(table, (-1.0, 0.0, 1.0))).all():
         raise ValueError("a vote is 1, -1, 0 or NaN")
-    table = table[:, ~np.isnan(table).all(axis=0)]  # who rated nothing is no rater
+    table = table[:, ~np.isnan(table).all(axis=0)]  # drop raters without a rating
     raters, given = table.shape[1], np.nan_to_num(table)
     lead = given.sum(axis=1)
 
     def influence(lead: FloatArray, about: float | None = None) -> tuple[float, FloatArray]:
-        """The agreement with the sides of `lead` less `about` (default: itself), and each cluster's part of it."""
+        """Return the agreement with the majorities in `lead`, and each cluster's part of it minus `about`."""
         decided = lead != 0
         if not decided.any():
             return math.nan, np.full(int(cluster.max()) + 1, math.nan)
@@ -151,17 +152,18 @@ def power(
     draws: int = 500,
     seed: int = 0,
 ) -> float:
-    """The chance that the lower end of `crossed_proportion` is above a half, by simulation.
+    """Simulate the probability that the lower end of `crossed_proportion` is above 1/2.
 
-    A rating is a tie with probability `ties`, else a win with probability expit(a + item + rater), whose item and rater
-    are normal with these standard deviations; a is such that the win rate, ties a half, is `win_rate`.
+    A rating is a tie with probability `ties`, else a win with probability expit(a + item + rater). The item and rater
+    effects are normal with standard deviations `item_spread` and `rater_spread`; a is chosen so that the win rate, with
+    ties as 1/2, is `win_rate`.
 
     Args:
-        per_item: ratings of each item, by so many of the `raters`, drawn for each.
-        item_spread, rater_spread: on the scale of the logit; 0.3 for raters is little, 1 much.
+        per_item: ratings of each item, by this many of the `raters`, drawn at random for each item.
+        item_spread, rater_spread: in logits; for raters 0.3 is small and 1 is large.
 
     Raises:
-        ValueError: more ratings of an item than raters, or a win rate that so many ties do not allow.
+        ValueError: `per_item` is above `raters`, or `win_rate` is impossible with this share of ties.
     """
     if not 0 < per_item <= raters:
         raise ValueError(f"{per_item} ratings of each item by {raters} raters")
@@ -180,7 +182,7 @@ def power(
 
 
 def _shift(win_rate: float, ties: float, spread: float) -> float:
-    """The mean logit at which so many of all ratings are wins, ties a half."""
+    """Return the mean logit at which the share of wins, with ties as 1/2, is `win_rate`."""
     decided = (win_rate - ties / 2) / (1 - ties) if ties < 1 else math.nan
     if not 0 < decided < 1:
         raise ValueError(f"a win rate of {win_rate} cannot be where {ties} of all ratings are ties")
@@ -190,7 +192,7 @@ def _shift(win_rate: float, ties: float, spread: float) -> float:
 
 
 def too_few_raters(raters: int) -> str | None:
-    """What to say beside an interval of so few raters; None where they are enough."""
+    """Return the warning for an interval from this few raters; None if they are enough."""
     if raters >= FEWEST_RATERS:
         return None
     return (
@@ -211,12 +213,12 @@ def smallest_found(
     draws: int = 500,
     seed: int = 0,
 ) -> float | None:
-    """The smallest win rate, in hundredths, whose `power` is `chance` or more; None where none below 1 - ties / 2 has.
+    """Return the smallest win rate, in steps of 0.01, whose `power` is at least `chance`; None if none has it.
 
-    Power rises with the win rate, so that a bisection finds it.
+    Win rates up to 1 - ties / 2 are possible. Power rises with the win rate, so bisection finds the smallest.
     """
     top = math.ceil(100 * (1 - ties / 2)) - 1
-    low, high = 50, top  # power is too little up to low, and enough above high
+    low, high = 50, top  # power is too small at low and below, and enough above high
     while high > low:
         middle = (low + high + 1) // 2
         found = power(items, raters, per_item, middle / 100, ties, item_spread, rater_spread, level, draws, seed)

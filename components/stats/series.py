@@ -1,4 +1,4 @@
-"""Intervals of a series whose values resemble the one before, as the metrics of a training do. numpy and scipy only."""
+"""Intervals for autocorrelated series, such as metrics during training. Needs numpy and scipy only."""
 
 import math
 
@@ -10,24 +10,24 @@ from components.stats.intervals import LEVEL, Interval
 
 
 def series_mean(values: ArrayLike, level: float = LEVEL) -> Interval:
-    """The mean of a series (n,) with an interval that allows for autocorrelation, as `series_rise`."""
+    """Return the mean of a series (n,) with an interval that allows for autocorrelation as `series_rise` does."""
     y = np.asarray(values, dtype=np.float64)
     return _coefficient(y, np.ones((y.size, 1)), 1.0, level)
 
 
 def series_rise(values: ArrayLike, level: float = LEVEL, *, given: ArrayLike | None = None) -> Interval:
-    """How far the line of least squares through a series (n,) rises from its first value to its last.
+    """Return how far the least-squares line through a series (n,) rises from its first value to its last.
 
-    With `given`, another series (n,), the rise is that at equal values of it: the line has a slope in `given` as well.
+    With `given`, another series (n,), the regression also includes `given`: the rise is that at equal `given`.
 
-    Errors are taken for AR(1) with lag-1 autocorrelation r, so n values are worth n_e = n (1 - r) / (1 + r), and with k
+    Errors are assumed AR(1) with lag-1 autocorrelation r, so n values are worth n_e = n (1 - r) / (1 + r), and with k
     regressors the variance of the slope b is s² / Σ (t - mean t)², s² = Σ e² / (n_e - k), judged by Student's t with
-    n_e - k degrees of freedom (Santer et al. 2000, J. Geophys. Res. 105:7337, equations 3 to 6; at least half a degree
-    is left). Residuals show too little of r in a short series: r is raised by (k + (2 + k) r) / n (Marriott and Pope
-    1954, Biometrika 41:390, and Kendall, 41:403), and kept within [0, 0.95].
+    n_e - k degrees of freedom, at least 1/2 (Santer et al. 2000, J. Geophys. Res. 105:7337, equations 3 to 6). In a
+    short series the residuals underestimate r, so r is raised by (k + (2 + k) r) / n (Marriott and Pope 1954,
+    Biometrika 41:390, and Kendall, 41:403) and clipped to [0, 0.95].
 
     Raises:
-        ValueError: fewer than 5 values, or one that is not finite; or `given` has another number, or no two differ.
+        ValueError: fewer than 5 values, or one that is not finite; `given` differs in length, or is constant.
     """
     y = np.asarray(values, dtype=np.float64)
     time = np.arange(y.size) - (y.size - 1) / 2
@@ -38,12 +38,12 @@ def series_rise(values: ArrayLike, level: float = LEVEL, *, given: ArrayLike | N
             raise ValueError("the other series needs as many values, all finite, and not all equal")
         other = other - other.mean()
         regressors.append(other)
-        time = time - other * float(other @ time) / float(other @ other)  # Frisch and Waugh: the slope is that of both
+        time = time - other * float(other @ time) / float(other @ other)  # Frisch-Waugh: the slope stays that of both
     return _coefficient(y, np.column_stack([*regressors, time]), y.size - 1.0, level)
 
 
 def _coefficient(y: np.ndarray, regressors: np.ndarray, times: float, level: float) -> Interval:
-    """`times` the last coefficient of least squares, with its interval; `regressors` (n, k) are orthogonal."""
+    """Return `times` x the last least-squares coefficient, with its interval; `regressors` (n, k) are orthogonal."""
     n, k = regressors.shape
     if y.shape != (n,) or n < 5 or not np.isfinite(y).all():
         raise ValueError("the interval of a series needs at least 5 values, all finite")

@@ -1,7 +1,7 @@
-"""Votes of several annotators on pairs: how far they agree, what they decide, who goes with the others.
+"""Votes of several annotators on pairs: their agreement, the majority label, and each annotator against the others.
 
-Counts are (I, K): how many annotators gave an item (a pair) each of K labels. Which response a pair's source puts first
-often means nothing, or worse, that it won: what is `symmetric` counts each item in both orders.
+Counts are (I, K): how many annotators gave an item (a pair) each of K labels. The order of a pair's responses often
+means nothing, or it tells the winner. A measure that is `symmetric` therefore counts each item in both orders.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -25,12 +25,12 @@ from components.stats.intervals import (
 )
 
 FIRST, SECOND, EQUAL, NONE = 0, 1, 2, -1
-"""Labels: the first response is better, the second, neither; NONE where the votes don't decide."""
+"""Labels: the first response is better, the second is, neither is; NONE where the votes are tied."""
 
 
 @dataclass(slots=True, eq=False)
 class Votes:
-    """V votes as three arrays (V,), in any order; 9 bytes a vote.
+    """V votes as three arrays (V,), in any order; 9 bytes per vote.
 
     Raises:
         ValueError: arrays that differ in length, aren't whole numbers, or hold a number out of range.
@@ -39,11 +39,11 @@ class Votes:
     item: NDArray[np.int32]
     """0..items-1."""
     annotator: NDArray[np.int32]
-    """0..A-1, or -1 where the source doesn't name the annotator."""
+    """0..A-1, or -1 where the source does not name the annotator."""
     label: NDArray[np.int8]
-    """FIRST, SECOND or EQUAL; 0..labels-1 where others are asked for."""
+    """FIRST, SECOND or EQUAL; 0..labels-1 for other label sets."""
     items: int
-    """Number of items I, those without a vote included."""
+    """Number of items I, including those without a vote."""
     labels: int = 3
     """Number of labels K."""
 
@@ -61,7 +61,7 @@ class Votes:
         return int(self.annotator.max(initial=-1)) + 1
 
     def counts(self) -> NDArray[np.int32]:
-        """How often each item got each label, (I, K)."""
+        """Return how often each item got each label, (I, K)."""
         cell = self.item.astype(np.intp) * self.labels + self.label
         return np.bincount(cell, minlength=self.items * self.labels).reshape(-1, self.labels).astype(np.int32)
 
@@ -81,21 +81,21 @@ def fleiss_kappa_interval(
     symmetric: bool = False,
     level: float = LEVEL,
 ) -> Interval:
-    """`stats.fleiss_kappa` of `counts` (I, K) with an interval by the delete-one jackknife.
+    """Return `fleiss_kappa` of `counts` (I, K) with an interval by the delete-one jackknife.
 
-    Items of one cluster (a prompt; default: each item alone) may depend on each other: with theta_c the coefficient
+    Items of one cluster (a prompt; default: each item alone) may be dependent. With theta_c the coefficient
     without cluster c of C (Efron and Stein 1981, Annals of Statistics 9:586; for kappa Gwet 2021, Educational and
     Psychological Measurement 81:781, whose linearised variance it equals to first order),
 
         var = (C - 1) / C * sum_c (theta_c - mean theta)^2,    ends theta -+ t_{C-1} sqrt(var), the upper at most 1.
 
-    It needs no seed, costs one pass over the items, and where clusters are few covers better than percentiles of a
-    bootstrap (in the tests' simulation 93 % against 90 % of the time with 12, 95 against 93 with 30). Where all votes
-    agree nothing varies: then each cluster counts as one draw, and the lower end is Wilson's but at least -1. With one
-    cluster, or where leaving one out leaves the coefficient undefined, the ends are NaN.
+    It needs no seed, costs one pass over the items, and with few clusters covers better than bootstrap percentiles (in
+    the tests' simulation 93 % against 90 % with 12 clusters, 95 % against 93 % with 30). Where all votes agree, each
+    cluster counts as one draw, and the lower end is Wilson's, but at least -1. With one cluster, or where the
+    coefficient is undefined without some cluster, the ends are NaN.
 
     Raises:
-        ValueError: as `stats.fleiss_kappa`, or another number of clusters than of items.
+        ValueError: as for `fleiss_kappa`, or a different number of clusters than of items.
     """
     return _jackknifed(counts, fleiss_terms, fleiss_agreement, clusters, symmetric, level)
 
@@ -103,7 +103,7 @@ def fleiss_kappa_interval(
 def krippendorff_alpha(
     counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False
 ) -> Interval:
-    """Krippendorff's alpha, nominal, of `counts` (I, K) with the interval of `fleiss_kappa_interval`.
+    """Return Krippendorff's nominal alpha of `counts` (I, K) with the interval of `fleiss_kappa_interval`.
 
     Krippendorff 2011, Computing Krippendorff's Alpha-Reliability, section C: over items with m_u >= 2 votes,
     o_cc = sum_u n_uc (n_uc - 1) / (m_u - 1), n_c = sum_u n_uc, n = sum_c n_c, and
@@ -113,13 +113,13 @@ def krippendorff_alpha(
     NaN where it is undefined: no item with two votes, or every vote the same.
 
     Raises:
-        ValueError: as `fleiss_kappa_interval`.
+        ValueError: as for `fleiss_kappa_interval`.
     """
     return _jackknifed(counts, _alpha_terms, _alpha_agreement, clusters, symmetric)
 
 
 def _alpha_terms(counts: ArrayLike) -> FloatArray:
-    """What alpha sums over items, (I, 1 + K): coincidences of equal labels, n_uc; zeros where an item has one vote."""
+    """Return each item's terms in alpha's sums, (I, 1 + K): coincidences of equal labels and n_uc; 0 with one vote."""
     table = np.asarray(counts, dtype=np.float64)
     votes = table.sum(axis=1)
     same = (table * (table - 1)).sum(axis=1) / np.maximum(votes - 1, 1)
@@ -127,7 +127,7 @@ def _alpha_terms(counts: ArrayLike) -> FloatArray:
 
 
 def _alpha_agreement(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """1 - D_o and 1 - D_e, both (...), from sums (..., 1 + K) of `_alpha_terms`."""
+    """Return 1 - D_o and 1 - D_e, both (...), from sums (..., 1 + K) of `_alpha_terms`."""
     labels = sums[..., 1:]
     n = labels.sum(axis=-1)
     with np.errstate(invalid="ignore"):
@@ -151,7 +151,7 @@ def _jackknifed(
         if codes.size != len(table):
             raise ValueError(f"{len(table)} items and {codes.size} clusters")
         terms = np.stack([np.bincount(codes, weights=term) for term in terms.T], axis=1)
-    terms = terms[terms.any(axis=1)]  # a cluster that adds nothing is no draw
+    terms = terms[terms.any(axis=1)]  # a cluster without terms is not a draw
     total, groups = terms.sum(axis=0), len(terms)
     observed, chance = agreement(total)
     value = float(beyond_chance(observed, chance))
@@ -160,19 +160,19 @@ def _jackknifed(
     without = beyond_chance(*agreement(total - terms))
     spread, quantile = np.sqrt((groups - 1) * without.var()), t_quantile(level, groups)
     if observed > 1 - 1e-12 and spread < 1e-9:
-        draws = np.count_nonzero(terms[:, 0])  # clusters in which anybody could have disagreed
-        disagreement = quantile**2 / (draws + quantile**2)  # Wilson's upper end where none is seen
+        draws = np.count_nonzero(terms[:, 0])  # clusters in which a disagreement was possible
+        disagreement = quantile**2 / (draws + quantile**2)  # Wilson's upper end where none was observed
         return Interval(value, float(np.maximum(1 - disagreement / (1 - chance), -1.0)), 1.0)
     return Interval(value, float(value - quantile * spread), float(np.minimum(value + quantile * spread, 1.0)))
 
 
 def swapped(labels: int) -> list[int]:
-    """The K labels with first and second exchanged."""
+    """Return the K labels with FIRST and SECOND exchanged."""
     return [SECOND, FIRST, *range(2, labels)]
 
 
 def plurality(counts: ArrayLike) -> NDArray[np.int8]:
-    """Each item's most frequent label, (I,); NONE where two are equally frequent or there is no vote."""
+    """Return each item's most frequent label, (I,); NONE where two are equally frequent or there is no vote."""
     table = np.asarray(counts)
     top = table.max(axis=1, keepdims=True)
     decided = (table == top).sum(axis=1) == 1
@@ -180,27 +180,27 @@ def plurality(counts: ArrayLike) -> NDArray[np.int8]:
 
 
 class AnnotatorAgreement(NamedTuple):
-    """Each annotator against the others, arrays (A,)."""
+    """Each annotator's agreement with the others, arrays (A,)."""
 
     votes: NDArray[np.int64]
-    """How many votes they gave."""
+    """How many votes the annotator gave."""
     compared: NDArray[np.int64]
-    """Those on items where the others' votes have a plurality."""
+    """How many of these are on items where the others' votes have a plurality."""
     share: FloatArray
-    """Share of `compared` that agrees with it; NaN where nothing was compared."""
+    """Share of `compared` votes that agree with that plurality; NaN where nothing was compared."""
     low: FloatArray
     high: FloatArray
     """Ends of Wilson's interval (1927, JASA 22:209); 0 and 1 where nothing was compared."""
 
 
 def annotator_agreement(votes: Votes, level: float = 0.95) -> AnnotatorAgreement:
-    """How often each annotator agrees with the plurality of the other votes on the item, unnamed ones included.
+    """Return how often each annotator agrees with the plurality of an item's other votes, including anonymous ones.
 
-    The annotator's own vote is left out, else all would agree with themselves, the more the fewer vote.
+    The annotator's own vote is left out: it would inflate the agreement, most where few people vote.
     """
     counts, named = votes.counts(), votes.annotator >= 0
     own = np.eye(votes.labels, dtype=counts.dtype)
-    of_others = np.stack([plurality(counts - vote) for vote in own], axis=1)  # (I, K): by the label left out
+    of_others = np.stack([plurality(counts - vote) for vote in own], axis=1)  # (I, K), by the label left out
     item, annotator, label = votes.item[named], votes.annotator[named], votes.label[named]
     others = of_others[item, label]
 
@@ -221,27 +221,27 @@ def annotator_agreement(votes: Votes, level: float = 0.95) -> AnnotatorAgreement
 
 
 class PairwiseAgreement(NamedTuple):
-    """Every two annotators who voted on the same items often enough, arrays (P,)."""
+    """Agreement of every two annotators with enough items in common, arrays (P,)."""
 
     one: NDArray[np.int64]
     other: NDArray[np.int64]
     items: NDArray[np.int64]
-    """On how many items both voted."""
+    """Number of items on which both voted."""
     share: FloatArray
-    """Share of those on which they agree."""
+    """Share of these on which they agree."""
     kappa: FloatArray
-    """Cohen's; NaN where both gave one label throughout."""
+    """Cohen's kappa; NaN where both always gave the same one label."""
 
 
 def pairwise_agreement(votes: Votes, least: int) -> PairwiseAgreement:
-    """Cohen's kappa (1960, Educational and Psychological Measurement 20:37) of every two annotators with `least` items
-    in common or more.
+    """Return Cohen's kappa of every two annotators who have at least `least` items in common.
 
-    With p_lm the share of common items that get l from the one and m from the other,
+    Cohen 1960 (Educational and Psychological Measurement 20:37). With p_lm the share of common items that one annotator
+    labels l and the other m,
 
         kappa = (p_o - p_e) / (1 - p_e),  p_o = sum_l p_ll,  p_e = sum_l p_l. p_.l
 
-    Each item counts in both orders (see the module). An annotator votes once on an item.
+    Each item counts in both orders (see the module's docstring). An annotator may vote only once on an item.
     """
     named = votes.annotator >= 0
     order = np.lexsort((votes.annotator[named], votes.item[named]))
@@ -268,8 +268,11 @@ def pairwise_agreement(votes: Votes, least: int) -> PairwiseAgreement:
 
 
 def raw_agreement(counts: ArrayLike, clusters: Iterable[Hashable]) -> Interval | None:
-    """The mean over items with two votes or more of the share of their pairs of votes that agree (Fleiss 1971,
-    Psychological Bulletin 76:378, equations 3 and 4), with an interval by clusters (I,); None where no item has two."""
+    """Return the mean over items of the share of vote pairs that agree, with an interval by clusters (I,).
+
+    This is the mean P_i of `fleiss_kappa` (Fleiss 1971, Psychological Bulletin 76:378). Items with fewer than two votes
+    are left out; None where no item has two.
+    """
     table, group = np.asarray(counts, dtype=np.float64), cluster_codes(clusters)
     votes = table.sum(axis=1)
     two = votes > 1

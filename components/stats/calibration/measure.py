@@ -1,9 +1,9 @@
-"""How far a reward model's confidence may be believed. numpy and scipy only.
+"""Measure the calibration of a reward model. Needs numpy and scipy only.
 
 The one input is the margin d = score(chosen) - score(rejected) of each pair, in logits: the model says the chosen
-response wins with probability sigmoid(d / T). The target is the majority's label. Pairs come with the chosen one first,
-so their label is always 1, and comparing p with 1 would make a perfect model look bad; everything here is therefore
-invariant to the order: confidence max(p, 1 - p) = sigmoid(|d| / T), and right where d > 0 (a tie counts a half).
+response wins with probability sigmoid(d / T). The target is the majority's label. Every pair has its chosen response
+first, so its label is always 1, and comparing p with 1 would make a perfect model look bad. So everything here ignores
+the order: the confidence is max(p, 1 - p) = sigmoid(|d| / T), and the model is right where d > 0 (a tie counts 1/2).
 """
 
 from collections.abc import Hashable, Sequence
@@ -29,12 +29,13 @@ from components.stats.intervals import (
 
 TARGET = "majority label"
 TEMPERATURE_RANGE = (1e-2, 1e2)
-"""Where the temperature is sought; ending at an end means the pairs name none (all right, or no better than chance)."""
+"""Range in which the temperature is fitted. A fit at an end means that the pairs determine no temperature: the model
+is right on all of them, or no better than chance."""
 _CHUNK_CELLS = 2_000_000
 
 
 class ConfidenceBin(TypedDict):
-    """Pairs of like confidence: mean confidence, accuracy with the ends of its interval, how many they are."""
+    """A bin of pairs with similar confidence: its mean confidence, accuracy with interval, and number of pairs."""
 
     confidence: float
     accuracy: float
@@ -48,7 +49,7 @@ class Calibration(NamedTuple):
 
     numbers: Numbers
     bins: dict[str, list[ConfidenceBin]]
-    """`bins` and `bins_width`, for the plot, rising in confidence."""
+    """The bins of the reliability plot, ordered by confidence: `bins` (equal mass) and `bins_width` (equal width)."""
 
     def document(self) -> dict[str, object]:
         """As one JSON object."""
@@ -56,10 +57,10 @@ class Calibration(NamedTuple):
 
 
 def fit_temperature(margins: ArrayLike) -> float:
-    """The temperature T of greatest likelihood of sigmoid(d / T), d the margins (n,) of calibration pairs.
+    """Return the maximum-likelihood temperature T of sigmoid(d / T), for the margins d (n,) of calibration pairs.
 
     Guo et al. 2017, section 4.2, for a Bradley-Terry model. The negative log likelihood, mean log(1 + exp(-d / T)), is
-    convex in 1 / T and so has one minimum in log T, sought within `TEMPERATURE_RANGE`.
+    convex in 1 / T and so has one minimum in log T, which is searched for within `TEMPERATURE_RANGE`.
 
     Raises:
         ValueError: no margins, or one that is not finite.
@@ -72,7 +73,7 @@ def fit_temperature(margins: ArrayLike) -> float:
 
 
 def temperature_at_end(temperature: float) -> bool:
-    """Whether the fit ran into an end of `TEMPERATURE_RANGE`: the calibration pairs name no temperature."""
+    """Return whether a fit ended at an end of `TEMPERATURE_RANGE`: the calibration pairs determine no temperature."""
     low, high = TEMPERATURE_RANGE
     return temperature < low * 1.001 or temperature > high / 1.001
 
@@ -88,16 +89,16 @@ def correctness(margins: ArrayLike) -> FloatArray:
 
 
 def equal_mass_bins(confidence: FloatArray, bins: int) -> Integers:
-    """A bin 0..bins-1 for each confidence (n,), of n / bins pairs each; equal confidences always share a bin.
+    """Assign each confidence (n,) to a bin 0..bins-1, with n / bins pairs each. Equal confidences share a bin.
 
-    Ties share their mean rank, so the order of the rows changes nothing; a bin may stay empty.
+    Ties get their mean rank, so the order of the rows does not matter; a bin may stay empty.
     """
     place = (rankdata(confidence, method="average") - 0.5) / confidence.size
     return np.minimum((place * bins).astype(np.int64), bins - 1)
 
 
 def equal_width_bins(confidence: FloatArray, bins: int) -> Integers:
-    """A bin 0..bins-1 for each confidence (n,), of equal widths between a half and 1; bins may stay empty."""
+    """Assign each confidence (n,) to one of the bins 0..bins-1, of equal width in [0.5, 1]; bins may stay empty."""
     return np.minimum(((confidence - 0.5) * 2 * bins).astype(np.int64), bins - 1)
 
 
@@ -111,8 +112,8 @@ def ece_interval(
 ) -> tuple[float, float]:
     """Percentile interval of ECE from resampling prompts (`codes` (n,), 0..C-1) with the bins held fixed.
 
-    ECE adds absolute values, so resampling can only add to what chance put there: the interval leans high, and it is to
-    be read beside the null.
+    ECE sums absolute values, so the noise that resampling adds only increases it. The interval is therefore biased
+    upwards; read it beside the null.
     """
     groups, bins = int(codes.max()) + 1, int(bin_of.max()) + 1
     gaps = np.bincount(codes * bins + bin_of, weights=confidence - correct, minlength=groups * bins)
@@ -133,20 +134,20 @@ def calibration(
     margins: ArrayLike, clusters: Sequence[Hashable], temperature: float, seed: int, bins: int = 10, draws: int = 1000,
     judgements: Judgements | None = None,
 ) -> Calibration:  # fmt: skip
-    """All that is said of calibration on test pairs: margins (n,), their prompts, a temperature fitted elsewhere.
+    """Measure calibration on test pairs: margins (n,), their prompts (n,), and a temperature fitted on other pairs.
 
-    `judgements` say which pairs were judged together, for the nulls; without them each pair was judged by itself.
+    `judgements` say which pairs were judged together, for the nulls; without them every pair was judged by itself.
 
     Numbers: `pairs`, `prompts`, `level`, `temperature`, `temperature_at_end`; `accuracy`; after temperature
     `ece` (equal-mass bins) and `ece_width` (equal-width bins), each with `_null_95`, the 95th percentile of its null;
     `calibration_slope` with `slope_low`, `slope_high` (None where capped), `slope_capped` and the ends of its null,
     `slope_null_low` and `slope_null_high`; `brier`, `log_loss`; at T = 1 `ece_before`, `ece_width_before`,
-    `brier_before`, `log_loss_before`; `accuracy`, the ECEs after temperature, Briers and log losses with `_low` and
-    `_high`. A null is None where it is unknown. The document is JSON-ready except that the slope of all-zero margins is
-    NaN.
+    `brier_before`, `log_loss_before`. `accuracy`, the ECEs after temperature, the Brier scores and the log losses also
+    have `_low` and `_high`. A null is None where it is unknown. The document is valid JSON, except that the slope is
+    NaN where all margins are 0.
 
     Raises:
-        ValueError: no margins, one that is not finite, or another number of clusters.
+        ValueError: no margins, one that is not finite, or a different number of clusters.
     """
     d = _margins(margins)
     codes = cluster_codes(clusters)
@@ -194,7 +195,7 @@ def _margins(margins: ArrayLike) -> FloatArray:
 
 
 def reliability(confidence: FloatArray, correct: FloatArray, bin_of: Integers, codes: Integers) -> list[ConfidenceBin]:
-    """Mean confidence and accuracy, with its interval, of the pairs of each bin that has any; all inputs (n,)."""
+    """Return the mean confidence and the accuracy, with its interval, of each bin that has pairs; all inputs (n,)."""
     rows: list[ConfidenceBin] = []
     for index in np.unique(bin_of):
         inside = bin_of == index

@@ -1,14 +1,15 @@
-"""What a model whose confidences are true would be measured at: simulated nulls. numpy and scipy only.
+"""Simulate the ECE and slope that a perfectly calibrated model would show (their nulls). Needs numpy and scipy only.
 
 The pairs of one ranking are judged together: if a is above b and b above c, a is above c. Their outcomes are drawn
 together, as a ranking of the Plackett-Luce model: response i gets the utility d_i + G_i with standard Gumbel noise G_i
-of its own, and the larger utility wins. A single pair is then won with probability sigmoid(d_i - d_j), which is what
-Bradley and Terry say and a calibrated model claims, and of all models with independent noise it is the only one for
-three responses or more (Luce 1959; Plackett 1975, J. R. Stat. Soc. C 24:193; Yellott 1977, J. Math. Psychol. 15:109).
-Drawing confidences that are true is consistency resampling (Broecker and Smith 2007, Weather and Forecasting 22:651).
+of its own, and the larger utility wins. Response i then beats j with probability sigmoid(d_i - d_j), which is the
+Bradley-Terry model and what a calibrated model claims. For three or more responses no other distribution of independent
+noise gives this (Luce 1959; Plackett 1975, J. R. Stat. Soc. C 24:193; Yellott 1977, J. Math. Psychol. 15:109).
+Drawing outcomes from the model's own confidences is consistency resampling (Broecker and Smith 2007, Weather and
+Forecasting 22:651).
 
-Of pairs that share a prompt and were judged apart nobody knows how they depend on each other. There the null is the
-larger of two: the simulated one, and one that only uses the spread of the residuals between prompts (`clustered_null`).
+How pairs depend on each other that share a prompt but were judged separately is unknown. For them the null is the
+larger of two: the simulated one, and one from the spread of the residuals between prompts alone (`clustered_null`).
 """
 
 import hashlib
@@ -30,27 +31,27 @@ Integers = NDArray[np.int64]
 
 
 class Judgements(NamedTuple):
-    """How n test pairs came to their labels."""
+    """Which of n test pairs were judged together."""
 
     prompts: Integers
     """(n,) codes of the prompts, 0 to C - 1."""
     together: Integers
-    """(n,) codes: the pairs of one ranking share one, all others have one of their own."""
+    """(n,) codes: the pairs of one ranking share a code; every other pair has its own."""
     responses: Integers
-    """(2, n) codes of the chosen and the rejected responses: a response of a ranking has one in all its pairs."""
+    """(2, n) codes of the chosen and the rejected responses. A ranked response has the same code in all its pairs."""
 
     @classmethod
     def alone(cls, prompts: Integers) -> Self:
-        """Each pair judged by itself; `prompts` (n,) are codes."""
+        """Return judgements in which each pair was judged by itself; `prompts` (n,) are codes."""
         each = np.arange(prompts.size)
         return cls(prompts, each, np.stack([each, each + prompts.size]))
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, object]], prompts: Sequence[Hashable]) -> Self:
-        """Those of rows of `pairs.<split>`: the pairs of a ranking have their row's number in common."""
+        """Return the judgements of rows of `pairs.<split>`: pairs of one ranking come from the same source row."""
         units = [(prompts[i], row.get("source"), row.get("row", -i)) for i, row in enumerate(rows)]
         texts = (
-            hashlib.blake2b(str(row[side]).encode(), digest_size=8).digest()  # where texts would fill memory
+            hashlib.blake2b(str(row[side]).encode(), digest_size=8).digest()  # the texts themselves could fill memory
             for side in ("chosen", "rejected")
             for row in rows
         )
@@ -58,33 +59,33 @@ class Judgements(NamedTuple):
         return cls(cluster_codes(prompts), cluster_codes(units), responses)
 
     def inside(self, some: NDArray[np.bool_]) -> Self:
-        """Of some of the pairs, a mask (n,)."""
+        """Return the judgements of the pairs selected by the mask `some` (n,)."""
         prompts, together = cluster_codes(self.prompts[some].tolist()), cluster_codes(self.together[some].tolist())
         responses = cluster_codes(self.responses[:, some].ravel().tolist()).reshape(2, -1)
         return type(self)(prompts, together, responses)
 
     @property
     def unknown_dependence(self) -> bool:
-        """Whether a prompt has pairs that were judged apart."""
+        """Return whether some prompt has several pairs that were judged separately."""
         return len({*zip(self.prompts.tolist(), self.together.tolist(), strict=True)}) > int(self.prompts.max()) + 1
 
 
 class Nulls(NamedTuple):
-    """ECE of S slices in `draws` draws of a truth that agrees with the confidences."""
+    """ECE of S slices (groups of pairs) in `draws` simulations in which the confidences are true."""
 
     simulated: FloatArray
     """(draws, S)."""
     clustered: FloatArray | None
     """(draws, S), NaN for slices of one prompt; None where every dependence is known."""
     wrong: FloatArray
-    """(draws,) the sum of |d| over the pairs that the model has wrong."""
+    """(draws,) the sum of |d| over the pairs on which the model is wrong."""
 
     def quantile(self, level: float) -> FloatArray:
-        """The larger of both nulls' quantiles, (S,); NaN where one is unknown."""
+        """Return the larger of the two nulls' quantiles, (S,); NaN where one is unknown."""
         return np.max([np.quantile(null, level, axis=0) for null in self._nulls()], axis=0)
 
     def joint_quantile(self, judged: Sequence[bool]) -> FloatArray:
-        """As `quantile`, by `joint_quantiles`, of the slices that are judged."""
+        """As `quantile`, but by `joint_quantiles` over the slices that are `judged`."""
         return np.max([joint_quantiles(null[:, judged]) for null in self._nulls()], axis=0)
 
     def _nulls(self) -> list[FloatArray]:
@@ -94,14 +95,14 @@ class Nulls(NamedTuple):
 def ece_nulls(
     logits: FloatArray, judgements: Judgements, cells: csr_array, sizes: Integers, seed: int, draws: int
 ) -> Nulls:
-    """ECE of S slices under simulated truths, one truth a draw for all slices, which may share pairs.
+    """Simulate the ECE of S slices, which may share pairs. Each draw simulates the outcomes once for all slices.
 
-    ECE's null is not 0: each bin's mean strays by chance, and ECE adds up its size.
+    ECE's null is not 0: each bin's accuracy deviates by chance, and ECE sums the absolute deviations.
 
     Args:
         logits: (n,) the chosen's score less the rejected's, after temperature.
-        cells: (S * bins, n) which pairs are in which bin of which slice.
-        sizes: (S,) pairs of each slice.
+        cells: (S * bins, n) whether a pair is in a bin of a slice.
+        sizes: (S,) the number of pairs in each slice.
     """
     confidence, distance = expit(np.abs(logits))[:, None], np.abs(logits)
     found, wrong = [], []
@@ -116,7 +117,7 @@ def ece_nulls(
 
 
 def cells_of(members: Sequence[NDArray[np.bool_]], bins_of: Sequence[Integers], bins: int) -> csr_array:
-    """(S * bins, n) which of n pairs are in which bin of which slice, of masks (n,) and the bins of those inside."""
+    """Return (S * bins, n): whether a pair is in a bin of a slice. Takes each slice's mask (n,) and its pairs' bins."""
     rows = np.concatenate([index * bins + bin_of for index, bin_of in enumerate(bins_of)])
     columns = np.concatenate([np.flatnonzero(inside) for inside in members])
     return csr_array((np.ones(rows.size), (rows, columns)), shape=(len(members) * bins, members[0].size))
@@ -125,9 +126,9 @@ def cells_of(members: Sequence[NDArray[np.bool_]], bins_of: Sequence[Integers], 
 def drawn_correctness(
     logits: FloatArray, judgements: Judgements, rng: np.random.Generator, draws: int
 ) -> Iterator[FloatArray]:
-    """Correctness of the model on n pairs, `draws` times, drawn by Plackett and Luce: (n, k) at a time.
+    """Draw the model's correctness on n pairs from the Plackett-Luce model, `draws` times; yields (n, k) at a time.
 
-    1 where the response that the model prefers wins; ties stay a half, as they are counted.
+    1 where the response that the model prefers wins; a tied score stays 1/2.
     """
     ranked = np.bincount(judgements.together)[judgements.together] > 1
     confidence, side = expit(np.abs(logits))[:, None], np.sign(logits[ranked])[:, None]
@@ -147,12 +148,12 @@ def drawn_correctness(
 def clustered_null(
     logits: FloatArray, prompts: Integers, cells: csr_array, sizes: Integers, seed: int, draws: int
 ) -> FloatArray:
-    """ECE (draws, S) where pairs of one prompt depend on each other in a way that nobody knows.
+    """Draw ECE (draws, S) where pairs of one prompt depend on each other in an unknown way.
 
-    The residuals confidence - correctness, less their mean in the bin, are summed by prompt and bin; their covariance
-    over the C prompts of a slice is the sandwich's (Liang and Zeger 1986, Biometrika 73:13), with C / (C - 1), and the
-    bins' gaps are drawn from a multivariate t of C - 1 degrees of freedom: `clustered_mean`'s interval, for all bins
-    at once. NaN for a slice of one prompt. Arguments as for `ece_nulls`.
+    The residuals confidence - correctness, minus their mean in the bin, are summed by prompt and bin. Their covariance
+    over the C prompts of a slice is the sandwich estimate (Liang and Zeger 1986, Biometrika 73:13) times C / (C - 1).
+    The bins' gaps are drawn from a multivariate t with that covariance and C - 1 degrees of freedom. This extends the
+    interval of `clustered_mean` to all bins at once. NaN for a slice of one prompt. Arguments as for `ece_nulls`.
     """
     residual = expit(np.abs(logits)) - (np.sign(logits) + 1) / 2
     of_prompt = csr_array((np.ones(prompts.size), (np.arange(prompts.size), prompts)))
@@ -168,26 +169,28 @@ def clustered_null(
         gap = np.abs(sums @ rng.normal(size=(sums.shape[1], size))).reshape(sizes.size, -1, size).sum(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
             degrees = (present - 1)[:, None]
-            spread = np.sqrt(chi2.ppf(rng.random(size), degrees) / degrees)  # one quantile for all slices of a draw
+            spread = np.sqrt(chi2.ppf(rng.random(size), degrees) / degrees)  # same quantile for all slices of a draw
             found.append(gap * np.sqrt(present / (present - 1))[:, None] / spread)
     return np.concatenate(found, axis=1).T / sizes
 
 
 def joint_quantiles(null: FloatArray) -> FloatArray:
-    """For each column of `null` (draws, S) the value that it exceeds as rarely as any other column exceeds its own,
-    such that 95 % of draws exceed none: (S,). Slices share pairs, so Bonferroni's correction would be too large
-    (single-step min-p, Westfall and Young 1993; balanced as Beran 1988, JASA 83:679)."""
+    """Return a threshold for each column of `null` (draws, S) such that 95 % of draws exceed no threshold: (S,).
+
+    All thresholds are quantiles at the same level. Slices share pairs, so Bonferroni's correction would be too
+    conservative (single-step min-p, Westfall and Young 1993; balanced as in Beran 1988, JASA 83:679).
+    """
     worst = rankdata(null, method="max", axis=0).max(axis=1) / len(null)
     return np.quantile(null, min(1.0, float(np.quantile(worst, 0.95))), axis=0, method="higher")
 
 
 def slope_null(logits: FloatArray, judgements: Judgements, wrong: FloatArray) -> SlopeNull:
-    """Ends of the interval in which 95 % of the slopes of a model lie whose confidences are true.
+    """Return the interval that contains 95 % of the slopes of a model whose confidences are true.
 
-    The slope depends on the outcomes by one number alone, the sum W of |d| over the wrong pairs (`slope_where`). So the
-    ends are the slopes at W's quantiles: over the draws `wrong` (see `Nulls`), and where a prompt has pairs that were
-    judged apart, also W's expectation -+ t_{C-1} times its clustered standard error, the wider of both. Unknown where
-    every logit is 0, or one prompt alone has pairs that were judged apart.
+    The slope depends on the outcomes only through W, the sum of |d| over the wrong pairs (`slope_where`). So the ends
+    are the slopes at the quantiles of W over the draws `wrong` (see `Nulls`). Where a prompt has pairs that were judged
+    separately, a second interval is W's expectation -+ t_{C-1} times its clustered standard error, and the wider of the
+    two is returned. Unknown where every logit is 0, or where there is one prompt and its pairs were judged separately.
     """
     size = np.abs(logits)
     if not size.any():

@@ -1,4 +1,4 @@
-"""The recalibration slope: by which factor the logits should be multiplied. numpy and scipy only."""
+"""The recalibration slope: the factor by which to multiply the logits. Needs numpy and scipy only."""
 
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from scipy.special import expit
 from components.stats.intervals import FloatArray, cluster_codes, clustered_mean
 
 SLOPE_CAP = 100.0
-"""The slope reported where none is finite: every test pair right (or every one wrong)."""
+"""The slope reported where the estimate is infinite: the model is right on every test pair (or wrong on every one)."""
 
 
 class Slope(NamedTuple):
-    """A recalibration slope and its interval, which is unknown where the slope is not finite (`capped`)."""
+    """A recalibration slope and its interval. The interval is unknown if the slope is infinite (`capped`)."""
 
     slope: float
     low: float | None = None
@@ -24,19 +24,19 @@ class Slope(NamedTuple):
 
 
 class SlopeNull(NamedTuple):
-    """The ends between which 95 % of a perfect model's slopes lie; None where they are unknown."""
+    """The interval that contains 95 % of a perfectly calibrated model's slopes; None where it is unknown."""
 
     low: float | None = None
     high: float | None = None
 
 
 def recalibration_slope(margins: ArrayLike, clusters: Iterable[Hashable]) -> Slope:
-    """Slope b of the logistic regression, without intercept, of the outcome on the logit d: 1 if calibrated.
+    """Return the slope b of the logistic regression, without intercept, of the outcome on the logit d: 1 if calibrated.
 
-    Each pair in both orders, (d, 1) and (-d, 0), has the same likelihood twice, so b solves sum d sigmoid(-b d) = 0, a
-    falling function of b. Below 1 is overconfident. Where every d >= 0 (or <= 0) no finite b is best: `SLOPE_CAP` with
-    its sign is given and `capped` is true. Where every d is 0 the slope is NaN. `low` and `high` are the sandwich
-    interval over prompts (None where capped).
+    A pair in either order, (d, 1) or (-d, 0), has the same likelihood, so b solves sum d sigmoid(-b d) = 0, whose left
+    side falls in b. Below 1 is overconfident. Where every d >= 0 (or every d <= 0) no finite b is best: the slope is
+    `SLOPE_CAP` (or -`SLOPE_CAP`) and `capped` is true. Where every d is 0 the slope is NaN. `low` and `high` are the
+    sandwich interval over prompts (None where capped).
     """
     d = np.asarray(margins, dtype=np.float64)
     codes = cluster_codes(clusters)
@@ -46,16 +46,16 @@ def recalibration_slope(margins: ArrayLike, clusters: Iterable[Hashable]) -> Slo
     if abs(slope) >= SLOPE_CAP:
         return Slope(slope, capped=True)
     information = (np.square(d) * expit(slope * d) * expit(-slope * d)).mean()
-    # One Newton step a pair: its influence on b. Their mean is 0, their clustered spread is b's.
+    # The influence of each pair on b is one Newton step. The influences' mean is 0, their clustered error is b's.
     spread = clustered_mean(d * expit(-slope * d) / information, codes)
     half = spread.high - spread.value
     return Slope(slope, slope - half, slope + half) if np.isfinite(half) else Slope(slope)
 
 
 def slope_where(size: FloatArray, wrong: float) -> float:
-    """The b that solves sum |d| sigmoid(-b |d|) = `wrong`, where `size` (n,) is |d|, within +-`SLOPE_CAP`.
+    """Return the b within +-`SLOPE_CAP` that solves sum |d| sigmoid(-b |d|) = `wrong`, where `size` (n,) is |d|.
 
-    With `wrong` the sum of |d| over the pairs that the model has wrong, that is the equation of `recalibration_slope`.
+    If `wrong` is the sum of |d| over the pairs on which the model is wrong, this is `recalibration_slope`'s equation.
     """
 
     def score(b: float) -> float:
