@@ -1,8 +1,8 @@
-"""A run as one file: an uncompressed tar of its own files, the records it rests on, and their objects.
+"""A run as one file: an uncompressed tar of the run's files, the records that it depends on, and their objects.
 
-The same run gives the same bytes: members are sorted, without times, owners or attempt numbers. A reader believes
-nothing of it before every name and every sha256 was checked, and writes nothing before that. None of that tells who
-made it: a record that is taken over says that it was imported.
+The same run gives the same bytes: members are sorted, without times, owners or attempt numbers. A reader checks every
+name and every sha256 before it writes anything. These checks don't show who made the archive, so a record from one is
+marked as imported.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from components.store.records import SHA, STAGE, Miss, Record, check_names, pars
 from components.store.store import ArtifactStore
 
 RUN = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
-"""A run's id, as an archive may give it."""
+"""A valid run id in an archive."""
 LARGEST = {
     re.compile(r"run/run\.json"): 4 << 20,
     re.compile(r"run/config\.yaml"): 256 << 10,
@@ -34,26 +34,26 @@ LARGEST = {
     re.compile(rf"records/{SHA.pattern}/1\.json"): 16 << 20,
     re.compile(rf"objects/{SHA.pattern}"): None,
 }
-"""All that an archive holds, and the bytes of the largest; None for what is not read into memory."""
+"""The kinds of members that an archive may hold, with each kind's largest size in bytes; None: not read into memory."""
 MOST = 256 << 20
-"""Bytes that are read into memory in all."""
+"""Most bytes that are read into memory in all."""
 MOST_MEMBERS = 200_000
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive that was read through and holds."""
+    """An archive that was read completely and passed every check."""
 
     path: Path
     files: Mapping[str, bytes]
     """The run's own files: relative path to bytes."""
     records: list[Record]
     objects: Mapping[str, tuple[int, int]]
-    """sha256 of each, to where in the file its bytes begin, and how many there are."""
+    """Maps each object's sha256 to its offset and length in the file, in bytes."""
 
     def chunks(self, sha: str) -> Iterator[bytes]:
-        """An object's bytes."""
+        """Yield an object's bytes."""
         begin, size = self.objects[sha]
         with open_regular(self.path) as file:
             file.seek(begin)
@@ -61,7 +61,7 @@ class Archive:
 
 
 def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes], records: Iterable[Record]) -> None:
-    """Write `files` (a run's own) and `records` with their objects into a tar, whole or not at all.
+    """Write `files` (the run's own) and `records` with their objects into a tar, atomically.
 
     Raises:
         TetherError: an object of a record is missing or damaged.
@@ -85,14 +85,14 @@ def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes]
 
 
 def read_archive(path: Path, room: int | None = None) -> Archive:
-    """Read an archive through, and believe it only if everything holds. Nothing is written.
+    """Read and check a whole archive. Nothing is written.
 
     Args:
         path: the file.
-        room: bytes that its objects may have in all; None: any number.
+        room: most bytes that its objects may have in all; None: no limit.
 
     Raises:
-        UserError: it can't be read, or holds what no export of ours does: then nothing of it is to be trusted.
+        UserError: it cannot be read, or holds something that our export never writes; nothing of it is then used.
     """
     try:
         with open_regular(path) as file:
@@ -110,9 +110,9 @@ def read_archive(path: Path, room: int | None = None) -> Archive:
 
 
 def admit(archive: Archive, store: ArtifactStore) -> list[Record]:
-    """Put an archive's objects and records into the store; what is there stays. Returns the records that are new.
+    """Put an archive's objects and records into the store, next to those that are there. Return the new records.
 
-    A record that is new says that it was imported: `ArtifactStore.lookup` takes one that was computed here before it.
+    New records are marked as imported: `ArtifactStore.lookup` prefers a record that was computed here.
 
     Raises:
         UserError: the file changed since it was read.
@@ -131,12 +131,12 @@ def admit(archive: Archive, store: ArtifactStore) -> list[Record]:
 
 
 def _as_exported(record: Record) -> Record:
-    """Return a record without what only this home knows."""
+    """Return a record without the fields that are specific to this home."""
     return record.model_copy(update={"attempt": 1, "imported": ""})
 
 
 def _same(one: Record, other: Record) -> bool:
-    """Whether two records say the same, whichever attempt each is (as text: NaN isn't equal to itself)."""
+    """Return whether two records are equal except for the attempt. Compared as text, since NaN is not equal to NaN."""
     return record_text(_as_exported(one)) == record_text(_as_exported(other))
 
 
@@ -147,7 +147,7 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _read(path: Path, file: BinaryIO, room: int | None) -> Archive:
-    found = list(_members(file))  # all headers, before anything is read for long
+    found = list(_members(file))  # all headers first: contents take long to read
     size = sum(member.size for member, _ in found)
     if room is not None and size > room:
         raise TetherError(f"it has {size} bytes, and there is room for {room}")
@@ -178,10 +178,10 @@ def _read(path: Path, file: BinaryIO, room: int | None) -> Archive:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, int]]:
-    """Each member that an export may hold, and where its bytes begin.
+    """Yield each member with the offset of its bytes, if an export may hold such a member.
 
-    The headers are read one by one: `tarfile` itself would read an extended header whole, whatever size it claims, and
-    our exports have none.
+    The headers are read one by one, since `tarfile` would read an extended header of any claimed size into memory. Our
+    exports have no extended headers.
     """
     end = file.seek(0, io.SEEK_END)
     begin, seen, in_memory = 0, set[str](), 0
@@ -203,7 +203,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, int]]:
 
 
 def _check(member: tarfile.TarInfo, seen: set[str], left: int) -> int:
-    """See that a member is one that an export may hold, of a size that the file has; returns what of it is read."""
+    """Check that an export may hold this member and that the file is long enough; return how many bytes to read."""
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
         raise TetherError(f"{member.name!r} is not a regular file")
     check_names([member.name])
@@ -227,7 +227,7 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _record(name: str, data: bytes, key: str) -> Record:
-    """Return the record in a member, looked at as closely as can be without the stage's code."""
+    """Return the record in a member, checked as far as is possible without the stage's code."""
     try:
         text = data.decode()
         if depth_of(json.loads(text)) > DEEPEST:

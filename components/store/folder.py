@@ -1,4 +1,4 @@
-"""A place that is a folder: of this machine, or one that several share."""
+"""A store in a folder, on this machine or on a file system that several machines share."""
 
 import contextlib
 import errno
@@ -20,10 +20,10 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FolderPlace:
-    """A `Place` of this machine, or one that several share. Files are read-only, synced and renamed into place.
+    """A `Place` in a local or shared folder. Files are read-only; each is synced, then renamed to its name.
 
-    Folders in it have the permissions of its root, whatever the umask of who makes them: who may write into the one may
-    write into the others.
+    Folders in it get the permissions of the root folder, whatever the umask, so that everybody who may write into the
+    root may write into all of them.
     """
 
     exclusive = True
@@ -33,7 +33,7 @@ class FolderPlace:
         self.where = str(root)
 
     def entries(self, folder: str) -> list[Entry]:
-        """Every file below `folder`; what goes while we look is left out."""
+        """Return every file below `folder`, without those that are removed meanwhile."""
         top, found = str(self.root / folder), []
         for parent, folders, names in os.walk(top):  # pathlib takes ten times as long, and there are thousands
             links = (name for name in folders if os.path.islink(os.path.join(parent, name)))
@@ -67,7 +67,7 @@ class FolderPlace:
             shutil.copyfile(source, temporary)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file; False where there is one. A link, unlike a rename, is refused onto another's file."""
+        """Write a small file; return False if one exists. Uses a hard link, which unlike a rename never overwrites."""
         target = self._made(name)
         temporary = temporary_beside(target)
         try:
@@ -88,7 +88,7 @@ class FolderPlace:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a file, and the folder that it leaves empty."""
+        """Remove a file, and its folder if that is then empty."""
         path = self.root / name
         path.unlink(missing_ok=True)
         if path.parent.parent != self.root:
@@ -97,7 +97,7 @@ class FolderPlace:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """A shared lock on the folder. It dies with its process. Where there can be none, nobody can collect."""
+        """Hold a shared lock on the folder; it ends with the process. Without locks, garbage collection is refused."""
         try:
             file = self._lock()
         except OSError:
@@ -109,7 +109,7 @@ class FolderPlace:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[float]:
-        """An exclusive lock on the folder: waits for those who use it, and they wait for us."""
+        """Hold an exclusive lock on the folder: wait for its users to finish, and make later ones wait."""
         make_folder(self.root)
         with self._lock() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -117,7 +117,7 @@ class FolderPlace:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """A temporary file that becomes `name`, read-only, when the block ends well."""
+        """Yield a temporary file that becomes `name`, read-only, if the block ends without an error."""
         target = self._made(name)
         with replacing(target) as temporary:
             yield temporary
@@ -130,7 +130,7 @@ class FolderPlace:
         return target
 
     def _lock(self) -> BinaryIO:
-        """Open the file that is locked; another user's too, where it can be read."""
+        """Open the lock file. One that belongs to another user will do if it is readable."""
         path = self.root / ".lock"
         try:
             file = open_lock(path)
@@ -142,7 +142,7 @@ class FolderPlace:
         return file
 
     def _create_without_links(self, target: Path, data: bytes) -> bool:
-        """For file systems without hard links. A kill may leave half a record; it doesn't verify."""
+        """Write a file on a file system without hard links. A kill may leave half a record, which fails its sha256."""
         try:
             with naming(target), target.open("xb") as file:
                 file.write(data)
@@ -156,10 +156,10 @@ class FolderPlace:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; a FIFO that nobody writes to, or a device, would never end.
+    """Open a regular file for reading. Reading a device, or a FIFO without a writer, would never end.
 
     Raises:
-        OSError: it can't be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -169,5 +169,5 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_lock(path: Path) -> BinaryIO:
-    """Open a file to lock it, made where it is missing; one that is a FIFO does not hold us up."""
+    """Open a file to lock it, and create it if it is missing. Opening a FIFO does not block."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666), "rb")

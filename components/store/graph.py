@@ -1,4 +1,4 @@
-"""What was made of what: the records of a store as a graph of artifacts and external inputs."""
+"""Lineage: the records of a store as a graph of artifacts and external inputs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,21 +14,21 @@ SHORTEST_PREFIX = 6
 
 
 class Node(NamedTuple):
-    """An artifact, or a file or folder that no stage made."""
+    """An artifact, or an external input: a file or folder that no stage made."""
 
     digest: str
     names: tuple[str, ...]
-    """What those who read it call it (`data`, `sft`, `preferences`)."""
+    """The input names under which stages read it (`data`, `sft`, `preferences`)."""
     records: tuple[Record, ...]
-    """Newest first, imported ones last: one artifact may be the result of several keys. None for an external input."""
+    """Its records, newest first, imported ones last; several keys may give one artifact. Empty for external inputs."""
 
 
 class Graph:
-    """Every artifact of a store, with what it was made of and what was made of it."""
+    """Every artifact of a store, with its inputs and with the artifacts made from it."""
 
     def __init__(self, records: Iterable[Record], unreadable: Mapping[str, Miss] | None = None) -> None:
         self.unreadable = dict(unreadable or {})
-        """Each key whose record doesn't parse, and why: what it was made of, and made into, is not in the graph."""
+        """Maps a key whose record does not parse to the reason. Its inputs and outputs are missing in the graph."""
         self._records: dict[str, list[Record]] = defaultdict(list)
         self._names: dict[str, set[str]] = defaultdict(set)
         self._readers: dict[str, set[str]] = defaultdict(set)
@@ -40,26 +40,26 @@ class Graph:
 
     @classmethod
     def of(cls, store: ArtifactStore) -> Self:
-        """Of all the records of a store; a key that was computed again is readable by its newer record."""
+        """Return the graph of all the records of a store. A key counts as readable if any of its records is."""
         found = stored(store, store.place)
         records = [each.record for each in found if isinstance(each.record, Record)]
         keys = {record.key for record in records}
         return cls(records, {e.key: e.record for e in found if isinstance(e.record, Miss) and e.key not in keys})
 
     def of_keys(self, keys: Collection[str]) -> Self:
-        """The same, but an artifact that one of `keys` gave is of what that was made of, whatever else gave it too."""
+        """Return this graph, but for an artifact that one of `keys` produced, use only that key's inputs."""
         chosen = ([each for each in records if each.key in keys] or records for records in self._records.values())
         return type(self)(chain.from_iterable(chosen), self.unreadable)
 
     def node(self, digest: str) -> Node:
-        """What is known of a digest."""
+        """Return the node of a digest."""
         return Node(digest, tuple(sorted(self._names.get(digest, ()))), tuple(self._records.get(digest, ())))
 
     def find(self, prefix: str) -> str | None:
-        """The digest that begins with `prefix`, or that of the key that does; None where there is none.
+        """Return the digest that begins with `prefix`, or the artifact of the key that does; None if there is none.
 
         Raises:
-            UserError: several do.
+            UserError: `prefix` is ambiguous.
         """
         if len(prefix) < SHORTEST_PREFIX:
             return None
@@ -71,20 +71,20 @@ class Graph:
         return next(iter(found), None)
 
     def upstream(self, digests: Iterable[str]) -> list[Node]:
-        """`digests` and all that they were made of, each once, what goes in before what comes out."""
+        """Return `digests` and everything that they were made from, each once, inputs before outputs."""
         return [self.node(digest) for digest in self._walk(digests, self._inputs)]
 
     def downstream(self, digests: Iterable[str]) -> list[Node]:
-        """`digests` and all that was made of them, each once, what goes in before what comes out."""
+        """Return `digests` and everything that was made from them, each once, inputs before outputs."""
         found = self._walk(digests, lambda digest: sorted(self._readers.get(digest, ())))
         return [self.node(digest) for digest in reversed(found)]
 
     def rests_on_import(self, digests: Iterable[str]) -> bool:
-        """Whether only an imported record stands for one of `digests`, or for anything that it was made of."""
+        """Return whether one of `digests`, or anything upstream of it, has imported records only."""
         return any(node.records and node.records[0].imported for node in self.upstream(digests))
 
     def inputs(self, digest: str) -> dict[str, str]:
-        """Name to digest of what an artifact was made of; of its newest record."""
+        """Return an artifact's inputs, name to digest, by its newest record."""
         records = self._records.get(digest)
         return dict(records[0].inputs) if records else {}
 
@@ -93,7 +93,7 @@ class Graph:
 
     @staticmethod
     def _walk(digests: Iterable[str], following: Callable[[str], list[str]]) -> list[str]:
-        """Depth first, a node after all that follow it. Forged records may name each other in a circle."""
+        """Return a depth-first post-order. It ends even if forged records refer to each other in a cycle."""
         done: dict[str, None] = {}
         begun: set[str] = set()
         stack = [(digest, False) for digest in reversed(list(digests))]

@@ -1,14 +1,13 @@
-"""A lock that outlives no holder: on one machine, or over a folder that several machines share.
+"""A lock that is freed when its holder dies, on one machine or in a folder that several machines share.
 
 <folder>/000000007.held   who holds it (JSON); its time of modification, changed every few seconds, is the heartbeat
-<folder>/000000007.free   the same file, renamed when it was given back
+<folder>/000000007.free   the same file, renamed when the lock was released
 
-Who wants the lock makes the next number once the highest is free or its holder is dead. A holder that sees a number
-above its own was taken for dead (it was suspended for too long) and has lost the lock: numbers only rise ("fencing
-tokens"; Kleppmann 2016, "How to do distributed locking"). The highest file stays, so that no number is used twice.
-
-Clocks aren't compared: a waiter believes a heartbeat dead when its own monotonic clock has gone on for `ttl` without
-seeing it change, whatever times stand in the files.
+A process takes the lock by creating the next number, once the highest one is free or its holder is dead. A holder that
+sees a number above its own has lost the lock: it was suspended for so long that it was taken for dead. Numbers only
+rise ("fencing tokens"; Kleppmann 2016, "How to do distributed locking"), and the highest file stays, so that no number
+is used twice. Clocks are not compared: a waiter takes a holder for dead when the heartbeat has not changed for `ttl`
+seconds of the waiter's own monotonic clock, whatever times the files have.
 """
 
 import contextlib
@@ -30,40 +29,40 @@ from components.store.folder import open_regular
 logger = logging.getLogger(__name__)
 
 TTL_SECONDS = 60.0
-"""A holder that can't be seen from here and whose heartbeat stands still for so long is taken to be dead."""
+"""Seconds without a heartbeat after which a holder on another machine or in another container is taken for dead."""
 BEAT_SECONDS = 5.0
 POLL_SECONDS = 0.5
 _LONGEST = 1 << 16
-"""Bytes that are read of who holds a lock."""
+"""Most bytes that are read of a lock's file."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A lock in this process's hands, as long as nobody took it away."""
+    """A lock that this process holds, unless another process has taken it over."""
 
     folder: Path
     number: int
-    """Higher than that of whoever held the lock before."""
+    """Higher than the number of every earlier holder."""
 
     @property
     def file(self) -> Path:
-        """This lease's file while it is held."""
+        """Return this lease's file while the lock is held."""
         return self.folder / _name(self.number, "held")
 
     def is_lost(self) -> bool:
-        """Whether somebody else has taken the lock over."""
+        """Return whether another process has taken the lock over."""
         try:
-            # Opening asks the server even where a listing comes from an NFS client's cache; who takes over removes it.
+            # An NFS client may list from its cache, but opening asks the server. Whoever takes over removes this file.
             os.close(os.open(self.file, os.O_RDONLY | os.O_NONBLOCK))
             return _highest(self.folder) > self.number
         except OSError as error:
-            return error.errno in (errno.ENOENT, errno.ESTALE)  # anything else is an outage, which tells nothing
+            return error.errno in (errno.ENOENT, errno.ESTALE)  # other errors are outages, not a take-over
 
     def check(self) -> None:
-        """Go on only while the lock is held.
+        """Check that the lock is still held.
 
         Raises:
-            LeaseLost: it isn't any more.
+            LeaseLost: another process has taken it over.
         """
         if self.is_lost():
             raise LeaseLost(
@@ -81,12 +80,12 @@ def leased(
     beat: float = BEAT_SECONDS,
     poll: float = POLL_SECONDS,
 ) -> Iterator[Lease]:
-    """Hold the lock that `folder` is, and wait while another process or thread holds it. Nothing else may write there.
+    """Hold the lock of `folder`; wait while another process or thread holds it. Nothing else may write there.
 
     Args:
-        on_wait: called once, where the lock isn't to be had at once.
-        ttl: seconds after which a heartbeat that doesn't change is a dead one. Of all who share the folder the same.
-        beat, poll: seconds between heartbeats, and between looks of a waiter.
+        on_wait: called once if the lock is not free at once.
+        ttl: seconds without a heartbeat after which a holder is taken for dead; the same for all who share the folder.
+        beat, poll: seconds between heartbeats, and between a waiter's checks.
     """
     lease = _acquire(folder, on_wait, ttl, poll)
     done = threading.Event()
@@ -97,14 +96,14 @@ def leased(
     finally:
         done.set()
         heart.join()
-        # Not there: it was taken over, and is the other's to free.
+        # If the file is missing, the lock was taken over, and its new holder frees it.
         with contextlib.suppress(FileNotFoundError):
             os.rename(lease.file, folder / _name(lease.number, "free"))
             sync(folder)
 
 
 def holder(folder: Path) -> Process | None:
-    """The process that holds the lock `folder` and isn't known to be dead, as `this_process` describes it; or None."""
+    """Return the process that holds the lock of `folder`, unless it is known to be dead; else None."""
     number = _highest(folder)
     held = folder / _name(number, "held")
     if number == 0 or not held.exists() or (folder / _name(number, "free")).exists():
@@ -131,7 +130,7 @@ def _acquire(folder: Path, on_wait: Callable[[], None] | None, ttl: float, poll:
 
 
 class _Watch:
-    """A waiter's memory of the heartbeat that it looks at."""
+    """A waiter's record of the heartbeat that it watches."""
 
     def __init__(self, ttl: float, longest: float) -> None:
         self._ttl, self._longest = ttl, longest
@@ -139,7 +138,7 @@ class _Watch:
         self._unchanged, self._looked = 0.0, time.monotonic()
 
     def is_over(self, folder: Path, number: int) -> bool:
-        """Whether the lease `number`, the highest, is free, or its holder dead."""
+        """Return whether the lease `number`, the highest, is free, or its holder is dead."""
         held = folder / _name(number, "held")
         if number == 0 or (folder / _name(number, "free")).exists():
             return True
@@ -150,9 +149,9 @@ class _Watch:
             finally:
                 os.close(descriptor)
         except FileNotFoundError:
-            return False  # given back, or taken over, in this moment: look again
+            return False  # released or taken over just now: look again
         now = time.monotonic()
-        # A machine that sleeps stops its waiters too: what was longer than a few looks apart counts as no more.
+        # A sleeping machine stops its waiters too, so a long gap between two looks counts only as `longest`.
         self._unchanged += min(now - self._looked, self._longest)
         self._looked = now
         if self._seen != (number, beat):
@@ -167,7 +166,7 @@ class _Watch:
 
 
 def _create(lease: Lease) -> bool:
-    """Make the lease's file, whole and only where there is none; False where somebody else was first."""
+    """Create the lease's file atomically; return False if another process was first."""
     draft, ours = temporary_beside(lease.file), False
     try:
         with naming(lease.file):
@@ -175,14 +174,14 @@ def _create(lease: Lease) -> bool:
             sync(draft)
         with contextlib.suppress(FileExistsError):
             os.link(draft, lease.file)
-            sync(lease.folder)  # a number that a power failure took back would be given to two holders
-        # NFS may say that the file exists where the answer to our own request was lost; the number of links is true.
+            sync(lease.folder)  # else a power failure could lose the number, and two holders get it
+        # If the answer to our request was lost, NFS may report that the file exists; its link count shows the truth.
         ours = draft.stat().st_nlink == 2
     except FileNotFoundError:
-        pass  # somebody cleans up here: look again
+        pass  # another process removed the draft: look again
     finally:
         draft.unlink(missing_ok=True)
-    # A number seen as the highest may be an old one by the time that its successor is made.
+    # A number that was the highest when we looked may be outdated by the time that we create its successor.
     if ours and (_highest(lease.folder) > lease.number or (lease.folder / _name(lease.number, "free")).exists()):
         lease.file.unlink(missing_ok=True)
         return False
@@ -190,27 +189,27 @@ def _create(lease: Lease) -> bool:
 
 
 def _clean(lease: Lease) -> None:
-    """Remove earlier numbers, and drafts of processes that were killed over them: of other machines', old ones."""
+    """Remove earlier numbers, and the drafts of killed processes; drafts of other machines only when they are old."""
     sweep(lease.folder)
     for path in lease.folder.iterdir():
         number = _number(path.name)
-        with contextlib.suppress(FileNotFoundError):  # its process removes it too
+        with contextlib.suppress(FileNotFoundError):  # its own process may remove it first
             old_draft = path.suffix == ".tmp" and time.time() - path.stat().st_mtime > TTL_SECONDS
             if old_draft or (number is not None and number < lease.number):
                 path.unlink()
 
 
 def _beat(lease: Lease, done: threading.Event, every: float) -> None:
-    """Change the file's time until `done`, or until the lease is another's. An outage of the folder is sat out."""
+    """Update the file's time until `done` is set or the lease is lost. While the folder is unreachable, keep trying."""
     last = 0
     while not done.wait(every):
-        last = max(last + 1, time.time_ns())  # another one each time, also where the clock was set back
+        last = max(last + 1, time.time_ns())  # differs each time, even if the clock was set back
         with contextlib.suppress(OSError):
             os.utime(lease.file, ns=(last, last))
 
 
 def _read(file: Path) -> Process | None:
-    """Who holds it; None where the file is gone or says nothing that can be understood."""
+    """Return the holder; None if the file is gone or cannot be parsed."""
     try:
         with open_regular(file) as held:
             found = json.loads(held.read(_LONGEST))
@@ -230,7 +229,7 @@ def _number(name: str) -> int | None:
 
 
 def _highest(folder: Path) -> int:
-    """The highest number there, 0 of none."""
+    """Return the highest number in the folder, 0 if there is none."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Objects of a store: contents by their sha256, verified when they are looked up, fetched where it is elsewhere."""
+"""Objects of a store: file contents named by sha256, verified on lookup, and fetched from a shared store if needed."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from components.store.records import SHA, check_files, parse_manifest
 
 
 class Objects:
-    """The objects below a home's store, and those of the shared one that they are copies of."""
+    """The objects in a home's own store, which may be copies of a shared store's objects."""
 
     def __init__(self, local: FolderPlace, shared: Place | None) -> None:
         self.folder = local.root / "objects"
@@ -26,13 +26,13 @@ class Objects:
         self._shared = shared
         self._verified: dict[str, tuple[int, int, int]] = {}
         self._distrusted: set[str] = set()
-        """Objects of the shared store that were found damaged: to be written again though they are there."""
+        """Objects of the shared store that were found damaged, to be overwritten."""
 
     def take(self, folder: Path) -> dict[str, str]:
-        """Move the files below `folder` in; returns relative POSIX path to sha256.
+        """Move the files below `folder` into the objects; return relative POSIX path to sha256.
 
         Raises:
-            TetherError: it holds a link, or a name that isn't plain.
+            TetherError: the folder holds a link, or a name that `check_names` refuses.
         """
         make_folder(self.folder)
         names = {path.relative_to(folder).as_posix(): path for path in files_below(folder)}
@@ -44,7 +44,7 @@ class Objects:
         return files
 
     def write_manifest(self, files: Mapping[str, str]) -> str:
-        """Make an artifact of files; returns its digest."""
+        """Store the manifest of an artifact (its files' paths and sha256); return the artifact's digest."""
         digest = digest_json(dict(files))
         self._make_room(digest)
         with self._local.writing(f"objects/{digest}") as temporary:
@@ -52,7 +52,7 @@ class Objects:
         return digest
 
     def upload(self, objects: Iterable[str]) -> None:
-        """Copy objects to the shared store, if there is one; those that are there are left."""
+        """Copy objects to the shared store, if there is one, except those that it has."""
         if self._shared is None:
             return
         shared = self._shared
@@ -63,7 +63,7 @@ class Objects:
             self._distrusted.discard(sha)
 
     def problem(self, sha: str) -> str | None:
-        """What is wrong with an object, or None: then store/objects has it, read through by this process."""
+        """Return what is wrong with an object; None if store/objects has it and this process has verified it."""
         here = self._problem_here(sha)
         if self._shared is None:
             return here
@@ -78,10 +78,10 @@ class Objects:
         return f"damaged in {VARIABLE}"
 
     def receive(self, sha: str, chunks: Iterable[bytes]) -> bool:
-        """Write an object as it comes; False, and nothing is written, where the bytes are not those of `sha`.
+        """Write an object from its chunks; return False and write nothing if their sha256 is not `sha`.
 
         Raises:
-            TetherError: the disk is full or can't be written.
+            TetherError: the disk is full or cannot be written.
         """
         digest = hashlib.sha256()
         self._make_room(sha)
@@ -99,10 +99,10 @@ class Objects:
         return digest.hexdigest() == sha
 
     def manifest(self, digest: str) -> dict[str, str]:
-        """An artifact's files: relative path to sha256.
+        """Return an artifact's files: relative path to sha256.
 
         Raises:
-            TetherError: the manifest is missing or damaged, or names what can't lie in a folder.
+            TetherError: the manifest is missing or damaged, or has a path that `check_names` refuses.
         """
         problem = "no sha256" if not SHA.fullmatch(digest) else self.problem(digest)
         if problem is not None:
@@ -111,11 +111,11 @@ class Objects:
         return parse_manifest((self.folder / digest).read_bytes())
 
     def _problem_here(self, sha: str) -> str | None:
-        """The same of store/objects alone; a file seen whole by this process is read again only if it changed."""
+        """As `problem`, for store/objects alone. A file that this process verified is read again only if it changed."""
         path = self.folder / sha
         try:
             info = path.lstat()
-            if not stat.S_ISREG(info.st_mode):  # a link leads elsewhere tomorrow, a FIFO never ends
+            if not stat.S_ISREG(info.st_mode):  # a link's target may change, reading a FIFO may never end
                 return "not a regular file"
             mark = (info.st_ino, info.st_size, info.st_mtime_ns)
             if self._verified.get(sha) != mark:
@@ -127,19 +127,19 @@ class Objects:
         return None
 
     def _make_room(self, sha: str) -> None:
-        """Remove a folder of an object's name: a file is not renamed over it."""
+        """Remove a folder that has an object's name, since a file cannot be renamed over a folder."""
         path = self.folder / sha
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
 
     def _adopt(self, path: Path, sha: str) -> None:
         """Move a file into the objects."""
-        os.utime(path)  # its age there counts from now
+        os.utime(path)  # its age in the store counts from now
         path.chmod(0o444)
         sync(path)
         self._make_room(sha)
         try:
-            # Replaces an object of that name too: the old one may be the damaged one that made us compute.
+            # Replaces an existing object too: that may be the damaged one whose loss made the stage compute again.
             os.replace(path, self.folder / sha)
         except OSError as error:
             if error.errno != errno.EXDEV:
@@ -150,14 +150,14 @@ class Objects:
 
 
 class _Damaged(Exception):
-    """The bytes that came are others."""
+    """The bytes that arrived do not have the expected sha256."""
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every file below a folder, sorted; none where there's no folder.
+    """Return every file below a folder, sorted; none if the folder does not exist.
 
     Raises:
-        TetherError: a link is among them.
+        TetherError: one is a link.
     """
     if not folder.is_dir():
         return []

@@ -1,4 +1,4 @@
-"""Where a store is kept: one small interface. A folder is in `folder`, a URL in `url`."""
+"""The interface to wherever a store is kept. `folder` implements it for folders, `url` for URLs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 VARIABLE = "TETHER_STORE"
-"""Names another folder or an fsspec URL for the store; unset: HOME/store."""
+"""The environment variable with the store's folder or fsspec URL. If unset, the store is HOME/store."""
 
 
 LARGEST_READ = 64 << 20
-"""Bytes of the largest file that `read` takes into memory: a record or a pin has some kilobytes."""
+"""Bytes of the largest file that `read` reads into memory. A record or a pin has a few kilobytes."""
 
 
 class Entry(NamedTuple):
@@ -25,36 +25,41 @@ class Entry(NamedTuple):
 
 
 class Place(Protocol):
-    """Files by name (`objects/<sha256>`, `records/<key>/<attempt>.<stage>.json`, `pins/<run>.json`), each whole."""
+    """Files by name (`objects/<sha256>`, `records/<key>/<attempt>.<stage>.json`, `pins/<run>.json`). Each is written
+    atomically."""
 
     where: str
     """For people: the folder, or the URL."""
     exclusive: bool
-    """Whether `create` is refused where another computer was first; else names have to be unique."""
+    """Whether `create` fails if another computer created the file first. If not, callers must choose unique names."""
 
     def entries(self, folder: str) -> list[Entry]:
-        """Every file below `folder`, however deep."""
+        """Return every file below `folder`, at any depth."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None where there is none."""
+        """Return a file's size in bytes; None if it does not exist."""
 
     def read(self, name: str) -> bytes:
-        """A small file. Raises FileNotFoundError where there is none, and OSError where it has over `LARGEST_READ`."""
+        """Return a small file's bytes.
+
+        Raises:
+            FileNotFoundError: it does not exist. OSError: it has over `LARGEST_READ` bytes.
+        """
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """A file, piece by piece; it has to be there."""
+        """Yield a file's bytes in chunks; the file must exist."""
 
     def put(self, name: str, source: Path) -> None:
-        """Copy a local file to `name`, over what is there."""
+        """Copy a local file to `name`, and overwrite what is there."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file; False, and nothing is written, where there is one."""
+        """Write a small file; return False and write nothing if it exists."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
 
     def using(self) -> contextlib.AbstractContextManager[None]:
-        """Held while files are needed that no record or run names yet: nobody collects garbage meanwhile."""
+        """Prevent garbage collection while files are needed that no record or run names yet."""
 
     def collecting(self) -> contextlib.AbstractContextManager[float]:
-        """Held while garbage is collected: nobody uses the place meanwhile. Gives the time by the place's clock."""
+        """Keep all users out while garbage is collected. Yields the time by the place's own clock."""

@@ -1,7 +1,7 @@
-"""What the store says in JSON: records and manifests, and which names it believes.
+"""Records and manifests, the store's JSON files, and the checks on the names in them.
 
-A record's file holds the sha256 of what it says: an edit that changes a value is seen, one of white space is not. (That
-is no signature: who can write both a record and its sha256 can forge.)
+A record's file contains the sha256 of its values, so that a changed value is detected; changed white space is not. This
+is not a signature: whoever can write both a record and its sha256 can forge one.
 """
 
 import json
@@ -21,26 +21,27 @@ from components.keys.changes import KeyParts
 from components.keys.code_version import CodeVersion
 
 MAX_NAME = 1024
-"""Bytes in a relative path; Linux ends paths at 4096."""
+"""Most bytes in a relative path. Linux allows 4096 in a whole path."""
 MAX_PART = 255
-"""Bytes in a file's or folder's own name, as nearly every file system has it."""
+"""Most bytes in the name of a file or folder, as on nearly every file system."""
 
 SHA = re.compile(r"[0-9a-f]{64}")
 KEY = re.compile(r"[0-9a-z]{64}")
 STAGE = re.compile(r"[a-z0-9_.]{1,64}")
 ATTEMPT = re.compile(rf"([1-9][0-9]{{0,8}})(-[0-9a-f]{{8}})?(?:\.({STAGE.pattern}))?\.json")
-"""A record's file: its attempt and its stage, so that a stage's records are found by name (older ones, and those of an
-export, name none). The part after the hyphen stands where the file system can't refuse a name that is there."""
+"""The name of a record's file: attempt and stage, so that a stage's records are found by name (older records, and those
+of an export, have no stage). The part after the hyphen makes names unique in stores that overwrite existing files."""
 RECORD_SCHEMA = 1
-"""Of a record's file, as `schema` beside the record; 1 is left unsaid. A manifest has none: its bytes are a digest."""
+"""The version of the record file's format, its `schema` field; absent means 1. A manifest has none, since its bytes
+determine the artifact's digest."""
 GAP = 1000
-"""Numbers of attempts rise by one. One that is so far above the others was not given by `ArtifactStore.commit`, and if
-it counted, the next one might be too long to be a record's."""
+"""Attempt numbers rise by one. A number that is this far above the others does not come from `ArtifactStore.commit` and
+is ignored, since the number after it might be too long for a record's name."""
 
 
 @with_config(ConfigDict(extra="allow"))
 class Environment(TypedDict, total=False):
-    """Where a record was computed. None of it is in the key beyond what the job holds."""
+    """The machine and software with which a record was computed. Only what the job also holds is in the key."""
 
     python: str
     platform: str
@@ -51,9 +52,9 @@ class Environment(TypedDict, total=False):
 
 
 class Record(Settings):
-    """What computing a key gave: the artifact's files, where they came from, and the metrics to judge."""
+    """The result of computing a key: the artifact's files, its inputs, and the metrics that gates judge."""
 
-    # A NaN metric is kept (as text, JSON has none): its gate must fail on every look at it.
+    # A NaN metric is kept (as text, since JSON has none), so that its gate fails each time it is judged.
     model_config = ConfigDict(ser_json_inf_nan="strings", allow_inf_nan=True)
 
     stage: str
@@ -63,47 +64,47 @@ class Record(Settings):
     files: dict[str, str]
     """Relative POSIX path to sha256."""
     attachments: dict[str, str] = Field(default_factory=dict)
-    """The same for files that aren't byte-stable (plots, timings) and so no part of the digest."""
+    """The same for files whose bytes vary between runs (plots, timings). They are not in the digest."""
     inputs: dict[str, str] = Field(default_factory=dict)
     """Input name to digest."""
     job: dict[str, JsonValue] = Field(default_factory=dict)
     """The keyed config values."""
     parts: KeyParts = Field(default_factory=KeyParts)
-    """Everything the key was made of, to explain a miss."""
+    """Everything from which the key was computed, to explain a miss."""
     metrics: dict[str, float] = Field(default_factory=dict)
     environment: Environment = Field(default_factory=Environment)
     run: str = ""
-    """Our run id of the run that computed it."""
+    """Tether's id of the run that computed it."""
     started: str = ""
     """UTC, ISO 8601."""
     seconds: float = 0.0
-    """Computing time of the process that finished it (a resumed stage: since the resume)."""
+    """Seconds that the process which finished it computed (for a resumed stage: since it resumed)."""
     attempt: int = 0
     """1 for the first record of a key."""
     imported: str = ""
-    """When it was imported (UTC, ISO 8601): another home says that it computed it. Empty where this home did."""
+    """When it was imported from another home (UTC, ISO 8601). Empty if this home computed it."""
 
     @property
     def machine(self) -> dict[str, object]:
-        """The environment without our code's version."""
+        """Return the environment without the version of Tether's code."""
         return {name: value for name, value in self.environment.items() if name != "code"}
 
     @property
     def objects(self) -> dict[str, str]:
-        """Every object it needs, by what it is: the artifact's files, its manifest, the attachments."""
+        """Return every object that the record needs, by its role: the artifact's files, manifest and attachments."""
         attached = {f"attachment {name}": sha for name, sha in self.attachments.items()}
         return {**self.files, "(manifest)": self.digest, **attached}
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A lookup found nothing to trust, and why."""
+    """A lookup that found no valid record, with the reason."""
 
     reason: str
 
 
 def attempts_of(names: Iterable[str]) -> list[str]:
-    """The files of one key's records among `names`, newest first, without those whose number was not counted up to."""
+    """Return the record files among one key's `names`, newest first, without attempts `GAP` or more above the rest."""
     by_number = sorted((number_of(name), name) for name in names if ATTEMPT.fullmatch(name))
     found: list[str] = []
     last = 0
@@ -115,19 +116,19 @@ def attempts_of(names: Iterable[str]) -> list[str]:
 
 
 def number_of(name: str) -> int:
-    """The attempt in the name of a record's file."""
+    """Return the attempt number in the name of a record's file."""
     return int(name.partition(".")[0].partition("-")[0])
 
 
 def record_text(record: Record) -> str:
-    """A record as its file holds it: the fields, and their sha256."""
-    # Earlier versions, which may share the store, read no record with a field that they don't know.
+    """Return the text of a record's file: the fields, and their sha256."""
+    # Earlier versions of Tether, which may share the store, refuse a record with an unknown field.
     body = json.loads(record.model_dump_json(exclude=None if record.imported else {"imported"}))
     return json.dumps({"record": body, "sha256": digest_json(body)}, indent=1)
 
 
 def parse_record(text: str, key: str) -> Record | Miss:
-    """The record of `key` that a file's text is, or why it is none."""
+    """Return the record of `key` in a file's text, or why it is not valid."""
     try:
         document = json.loads(text)
         body, schema = document["record"], document.get("schema", 1)
@@ -152,10 +153,10 @@ def parse_record(text: str, key: str) -> Record | Miss:
 
 
 def parse_manifest(data: bytes) -> dict[str, str]:
-    """Relative path to sha256, from a manifest's bytes.
+    """Return relative path to sha256, from a manifest's bytes.
 
     Raises:
-        TetherError: it is not a manifest, or names what could lie outside the artifact's folder.
+        TetherError: it is not a manifest, or has a path that could lead out of the artifact's folder.
     """
     try:
         files = json.loads(data)
@@ -168,10 +169,10 @@ def parse_manifest(data: bytes) -> dict[str, str]:
 
 
 def check_files(files: Mapping[Any, Any]) -> None:
-    """See that a mapping of names to sha256 can be made into a folder, within that folder.
+    """Check that a mapping of names to sha256 can be written as files inside one folder.
 
     Raises:
-        TetherError: a name or a sha256 is none, or one name is a folder above another.
+        TetherError: a name or a sha256 is invalid, or one name is a parent folder of another.
     """
     check_names(files)
     for name, sha in files.items():
@@ -180,10 +181,10 @@ def check_files(files: Mapping[Any, Any]) -> None:
 
 
 def check_names(names: Iterable[Any]) -> None:
-    """See that names are relative paths that stay in their folder, on any system, and that none is another's folder.
+    """Check that names are relative paths inside their folder, on any system, and that none is another's parent.
 
     Raises:
-        TetherError: one is empty, absolute, over-long, has `..`, a backslash, a drive or a control character.
+        TetherError: one is empty, absolute or too long, or has `..`, a backslash, a drive or a control character.
     """
     names = list(names)
     for name in names:

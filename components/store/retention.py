@@ -1,8 +1,8 @@
-"""Which records are needed: what is named, with all its inputs upstream; pins name it for good. Collects the rest.
+"""Garbage collection: keep the records that runs, pins and models need, with everything upstream; remove the rest.
 
-While a place is collected nobody publishes or looks up there (`Place.collecting`), and what is needed is asked within:
-a run writes the key it wants into its status before it looks it up, so it either finds the record before we come and is
-then seen to need it, or comes after us and computes.
+While a place is collected nobody publishes or looks up there (`Place.collecting`), and what is needed is determined
+within that time. A run writes the key that it wants into its status before it looks the key up. So it either finds the
+record before the collection, which then sees that the run needs it, or looks afterwards and computes.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ YOUNG_SECONDS = 3600.0
 """Objects without a record, and partial files, are kept this long: a publisher that our lock does not reach may be
 using them."""
 WORK_SECONDS = 24 * 3600.0
-"""A work folder that no kept run wants stays this long after its last change."""
+"""A work folder that no kept run needs is kept this long after its last change."""
 
 _TEMPORARY = re.compile(r"\..*\.tmp", re.DOTALL)
 
@@ -35,7 +35,7 @@ Needs = Mapping[str, set[str]]
 
 
 class Stored(NamedTuple):
-    """A record's file, and what is in it."""
+    """A record's file and its content."""
 
     place: Place
     key: str
@@ -46,17 +46,17 @@ class Stored(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The file's name in its place."""
+        """Return the file's name in its place."""
         return f"records/{self.key}/{self.name}"
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What tells it from others."""
+        """Return what identifies the record."""
         return self.place.where, self.path
 
 
 def stored(store: ArtifactStore, place: Place) -> list[Stored]:
-    """Every record's file of a place; files of other names are none."""
+    """Return every record's file of a place; files with other names are ignored."""
     by_key: dict[str, dict[str, int]] = defaultdict(dict)
     for entry in place.entries("records"):
         key, _, name = entry.name.partition("/")
@@ -72,7 +72,7 @@ def stored(store: ArtifactStore, place: Place) -> list[Stored]:
 
 
 def kept_by(records: Iterable[Stored], needs: Needs) -> dict[tuple[str, str], set[str]]:
-    """Each needed record's identity, and who needs it: itself, or something that was made from it."""
+    """Return each needed record's identity with who needs it or something that was made from it."""
     by_digest: dict[str, list[Stored]] = defaultdict(list)
     named: list[tuple[Stored, str]] = []
     for each in records:
@@ -90,13 +90,13 @@ def kept_by(records: Iterable[Stored], needs: Needs) -> dict[tuple[str, str], se
 
 
 def write_pin(place: Place, run: str, needed: Iterable[str]) -> bool:
-    """Keep what `run` needs, for every computer that shares the place; False where it is pinned already."""
+    """Pin what `run` needs, for every computer that shares the place; return False if it is pinned already."""
     check_names([run])
     return place.create(f"pins/{run}.json", json.dumps({"run": run, "needs": sorted(set(needed))}, indent=1).encode())
 
 
 def remove_pin(place: Place, run: str) -> bool:
-    """Undo `write_pin`; False where the run was not pinned."""
+    """Undo `write_pin`; return False if the run was not pinned."""
     if run not in read_pins(place):
         return False
     place.remove(f"pins/{run}.json")
@@ -104,10 +104,10 @@ def remove_pin(place: Place, run: str) -> bool:
 
 
 def read_pins(place: Place) -> dict[str, list[str]]:
-    """Pinned run to the keys and digests it needs.
+    """Return each pinned run with the keys and digests that it needs.
 
     Raises:
-        UserError: a pin can't be read, so that what it keeps isn't known.
+        UserError: a pin cannot be read, so that what it keeps is unknown.
     """
     found = {}
     for entry in place.entries("pins"):
@@ -128,7 +128,7 @@ def read_pins(place: Place) -> dict[str, list[str]]:
 
 
 class Gone(NamedTuple):
-    """Something that goes."""
+    """Something that is removed."""
 
     kind: str
     """record, object, leftover (of a killed writer), view or work."""
@@ -142,15 +142,15 @@ class Gone(NamedTuple):
 def collect(
     store: ArtifactStore, needs: Callable[[], Needs], *, shared: bool = False, dry_run: bool = False
 ) -> list[Gone]:
-    """Remove what nothing needs; returns what went (or would go).
+    """Remove what nothing needs; return what was (or would be) removed.
 
     Args:
-        needs: asked when nobody publishes any more.
-        shared: also from the place that `TETHER_STORE` names. Else only copies of its objects here go.
+        needs: returns what is needed; called once nobody publishes any more.
+        shared: also collect the place that `TETHER_STORE` names. Otherwise only local copies of its objects go.
         dry_run: remove nothing.
 
     Raises:
-        UserError: what is needed isn't known, or somebody publishes. Nothing was removed.
+        UserError: what is needed is unknown, or somebody is publishing. Nothing was removed.
     """
     with contextlib.ExitStack() as stack:
         swept: list[Place] = [store.local, *([store.shared] if shared and store.shared is not None else [])]
@@ -160,7 +160,7 @@ def collect(
         wanted_by = kept_by(records, wanted)
         kept = [each for each in records if each.identity in wanted_by]
         needless = [each for each in records if each.identity not in wanted_by]
-        # Records first: killed midway, we leave objects without a record and no record without its objects.
+        # Records first: a kill midway then leaves objects without a record, but no record without its objects.
         gone = [Gone("record", each.path, each.size, p.where) for p in swept for each in needless if each.place is p]
         for place in swept:
             gone += _objects_that_go(place, _objects(kept), _objects(needless), now[place.where] - YOUNG_SECONDS)
@@ -179,7 +179,7 @@ def _objects(records: Iterable[Stored]) -> set[str]:
 
 
 def _objects_that_go(place: Place, needed: set[str], freed: set[str], old: float) -> list[Gone]:
-    """Objects of needless records at once, those that no record names (nor is their name one) when they are old."""
+    """Return the objects to remove: those of unneeded records, and old ones that no record names."""
     return [
         Gone("object", f"objects/{entry.name}", entry.size, place.where)
         for entry in place.entries("objects")
@@ -188,7 +188,7 @@ def _objects_that_go(place: Place, needed: set[str], freed: set[str], old: float
 
 
 def _temporaries(place: Place, old: float) -> list[Gone]:
-    """What writers of records and pins left unfinished, of whatever machine, when it is old (`temporary_beside`)."""
+    """Return old temporary files of records and pins (`temporary_beside`), whichever machine wrote them."""
     return [
         Gone("leftover", f"{folder}/{entry.name}", entry.size, place.where)
         for folder in ("records", "pins")
@@ -198,7 +198,7 @@ def _temporaries(place: Place, old: float) -> list[Gone]:
 
 
 def _views(store: ArtifactStore, digests: set[str], dry_run: bool) -> list[Gone]:
-    """Views of artifacts that go, and what killed processes left half made."""
+    """Remove views of removed artifacts, and unfinished views of killed processes."""
     gone = []
     with alone(store.views):
         for path in sorted(store.views.iterdir()):
@@ -210,13 +210,13 @@ def _views(store: ArtifactStore, digests: set[str], dry_run: bool) -> list[Gone]
 
 
 def _work(store: ArtifactStore, needs: Needs, recorded: set[str], dry_run: bool) -> list[Gone]:
-    """Work folders that nobody holds and that no kept run would go on in."""
+    """Remove work folders that no process holds and in which no kept run would continue."""
     gone = []
     for path in _work_folders(store):
         if path.name in needs and path.name not in recorded:
             continue
         with store.if_free(path.name) as free:
-            if not free or not path.is_dir():  # it is at work, or has ended since
+            if not free or not path.is_dir():  # being computed, or finished meanwhile
                 continue
             infos = [each.lstat() for each in (path, *path.rglob("*"))]
             if path.name not in recorded and max(info.st_mtime for info in infos) > time.time() - WORK_SECONDS:
@@ -228,15 +228,15 @@ def _work(store: ArtifactStore, needs: Needs, recorded: set[str], dry_run: bool)
 
 
 def remove_finished_work(store: ArtifactStore) -> None:
-    """Remove work folders of what was recorded since: whoever computed it was killed before it could.
+    """Remove work folders of keys that have a record: their process was killed between recording and cleaning up.
 
-    One that has changed after the record is of a stage that is computed again.
+    A folder that changed after the record is kept: its stage is being computed again.
 
     Raises:
-        UserError: the store that `TETHER_STORE` names can't be asked.
+        UserError: the store that `TETHER_STORE` names cannot be read.
     """
     for path in _work_folders(store):
-        # Not what a killed writer left unfinished there: it is not a record.
+        # Without the temporary files of killed writers, which are not records.
         entries = store.place.entries(f"records/{path.name}")
         counted = attempts_of(entry.name for entry in entries)
         recorded = max((entry.modified for entry in entries if entry.name in counted), default=None)
@@ -256,5 +256,5 @@ def _work_folders(store: ArtifactStore) -> list[Path]:
 
 
 def _remove_folder(path: Path) -> None:
-    """Never through a link."""
+    """Remove a folder, or a link without following it."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

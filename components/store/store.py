@@ -1,13 +1,13 @@
-"""The artifact store: files by content, a record per computed key, and a hit only where every byte still holds.
+"""The artifact store: files by content, a record per computed key, and a cache hit only if every byte is verified.
 
 store/objects/<sha256>              file contents (read-only), manifests among them
 store/records/<key>/<attempt>.<stage>.json  what a key was computed to; writing it is the commit
-store/pins/<run>.json               what a run needs that is to be kept
-store/views/<digest>/               an artifact as a folder of links to objects, made when asked for
-work/<key>/, work/<key>.leases/     where a stage computes, and who does
+store/pins/<run>.json               what a pinned run needs
+store/views/<digest>/               an artifact as a folder of links to objects, made on request
+work/<key>/, work/<key>.leases/     where a stage computes, and the lock of who computes it
 
-Where `TETHER_STORE` names another folder or a URL, objects, records and pins are there, and store/objects holds copies
-of what was published or read here, each verified as it came.
+If `TETHER_STORE` names another folder or a URL, objects, records and pins are there. store/objects then holds copies of
+what was published or read here, each verified on arrival.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ArtifactStore:
-    """The store of one `TETHER_HOME`: below it, or where `TETHER_STORE` says (unless it is to be `alone`)."""
+    """The store of one `TETHER_HOME`: in that folder, or where `TETHER_STORE` says unless `alone` is set."""
 
     def __init__(self, home: Path, alone: bool = False) -> None:
         self.home = home
@@ -47,23 +47,23 @@ class ArtifactStore:
 
     @property
     def place(self) -> Place:
-        """Where records count."""
+        """Return the place whose records count."""
         return self.shared or self.local
 
     def work_folder(self, key: str) -> Path:
-        """Where the stage of `key` computes (not created)."""
+        """Return the folder in which the stage of `key` computes. It is not created."""
         return self.work / key
 
     def lock(self, key: str, on_wait: Callable[[], None] | None = None) -> contextlib.AbstractContextManager[Lease]:
-        """Hold `key` against other processes, those of other machines that share this home too.
+        """Lock `key` against other processes, also on other machines that share this home.
 
-        `on_wait` is called once where another one holds it; one that died holds nothing. See `components.store.leases`.
+        `on_wait` is called once if another process holds it. The lock of a dead process is freed; see `leases`.
         """
         return leased(self.work / f"{key}.leases", on_wait)
 
     @contextlib.contextmanager
     def if_free(self, key: str) -> Iterator[bool]:
-        """Hold `key` if no other process does; gives whether."""
+        """Lock `key` if no other process holds it; yields whether it is locked."""
 
         def give_up() -> None:
             raise _Held
@@ -75,7 +75,7 @@ class ArtifactStore:
             yield False
 
     def held_keys(self) -> set[str]:
-        """Keys that some process computes."""
+        """Return the keys that some process is computing."""
         return {path.stem for path in self.work.glob("*.leases") if holder(path) is not None}
 
     def publish(
@@ -88,18 +88,18 @@ class ArtifactStore:
     ) -> Record:
         """Move the files below `folder` and `attachments` into the store, then commit by writing the record.
 
-        A kill at any instant leaves either no new record or the whole of it. The files are moved, not copied: a
-        stage that is killed in here computes its last step again from its checkpoint.
+        A kill at any instant leaves either no new record or a complete one. The files are moved, not copied: a stage
+        that is killed during this computes its last step again from its checkpoint.
 
         Args:
             folder: deterministic files; their paths and contents are the artifact's digest.
-            attachments: other files to keep beside it.
+            attachments: other files to keep with the record.
             record: `Record`'s remaining fields (stage, inputs, job, metrics, ...).
-            before_commit: called last before the record is written; what it raises leaves none.
+            before_commit: called just before the record is written; if it raises, no record is written.
 
         Raises:
-            TetherError: `folder` holds no file, or holds a symbolic link; or the store can't be written.
-            UserError: its disk is full, or the store that `TETHER_STORE` names can't be written.
+            TetherError: `folder` holds no file, or holds a symbolic link; or the store cannot be written.
+            UserError: its disk is full, or the store that `TETHER_STORE` names cannot be written.
         """
         try:
             make_folder(self.objects)
@@ -117,14 +117,14 @@ class ArtifactStore:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """While this is held nobody collects garbage; what is written here meanwhile will stay."""
+        """Prevent garbage collection within the block, so that what is written here stays."""
         with self.local.using(), self.shared.using() if self.shared is not None else contextlib.nullcontext():
             yield
 
     def commit(self, record: Record, before: Callable[[], None] = lambda: None) -> Record:
-        """Write a record whose objects are here under the next attempt's name (upload them first where that is needed).
+        """Write a record under the next attempt's name. Its objects must be in the store, and uploaded if it is shared.
 
-        Whoever calls is `using` the store. No other computer's record is overwritten.
+        The caller holds `using`. A record of another computer is never overwritten.
         """
         self.contents.upload(record.objects.values())
         before()
@@ -139,12 +139,12 @@ class ArtifactStore:
             attempt += 1
 
     def lookup(self, key: str, digest: str | None = None) -> Record | Miss:
-        """The newest record of `key` (and of that artifact) whose files all hold, else why there is none.
+        """Return the newest record of `key` (with artifact `digest`, if given) whose files all verify, else the reason.
 
-        One that was computed here comes before an imported one, whichever is newer.
+        A record that was computed here comes before an imported one, even if that is newer.
 
         Raises:
-            UserError: the store that `TETHER_STORE` names can't be asked.
+            UserError: the store that `TETHER_STORE` names cannot be read.
         """
         reasons = []
         imported: Record | None = None
@@ -169,18 +169,18 @@ class ArtifactStore:
         return Miss("; ".join(reasons) or "no record")
 
     def attempts(self, key: str) -> list[str]:
-        """Names of the record files of `key`, newest first."""
+        """Return the names of the record files of `key`, newest first."""
         return attempts_of(entry.name for entry in self.place.entries(f"records/{key}"))
 
     def published(self, key: str) -> list[Record]:
-        """Every record of `key` that parses, newest first, imported ones last; their files are not looked at."""
+        """Return every record of `key` that parses, newest first, imported ones last. Their files are not checked."""
         found = (self.read(key, name) for name in self.attempts(key))
         return sorted((each for each in found if isinstance(each, Record)), key=lambda each: bool(each.imported))
 
     def published_by(self, stage: str, newest: int = 20) -> list[Record]:
-        """The `newest` records of `stage`, newest first; their files are not looked at.
+        """Return up to `newest` records of `stage`, newest first. Their files are not checked.
 
-        Lists the records once, and reads only those whose file names the stage, or none.
+        Lists all records once, and reads only those whose file name has this stage or no stage.
         """
         by_key: dict[str, dict[str, float]] = defaultdict(dict)
         for entry in self.place.entries("records"):
@@ -199,7 +199,7 @@ class ArtifactStore:
         return sorted(records, key=lambda record: (record.started, record.attempt), reverse=True)
 
     def path(self, artifact: Record | str) -> Path:
-        """A readable folder of an artifact, given its record or digest.
+        """Return a readable folder of an artifact, given its record or digest.
 
         Raises:
             TetherError: the store has no such artifact, its manifest or a file is damaged, or a link leads elsewhere.
@@ -207,9 +207,9 @@ class ArtifactStore:
         digest = artifact if isinstance(artifact, str) else artifact.digest
         files = self.contents.manifest(digest)
         for name, sha in files.items():
-            # Who has a record looked it up, which reads every file through.
+            # A caller with a record got it by `lookup`, which has verified every file.
             if isinstance(artifact, str) or not (self.objects / sha).is_file():
-                problem = self.contents.problem(sha)  # fetches it where it is elsewhere
+                problem = self.contents.problem(sha)  # fetches it from a shared store
                 if problem is not None:
                     raise TetherError(f"{name} of artifact {digest[:12]} is {problem} in {self.place.where}")
         if missing := view(self.views / digest, files, self.objects):
@@ -217,15 +217,15 @@ class ArtifactStore:
         return self.views / digest
 
     def attachment(self, record: Record, name: str) -> Path | None:
-        """The file of one attachment, or None where the record has none of that name or its object is lost."""
+        """Return the file of one attachment; None if the record has none of that name or its object is lost."""
         return self._object(record.attachments.get(name))
 
     def file(self, record: Record, name: str) -> Path | None:
-        """The same of one file of the artifact; the others are not looked at."""
+        """Return one file of the artifact likewise; its other files are not checked."""
         return self._object(record.files.get(name))
 
     def read(self, key: str, name: str, place: Place | None = None) -> Record | Miss:
-        """The record in one of a key's files, or why it is none (`parse_record`); its objects are not looked at."""
+        """Return the record in one of a key's files, or why it is invalid (`parse_record`). Objects are not checked."""
         try:
             text = (place or self.place).read(f"records/{key}/{name}").decode()
         except (OSError, UnicodeDecodeError) as error:
@@ -250,16 +250,16 @@ class ArtifactStore:
 
 
 class _Held(Exception):
-    """Another process has the key."""
+    """Another process holds the key."""
 
 
 def digest_folder(folder: Path) -> str:
-    """An artifact's digest computed from a plain folder: sha256 of canonical JSON `{relative path: sha256}`.
+    """Return an artifact's digest computed from a plain folder: sha256 of canonical JSON `{relative path: sha256}`.
 
-    Links to files are followed: the Hugging Face cache consists of them.
+    Links to files are followed, since the Hugging Face cache consists of them.
 
     Raises:
-        UserError: a link to a folder is among them.
+        UserError: the folder holds a link to a folder.
     """
     paths = sorted(folder.rglob("*"))
     if linked := next((path for path in paths if path.is_symlink() and path.is_dir()), None):
@@ -268,10 +268,10 @@ def digest_folder(folder: Path) -> str:
 
 
 def shared_place(home: Path) -> Place | None:
-    """What `TETHER_STORE` names; None where it is unset or the home's own folder.
+    """Return the place that `TETHER_STORE` names; None if it is unset or names the home's own store.
 
     Raises:
-        UserError: a relative folder: two commands from two directories would use two stores.
+        UserError: it is a relative path, which would mean different stores in different working directories.
     """
     value = os.environ.get(VARIABLE, "").strip()
     if not value:

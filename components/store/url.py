@@ -18,32 +18,32 @@ _CHUNK = 1 << 20
 
 PUBLISHING, COLLECTING = "locks/publishing-", "locks/collecting-"
 LIFE_SECONDS = 6 * 3600.0
-"""A mark older than this was left by a process that died."""
+"""Seconds after which a mark counts as left by a dead process."""
 PATIENCE_SECONDS = 600.0
 POLL_SECONDS = 1.0
 
 _REFUSES_TWICE = ("s3", "s3a")
-"""Protocols whose file systems write a file only if there is none (S3: If-None-Match)."""
+"""Protocols that can write a file only if it does not exist (S3: If-None-Match)."""
 
 
 class UrlPlace:
-    """A `Place` below an fsspec URL. Object stores give no locks, so who publishes or collects leaves a mark there."""
+    """A `Place` below an fsspec URL. Object stores have no locks, so publishers and collectors leave mark files."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._options = options
-        """Of its file system (fsspec's), in place of what the environment says."""
+        """`options` are fsspec's for the file system; they override the environment."""
         self._url = url.rstrip("/")
         self.where = redacted(self._url)
         self.exclusive = url.partition("://")[0] in _REFUSES_TWICE
 
     def entries(self, folder: str) -> list[Entry]:
-        """Every file below `folder`.
+        """Return every file below `folder`.
 
         Raises:
-            UserError: the bucket isn't there or can't be listed.
+            UserError: the bucket does not exist or cannot be listed.
         """
         start = f"{folder}/"
-        with self._asking("list"):  # a folder that isn't there is empty, a bucket that isn't is an error
+        with self._asking("list"):  # a missing folder is empty, a missing bucket an error
             found = self._fs.find(start, detail=True)
         return [Entry(p.removeprefix(start), int(info.get("size") or 0), _modified(info)) for p, info in found.items()]
 
@@ -61,7 +61,7 @@ class UrlPlace:
             except Exception:
                 if self._fs.info(name)["size"] != 0:
                     raise
-                data = b""  # S3 has no range in an empty file
+                data = b""  # S3 refuses a range of an empty file
         if len(data) > LARGEST_READ:
             raise OSError(errno.EFBIG, f"it has more than {LARGEST_READ} bytes", f"{self.where}/{name}")
         return data
@@ -82,7 +82,7 @@ class UrlPlace:
             self._fs.put_file(str(source), name)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file; False where there is one, if the file system can tell."""
+        """Write a small file; return False if it exists, as far as the file system can tell."""
         try:
             with self._asking("write", FileExistsError):
                 try:
@@ -101,8 +101,8 @@ class UrlPlace:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[None]:
-        """A mark for as long; begins when nobody collects. S3 lists what was written before, so that of two who leave
-        their marks and then look, one at least sees the other."""
+        """Hold a mark, once nobody collects. S3 lists every file that was written before the listing began, so of two
+        processes that write their marks and then look, at least one sees the other."""
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             with self._marked(PUBLISHING) as mark:
@@ -119,10 +119,10 @@ class UrlPlace:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[float]:
-        """A mark for as long.
+        """Hold a mark.
 
         Raises:
-            UserError: somebody publishes.
+            UserError: somebody is publishing.
         """
         with self._marked(COLLECTING) as mark:
             others = self._others(PUBLISHING, mark)
@@ -147,7 +147,7 @@ class UrlPlace:
         return {name: modified for name, modified in found.items() if name.startswith(kind)}
 
     def _others(self, kind: str, mark: str) -> list[str]:
-        """Marks of `kind` that live, by the clock that stamped ours."""
+        """Return the unexpired marks of `kind`, except ours. Their age is by the clock that stamped our own mark."""
         now = self._marks(mark.rpartition("-")[0] + "-")[mark]
         return [name for name, modified in self._marks(kind).items() if now - modified < LIFE_SECONDS]
 
@@ -157,7 +157,7 @@ class UrlPlace:
             from fsspec.core import url_to_fs
             from fsspec.implementations.dirfs import DirFileSystem
 
-            # A listing that is remembered would hide what other computers publish.
+            # A cached listing would hide what other computers publish.
             fs, root = url_to_fs(self._url, **{"use_listings_cache": False, **self._options})
             return DirFileSystem(root.rstrip("/"), fs)
         except (ImportError, ValueError) as error:
@@ -167,7 +167,7 @@ class UrlPlace:
 
     @contextlib.contextmanager
     def _asking(self, verb: str, *answers: type[Exception]) -> Iterator[None]:
-        """What a file system's library raises, of whatever class, said as the user's to mend; `answers` are answers."""
+        """Turn any error of the file system's library into a UserError, except `answers`, which pass unchanged."""
         try:
             yield
         except Exception as error:
@@ -182,16 +182,16 @@ class UrlPlace:
 
 
 def _is_there(error: OSError) -> bool:
-    """Whether S3 refused to write a file that is there (412, to If-None-Match).
+    """Return whether S3 refused to overwrite an existing file (status 412, to If-None-Match).
 
-    s3fs says so only where the answer names the condition too, as Amazon's does and SeaweedFS' doesn't.
+    s3fs reports this as FileExistsError only if the answer names the condition. Amazon's does, SeaweedFS's does not.
     """
     response = getattr(error.__cause__, "response", None)
     return isinstance(response, dict) and response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
 
 
 def _is_away(error: BaseException | None) -> bool:
-    """Whether an S3 server, or the proxy before it, says that the server is away for now (500, 502, 503, 504)."""
+    """Return whether an S3 server, or a proxy before it, reports an outage (status 500, 502, 503 or 504)."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
@@ -201,7 +201,7 @@ def _is_away(error: BaseException | None) -> bool:
 
 
 def _modified(info: Mapping[str, object]) -> float:
-    """Seconds since 1970; where the file system does not say, now: too young to be collected."""
+    """Return seconds since 1970. If the file system does not say, return now, so that the file is not collected."""
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
         value = info.get(name)
         if isinstance(value, datetime):

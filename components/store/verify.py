@@ -1,4 +1,4 @@
-"""Reading the whole store: what is damaged, missing, or there for nothing."""
+"""Verify the whole store: find damaged, missing and orphaned files."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from components.store.store import ArtifactStore
 
 @dataclass(frozen=True)
 class Flaw:
-    """What is wrong with a file of the store."""
+    """A problem with a file of the store."""
 
     name: str
     problem: str
@@ -19,21 +19,21 @@ class Flaw:
 
 @dataclass
 class Verification:
-    """What a store holds, and what is wrong with it."""
+    """What a store holds, and its problems."""
 
     store: str
     records: int = 0
     objects: int = 0
     bytes: int = 0
-    """Of the objects."""
+    """Total size of the objects."""
     damaged: list[Flaw] = field(default_factory=list)
     missing: list[Flaw] = field(default_factory=list)
     orphaned: list[Flaw] = field(default_factory=list)
-    """Objects that no record names; they harm nothing."""
+    """Objects that no record names; they are harmless."""
 
 
 def verify(store: ArtifactStore) -> Verification:
-    """Read every record, manifest and object through, and the copies here of a store elsewhere."""
+    """Read and check every record, manifest and object, and the local copies of a shared store."""
     report = Verification(store.place.where)
     with store.using():
         whole = _objects(store.place, report)
@@ -57,7 +57,7 @@ def verify(store: ArtifactStore) -> Verification:
 
 
 def _objects(place: Place, report: Verification) -> set[str]:
-    """Read a place's objects through. Returns the names of all."""
+    """Read and check a place's objects. Return the names of all."""
     names = set()
     for entry in place.entries("objects"):
         names.add(entry.name)

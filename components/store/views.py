@@ -1,4 +1,4 @@
-"""An artifact as a folder of links to objects, made when asked for, and again where it isn't as it should be."""
+"""Show an artifact as a folder of links to objects, made on request and repaired if it was changed."""
 
 import contextlib
 import fcntl
@@ -14,21 +14,21 @@ from components.store.folder import open_lock
 
 
 def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
-    """Make `folder` the view of `files` (relative path to sha256; names that were checked), unless it is.
+    """Make `folder` the view of `files` (relative path to sha256; names checked), unless it is. Return missing objects.
 
-    Returns the names whose object isn't there.
+    Missing objects are returned as the names of their files.
 
     Raises:
-        TetherError: a link above it leads out of the store, so that its files are not the objects.
+        TetherError: a parent folder is a link out of the store, so that the view's links do not lead to the objects.
     """
-    # Compared whole: a file that was put into the folder, or in a link's place, would be read as the artifact's.
+    # All links are compared: a file added to the folder, or put in a link's place, would be read as the artifact's.
     # Links are relative, so that a home folder can be moved.
     wanted = {name: os.path.relpath(objects / sha, (folder / name).parent) for name, sha in files.items()}
     if _links(folder) != wanted:
         with alone(folder.parent):
-            if _links(folder) != wanted:  # another one may have made it while we waited, and reads it now
+            if _links(folder) != wanted:  # another process may have made it while we waited
                 _link(folder, wanted)
-    # A folder above them may be a link, and the same relative links then lead to other files.
+    # A parent folder may be a link, and the same relative links then lead to other files.
     here = objects.resolve()
     if astray := next((name for name, sha in files.items() if (folder / name).resolve() != here / sha), None):
         raise TetherError(
@@ -40,19 +40,19 @@ def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
 
 
 def _links(folder: Path) -> dict[str, str | None]:
-    """What lies in a view: relative path to where its link points, None for what is no link."""
+    """Return a view's entries: relative path to its link's target, None for what is not a link."""
     if folder.is_symlink():
         return {".": None}
     try:
         paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
         return {path.relative_to(folder).as_posix(): os.readlink(path) if path.is_symlink() else None for path in paths}
-    except FileNotFoundError:  # it is being replaced
+    except FileNotFoundError:  # it is being replaced just now
         return {}
 
 
 @contextlib.contextmanager
 def alone(views: Path) -> Iterator[None]:
-    """While this is held nobody else makes a view, or removes one."""
+    """Prevent others from making or removing views within the block."""
     make_folder(views)
     with open_lock(views.parent / ".views.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
