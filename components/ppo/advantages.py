@@ -1,4 +1,4 @@
-"""Advantages of a batch, by the estimator that the config names. B responses, T tokens."""
+"""Advantages of a batch by the estimator that the config names. B responses, T tokens."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,15 @@ from components.ppo.maths import gae, group_normalised, leave_one_out, masked_va
 
 
 class Advantages(NamedTuple):
-    """What an update learns from, and the unit it is in."""
+    """Advantages and returns of a batch, and the unit in which they are."""
 
     advantages: Tensor
     """(B, T), 0 where the mask is False."""
     returns: Tensor | None
-    """(B, T) what the critic is fitted to; None where there is none."""
+    """(B, T) the critic's targets; None without a critic."""
     unit: float
-    """What whitening divided score and KL by: a KL loss beside these advantages is divided by it too. 1 for `rloo` and
-    `grpo`, which divide no KL."""
+    """The divisor that whitening applied to score and KL. A KL loss added to the policy loss is divided by it too. 1
+    for `rloo` and `grpo`, which do not scale KL."""
 
 
 def estimate_advantages(
@@ -28,20 +28,20 @@ def estimate_advantages(
     config: PpoConfig,
     learned: Tensor | None = None,
 ) -> Advantages:
-    """Advantages from token rewards (B, T), the scores (B,) in them and, where there is a critic, its values (B, T).
+    """Return advantages from token rewards (B, T), the scores (B,) that they include, and a critic's values (B, T).
 
-    Groups of `config.group_size` responses stand together. With R = s - βk the sum of a response's rewards, s its score
-    and k its log π_old / π_ref, a response of group G has the advantage
+    Each `config.group_size` consecutive responses form a group. With R = s - βk the sum of a response's rewards, where
+    s is its score and k its summed log π_old / π_ref, a response of group G has the advantage
 
         rloo    R - mean of the others' R                                     (Ahmadian et al. 2024, section 3.3)
         grpo    (s - mean_G s) / std_G s  -  (βk - mean of the others' βk)    (Shao et al. 2024, 4.1.2, for s alone)
 
-    GRPO divides the score alone. So β is in units of a group's deviation there, and a group whose scores are tied has
-    advantages of size β: the tether pulls, and nothing else does.
+    GRPO divides only the score by the group's deviation. So β is in units of that deviation, and a group whose scores
+    are tied learns from the KL term alone.
 
     Args:
-        learned: (B, T) the tokens of `mask` that a loss is taken of, over which a critic's advantages are whitened;
-            None for all. Groups are compared whole.
+        learned: (B, T) the tokens of `mask` that are in the losses; with a critic, advantages are whitened over these.
+            None for all. Groups are compared as wholes, whatever this is.
     """
     learned = mask if learned is None else learned
     if values is not None:

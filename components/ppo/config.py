@@ -1,4 +1,4 @@
-"""Options of PPO and its KL tether. Importable without torch."""
+"""Options of PPO and its KL penalty. Importable without torch."""
 
 import math
 from typing import Literal, Self
@@ -14,38 +14,39 @@ from components.rollouts.config import RolloutConfig
 from components.training.optim import OptimizerConfig
 
 MINIMUM_REACH = 10.0
-"""An adaptive controller whose coefficient can't change by this factor over the run can't hold a target."""
+"""The smallest allowed factor by which an adaptive β can change over a run. With less it cannot reach a target."""
 
 
 class KLConfig(Settings):
-    """The tether: what holds KL(policy || reference) where the reward can be believed."""
+    """The tether: a penalty on KL(policy || reference) that keeps the policy where the reward can be trusted."""
 
     form: Literal["reward", "k2", "k3"] = "reward"
-    """`reward`: k1 in every token's reward, so that a token answers for the KL of those after it too. `k2`: a loss on
-    KL(policy || reference) in the states visited. `k3`: a loss on KL(reference || policy) there, as in GRPO."""
+    """`reward`: k1 in every token's reward, so that a token's advantage includes the KL of later tokens. `k2`: a loss
+    on KL(policy || reference) in the visited states. `k3`: a loss on KL(reference || policy) there, as in GRPO."""
     control: Literal["fixed", "adaptive"] = "adaptive"
-    """`fixed` keeps the coefficient; `adaptive` moves it until KL is at the target (Ziegler et al. 2019, 2.2)."""
+    """`fixed` keeps the coefficient; `adaptive` moves it until KL is at the target (Ziegler et al. 2019, section
+    2.2)."""
     coefficient: float = Field(0.1, ge=0)
     """β at the start, in units of the SFT responses' score standard deviation per nat; with `advantage: grpo`, of the
     standard deviation of a group's scores per nat."""
     target: float = Field(6.0, gt=0)
-    """KL the adaptive controller aims at, in `unit`."""
+    """The KL that the adaptive controller aims at, in `unit`."""
     unit: Literal["response", "token"] = "response"
     """Whether `target` and `stop_above` are nats per response or nats per token."""
     horizon: float = Field(4.0, gt=0.2)
-    """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` an update, and
-    at a horizon of 0.2 or less could fall to 0 or below."""
+    """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` per update. At
+    0.2 or less it could fall to 0 or below."""
     proportional: float = Field(0.0, ge=0, le=5)
-    """How strongly β also reacts to KL's present distance from the target (`adaptive` only); 0 for not at all. Where KL
-    follows β late, the moves that the horizon adds up would alone swing around the target (Stooke et al. 2020, arXiv
-    2007.03964: the proportional part of a PID controller of a Lagrange multiplier). `coefficient` is then β at the
-    target, and β starts at `coefficient` / exp(`proportional`), since KL starts at 0."""
+    """How strongly β also reacts to KL's current distance from the target (`adaptive` only); 0 for not at all. If KL
+    follows β with a delay, the coefficient alone makes KL oscillate around the target, and this damps it (Stooke et al.
+    2020, arXiv 2007.03964: the proportional part of a PID controller of a Lagrange multiplier). `coefficient` is then β
+    at the target, and β starts at `coefficient` / exp(`proportional`), since KL starts at 0."""
     stop_above: float | None = Field(None, gt=0)
-    """Hard ceiling, in `unit`; null for none. The run stops, as failed, once KL was above it in five batches in a row,
-    or for certain above three times it in one."""
+    """Hard ceiling, in `unit`; null for none. The run stops and fails once KL is above it in five batches in a row, or
+    one batch's KL (the lower end of its 95 % interval) is above three times it."""
     refresh_every: int | None = Field(None, ge=1)
-    """Make the policy the new reference every so many updates; null keeps SFT. Only what β pulls towards is refreshed:
-    the KL that is logged, held under the ceiling and gated stays that to SFT."""
+    """Make the policy the new reference after every so many updates; null keeps SFT. Only the penalty's reference is
+    replaced: the KL that is logged, compared with the ceiling and gated stays the one to SFT."""
 
     @model_validator(mode="after")
     def _ceiling_above_target(self) -> Self:
@@ -63,85 +64,87 @@ class KLConfig(Settings):
         return self
 
     def reach(self, updates: int) -> float:
-        """The factor by which the adaptive coefficient can rise over `updates`."""
+        """Return the largest factor by which the adaptive coefficient can rise over `updates`."""
         return (1 + 0.2 / self.horizon) ** updates if math.log1p(0.2 / self.horizon) * updates < 700 else math.inf
 
 
 class ScoreConfig(EnsembleConfig):
-    """From the reward model's score (shifted and scaled to the SFT responses) to the reward of the last token."""
+    """How the reward model's score, shifted and scaled to the SFT responses, becomes the reward of the last token."""
 
     clip: float = Field(5.0, gt=0)
     """Scaled scores are clipped to ± this, in SFT standard deviations."""
     missing_eos: Literal["replace", "subtract", "keep"] = "replace"
-    """A response without EOS gets the SFT scores' first percentile, loses `missing_eos_penalty`, or keeps its score."""
+    """A response without EOS gets the SFT scores' first percentile (`replace`), loses `missing_eos_penalty`
+    (`subtract`) or keeps its score."""
     missing_eos_penalty: float = Field(1.0, ge=0)
-    """What `subtract` takes off, in SFT standard deviations."""
+    """What `subtract` subtracts, in SFT standard deviations."""
     length_penalty: float = Field(0.0, ge=0)
-    """Taken off per response token, in SFT standard deviations."""
+    """Subtracted per response token, in SFT standard deviations."""
     length_buffer: int | None = Field(None, ge=1)
-    """Where responses grow into the cap: tokens before `generation.max_new_tokens` over which a penalty rises linearly
-    from 0 to `length_buffer_penalty`, the soft overlong punishment of Yu et al. 2025 (DAPO, arXiv 2503.14476, equation
-    13); null for none."""
+    """Number of tokens before the cap `generation.max_new_tokens` over which a penalty rises linearly from 0 to
+    `length_buffer_penalty`: the soft overlong punishment of Yu et al. 2025 (DAPO, arXiv 2503.14476, equation 13). Use
+    it if responses grow into the cap. Null for none."""
     length_buffer_penalty: float = Field(1.0, gt=0)
-    """What `length_buffer` takes off at the cap, in SFT standard deviations."""
+    """What `length_buffer` subtracts at the cap, in SFT standard deviations."""
 
 
 class CriticConfig(Settings):
     """The value function of `advantage: gae` and `sequence`."""
 
     kind: Literal["separate", "shared"] = "separate"
-    """`separate`: a model of its own; `shared`: a linear head on the policy's trunk."""
+    """`separate`: its own model; `shared`: a linear head on the policy's trunk."""
     start: Literal["reward", "sft"] = "reward"
-    """What a separate critic starts as: the reward model, or the SFT policy's trunk with a head of zeros."""
+    """How a separate critic is initialised: from the reward model, or from the SFT policy with a head of zeros."""
     learning_rate: float | None = Field(None, gt=0, le=1)
     """Peak learning rate of a separate critic; null chooses one as for the policy."""
     coefficient: float = Field(0.5, gt=0)
-    """Weight of the value loss beside the policy loss (`shared` only: a separate critic has its own optimiser)."""
+    """Weight of the value loss added to the policy loss (`shared` only: a separate critic has its own optimiser)."""
     warmup: int = Field(0, ge=0)
-    """Updates at the start, counted in `ppo.updates`, in which only the critic learns: for a critic that begins far
-    from the returns, whose errors would otherwise move the policy (Yuan et al. 2025, arXiv 2503.01491,
-    "value-pretraining"). The policy's learning rate begins its schedule after them."""
+    """Number of first updates, counted in `ppo.updates`, in which only the critic learns. Use it if the critic starts
+    far from the returns, since its errors would otherwise move the policy (Yuan et al. 2025, arXiv 2503.01491,
+    "value-pretraining"). The policy's learning-rate schedule begins after them."""
     clip_range: float | None = Field(None, gt=0)
     """Value clipping around the old values, in standard deviations of the returns; null for none."""
 
 
 class ImportanceConfig(Settings):
-    """Truncated importance weights: what corrects an update where the sampler is not quite the policy that trains.
+    """Truncated importance weights, which correct an update if the sampler differs slightly from the trained policy.
 
-    In bfloat16 and behind a server the two give a token other probabilities. Each token of the policy loss, and of a KL
-    loss, is weighed with w = min(π_old / π_sampler, `cap`)."""
+    In bfloat16, and behind a server, the two give a token different probabilities. Each token of the policy loss, and
+    of a KL loss, is weighted by w = min(π_old / π_sampler, `cap`)."""
 
     level: Literal["auto", "off", "token", "sequence"] = "auto"
-    """`token`: a weight a token (Yao et al. 2025). `sequence`: the product over a response, for all of its tokens; its
-    variance grows with the length. `auto`: `token` where a server samples, else `off`. In float32 in this process the
-    sampler's log-probabilities are the policy's, and there is nothing to weigh."""
+    """`token`: one weight per token (Yao et al. 2025). `sequence`: the product of the response's weights, for all of
+    its tokens; its variance grows with the length. `auto`: `token` if a server samples, else `off`. In float32 in this
+    process the sampler's log-probabilities are the policy's, so all weights would be 1."""
     cap: float = Field(2.0, ge=1)
-    """C that weights are cut to (Ionides 2008)."""
+    """C, the largest weight (Ionides 2008)."""
 
 
 class WatchConfig(Settings):
-    """The held-out evaluations while a policy trains, and what they decide. `ppo.evaluate_every` says how often."""
+    """Held-out evaluations during training, and what they decide. `ppo.evaluate_every` sets how often they run."""
 
     prompts: int = Field(96, ge=2)
-    """Prompts of the calibration split, which no gate judges anything on; one response to each."""
+    """Number of prompts from the calibration split, on which no gate judges; one response to each."""
     kl_high: float | None = Field(None, gt=0)
-    """Upper end of the band that KL to SFT should stay in, in `kl.unit`; set it to the threshold of the gate on KL. A
-    checkpoint whose KL's upper end is above it is published only if no evaluated one is inside. When the KL of two
-    batches in a row is certainly above it, the tether is broken: the run stops, and fails. Null: no band."""
+    """Upper end of the band in which KL to SFT should stay, in `kl.unit`; set it to the threshold of the gate on KL. A
+    checkpoint whose KL (the upper end of its interval) is above it is published only if no evaluated one is inside. If
+    the KL of two batches in a row (the lower end of the interval) is above it, the run stops and fails. Null: no
+    band."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row that did not raise the highest score inside the band. Such a stop is
-    not a failure. Null: never. A tethered policy's score levels off long before β does, so this saves time, but hides
-    what the late updates would show."""
+    not a failure. Null: never. The score usually levels off long before β does, so this saves time, but the run then
+    does not show what later updates would do."""
 
 
 class PtxConfig(Settings):
-    """An SFT loss beside the policy loss, so that the policy forgets less of the demonstrations: the term in γ of the
+    """An SFT loss added to the policy loss, so that the policy forgets less of the demonstrations: the γ term in the
     objective of Ouyang et al. 2022 (InstructGPT's PPO-ptx, arXiv 2203.02155, equation 2), here on the SFT data."""
 
     coefficient: float = Field(0.0, ge=0)
     """γ, per nat of the mean loss of a response token of the demonstrations; 0 for none."""
     batch_size: int = Field(32, ge=1)
-    """Demonstrations an optimiser step; overlong ones are left out."""
+    """Demonstrations per optimiser step; overlong ones are left out."""
 
 
 MonitorName = Literal[
@@ -153,15 +156,16 @@ MonitorName = Literal[
 
 
 class MonitorConfig(Settings):
-    """What is watched in every batch, with limits from SFT's own responses (docs/guide/training.md has each alarm)."""
+    """Monitors of every batch, with limits from SFT's own responses (docs/guide/training.md lists the alarms)."""
 
     responses: int | None = Field(256, ge=8)
-    """SFT responses, to prompts of the calibration split, that the limits come from; null for no monitors."""
+    """Number of SFT responses, to prompts of the calibration split, from which the limits are computed; null for no
+    monitors."""
     false_alarms: float = Field(0.01, gt=0, lt=1)
-    """Highest chance that a policy within the monitors' margins of SFT raises any alarm in the whole run."""
+    """Highest probability that a policy within the monitors' margins of SFT raises any alarm in the whole run."""
     stop_on: tuple[MonitorName, ...] = ()
-    """Alarms that stop the run and fail it, as a broken tether does; all others warn. The best checkpoint is published
-    whatever stopped the run."""
+    """Alarms that stop the run and fail it, as KL above the ceiling does; all others warn. The best checkpoint is
+    published whatever stopped the run."""
 
     @model_validator(mode="after")
     def _what_stops_is_watched(self) -> Self:
@@ -177,64 +181,66 @@ class PpoConfig(OptimizerConfig):
     """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""
 
     updates: int = Field(60, ge=1)
-    """Batches of rollouts."""
+    """Number of updates, each on one batch of rollouts."""
     batch_size: int = Field(128, ge=2)
-    """Responses an update, `group_size` to a prompt."""
+    """Responses per update, `group_size` to each prompt."""
     group_size: int = Field(1, ge=1)
-    """Responses a prompt; `rloo` and `grpo` compare them, and need two or more."""
+    """Responses per prompt; `rloo` and `grpo` compare them, and need two or more."""
     minibatch_size: int = Field(64, ge=1)
-    """Responses an optimiser step."""
+    """Responses per optimiser step."""
     micro_batch_size: int = Field(64, ge=1)
-    """Responses a forward pass; gradients accumulate up to `minibatch_size`."""
+    """Responses per forward pass; gradients accumulate up to `minibatch_size`."""
     micro_batch_tokens: int | None = Field(None, ge=1)
-    """Tokens a forward pass (prompts, responses and padding), in place of `micro_batch_size`: where lengths differ, few
-    long sequences or many short ones then take about the same memory. A sequence that exceeds it is computed alone;
-    null counts responses."""
+    """Tokens per forward pass (prompts, responses and padding), instead of `micro_batch_size`. If lengths differ, a few
+    long sequences then take about the same memory as many short ones. A sequence that exceeds it is computed alone.
+    Null: use `micro_batch_size`."""
     epochs: int = Field(2, ge=1)
     """Passes over each batch; more than 4 warns."""
     advantage: Literal["gae", "sequence", "rloo", "grpo"] = "gae"
-    """What an action is compared with. `gae`: the critic's value of its state, token by token. The rest give a response
-    one advantage: its return less the critic's value of the prompt (`sequence`), less the mean return of the prompt's
-    other responses (`rloo`), or its score less its group's mean and over its group's deviation, with KL undivided
-    (`grpo`). The last two have no critic. `grpo` alone does not lead to π_ref exp(score / β): see docs/decisions.md."""
+    """The advantage estimator. `gae`: token by token, from the critic's values. The others give a response one
+    advantage: its return minus the critic's value of the prompt (`sequence`), minus the mean return of the prompt's
+    other responses (`rloo`), or its score minus its group's mean, divided by its group's deviation, with KL not divided
+    (`grpo`). `rloo` and `grpo` have no critic. Only `grpo` does not converge to π_ref exp(score / β): see
+    docs/decisions/learning.md."""
     clip_range: float = Field(0.2, gt=0, lt=1)
     """ε of the clipped policy loss."""
     clip_range_high: float | None = Field(None, gt=0)
-    """ε for ratios above 1, where it differs from the one below: a larger one lets unlikely tokens gain more, against a
-    fall of entropy (Yu et al. 2025, DAPO's clip-higher, arXiv 2503.14476, equation 10, with 0.2 and 0.28); null takes
-    `clip_range`."""
+    """ε for ratios above 1; null takes `clip_range`. A larger one lets unlikely tokens gain more, which counters a fall
+    of entropy (Yu et al. 2025, DAPO's clip-higher, arXiv 2503.14476, equation 10, with 0.2 and 0.28)."""
     dual_clip: float | None = Field(None, gt=1)
-    """c of the dual clip: the policy loss of a token of negative advantage A stays at most -c A, however large its
-    ratio, and beyond gives no gradient (Ye et al. 2020, arXiv 1912.09729, equation 5, with 3); null for none. For runs
-    whose `ppo/ratio_max` shows a few tokens far above 1."""
+    """c of the dual clip: the policy loss of a token with negative advantage A is at most -c A, however large its
+    ratio, and has no gradient beyond that (Ye et al. 2020, arXiv 1912.09729, equation 5, with 3); null for none. Use it
+    if `ppo/ratio_max` shows a few tokens far above 1."""
     aggregation: Literal["token", "sequence", "cap"] = "token"
     """How the losses of a minibatch's tokens become one number. `token`: their mean, so that a long response weighs
     more (Yu et al. 2025, equation 12). `sequence`: the mean of the responses' means, so that a token of a long response
     weighs less (GRPO: Shao et al. 2024, equation 3). `cap`: their sum over responses times
     `generation.max_new_tokens`, so that every token weighs the same in every minibatch (Liu et al. 2025, Dr. GRPO,
-    arXiv 2503.20783, section 3.2). It holds for policy, KL, entropy and value loss alike."""
+    arXiv 2503.20783, section 3.2). Applies to policy, KL, entropy and value loss alike."""
     mask_truncated: bool = False
-    """Leave responses that met the cap without EOS out of all losses: their reward is that of a text cut short (Yu et
-    al. 2025, overlong filtering, arXiv 2503.14476, section 3.4). They still count in a group's mean."""
+    """Leave responses that reached the cap without EOS out of all losses, since their reward is that of a truncated
+    text (Yu et al. 2025, overlong filtering, arXiv 2503.14476, section 3.4). They still count in a group's mean."""
     mask_tied_groups: bool = False
-    """Leave groups whose scores are all equal out of the loss (`rloo` and `grpo` only): they rank nothing, and only
-    pull at the tether and shrink the mean (Yu et al. 2025, dynamic sampling, arXiv 2503.14476, equation 11, without its
-    drawing of other prompts in their place)."""
+    """Leave groups whose scores are all equal out of the losses (`rloo` and `grpo` only): they rank nothing, so only
+    their KL would be learned from, and they shrink the mean loss (Yu et al. 2025, dynamic sampling, arXiv 2503.14476,
+    equation 11, but without drawing other prompts to replace them)."""
     ema: float | None = Field(None, gt=0, lt=1)
-    """Decay per update of an exponential moving average of the policy's weights. The average is evaluated and published
-    in place of the last policy, which swings from update to update (Polyak and Juditsky 1992; Ramé et al. 2024, WARP,
-    arXiv 2406.16768, section 3.1). Rollouts and β are the training policy's own. A LoRA adapter's factors are averaged.
-    Null for none."""
+    """Decay per update of an exponential moving average of the policy's weights; null for none. The average is
+    evaluated and published instead of the last policy, which fluctuates from update to update (Polyak and Juditsky
+    1992; the average is also WARP's, Ramé et al. 2024, arXiv 2406.16768, section 3.1, as the KL reference). Rollouts
+    and β are those of the training policy. For a LoRA adapter the factors are averaged."""
     ptx: PtxConfig = PtxConfig()
-    """An SFT loss beside the policy loss."""
+    """An SFT loss added to the policy loss."""
     discount: float = Field(1.0, gt=0, le=1)
-    """γ of the returns (`gae` only: an advantage of a whole response has none)."""
+    """γ of the returns (`gae` only: the advantage of a whole response is not discounted)."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
-    """λ of generalised advantage estimation (`gae` only: another value than the default is refused elsewhere)."""
+    """λ of generalised advantage estimation (`gae` only: with other estimators any value but the default is
+    refused)."""
     entropy_coefficient: float = Field(0.0, ge=0)
-    """Weight of the entropy bonus, per nat per token."""
+    """Weight of the entropy bonus, per nat of a token's entropy."""
     stop_epochs_above: float | None = Field(0.1, gt=0)
-    """Skip the rest of an update once a minibatch's approximate KL to the old policy exceeds this, nats per token."""
+    """Skip the rest of an update once a minibatch's approximate KL to the old policy exceeds this, in nats per token;
+    null: never."""
     kl: KLConfig = KLConfig()
     """The tether to the SFT policy."""
     score: ScoreConfig = ScoreConfig()
@@ -245,43 +251,44 @@ class PpoConfig(OptimizerConfig):
     sum of their scores, each shifted and scaled to SFT responses and weighted. Null: the pipeline's own reward model
     alone."""
     rules: RulesConfig | None = None
-    """The team's own policy, whose violations are counted in responses; the gate `ppo.rule_violations_excess` compares
-    the policy with SFT. They are no reward. Null: none."""
+    """The team's own rules. Their violations in responses are counted, and the gate `ppo.rule_violations_excess`
+    compares the policy with SFT. They are not part of the reward. Null: none."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
     rollout: RolloutConfig = RolloutConfig()
     """Where rollouts are sampled."""
     importance: ImportanceConfig = ImportanceConfig()
-    """Weights for a sampler that is not quite the policy."""
+    """Weights that correct for a sampler that differs slightly from the policy."""
     lora: AdapterConfig | None = None
-    """Policy, reference, critic and reward model share one frozen backbone, the policy a LoRA adapter of this shape
-    (critic and reward model: of `reward.lora`'s, which must be set too); null trains whole models."""
+    """Train a LoRA adapter of this shape as the policy. Policy, reference, critic and reward model then share one
+    frozen backbone, and critic and reward model are adapters of `reward.lora`'s shape, which must be set too. Null
+    trains whole models."""
     evaluate: int = Field(512, ge=2)
-    """Held-out prompts of the final evaluation. Fewer than 256 are for trials: intervals are wide, and the gate
-    `ppo.evaluated` says so."""
+    """Number of held-out prompts in the final evaluation. Fewer than 256 are for trials only: intervals are wide, and
+    the gate `ppo.evaluated` fails."""
     evaluate_every: int | None = Field(4, ge=1)
-    """Updates between evaluations on prompts of the calibration split; the best checkpoint that they find is published.
-    Null: no evaluation, and the last policy is published."""
+    """Updates between evaluations on prompts of the calibration split. The best checkpoint that they find is published.
+    Null: no such evaluations, and the last policy is published."""
     watch: WatchConfig = WatchConfig()
-    """These evaluations."""
+    """What the evaluations of `evaluate_every` use and decide."""
     monitors: MonitorConfig = MonitorConfig()
-    """What is watched in every batch."""
+    """Monitors of every batch."""
     stop_early: bool = True
-    """Whether a run ends before its last update where its tether breaks (`kl.stop_above`, `watch.kl_high`), an alarm of
-    `monitors.stop_on` is raised or `watch.patience` ends. False switches every stop off; a broken tether, and such an
-    alarm, fail the gate `ppo.stopped` all the same."""
+    """Whether a run ends before its last update if KL is too high (`kl.stop_above`, `watch.kl_high`), an alarm of
+    `monitors.stop_on` is raised, or `watch.patience` is used up. False switches every stop off; too high a KL, and such
+    an alarm, still fail the gate `ppo.stopped`."""
     evaluate_temperature: float | None = Field(None, ge=0)
-    """Temperature of the final evaluation's responses, for a model that will be used at another temperature than it
-    trains at; 0 is greedy. KL and entropy are still measured at `generation.temperature`, on further responses, since β
-    holds KL only there. Null uses that temperature for everything."""
+    """Temperature of the final evaluation's responses, for a model that will be used at a different temperature than
+    that of training; 0 is greedy. KL and entropy are still measured at `generation.temperature`, on further responses,
+    since training controls KL only there. Null uses that temperature for everything."""
     best_of: int | None = Field(None, ge=2)
-    """Also evaluate, as a baseline, the best-scored of so many SFT responses to each held-out prompt; null for none."""
+    """Also evaluate a baseline: the best-scored of this many SFT responses to each held-out prompt; null for none."""
     sample_every: int = Field(20, ge=1)
     """Updates between entries of the table of samples."""
     checkpoint_every: int = unkeyed(10, ge=1)
     """Updates between checkpoints."""
     checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
-    """Minutes between checkpoints, where they pass before so many updates; null for updates alone."""
+    """Also write a checkpoint when this many minutes have passed since the last one; null: count only updates."""
 
     @model_validator(mode="after")
     def _band_holds_the_target(self) -> Self:
@@ -342,12 +349,12 @@ class PpoConfig(OptimizerConfig):
 
     @property
     def micro_batch(self) -> tuple[int, int | None]:
-        """Most responses of a forward pass, and most tokens: where those are given, they alone count."""
+        """Return the most responses and the most tokens of a forward pass. If tokens are given, only they count."""
         return self.micro_batch_size, self.micro_batch_tokens
 
     @property
     def importance_level(self) -> Literal["token", "sequence"] | None:
-        """The level of the importance weights; None for none."""
+        """Return the level of the importance weights; None for none."""
         level = self.importance.level
         if level == "auto":
             return "token" if self.rollout.by_server else None
@@ -355,12 +362,12 @@ class PpoConfig(OptimizerConfig):
 
     @property
     def has_critic(self) -> bool:
-        """Whether a value function is trained."""
+        """Return whether a value function is trained."""
         return self.advantage in ("gae", "sequence")
 
 
 class PpoJob(Settings):
-    """All that the stage's output depends on, beside its inputs."""
+    """Everything except the inputs on which the stage's output depends."""
 
     seed: int
     runtime: Runtime

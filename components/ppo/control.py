@@ -1,4 +1,4 @@
-"""What sets the KL coefficient β from update to update."""
+"""The controller of the KL coefficient β, and the KL ceiling."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -6,33 +6,33 @@ from dataclasses import asdict, dataclass
 from components.ppo.config import KLConfig
 
 WINDOW = 5
-"""Batches of the window that the ceiling is judged over."""
+"""Number of batches in the window over which the ceiling is judged."""
 FAR = 3.0
-"""A batch whose interval lies above this many ceilings needs no window."""
+"""A batch whose interval lies above this many times the ceiling stops the run at once."""
 
 
 @dataclass
 class KLController:
-    """β, fixed or adaptive, and the ceiling."""
+    """A fixed or adaptive β, and the count of batches above the ceiling."""
 
     config: KLConfig
     coefficient: float
-    """β as far as the horizon's moves made it; all of it where nothing is proportional."""
+    """c in the formula of `update`; equal to β if `proportional` is 0."""
     holding: bool
-    """Adaptive only: KL has not yet reached half the target, and the coefficient waits."""
+    """Adaptive only: KL has not yet reached half the target, so the coefficient stays."""
     error: float = -1.0
-    """KL / target - 1, the mean of the last batch's and of what stood here before; a policy starts at KL 0."""
+    """m in the formula of `update`, a moving average of KL / target - 1; -1 at the start, where KL is 0."""
     above: int = 0
-    """How many batches in a row, the last one included, were above the ceiling."""
+    """How many of the latest batches in a row were above the ceiling."""
 
     @classmethod
     def start(cls, config: KLConfig) -> "KLController":
-        """The controller before the first update."""
+        """Return the controller before the first update."""
         return cls(config, config.coefficient, config.control == "adaptive")
 
     @property
     def beta(self) -> float:
-        """The coefficient of the next update."""
+        """Return β of the next update."""
         gain = self.config.proportional if self.config.control == "adaptive" else 0.0
         return self.coefficient * math.exp(gain * min(max(self.error, -1.0), 1.0))
 
@@ -43,11 +43,11 @@ class KLController:
 
             c ← c (1 + clip(e, ±0.2) / horizon),    β = c exp(proportional clip(m, ±1)),    m ← (m + e) / 2.
 
-        c holds until KL first reaches half the target, since a policy that starts at the reference has KL 0, and would
-        only be pushed off its tether. By default `proportional` is 0 and β is c. Where KL follows β late, c alone
-        swings around the target, the more the smaller the horizon; the second factor damps that (Stooke et al. 2020,
-        arXiv 2007.03964, section 5: the proportional part of a PID controller of the multiplier; here of its logarithm,
-        and of a mean in which each batch weighs half of the one after it, since single batches swing).
+        c stays until KL first reaches half the target: a policy that starts at the reference has KL 0, and c would fall
+        all that time. By default `proportional` is 0 and β is c. If KL follows β with a delay, c alone makes KL
+        oscillate around the target, more so with a smaller horizon. The second factor damps this (Stooke et al. 2020,
+        arXiv 2007.03964, section 5: the proportional part of a PID controller of the multiplier). Here it acts on log β
+        and on a moving average in which each batch weighs half as much as the next, since single batches are noisy.
         """
         if self.config.control == "fixed":
             return
@@ -58,14 +58,13 @@ class KLController:
             self.coefficient *= 1 + min(max(error, -0.2), 0.2) / self.config.horizon
 
     def stops(self, kl: float, low: float) -> bool:
-        """Count a batch with mean KL `kl`, whose interval begins at `low`; whether the run stops (unit of the config).
+        """Count a batch with mean KL `kl` and lower interval end `low`, in the config's unit; return whether to stop.
 
-        Single batches swing (2.57, 5.63, 1.63 in a healthy demo), so the ceiling is judged over the last `WINDOW` = 5
-        batches. The lower end of their median's interval is the smallest of them: if the median is at the ceiling or
-        below, all five are above it with probability 2^-5 = 3.1 % at most, whatever the tails and the trend (the sign
-        test; a t interval would take a runaway's own growth for noise). The run stops where that lower end is above the
-        ceiling. So a policy that stays above it is stopped at its fifth update there. One far beyond is stopped at
-        once: where a single batch's interval over its prompts lies above `FAR` = 3 ceilings.
+        Single batches are noisy (2.57, 5.63, 1.63 in a healthy demo), so the run stops only if all of the last
+        `WINDOW` = 5 batches are above the ceiling. This is a sign test: if the median KL is at most the ceiling, it
+        happens with probability at most 2^-5 = 3.1 %, whatever the distribution. A t interval would count the growth of
+        a diverging KL as noise. A policy that stays above the ceiling is thus stopped at its fifth update there. A
+        policy far above it is stopped at once, if one batch's `low` is above `FAR` = 3 times the ceiling.
         """
         ceiling = self.config.stop_above
         if ceiling is None:
@@ -74,5 +73,5 @@ class KLController:
         return self.above >= WINDOW or low > FAR * ceiling
 
     def state(self) -> dict[str, float]:
-        """All that it remembers, for a checkpoint."""
+        """Return its state for a checkpoint."""
         return {name: value for name, value in asdict(self).items() if name != "config"}

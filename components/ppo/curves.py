@@ -1,4 +1,4 @@
-"""What only the whole of a training's curves shows: final metrics for gates that warn."""
+"""Final metrics from the curves of the whole training, for gates that warn."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,18 +7,18 @@ from components.ppo.config import KLConfig
 from components.stats.series import series_mean, series_rise
 
 FEWEST = 5
-"""Updates that a window must hold; with fewer its metrics are left out."""
+"""The fewest updates in a window; with fewer its metrics are left out."""
 LEVEL_KL = 1.0
-"""KL counts as level where it does not certainly rise, and certainly rises by less than this share of its mean."""
+"""KL counts as level if the interval of its rise begins at or below 0 and ends at or below this times the mean KL."""
 
 Row = Mapping[str, float]
 
 
 def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
-    """Metrics of the rows of `history.jsonl`, one an update, in order.
+    """Return metrics from the rows of `history.jsonl`, one row per update, in order.
 
-    `ppo/ratio_max` and `ppo/clip_fraction_max` are the largest of any update; for the rest see `unsettled_tether` and
-    `unpaid_reward`.
+    `ppo/ratio_max` and `ppo/clip_fraction_max` are the largest of all updates. For the others see `uniform_scores`,
+    `unsettled_tether` and `unpaid_reward`.
     """
     largest = {f"ppo/{new}": max(row[f"ppo/{old}"] for row in history)
                for new, old in (("ratio_max", "ratio_max"), ("clip_fraction_max", "clip_fraction"))}  # fmt: skip
@@ -26,11 +26,11 @@ def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
 
 
 def uniform_scores(history: Sequence[Row]) -> dict[str, float]:
-    """How well the scores told rollouts apart, in the worst update.
+    """Measure how well the scores distinguished rollouts, in the worst update.
 
-    `ppo/replaced_max`: the largest share of responses whose score the missing-EOS score replaced, which then says
-    nothing of them (absent where `ppo.score.missing_eos` is not replace). `ppo/score_spread_min`: the smallest standard
-    deviation of the rewarded scores, in SFT deviations; at 0 nothing can be learnt from them.
+    `ppo/replaced_max`: the largest share of responses whose score was replaced for a missing EOS and so says nothing
+    about them (absent if `ppo.score.missing_eos` is not `replace`). `ppo/score_spread_min`: the smallest standard
+    deviation of the rewarded scores, in SFT deviations; at 0 nothing can be learned from them.
     """
     replaced = [row["ppo/replaced"] for row in history if "ppo/replaced" in row]
     spreads = [row["ppo/score_spread"] for row in history if "ppo/score_spread" in row]
@@ -39,12 +39,12 @@ def uniform_scores(history: Sequence[Row]) -> dict[str, float]:
 
 
 def unsettled_tether(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
-    """Whether the run ended with KL below its target while β still moved: over the last third of the updates.
+    """Measure whether KL was below its target and β still moved in the last third of the updates.
 
     `ppo/late_kl` (with `_high`): mean KL there, in `config.unit`. `ppo/late_log_beta_rise`: change of log β.
-    `ppo/beta_drift_below_target`: how far log β certainly moved, where KL was certainly below the target; else 0. The
-    change is the sum of β's steps, and its interval that of their mean: log β adds up the controller's errors, so a
-    line through it would take chance for a trend. A fixed β does not move.
+    `ppo/beta_drift_below_target`: the smaller end, in size, of the interval of that change if the interval of KL is
+    below the target, else 0. The interval of the change is that of the mean step of log β: log β sums the controller's
+    errors, so a line fitted to it would take chance for a trend. A fixed β does not move.
     """
     late = history[-(len(history) // 3) :]
     if len(history) // 3 < FEWEST:
@@ -63,11 +63,12 @@ def unsettled_tether(history: Sequence[Row], config: KLConfig) -> dict[str, floa
 
 
 def unpaid_reward(history: Sequence[Row]) -> dict[str, float]:
-    """Whether proxy reward climbed while KL did not: over the last two thirds of the updates, when KL has risen from 0.
+    """Measure whether proxy reward rose while KL did not, over the last two thirds of the updates.
 
-    `ppo/late_proxy_rise_low`: lower end of the rise of proxy reward along its line, SFT deviations.
-    `ppo/late_kl_rise_high`: upper end of KL's, nats a response. `ppo/proxy_rise_at_level_kl`: the first, where it is
-    above 0 and KL is level (its lower end at most 0, its upper end at most `LEVEL_KL` of the mean KL); else 0.
+    The first third is left out, since KL rises from 0 there. Rises are those of a least-squares line.
+    `ppo/late_proxy_rise_low`: lower end of the rise of proxy reward, in SFT deviations. `ppo/late_kl_rise_high`: upper
+    end of the rise of KL, in nats per response. `ppo/proxy_rise_at_level_kl`: `late_proxy_rise_low` if it is above 0
+    and KL is level (its lower end at most 0, its upper end at most `LEVEL_KL` times the mean KL); else 0.
     """
     late = history[-(2 * len(history) // 3) :]
     if 2 * len(history) // 3 < FEWEST:

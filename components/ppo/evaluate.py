@@ -1,4 +1,4 @@
-"""The policy against the SFT policy on held-out prompts: what the gates judge."""
+"""Compare the policy with the SFT policy on held-out prompts; the gates judge these metrics."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,34 +31,34 @@ from components.stats.intervals import (
 
 
 class Answered(NamedTuple):
-    """A response with its scores, KL to SFT (summed k1, nats) and texture."""
+    """A response with its scores, its KL to SFT (k1 summed over its tokens, nats) and its text measures."""
 
     response: str
     """As `visible_text` shows it, special tokens included."""
     score: float
-    """The reward model's, shifted and scaled and nothing else: what is judged."""
+    """The reward model's score, only shifted and scaled: the one that gates judge."""
     reward: float
-    """The score as training rewards it: clipped, a missing EOS and the length counted."""
+    """The score as training rewards it: clipped, and with the penalties for a missing EOS and for length."""
     kl: float
     tokens: int
     entropy: float
-    """Mean over its tokens, nats."""
+    """Mean entropy of the policy over its tokens, nats."""
     ended: bool
     special_tokens: int
-    """How many it holds, the final EOS not counted."""
+    """Number of special tokens in it, without the final EOS."""
     repetition: float
     echo: float
     truth: dict[str, float]
-    """`task_scores`: none on people's data."""
+    """The built-in task's true scores (`task_scores`); empty on other data."""
     rewards: dict[str, float] = {}  # noqa: RUF012 (never changed)
-    """Scaled score of each source of `ppo.rewards`, by name; judges' too where they are asked."""
+    """Scaled score from each source of `ppo.rewards`, by name; with those of judges if they were asked."""
     judge: float | None = None
-    """The independent judge's score, shifted and scaled by its own SFT scores; None where none is asked."""
+    """The independent judge's score, shifted and scaled by its own SFT scores; None if it was not asked."""
     rules: dict[str, float] = {}  # noqa: RUF012 (never changed)
-    """`Rules.count`: empty without `ppo.rules`, and where only training looks."""
+    """Violations by rule (`Rules.count`); empty without `ppo.rules`, and in evaluations during training."""
 
     def row(self) -> dict[str, object]:
-        """As one JSON object."""
+        """Return the response as one JSON object."""
         own = {name: value for name, value in self._asdict().items() if name not in ("truth", "rewards", "rules")}
         if self.judge is None:
             del own["judge"]
@@ -67,9 +67,10 @@ class Answered(NamedTuple):
 
 
 def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
-    """Sample a response of each policy to held-out prompts; write `evaluation.jsonl`, return the stage's metrics.
+    """Sample a response of each policy to held-out prompts, write `evaluation.jsonl`, and return the stage's metrics.
 
-    If `evaluate_temperature` differs from the temperature of training, KL and entropy are of further responses.
+    If `evaluate_temperature` differs from the temperature of training, KL and entropy are measured on further
+    responses at that of training.
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
     policy, drawn = _answers(models, models.policy, prompts, job, data, judging=True, judged=True)
@@ -121,15 +122,16 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
 def _above(
     policy: Sequence[Mapping[str, float]], sft: Sequence[Mapping[str, float]], clusters: Sequence[str], name: str
 ) -> Interval:
-    """Mean of `name` of the policy's responses less SFT's to the same prompts, with its interval."""
+    """Return the mean difference in `name` between the policy's and SFT's responses to the same prompts, with
+    interval."""
     return paired_gain([a[name] for a in policy], [b[name] for b in sft], clusters)
 
 
 def evaluate_last(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
-    """What the last policy has, on the prompts of `evaluate`, where an earlier checkpoint is published.
+    """Evaluate the last policy on the prompts of `evaluate`, if an earlier checkpoint is published.
 
     Writes `last.jsonl`. The metrics are called `ppo/last_kl`, `ppo/last_proxy_reward` and so on; no gate judges them.
-    Of the judges it asks Tether's own alone, for `ppo/last_judge_gain`.
+    The only judge that is asked is the one that Tether trained, for `ppo/last_judge_gain`.
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
     rows, drawn = _answers(models, models.policy, prompts, job, data, judged=True)
@@ -152,7 +154,7 @@ def _answers(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, judging: bool = False,
     judged: bool = False,
 ) -> tuple[list[Answered], list[Answered]]:  # fmt: skip
-    """Responses of `model` at the temperature of the evaluation, and those that it is drawn from as it trains."""
+    """Return responses of `model` at the evaluation's temperature, and at the temperature of training."""
     at = job.ppo.evaluate_temperature
     if at is None or at == job.generation.temperature:
         drawn = respond(models, model, prompts, job, data, judging=judging, judged=judged)
@@ -162,14 +164,14 @@ def _answers(
 
 
 def _kl(rows: Sequence[Answered], clusters: Sequence[str], name: str) -> dict[str, float]:
-    """KL to SFT, nats a response and a token."""
+    """Return KL to SFT in nats per response and nats per token, with intervals."""
     a_response = clustered_mean([r.kl for r in rows], clusters)
     a_token = clustered_ratio([r.kl for r in rows], [r.tokens for r in rows], clusters)
     return a_response.metrics(name) | a_token.metrics(f"{name}_per_token")
 
 
 def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
-    """What gates judge of the responses one by one, each with the ends of its interval."""
+    """Return the metrics that are means over single responses, each with the ends of its interval."""
 
     def share(values: Iterable[float]) -> Interval:
         return clustered_proportion(list(values), clusters)
@@ -194,9 +196,10 @@ def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Seque
 def _by_source(
     models: Models, policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]
 ) -> dict[str, float]:
-    """Each source's gain over SFT with its interval (in standard deviations of its SFT scores), and how they agree.
+    """Return each source's gain over SFT with its interval (in SDs of its SFT scores), and the sources' agreement.
 
-    `ppo/judge_gain` is that of the judge with the lowest lower end: every judge has to say that the policy gained.
+    `ppo/judge_gain` is that of the judge with the lowest lower end, so that its gate passes only if every judge finds
+    a gain.
     """
     metrics: dict[str, float] = {}
     judged: list[Interval] = []
@@ -217,17 +220,17 @@ def _by_source(
 
 
 TRAINED = "trained"
-"""What the judge of `data.judge_preferences` is called in metrics."""
+"""The name of the judge of `data.judge_preferences` in metrics."""
 
 
 def judge_gain(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> Interval:
-    """The independent judge's mean gain of the policy over SFT on the same prompts, with its interval."""
+    """Return the policy's mean gain over SFT on the same prompts by the independent judge, with its interval."""
     mine, its = ([row.judge for row in rows if row.judge is not None] for rows in (policy, sft))
     return paired_gain(mine, its, clusters)
 
 
 def _diversity(policy: Sequence[Answered], sft: Sequence[Answered], prompts: Sequence[str]) -> dict[str, float]:
-    """How much the responses differ from each other, against as many of SFT's: 1 is nothing lost."""
+    """Return the diversity of the responses relative to that of as many SFT responses; 1 means that none is lost."""
     metrics: dict[str, float] = {}
     for name, ratio, measure in (
         ("distinct_4", "distinct_ratio", distinct_ngrams),
@@ -244,26 +247,26 @@ def _diversity(policy: Sequence[Answered], sft: Sequence[Answered], prompts: Seq
 
 
 def _entropy(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
-    """Entropy of a token of the policy, nats, against SFT's."""
+    """Return the policy's mean entropy per token in nats, and relative to SFT's."""
     mine, its = ([r.entropy for r in rows] for rows in (policy, sft))
     ratio = clustered_ratio(mine, its, clusters).metrics("ppo/entropy_ratio")
     return {"ppo/entropy": _mean(mine), "ppo/sft_entropy": _mean(its), **ratio}
 
 
 def kl_at_1(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path) -> float:
-    """KL of the two models at temperature 1, nats a response: E[Σ_t log π_1(a_t|s_t) - log π_ref,1(a_t|s_t)], a ~ π_1.
+    """Return KL at temperature 1 in nats per response: E[Σ_t log π_1(a_t|s_t) - log π_ref,1(a_t|s_t)], a ~ π_1.
 
-    Of responses drawn at 1 for it. Those of another temperature T would need the weights Π_t π_1 / π_T, whose variance
-    grows exponentially with the length.
+    It samples responses at temperature 1 for this. Responses of another temperature T would need the importance weights
+    Π_t π_1 / π_T, whose variance grows exponentially with the length.
     """
     plain = job.model_copy(update={"generation": job.generation.model_copy(update={"temperature": 1.0})})
     return _mean(row.kl for row in respond(models, models.policy, prompts, plain, data, stream="temperature 1"))
 
 
 def best_of(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, n: int) -> dict[str, float]:
-    """The baseline that trains nothing: of `n` SFT responses to each prompt, the one with the highest judged score.
+    """Evaluate the best-of-n baseline: of `n` SFT responses to each prompt, take the one with the highest score.
 
-    Its KL to SFT is at most log n - (n - 1) / n nats a response (Stiennon et al. 2020, G.3; Beirami et al. 2024).
+    Its KL to SFT is at most log n - (n - 1) / n nats per response (Stiennon et al. 2020, G.3; Beirami et al. 2024).
     """
     rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, stream="best of n")
     best = [max(rows[i : i + n], key=lambda row: row.score) for i in range(0, len(rows), n)]
@@ -283,13 +286,13 @@ def respond(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation",
     judging: bool = False, temperature: float | None = None, judged: bool = False,
 ) -> list[Answered]:  # fmt: skip
-    """One response of `model` to each prompt. Two models that share a `stream` share its random numbers.
+    """Sample and score one response of `model` to each prompt. Models with the same `stream` get the same randomness.
 
     Args:
-        judging: the sources of `ppo.rewards` that only judge score them too.
-        temperature: of sampling, 0 for greedy; None is the job's. What is measured of a response is of the job's: where
-            they differ, `kl` is a log-ratio and no KL.
-        judged: the independent judge scores them, where there is one.
+        judging: also ask the sources of `ppo.rewards` that only judge.
+        temperature: of sampling, 0 for greedy; None takes the job's. Log-probabilities are always at the job's
+            temperature; if the two differ, `kl` is a log-ratio but not an estimate of KL.
+        judged: also ask the independent judge, if there is one.
     """
     drawn = {} if temperature is None else {"temperature": temperature}
     generation, rows = job.generation.model_copy(update=drawn), list[Answered]()
@@ -305,7 +308,7 @@ def respond(
         cap = job.generation.max_new_tokens
         rewards = rewarded_scores(raw, samples, models.scale, job.ppo.score, cap)
         lengths, special = samples.response_lengths, samples.special_tokens(models.tokenizer)
-        entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # a batch at a time, for a GPU's sake
+        entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # one transfer per batch
         of_judge = [None] * len(texts) if "judge_scores" not in found else _scaled(models, found["judge_scores"])
         score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()
         for i, (prompt, text) in enumerate(zip(batch, texts, strict=True)):
@@ -321,13 +324,13 @@ def respond(
 
 
 def _scaled(models: Models, raw: torch.Tensor) -> list[float | None]:
-    """The judge's raw scores (B,) in standard deviations of its own SFT scores."""
+    """Return the judge's raw scores (B,) in standard deviations of its own SFT scores."""
     assert models.judge_scale is not None
     return list(models.judge_scale(raw).tolist())
 
 
 def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[list[str], torch.Tensor]:
-    """A response of the SFT policy to each prompt, as text, and the pipeline's own raw scores (n,) of them."""
+    """Sample an SFT response to each prompt; return the texts and the pipeline's own raw scores (n,) of them."""
     texts, raw = list[str](), list[torch.Tensor]()
     for _, samples, found in sampled_batches(models, models.sft, prompts, job, "scales of rewards"):
         raw.append(found["raw_scores"])
@@ -336,9 +339,9 @@ def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[
 
 
 def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:
-    """Perplexity of held-out demonstrations under the policy over that under SFT: 1 is nothing lost.
+    """Return the perplexity of held-out demonstrations under the policy divided by that under SFT; 1 means no loss.
 
-    Of overlong ones the part within the cap: what neither model was taught to end can still be forgotten.
+    Overlong demonstrations count up to the cap: their text can be forgotten, though neither model learned their end.
     """
     rows = read_split(data / "demonstrations.heldout")
     examples = choose_demonstrations(models.tokenizer, rows, job.generation, "cut", job.ppo.evaluate).examples

@@ -1,4 +1,4 @@
-"""From sampled responses to what one update learns from: scores, rewards, advantages, and the checks on the way."""
+"""Turn sampled responses into the data of an update: scores, rewards and advantages, with checks."""
 
 import functools
 import math
@@ -35,49 +35,51 @@ from components.stats.intervals import clustered_mean, clustered_ratio
 from components.training.loop import read, torch_seed
 
 SAMPLER_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01}
-"""Agreement of the sampler's log-probs with the training path's at temperature 1: in float32 the largest difference; in
-bfloat16, where the sampler's are not used, the mean KL between the two (k3) in nats per token. (Rounding alone makes
-the mean |difference| 0.05 for a model of 135 M, in either direction: a KL of 0.003; another prompt makes it whole nats.
-In float32 its standard deviation is 7.7e-6 a token there, a thirteenth of what is allowed.)"""
+"""Largest allowed disagreement of the sampler's and the training path's log-probabilities at temperature 1.
+
+In float32: the largest absolute difference. Its standard deviation is 7.7e-6 per token for a model of 135 M, a
+thirteenth of the limit. In bfloat16, where the sampler's log-probabilities are not used: the mean KL between the two
+(k3) in nats per token. Rounding gives such a model a mean |difference| of 0.05, in either direction, which is a KL of
+0.003; a wrong prompt gives several nats."""
 
 
 @dataclass(frozen=True)
 class Experience:
-    """A batch of responses and all that is fixed about them. B responses, T tokens."""
+    """A batch of responses with everything that stays fixed during its update. B responses, T tokens."""
 
     samples: Samples
     logprobs: Tensor
     """(B, T) log π_old."""
     values: Tensor | None
-    """(B, T) the critic's values before the update; None where there is no critic."""
+    """(B, T) the critic's values before the update; None without a critic."""
     scores: Tensor
-    """(B,) scores as rewarded: scaled, clipped, missing EOS and length counted."""
+    """(B,) scores as rewarded: scaled, clipped, and with the penalties for a missing EOS and for length."""
     judged: Tensor
-    """(B,) scores as judged: shifted and scaled, nothing else."""
+    """(B,) scores as judged: only shifted and scaled."""
     advantages: Tensor
     """(B, T), 0 where the mask is False."""
     returns: Tensor | None
-    """(B, T) what the critic is fitted to; None where there is no critic."""
+    """(B, T) the critic's targets; None without a critic."""
     value_clip: float | None
-    """How far from the old values the value loss clips, in the unit of the returns; None where it doesn't."""
+    """Width of value clipping around the old values, in the unit of the returns; None without value clipping."""
     reference: Tensor
     """(B, T) log π_ref."""
     kl_weight: float
-    """Weight of the KL loss beside the policy loss on these advantages; 0 where KL is in the reward."""
+    """Weight of the KL loss added to the policy loss, for these advantages; 0 if KL is in the reward."""
     metrics: dict[str, float]
-    """What is known of the batch before the update."""
+    """Metrics of the batch before the update."""
     sft: Tensor | None = None
-    """(B, T) log π_SFT; None only where an experience was made by hand."""
+    """(B, T) log π_SFT; None only in an experience that was made by hand."""
     importance: Tensor | None = None
-    """(B, T) truncated importance weights between sampler and training path; None where nothing is weighed."""
+    """(B, T) truncated importance weights between sampler and training path; None without such weights."""
     entropy: Tensor | None = None
-    """(B, T) of the policy at each token, nats, 0 where the mask is False; None as `sft`."""
+    """(B, T) entropy of the policy at each token, nats, 0 where the mask is False; None as for `sft`."""
     learned: list[bool] | None = None
-    """(B,) whether a response is in the losses; None where all are."""
+    """(B,) whether a response is in the losses; None if all are."""
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """(B, T) log-probabilities under `policy` and `sft`, and the policy's `entropy`.
+        """Return (B, T) log-probabilities under `policy` and `sft`, and the policy's `entropy`.
 
         Raises:
             ValueError: the experience was made by hand, without them.
@@ -91,13 +93,13 @@ def sampled_batches(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, stream: str,
     generation: GenerationConfig | None = None, judged: bool = False,
 ) -> Iterator[tuple[Sequence[Any], Samples, dict[str, Tensor]]]:  # fmt: skip
-    """Yield the prompts in batches of `ppo.batch_size`, each with a response of `model` to each and its `frozen_pass`.
+    """Yield prompts in batches of `ppo.batch_size`, with a response of `model` to each and their `frozen_pass`.
 
-    Two models that share a `stream` share its random numbers.
+    Models with the same `stream` get the same random numbers.
 
     Args:
-        generation: how to sample; None is the job's. The frozen pass is always at the job's temperature.
-        judged: the independent judge scores them too, where there is one.
+        generation: how to sample; None takes the job's. The frozen pass is always at the job's temperature.
+        judged: also ask the independent judge, if there is one.
     """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
@@ -108,15 +110,15 @@ def sampled_batches(
             batch = slice(start, min(start + size, len(prompts)))
             numbers = range(batch.start, batch.stop)
             samples = engine.sample(encoded[batch], generation or job.generation, seed, numbers)
-            # without what the sampler saw: the KL that is judged is the training path's
+            # Drop the sampler's log-probabilities: the KL that is judged comes from the training path.
             yield prompts[batch], samples, frozen_pass(asked, replace(samples, seen=None), job, judged=judged)
 
 
 def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig, cap: int) -> Tensor:
-    """Raw scores (B,) to rewards: shift and scale, clip, missing EOS, penalties of length, in this order.
+    """Turn raw scores (B,) into rewards: shift and scale, clip, missing EOS, length penalties, in this order.
 
     Args:
-        cap: most tokens of a response.
+        cap: largest number of tokens in a response.
     """
     scores = scale(raw).clamp(-config.clip, config.clip)
     if config.missing_eos == "replace":
@@ -131,12 +133,12 @@ def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: Sc
 
 
 def placed(tokenizer: Any, said: Sequence[Sequence[int]], row: int, parts: Parts) -> list[tuple[int, float]]:
-    """The tokens of response `row` (of `said`, token ids without the final EOS) that parts of its score fall on."""
+    """Return (token, part) for the parts of response `row`'s score; `said` are token ids without the final EOS."""
     return [(token_of_character(tokenizer, said[row], offset), value) for offset, value in parts]
 
 
 def in_losses(samples: Samples, scores: Tensor, config: PpoConfig) -> Tensor | None:
-    """Which responses (B,) the losses are taken of, by their rewarded `scores`; None for all."""
+    """Return which responses (B,) are in the losses, given their rewarded `scores`; None for all."""
     kept = None
     if config.mask_truncated:
         kept = samples.ended
@@ -152,11 +154,11 @@ def gather_experience(
     """Score `samples` and compute rewards, advantages and returns at KL coefficient `beta`.
 
     Args:
-        prompts: what the samples answer, as messages; read where `ppo.rewards` names sources.
+        prompts: the prompts of the samples, as messages; used only if `ppo.rewards` names sources.
 
     Raises:
-        CheckFailed: a score isn't finite, or the sampler and the training path disagree on log-probabilities. (Where
-            the sampler's are kept, the first step of the update checks that.)
+        CheckFailed: a score is not finite, or the sampler and the training path disagree on log-probabilities. (If the
+            sampler's are kept, the first step of the update checks that instead.)
     """
     mask, config = samples.response_mask, job.ppo
     found = frozen_pass(models, samples, job)
@@ -185,7 +187,8 @@ def gather_experience(
     if returns is not None and config.critic.clip_range is not None:
         value_clip = config.critic.clip_range * masked_variance(returns, mask).sqrt().item()
     kl = kl_estimates(old, sft, mask)
-    # No KL where T is not 1: the tokens were drawn at T. The evaluation draws others at 1 (`ppo/kl_at_temperature_1`).
+    # Unless T is 1 this is not a KL, since the tokens were drawn at T. The evaluation samples at 1 for
+    # `ppo/kl_at_temperature_1`.
     at_1 = (found["policy_at_1"] - found["sft_at_1"]).masked_fill(~mask, 0)
     unread = {
         "scores are finite": torch.isfinite(raw).all(),
@@ -230,7 +233,7 @@ def gather_experience(
     metrics |= lower_ends(kl.k1.sum(1), samples) | source_metrics(of_sources)
     if learned is not None:
         metrics["ppo/left_out"] = learned.count(False) / len(learned)
-    # Whitening divided the rewards, and in them the score, by the unit: a KL beside them is divided likewise.
+    # Whitening divided the rewards, with the score in them, by the unit, so a KL loss is divided by it too.
     kl_weight = 0.0 if in_reward else beta / unit
     return Experience(
         samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics, sft,
@@ -239,9 +242,9 @@ def gather_experience(
 
 
 def lower_ends(kl: Tensor, samples: Samples) -> dict[str, float]:
-    """Lower ends of the 95 % intervals of a batch's mean KL, from the summed k1 (B,) of its responses.
+    """Return the lower ends of the 95 % intervals of a batch's mean KL, from its responses' summed k1 `kl` (B,).
 
-    Clustered by prompt; empty where all are to one prompt, whose spread says nothing of others.
+    Clustered by prompt; empty if all responses are to one prompt, since that says nothing about other prompts.
     """
     prompts = [tuple(ids) for ids in samples.prompt_ids.tolist()]
     sums = kl.tolist()
@@ -251,19 +254,20 @@ def lower_ends(kl: Tensor, samples: Samples) -> dict[str, float]:
 
 
 def sampler_tolerance(dtype: str, temperature: float) -> float:
-    """How far the sampler and the training path may disagree, in `SAMPLER_TOLERANCE`'s units.
+    """Return how far the sampler and the training path may disagree, in the units of `SAMPLER_TOLERANCE`.
 
-    Rounding of a logit x becomes one of x / T. So a difference of log-probabilities grows as 1 / T, and a KL, which is
-    of second order in it, as 1 / T². Above T = 1 the log-probability's own rounding stays, and so does the tolerance.
+    A logit x is divided by T, and so is its rounding error. So a difference of log-probabilities grows as 1 / T, and a
+    KL, which is of second order in it, as 1 / T². Above T = 1 the rounding of the log-probability itself dominates, so
+    the tolerance does not shrink.
     """
     growth = max(1.0, 1 / temperature)
     return SAMPLER_TOLERANCE[dtype] * (growth if dtype == "float32" else growth**2)
 
 
 def sampler_drift(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob) -> Tensor:
-    """How far the sampler's log-probabilities are from `recomputed` (B, T), as `SAMPLER_TOLERANCE` measures it.
+    """Return how far the sampler's log-probabilities are from `recomputed` (B, T), in the units of `SAMPLER_TOLERANCE`.
 
-    A server has other kernels, whatever its format, so its mean KL is judged, as in bfloat16.
+    A server uses different kernels in any format, so for a server it is the mean KL, as in bfloat16.
     """
     if job.runtime.dtype == "float32" and not job.ppo.rollout.by_server:
         return (sampled - recomputed).abs().masked_fill(~mask, 0).max()
@@ -271,7 +275,7 @@ def sampler_drift(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob
 
 
 def check_drift(drift: float, job: PpoJob) -> None:
-    """Check that sampler and training path agree: `drift` is what `sampler_drift` gives.
+    """Check that sampler and training path agree; `drift` comes from `sampler_drift`.
 
     Raises:
         CheckFailed: it exceeds the `sampler_tolerance` of the job's dtype and temperature.
@@ -291,15 +295,15 @@ def check_drift(drift: float, job: PpoJob) -> None:
 
 
 def check_start(experience: Experience, job: PpoJob) -> None:
-    """Before the first update the policy is the reference: their log-probabilities agree to rounding.
+    """Check that before the first update the policy is the reference: log-probabilities agree up to rounding.
 
-    Rounding errors of N tokens add up as their root, so the mean over B responses of the summed k1 may be
-    tol · max(1, 1 / T) · sqrt(N) / B from 0, with tol = `SAMPLER_TOLERANCE`: thirteen times the deviation that 7.7e-6
-    a token makes, whatever the length and the batch. (1e-4 for the sum stopped a quarter of the runs of 8 responses of
-    1,000 tokens.)
+    The sum of N rounding errors grows as the square root of N. So the mean over B responses of the summed k1 may differ
+    from 0 by tol · max(1, 1 / T) · sqrt(N) / B, with tol = `SAMPLER_TOLERANCE`. At 7.7e-6 per token that is thirteen
+    standard deviations, for any length and batch. (A fixed limit of 1e-4 for the sum stopped a quarter of the runs with
+    8 responses of 1,000 tokens.)
 
     Raises:
-        CheckFailed: they don't, so KL would be measured against something that isn't the start.
+        CheckFailed: they do not agree, so KL would not be measured against the start of the training.
     """
     kl, lengths = abs(experience.metrics["ppo/kl"]), experience.samples.response_lengths
     growth = max(1.0, 1 / job.generation.temperature)

@@ -43,15 +43,15 @@ from components.training.loop import check_norm, clip_gradient, read, recomputed
 from components.training.optim import build_optimizer, learning_rate_at, named_rate, set_learning_rate
 
 Loss = tuple[Tensor, dict[str, Tensor]]
-"""What is backpropagated, with what to report of it (scalars)."""
+"""The loss to backpropagate, and scalar metrics of it."""
 Pass = Callable[[Experience, Sequence[int], bool], Loss]
-"""Gives the loss on some rows of a batch; told whether the policy is still the one that sampled."""
+"""Returns the loss on some rows of a batch. The last argument says whether the policy is still the one that sampled."""
 LARGEST = ("ppo/ratio_max", "ppo/sampler_drift")
-"""Metrics of an update that are the largest value met, not a mean."""
+"""Metrics of an update that are a maximum, not a mean."""
 LOSSES = ("ppo/policy_loss", "ppo/value_loss", "ppo/ptx_loss")
-"""Metrics that add up over micro-batches as the losses do; the rest are means over tokens."""
+"""Metrics that are summed over micro-batches like the losses; all others are means over tokens."""
 STILL = {"ppo/policy_loss": 0.0, "ppo/clip_fraction": 0.0, "ppo/approx_kl": 0.0, "ppo/ratio_max": 1.0}
-"""What is reported of an update that no response is left in."""
+"""The metrics of an update in which no response is left."""
 
 
 class MicroBatch(NamedTuple):
@@ -59,9 +59,9 @@ class MicroBatch(NamedTuple):
 
     compute: Callable[[], Loss]
     share: float
-    """Of the step's loss."""
+    """Its share of the step's loss."""
     tokens: float
-    """Of the step's tokens."""
+    """Its share of the step's tokens."""
 
 
 @dataclass
@@ -71,22 +71,22 @@ class Learner:
     models: Models
     job: PpoJob
     optimizers: dict[str, AdamW]
-    """Of the `policy`, and of the `critic` where there is one."""
+    """The optimiser of the `policy`, and of a separate `critic`."""
     demonstrations: MixedDemonstrations | None = None
-    """What the SFT loss is of; None where none is mixed in."""
+    """The demonstrations of the SFT loss; None without that loss."""
     warming: bool = False
-    """The critic alone learns in this update; `set_rates` says so."""
+    """Whether only the critic learns in this update; set by `set_rates`."""
 
     @classmethod
     def start(cls, models: Models, job: PpoJob, data: Path | None = None, folder: Path | None = None) -> "Learner":
-        """Optimisers over what trains: AdamW on the policy, and on the critic at its own rate.
+        """Create AdamW optimisers for the policy, and for a separate critic at its own learning rate.
 
         Args:
             data: the artifact whose demonstrations `ppo.ptx` mixes in.
-            folder: for a file of their tokens; None holds them in memory.
+            folder: where to write a file of their tokens; None keeps them in memory.
 
         Raises:
-            UserError: as `MixedDemonstrations.read`.
+            UserError: as for `MixedDemonstrations.read`.
         """
         config, demonstrations = job.ppo, None
         optimizers = {n: build_optimizer(m.requires_grad_(True), config) for n, m in models.trained().items()}
@@ -97,9 +97,10 @@ class Learner:
         return cls(models, job, optimizers, demonstrations)
 
     def set_rates(self, update: int) -> float:
-        """Set the learning rates of update `update` (from 0); returns the policy's, 0 while the critic warms up.
+        """Set the learning rates of update `update` (from 0); return the policy's, which is 0 while the critic warms
+        up.
 
-        The policy's schedule is that of the updates after the critic's warm-up, the critic's that of all.
+        The policy's schedule begins after the critic's warm-up; the critic's covers all updates.
         """
         config = self.job.ppo
         skipped = config.critic.warmup
@@ -114,11 +115,11 @@ class Learner:
         return own
 
     def update(self, experience: Experience, update: int) -> dict[str, float]:
-        """Learn from a batch; returns metrics averaged over the optimiser steps taken.
+        """Learn from a batch; return metrics averaged over the optimiser steps.
 
         Raises:
-            CheckFailed: a loss or gradient isn't finite, or the log-probabilities kept from sampling aren't those of
-                the training path.
+            CheckFailed: a loss or gradient is not finite, or the log-probabilities kept from sampling differ from those
+                of the training path.
         """
         config, rate, steps = self.job.ppo, self.set_rates(update), 0
         sums: dict[str, float] = defaultdict(float)
@@ -136,9 +137,9 @@ class Learner:
         return means | {"ppo/learning_rate": rate, "ppo/optimizer_steps": float(steps)}
 
     def _minibatches(self, experience: Experience, update: int) -> Iterator[tuple[int, list[int]]]:
-        """The number, over the whole run, and the rows of each optimiser step of `update`.
+        """Yield each optimiser step of `update`: its number in the whole run, and its rows.
 
-        Every epoch takes all, in an order of its own. Rows that the losses leave out are left out of minibatches.
+        Every epoch uses all rows that are in the losses, in a new order.
         """
         config, learned = self.job.ppo, experience.learned
         size, total = config.minibatch_size, config.batch_size
@@ -152,11 +153,11 @@ class Learner:
                     yield number, rows
 
     def _step(self, experience: Experience, rows: Sequence[int], number: int, first: bool) -> dict[str, float]:
-        """Optimiser step `number` of the run, on the responses `rows`, in micro-batches weighted by their share.
+        """Make optimiser step `number` of the run on the responses `rows`, in micro-batches weighted by their share.
 
-        On the `first` of an update the policy is still the one that sampled: where the sampler's log-probabilities were
-        kept, they must be those of the training path. What is to be checked and reported is read once for each model
-        that is stepped, when its gradient is complete: the host waits for a GPU no more often.
+        In the `first` step of an update the policy is still the one that sampled, so log-probabilities that were kept
+        from sampling must equal those of the training path. Values to check and report are read from the GPU once per
+        model, when its gradient is complete, so that the host waits no more often than that.
         """
         totals: dict[str, float] = defaultdict(float)
         passes, found_norms = self.passes(), dict[str, float]()
@@ -191,7 +192,7 @@ class Learner:
         return ranks.summed(totals, LARGEST) | ({"ppo/grad_norm": 0.0} if self.warming else {}) | found_norms
 
     def _stepped(self, part: str, alone: bool) -> dict[str, nn.Module]:
-        """What the gradient of a part of `passes` steps: all that trains, where the part is `alone`.
+        """Return the models that part `part` of `passes` steps: all that train if it is the only part (`alone`).
 
         While the critic warms up the policy is not stepped.
         """
@@ -200,7 +201,7 @@ class Learner:
         return {name: model for name, model in stepped.items() if not (self.warming and name == "policy")}
 
     def _works(self, experience: Experience, rows: Sequence[int], losses: Pass, first: bool) -> list[MicroBatch]:
-        """This rank's micro-batches of `rows`. What divides their losses is of all ranks' rows."""
+        """Return this rank's micro-batches of `rows`. Their losses are divided by totals over all ranks."""
         samples, config = experience.samples, self.job.ppo
         of_tokens = {row: samples.response_lengths[row] for row in rows}
         weights = of_tokens if config.aggregation == "token" else dict.fromkeys(rows, 1)
@@ -218,7 +219,7 @@ class Learner:
         ]
 
     def _mixed_in(self, number: int) -> list[MicroBatch]:
-        """This rank's micro-batches of the demonstrations that optimiser step `number` mixes in."""
+        """Return this rank's micro-batches of the demonstrations that optimiser step `number` mixes in."""
         mixed, config = self.demonstrations, self.job.ppo
         if mixed is None:
             return []
@@ -230,26 +231,26 @@ class Learner:
         return found
 
     def _mixed_loss(self, mixed: MixedDemonstrations, micro: Sequence[int]) -> Loss:
-        """γ times the SFT loss of a micro-batch of demonstrations."""
+        """Return γ times the SFT loss of a micro-batch of demonstrations."""
         with recomputed(self.models.policy, self.job.ppo):
             loss = mixed.loss(self.models.policy, micro, self.job.runtime)
         return self.job.ppo.ptx.coefficient * loss, {"ppo/ptx_loss": loss.detach()}
 
     def passes(self) -> Mapping[str, Pass]:
-        """What is backpropagated and stepped one after the other.
+        """Return the passes that are backpropagated and stepped one after the other.
 
-        A separate critic comes when the policy's graph and gradients are gone, and its own take their place. A shared
-        trunk has one loss. While the critic warms up the policy's pass is made all the same, for what is measured of it
-        and, of a shared trunk, for the hidden states that the critic reads.
+        A separate critic's pass comes after the policy's graph and gradients are freed, so that both never need memory
+        at once. A shared trunk has a single loss. While the critic warms up, the policy's pass is still made, for its
+        metrics and, with a shared trunk, for the hidden states that the critic reads.
         """
         separate = isinstance(self.models.critic, SeparateCritic)
         return {"policy": self._policy_pass} | ({"critic": self._critic_pass} if separate else {})
 
     def _policy_pass(self, experience: Experience, rows: Sequence[int], first: bool) -> Loss:
-        """Policy loss - entropy bonus (+ KL loss), as `aggregation` has it of `rows`; with it that of a shared critic.
+        """Return policy loss - entropy bonus (+ KL loss, + value loss of a shared critic) of `rows`.
 
-        Where the sampler is not the policy, the losses that are expectations over its tokens (the policy's and KL's)
-        are weighed with the truncated importance weights.
+        If the sampler differs from the policy, the losses that are expectations over its tokens (the policy's and KL's)
+        are weighted with the truncated importance weights.
         """
         config, critic, index = self.job.ppo, self.models.critic, on_device(experience.samples, rows)
         batch, mask = Packed.of(experience.samples, rows), experience.samples.response_mask[index]
@@ -282,7 +283,7 @@ class Learner:
         return loss, metrics
 
     def _critic_pass(self, experience: Experience, rows: Sequence[int], first: bool) -> Loss:
-        """The loss of a separate critic on `rows`."""
+        """Return the loss of a separate critic on `rows`."""
         critic, batch = self.models.critic, Packed.of(experience.samples, rows)
         assert isinstance(critic, SeparateCritic)
         with recomputed(critic.model, self.job.ppo):
@@ -291,7 +292,8 @@ class Learner:
         return value, {"ppo/value_loss": value.detach()}
 
     def _value_loss(self, experience: Experience, index: Tensor, batch: Packed, values: Tensor) -> Tensor:
-        """Value loss of the rows at `index` as `aggregation` has it, from the critic's values (K,) of their tokens."""
+        """Return the value loss of the rows at `index`, by `aggregation`, from the critic's values (K,) of their
+        tokens."""
         assert experience.values is not None and experience.returns is not None
         mask, width = experience.samples.response_mask[index], experience.value_clip
         found = scatter(values, mask, batch.responses)
@@ -299,5 +301,5 @@ class Learner:
         return self._aggregated(errors, mask)
 
     def _aggregated(self, losses: Tensor, mask: Tensor) -> Tensor:
-        """One number of losses (B, T), as the config's `aggregation` has it."""
+        """Reduce losses (B, T) to one number by the config's `aggregation`."""
         return aggregated(losses, mask, self.job.ppo.aggregation, self.job.generation.max_new_tokens)

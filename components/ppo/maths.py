@@ -1,7 +1,7 @@
 """The formulas of PPO, as pure functions of tensors.
 
 Legend: B responses, T response tokens; all inputs (B, T) unless said otherwise; a mask is True where a token counts.
-Log-probabilities are natural. Where the mask is False an input's content changes nothing.
+Log-probabilities are natural. Inputs have no effect where the mask is False.
 """
 
 from typing import Literal, NamedTuple
@@ -16,14 +16,14 @@ Responses = Float[Tensor, "B"]
 
 
 def masked_mean(x: Floats, mask: Mask) -> Float[Tensor, ""]:
-    """Mean of `x` over the tokens that count: over all tokens, not a mean of rows' means."""
+    """Return the mean of `x` over all tokens that count. (This is not the mean of the rows' means.)"""
     return x.masked_fill(~mask, 0).sum() / mask.sum()
 
 
 def aggregated(x: Floats, mask: Mask, how: Literal["token", "sequence", "cap"], cap: int) -> Float[Tensor, ""]:
-    """One number of the losses `x` of the tokens that count; every row holds one at least.
+    """Reduce the losses `x` to one number; every row holds at least one token that counts.
 
-    With N responses of lengths |y_i|, all of which count:
+    With N responses of lengths |y_i|:
 
         token     Σ_i Σ_t x_it / Σ_i |y_i|          (Yu et al. 2025, arXiv 2503.14476, equation 12)
         sequence  1/N Σ_i 1/|y_i| Σ_t x_it          (Shao et al. 2024, arXiv 2402.03300, equation 3)
@@ -36,21 +36,21 @@ def aggregated(x: Floats, mask: Mask, how: Literal["token", "sequence", "cap"], 
 
 
 def masked_variance(x: Floats, mask: Mask) -> Float[Tensor, ""]:
-    """Variance of `x` over the tokens that count, Bessel-corrected."""
+    """Return the Bessel-corrected variance of `x` over the tokens that count."""
     centred = (x - masked_mean(x, mask)).masked_fill(~mask, 0)
     return centred.square().sum() / (mask.sum() - 1).clamp(min=1)
 
 
 def whiten(x: Floats, mask: Mask) -> Floats:
-    """`x` with mean 0 and standard deviation 1 over the tokens that count, 0 elsewhere."""
+    """Shift and scale `x` to mean 0 and standard deviation 1 over the tokens that count; 0 elsewhere."""
     centred = (x - masked_mean(x, mask)).masked_fill(~mask, 0)
     return centred * torch.rsqrt(masked_variance(x, mask) + 1e-8)
 
 
 def token_rewards(logprobs: Floats, reference: Floats, scores: Responses, mask: Mask, beta: float) -> Floats:
-    """Reward of each token: -β (log π_old - log π_ref), plus the response's score at its last token.
+    """Return the reward of each token: -β (log π_old - log π_ref), plus the response's score at its last token.
 
-    Stiennon et al. 2020, equation 2, with the KL term spread over the tokens (k1, and nothing else of KL).
+    This is equation 2 of Ziegler et al. 2019 (arXiv 1909.08593) with its KL term, k1, split over the tokens.
     """
     rewards = (-beta * (logprobs - reference)).masked_fill(~mask, 0)
     last = mask.long().sum(1) - 1
@@ -58,10 +58,10 @@ def token_rewards(logprobs: Floats, reference: Floats, scores: Responses, mask: 
 
 
 def moved_to_tokens(rewards: Floats, parts: Floats, mask: Mask) -> Floats:
-    """Rewards with `parts` of the score on their own tokens in place of the last one; each response's sum stays.
+    """Move `parts` of the score from the last token to their own tokens; each response's sum of rewards stays.
 
-    r_t + parts_t, and at the last token the sum of the parts is taken off: whatever clipping, a missing EOS or a length
-    penalty made of the score, its parts say where it falls and not how much it is.
+    The result is r_t + parts_t, minus the sum of the parts at the last token. So the parts change only where the reward
+    is given. Its total stays as clipping, a missing EOS and length penalties have left it.
     """
     parts = parts.masked_fill(~mask, 0)
     last = mask.long().sum(1) - 1
@@ -69,24 +69,24 @@ def moved_to_tokens(rewards: Floats, parts: Floats, mask: Mask) -> Floats:
 
 
 def overlong_penalty(lengths: Responses, cap: int, buffer: int) -> Responses:
-    """0 up to cap - buffer tokens, then ((cap - buffer) - |y|) / buffer, which is -1 at the cap.
+    """Return 0 up to cap - buffer tokens, then ((cap - buffer) - |y|) / buffer, which is -1 at the cap.
 
-    The soft overlong punishment of Yu et al. 2025 (DAPO, arXiv 2503.14476, equation 13), for lengths |y| (B,) of
-    responses, none of which exceeds the cap.
+    This is the soft overlong punishment of Yu et al. 2025 (DAPO, arXiv 2503.14476, equation 13), for response lengths
+    |y| (B,) up to the cap.
     """
     return ((cap - buffer) - lengths).clamp(max=0) / buffer
 
 
 def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda: float) -> tuple[Floats, Floats]:
-    """Advantages and returns by generalised advantage estimation (Schulman et al. 2016, equations 11 and 16).
+    """Return advantages and returns by generalised advantage estimation (Schulman et al. 2016, equations 11 and 16).
 
-    The state after a response's last token is terminal, whether it ended or met the cap: its value is 0.
+        δ_t = r_t + γ V_{t+1} - V_t,    A_t = δ_t + γ λ A_{t+1},    returns = A + V
 
-    Returns:
-        advantages and returns = advantages + values, both 0 where the mask is False.
+    The state after a response's last token is terminal, whether the response ended or reached the cap: its value is 0.
+    Both results are 0 where the mask is False.
     """
     device = rewards.device
-    if device.type != "cpu":  # a GPU would start a dozen tiny kernels a token: copy to the CPU and back
+    if device.type != "cpu":  # a GPU would launch a dozen tiny kernels per token
         given = torch.stack([rewards, values, mask.to(rewards.dtype)]).cpu()
         found = torch.stack(gae(given[0], given[1], given[2].bool(), discount, gae_lambda))
         advantages, returns = found.pin_memory().to(device, non_blocking=True)
@@ -104,29 +104,29 @@ def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda
 
 
 def leave_one_out(returns: Responses, group_size: int) -> Responses:
-    """Each response's return less the mean of the others' in its group (RLOO: Ahmadian et al. 2024, section 3.3).
+    """Return each response's return minus the mean of the others' in its group (RLOO: Ahmadian et al. 2024).
 
-    The returns (B,) are in groups of `group_size` that stand together.
+    Each `group_size` consecutive `returns` (B,) form a group.
     """
     groups = returns.unflatten(0, (-1, group_size))
     return (groups - (groups.sum(1, keepdim=True) - groups) / (group_size - 1)).flatten()
 
 
 TIE = 1e-4
-"""Scores of a group that lie within this of each other are tied: rounding alone makes as much of one text's score."""
+"""Scores within this of each other are tied: rounding alone can make equal texts' scores differ by as much."""
 
 
 def tied_groups(scores: Responses, group_size: int) -> Bool[Tensor, "G"]:
-    """Which of the G groups hold scores (B,) that are all equal, to within `TIE`."""
+    """Return which of the G groups have scores (B,) that are all equal to within `TIE`."""
     groups = scores.unflatten(0, (-1, group_size))
     return groups.amax(1) - groups.amin(1) <= TIE
 
 
 def group_normalised(scores: Responses, group_size: int) -> Responses:
-    """Each response's score less its group's mean, over its group's deviation (GRPO: Shao et al. 2024, section 4.1.2).
+    """Return each response's score normalised within its group (GRPO: Shao et al. 2024, section 4.1.2).
 
-    (s - mean) / (std + 1e-4), the deviation Bessel-corrected; 0 in a tied group, which ranks nothing. KL has no place
-    in these scores: where they are tied its own spread would be the divisor, and β would cancel.
+    (s - mean) / (std + 1e-4), with the Bessel-corrected deviation; 0 in a tied group, which ranks nothing. The scores
+    must not include KL: in a tied group the divisor would be KL's own spread, and β would cancel.
     """
     groups = scores.unflatten(0, (-1, group_size))
     normalised = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
@@ -134,10 +134,10 @@ def group_normalised(scores: Responses, group_size: int) -> Responses:
 
 
 class PolicyLoss(NamedTuple):
-    """Per token, 0 where the mask is False."""
+    """The clipped policy loss, per token, 0 where the mask is False."""
 
     loss: Floats
-    """-min(r A, clip(r, 1-ε, 1+ε_high) A), and with a dual clip c at most -c A where A < 0."""
+    """-min(r A, clip(r, 1-ε, 1+ε_high) A); with a dual clip c, at most -c A where A < 0."""
     ratio: Floats
     """r = π / π_old, 1 where the mask is False."""
     clipped: Mask
@@ -153,7 +153,7 @@ def policy_loss(
     clip_high: float | None = None,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """The clipped surrogate (Schulman et al. 2017, equation 7). It removes gradient; it doesn't bound the ratio.
+    """Return the clipped surrogate loss (Schulman et al. 2017, equation 7). Clipping does not bound the ratio itself.
 
     Args:
         clip_high: ε above 1 (Yu et al. 2025, arXiv 2503.14476, equation 10); None takes `clip_range`.
@@ -171,10 +171,10 @@ def policy_loss(
 
 
 def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, width: float | None) -> Floats:
-    """Half the squared error to the returns, per token, 0 where the mask is False.
+    """Return half the squared error to the returns, per token, 0 where the mask is False.
 
-    With `width` the larger of the errors of `values` and of `values` clipped to `old` ± `width` counts (Schulman et
-    al.'s code; off by default).
+    With `width`, return the larger of this error and that of `values` clipped to `old` ± `width`, as OpenAI's PPO code
+    (baselines, `ppo2`) does.
     """
     error = (values - returns).square()
     if width is not None:
@@ -184,27 +184,27 @@ def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, width: 
 
 
 class ImportanceWeights(NamedTuple):
-    """What corrects an expectation over a sampler's tokens to one over the policy's."""
+    """Weights that turn an expectation over the sampler's tokens into one over the policy's."""
 
     weights: Floats
-    """min(π_old / π_sampler, C), 1 where the mask is False; a response's own where the level is `sequence`."""
+    """min(π_old / π_sampler, C), 1 where the mask is False; with level `sequence`, one value per response."""
     truncated: Float[Tensor, ""]
-    """Share of the tokens that count (`sequence`: of the responses) whose weight was cut to C."""
+    """Share of the tokens that count (`sequence`: of the responses) whose weight was truncated to C."""
     largest: Float[Tensor, ""]
-    """The largest weight before it was cut."""
+    """The largest weight before truncation."""
 
 
 def importance_weights(
     old: Floats, sampled: Floats, mask: Mask, cap: float, level: Literal["token", "sequence"]
 ) -> ImportanceWeights:
-    """Truncated importance weights w = min(π_old / π_sampler, C) between the sampler and the training path.
+    """Return truncated importance weights w = min(π_old / π_sampler, C) between the sampler and the training path.
 
-    `old` and `sampled` are log π_old and log π_sampler of the sampled tokens. E_sampler[w f] is E_π_old[f], less the
-    part that truncation cuts; truncation bounds the variance (Ionides 2008, "Truncated Importance Sampling", Journal of
-    Computational and Graphical Statistics 17, 295-311). Per token, as Yao et al. 2025 use it between vLLM and a
-    trainer ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"), what earlier tokens did to the
-    state is left uncorrected; `sequence` weighs a response with the product over its tokens, whose variance grows
-    with the length. No gradient passes.
+    `old` and `sampled` are log π_old and log π_sampler of the sampled tokens. E_sampler[w f] equals E_π_old[f] except
+    for the truncated part; truncation bounds the variance (Ionides 2008, "Truncated Importance Sampling", Journal of
+    Computational and Graphical Statistics 17, 295-311). Level `token` weights each token by itself, as Yao et al. 2025
+    do between vLLM and a trainer ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"); it does
+    not correct for how earlier tokens changed the state. Level `sequence` weights a response by the product over its
+    tokens, whose variance grows with the length. The weights have no gradient.
     """
     log_ratio = (old - sampled).detach().masked_fill(~mask, 0)
     if level == "sequence":
@@ -230,18 +230,18 @@ class KL(NamedTuple):
 
 
 def kl_estimates(p: Floats, q: Floats, mask: Mask) -> KL:
-    """k1, k2 and k3 from log-probabilities (Schulman, "Approximating KL Divergence", 2020)."""
+    """Return k1, k2 and k3 from log-probabilities (Schulman, "Approximating KL Divergence", 2020)."""
     k1 = (p - q).masked_fill(~mask, 0)
     return KL(k1, k1.square() / 2, torch.expm1(-k1) + k1)
 
 
 def kl_loss(logprobs: Floats, old: Floats, reference: Floats, mask: Mask, form: Literal["k2", "k3"]) -> Floats:
-    """KL between policy and reference as a loss, per token, 0 where the mask is False, from tokens drawn from π_old.
+    """Return KL between policy and reference as a loss, per token, 0 where the mask is False, for tokens from π_old.
 
-    Each estimate is weighted by the ratio π / π_old, held constant, so that its gradient is, in the states visited,
-    for k2 that of KL(π || π_ref), and for k3 that of KL(π_ref || π) (Schulman 2020's estimators, differentiated; k3 is
-    GRPO's KL term: Shao et al. 2024, equation 4). What a token does to the KL of later ones is in neither: only KL in
-    the reward counts that. k1 as a loss has no gradient on average, and is not offered.
+    Each estimate is weighted by the detached ratio π / π_old. In the visited states the gradient of the k2 loss is then
+    that of KL(π || π_ref), and the gradient of the k3 loss that of KL(π_ref || π) (Schulman 2020's estimators,
+    differentiated; k3 is GRPO's KL term: Shao et al. 2024, equation 4). Neither includes a token's effect on the KL of
+    later tokens, as KL in the reward does. k1 as a loss has zero gradient on average, and is not offered.
     """
     weight = (logprobs.detach() - old).masked_fill(~mask, 0).exp()
     estimates = kl_estimates(logprobs, reference, mask)
@@ -249,6 +249,6 @@ def kl_loss(logprobs: Floats, old: Floats, reference: Floats, mask: Mask, form: 
 
 
 def explained_variance(values: Floats, returns: Floats, mask: Mask) -> Float[Tensor, ""]:
-    """1 - Var(returns - values) / Var(returns) over the tokens that count; NaN where the returns don't vary."""
+    """Return 1 - Var(returns - values) / Var(returns) over the tokens that count; NaN if the returns are constant."""
     residual, target = (returns - values)[mask], returns[mask]
     return 1 - residual.var() / target.var()

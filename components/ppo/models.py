@@ -1,4 +1,4 @@
-"""The four models of PPO: policy, reference, reward model and critic, and how each is asked."""
+"""PPO's models (policy, reference, reward model, critic) and the forward passes through them."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,14 +37,14 @@ from components.training.loop import torch_seed
 
 
 class SeparateCritic(nn.Module):
-    """A value function of its own: a scalar-head model whose output `scale` brings to the unit of scaled scores."""
+    """A critic that is its own model: a scalar head whose output `scale` converts to the unit of scaled scores."""
 
     def __init__(self, model: Any, scale: ScoreScale) -> None:
         super().__init__()
         self.model, self.scale = model, scale
 
     def values(self, batch: "Packed", hidden: Tensor | None, runtime: Runtime) -> Tensor:
-        """Values (K,) of the states in which the tokens that count were chosen; `hidden` is the policy's, not used."""
+        """Return values (K,) of the states in which the response tokens were chosen. `hidden` is not used."""
         return self.scale(through(self.model, _head_values, batch, runtime).squeeze(-1))
 
 
@@ -55,7 +55,7 @@ def _head_values(model: Any, batch: "Packed", runtime: Runtime) -> Tensor:
 
 
 class SharedCritic(nn.Linear):
-    """A linear value head on the policy's last hidden states; starts at 0, the mean scaled score of SFT responses."""
+    """A linear value head on the policy's last hidden states. It starts at 0, SFT responses' mean scaled score."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)
@@ -63,38 +63,38 @@ class SharedCritic(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def values(self, batch: "Packed", hidden: Tensor | None, runtime: Runtime) -> Tensor:
-        """Values (K,) from the policy's hidden states (K, D) where the tokens that count were chosen."""
+        """Return values (K,) from the policy's hidden states (K, D) in which the response tokens were chosen."""
         return self(hidden).squeeze(-1)
 
 
 @dataclass
 class Models:
-    """What PPO trains (`policy`, `critic`) and what it holds still (`reference`, `reward_model`)."""
+    """The models that PPO trains (`policy`, `critic`) and those that stay frozen (all others)."""
 
     policy: Any
     reference: Any
-    """What β pulls the policy towards: `sft`, or a later policy where the reference is refreshed."""
+    """The reference of the KL penalty: `sft`, or a later policy if the reference is refreshed."""
     reward_model: Any
     critic: SeparateCritic | SharedCritic | None
     tokenizer: Any
     scale: ScoreScale
     sft: Any = None
-    """The SFT policy: KL to it is logged, gated and held under the ceiling. The reference where none is given."""
+    """The SFT policy. KL to it is logged, gated and compared with the ceiling. Defaults to `reference`."""
     rewards: Rewards | None = None
-    """The sources of `ppo.rewards`; None where the reward model alone rewards. `scale` is then their sum's."""
+    """The sources of `ppo.rewards`; `scale` is then that of their sum. None if the reward model is the only source."""
     judge: Any = None
-    """An independent judge, which only evaluations ask; None without one."""
+    """An independent judge, used only in evaluations; None without one."""
     judge_scale: ScoreScale | None = None
-    """What its raw scores are brought to SFT standard deviations with."""
+    """Converts the judge's raw scores to SFT standard deviations."""
     rules: Rules | None = None
-    """What counts violations of `ppo.rules`; None without them, and on other ranks than the first."""
+    """Counts violations of `ppo.rules`; None without rules, and on all ranks but the first."""
 
     def __post_init__(self) -> None:
         self.sft = self.reference if self.sft is None else self.sft
 
     @classmethod
     def load(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
-        """Policy and reference from the SFT artifact, reward model (and a separate critic) from the reward artifact.
+        """Load policy and reference from the SFT artifact, reward model and a separate critic from the reward artifact.
 
         Raises:
             UserError: `ppo.lora` is set, and the reward artifact holds no adapter of this SFT model.
@@ -115,7 +115,7 @@ class Models:
 
     @classmethod
     def _on_one_backbone(cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path]) -> "Models":
-        """The same as views of the SFT model, which is held once: SFT is it without an adapter."""
+        """Load all models as adapters of one SFT model. The SFT policy is that model without an adapter."""
         on_host = job.runtime.model_copy(update={"device": "cpu"})
         model, tokenizer = load_causal_lm(inputs["sft"], on_host)
         backbone = Backbone(model, job.runtime.dtype, config.quantize, job.runtime.device)
@@ -136,28 +136,28 @@ class Models:
         return cls(policy, reference, reward_model, critic, tokenizer, scale, sft, None, *judge)
 
     def value_head(self) -> Callable[[Tensor], Tensor] | None:
-        """What gives values (n,) of the policy's last hidden states (n, D), where the critic does."""
+        """Return the function from the policy's last hidden states (n, D) to values (n,), if the critic is shared."""
         critic = self.critic
         return (lambda hidden: critic(hidden).squeeze(-1)) if isinstance(critic, SharedCritic) else None
 
     def trained(self) -> dict[str, nn.Module]:
-        """What takes gradients: the policy, and the critic where there is one."""
+        """Return the models that are trained: the policy, and the critic if there is one."""
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 
     def spread(self, sharding: str) -> None:
-        """Spread what trains over the ranks; `gather` makes it whole again."""
+        """Shard the trained models over the ranks. `gather` undoes it."""
         spread(self.policy.requires_grad_(True), sharding)
         if isinstance(self.critic, SeparateCritic):
             spread(self.critic.model.requires_grad_(True), sharding)
 
     def gather(self) -> None:
-        """Make what trained whole on this rank."""
+        """Gather the trained models' weights on this rank."""
         self.policy = gathered(self.policy)
         if isinstance(self.critic, SeparateCritic):
             self.critic.model = gathered(self.critic.model)
 
     def refresh_reference(self) -> None:
-        """Make the reference what the policy is now."""
+        """Copy the policy's current weights into the reference."""
         with torch.no_grad():
             for held, trained in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
                 held.copy_(whole(trained))
@@ -166,7 +166,7 @@ class Models:
 def load_judge(
     inputs: Mapping[str, Path], load: Callable[[Path, str], Any], runtime: Runtime
 ) -> tuple[Any, ScoreScale | None]:
-    """The judge of `inputs["judge"]` (frozen; of several members their mean score) and its scale; None without one.
+    """Load the frozen judge of `inputs["judge"]` (several members: their mean score) and its scale; None without one.
 
     Args:
         load: takes a member's folder and a name, and returns the reward model there.
@@ -185,11 +185,11 @@ Critic = SeparateCritic | SharedCritic | None
 def load_judges(
     job: PpoJob, artifact: Path, config: Any, load: Callable[[Path, str], Any], from_sft: Callable[[], Any]
 ) -> tuple[Any, ScoreScale, Critic]:
-    """The reward model of `artifact` (frozen), its scale, and the value function.
+    """Load the frozen reward model of `artifact`, its scale, and the value function.
 
     Args:
-        config: the policy's.
-        load: takes a member's folder and a name, and returns the reward model there, a new one each time.
+        config: the policy's model config.
+        load: takes a member's folder and a name, and loads a new copy of the reward model there.
         from_sft: returns a scalar-head model on the SFT policy's trunk.
     """
     sft_scores, written = read_sft_scores(artifact), ScoreScale.read(artifact)
@@ -219,22 +219,22 @@ def load_judges(
 
 @dataclass(frozen=True)
 class Packed:
-    """Sequences moved to the left and cut to the longest: what the training path computes on.
+    """Sequences without left padding, cut to the longest one; the training path computes on these.
 
-    Response tokens keep their row-major order, so flat values (K,) fit `response_mask` of the same rows.
+    Response tokens keep their row-major order, so flat values (K,) match `response_mask` of the same rows.
     """
 
     ids: Tensor
     mask: Tensor
     counts: Tensor
     at: Tensor
-    """(K,) `positions` of the tokens that count, in (N, L)."""
+    """(K,) `positions` of the response tokens in (N, L)."""
     responses: Tensor
     """(K,) `positions` of the same tokens in the response mask (N, T)."""
 
     @classmethod
     def of(cls, samples: Samples, rows: Sequence[int]) -> "Packed":
-        """Rows `rows` of `samples`. Lengths are known on the host, so that it waits for no GPU."""
+        """Return the rows `rows` of `samples`. Lengths are known on the host, so this does not wait for a GPU."""
         device, index = samples.ids.device, on_device(samples, rows)
         prompts = torch.tensor([samples.prompt_lengths[row] for row in rows]).unsqueeze(1)
         ends = prompts + torch.tensor([samples.response_lengths[row] for row in rows]).unsqueeze(1)
@@ -247,7 +247,7 @@ class Packed:
         return cls(samples.ids[index].gather(1, order), *given)
 
     def stats(self, model: Any, job: PpoJob, with_entropy: bool) -> TokenStats:
-        """Token statistics of `model` on the training path, at the temperature of sampling."""
+        """Compute token statistics of `model` on the training path, at the sampling temperature."""
         temperature = job.generation.temperature
         return token_stats(
             model, self.ids, self.mask, self.counts, job.runtime, temperature, with_entropy, side="right", at=self.at
@@ -255,26 +255,27 @@ class Packed:
 
 
 def on_device(samples: Samples, rows: Sequence[int]) -> Tensor:
-    """The numbers of `rows` as an index (n,) of the tensors of `samples`, on their device."""
+    """Return `rows` as an index tensor (n,) on the device of `samples`."""
     return onto(samples.ids.device, torch.tensor(rows, dtype=torch.long))
 
 
 def micro_batches(
     samples: Samples, rows: Sequence[int], size: int, tokens: int | None = None
 ) -> Iterator[tuple[list[int], bool]]:
-    """This rank's `shared_runs` of the `rows` of `samples`."""
+    """Yield this rank's `shared_runs` of the `rows` of `samples`."""
     lengths = {row: samples.prompt_lengths[row] + samples.response_lengths[row] for row in rows}
     return shared_runs(lengths, size, tokens)
 
 
 def shared_runs(lengths: Mapping[int, int], size: int, tokens: int | None) -> Iterator[tuple[list[int], bool]]:
-    """This rank's share of the rows whose lengths are given, in `even_runs`, and whether each run counts.
+    """Yield this rank's share of the rows, in runs (`even_runs`), and whether each run counts.
 
-    Shares are about equally long. Ranks make as many passes as each other: one with fewer computes a row for nothing.
+    Every rank makes the same number of passes: a rank with fewer repeats a row, in a run that does not count.
 
     Args:
-        size: most rows of a run, where `tokens` is None.
-        tokens: most tokens of a run, padding included.
+        lengths: row number to length in tokens; shares have about equal total lengths.
+        size: largest number of rows in a run, if `tokens` is None.
+        tokens: largest number of tokens in a run, including padding.
     """
     ordered = sorted(lengths, key=lengths.__getitem__)
     most_rows = size if tokens is None else len(ordered)
@@ -291,18 +292,19 @@ def shared_runs(lengths: Mapping[int, int], size: int, tokens: int | None) -> It
 
 @torch.no_grad()
 def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = False) -> dict[str, Tensor]:
-    """All that is fixed before the first update of a batch: what the sampler saw of the policy where that was kept, the
-    rest on the training path.
+    """Compute everything that stays fixed during the update of a batch.
+
+    The policy's log-probabilities are the sampler's if those were kept; all else comes from the training path.
 
     Args:
-        judged: ask the independent judge too, which evaluations alone may.
+        judged: also ask the independent judge, which only evaluations may do.
 
     Returns:
         (B, T): `policy`, `policy_at_1`, `reference`, `sft`, `sft_at_1` log-probabilities, `entropy`, and with a critic
-        `values`; (B,): `raw_scores`, and of a judge that is asked `judge_scores`, raw too.
+        `values`; (B,): `raw_scores`, and if the judge is asked its raw `judge_scores`.
     """
     mask, critic = samples.response_mask, models.critic
-    asked = {id(m): m for m in (models.policy, models.reference, models.sft)}  # one that plays two parts is asked once
+    asked = {id(m): m for m in (models.policy, models.reference, models.sft)}  # a model with two roles is asked once
     found = {key: {n: torch.zeros_like(samples.logprobs) for n in ("logprobs", "at_1", "entropy")} for key in asked}
     values, raw = torch.zeros_like(samples.logprobs), torch.zeros(len(mask), device=mask.device)
     of_judge = [torch.zeros_like(raw)] if judged and models.judge is not None else []
@@ -351,7 +353,7 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
 
 
 def _judged_otherwise(model: Any, tokenizer: Any, samples: Samples, job: PpoJob) -> Tensor:
-    """A reward model's raw scores (n,) of the responses of `samples.otherwise`, each as it reads them, with EOS.
+    """Score the responses of `samples.otherwise` (n,) as the reward model reads them, that is with EOS.
 
     Each rank computes all of them.
     """
@@ -361,14 +363,14 @@ def _judged_otherwise(model: Any, tokenizer: Any, samples: Samples, job: PpoJob)
 
 
 def scatter(flat: Tensor, mask: Tensor, at: Tensor | None = None) -> Tensor:
-    """Flat values (K,) back to (B, T), 0 where the mask is False.
+    """Scatter flat values (K,) to (B, T), 0 where the mask is False.
 
-    `at` are the mask's `positions`. None computes them, and the host waits for a GPU.
+    `at` are the mask's `positions`. If None they are computed, for which the host waits for the GPU.
     """
     at = positions(mask) if at is None else at
     return flat.new_zeros(mask.numel()).scatter(0, at, flat).view(mask.shape)
 
 
 def weights_digest(model: Any) -> str:
-    """sha256 of the bytes of all its weights, a shared backbone's among them: what a frozen model must keep."""
+    """Return the sha256 of all weights, including a shared backbone's. A frozen model's must not change."""
     return tensors_digest(model.weights() if isinstance(model, AdapterView) else model.named_parameters())

@@ -1,4 +1,4 @@
-"""The PPO stage, a few numbered steps an update, with its checks, checkpoints and final evaluation."""
+"""The PPO stage: the training loop in numbered steps, with its checks, checkpoints and final evaluation."""
 
 import logging
 import math
@@ -45,16 +45,16 @@ from components.training.loop import restore_state, save_state, shuffled_passes,
 from components.training.weights import put_weights
 
 LEAST_KL = 0.5
-"""Nats a response below which what a nat gains is mostly chance."""
+"""Nats per response below which the reward gained per nat is mostly noise."""
 SAMPLES_SHOWN = 8
 MOSTLY_REPLACED = 0.5
-"""Share of replaced scores in an update from which the log warns."""
+"""Share of replaced scores in an update at which the log warns."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Progress:
-    """What has been seen of a training so far, as its checkpoints hold it."""
+    """The history of a training so far, as its checkpoints store it."""
 
     history: list[dict[str, float]] = field(default_factory=list)
     """`update` (from 1) and the metrics of each update."""
@@ -63,24 +63,25 @@ class Progress:
     warned: bool = False
     """Whether the log has warned that scores hardly tell rollouts apart."""
     alarms: list[dict[str, object]] = field(default_factory=list)
-    """The first of each name: `update` (from 1), value, SFT's value, a sample, and what it means."""
+    """The first alarm of each name: `update` (from 1), value, SFT's value, a sample, and what it means."""
     carriers: list[dict[str, object]] = field(default_factory=list)
-    """The tokens and prompts that carried most KL, with `update` (from 1)."""
+    """The tokens and prompts that contributed most to KL, with `update` (from 1)."""
     broke: bool = False
-    """In some update KL was above the ceiling or certainly outside its band, or an alarm of `stop_on` was raised."""
+    """Whether in some update KL was above the ceiling or certainly outside its band, or an alarm of `stop_on` rose."""
     limits: dict[str, float] = field(default_factory=dict)
-    """The value of each monitor at which it raises its alarm, where that is the same in every batch."""
+    """The limits of the monitors whose limit is the same in every batch."""
     stopped: bool = False
-    """The training ends here, whatever updates are left."""
+    """Whether the training ends here, even if updates are left."""
 
 
 def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Train the policy of `inputs["sft"]` against `inputs["reward"]` on prompts of `inputs["data"]`.
 
-    A judge, `inputs["judge"]`, is asked in evaluations alone: what is trained is the same to the byte without it.
+    A judge, `inputs["judge"]`, is used only in evaluations: the trained policy is the same to the byte without it.
 
     Raises:
-        UserError: too few prompts, or rollouts by a server for several ranks. CheckFailed: a running check didn't hold.
+        UserError: too few prompts, or rollouts by a server for several ranks. CheckFailed: a check during training
+            failed.
     """
     if job.ppo.rollout.by_server and ranks.size() > 1:
         raise UserError(
@@ -101,7 +102,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
 def _trained_and_judged(
     models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
-    """Train, check what was held still, write the artifact, and return the metrics of the final evaluation."""
+    """Train, check that the frozen models are unchanged, write the artifact, and return the final metrics."""
     held = {name: weights_digest(m) for name, m in _held(models).items()}
     models.spread(job.runtime.sharding)
     trained, watch = train(models, job, prompts, data, out, observe)
@@ -144,7 +145,7 @@ def _trained_and_judged(
 
 @contextmanager
 def with_rules(models: Models, job: PpoJob, data: Path) -> Iterator[None]:
-    """Start what counts violations of `ppo.rules`, on the first rank."""
+    """Start counting violations of `ppo.rules`, on the first rank only."""
     if job.ppo.rules is None or not ranks.is_first():
         yield
         return
@@ -154,7 +155,7 @@ def with_rules(models: Models, job: PpoJob, data: Path) -> Iterator[None]:
 
 @contextmanager
 def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: Path) -> Iterator[None]:
-    """Open the sources of `ppo.rewards`, where it names some, and measure their scales on SFT responses.
+    """Open the sources of `ppo.rewards`, if any, and measure their scales on SFT responses.
 
     The responses are to prompts of the calibration split, as many as the pipeline's own scale was measured on. The
     scales are written to `rewards.json`.
@@ -175,7 +176,7 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
 
 
 def warn_of_scores(update: int, metrics: Mapping[str, float]) -> bool:
-    """Warn if the scores of an update hardly tell its rollouts apart; return whether it warned."""
+    """Warn if the scores of an update hardly distinguish its rollouts; return whether it warned."""
     if metrics["ppo/score_spread"] == 0:
         logger.warning("update %d: all rollouts have the same score, so nothing is learnt from it.", update)
     elif metrics.get("ppo/replaced", 0.0) >= MOSTLY_REPLACED:
@@ -197,7 +198,7 @@ def _held(models: Models) -> dict[str, nn.Module]:
 def train(
     models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> tuple[Progress, Watch]:
-    """Train the policy; return what was seen and what evaluations found. Resumes from `out/checkpoint/ppo`."""
+    """Train the policy; return its history and held-out evaluations. Resumes from `out/checkpoint/ppo`."""
     config, folder = job.ppo, out / "checkpoint" / "ppo"
     learner, controller = Learner.start(models, job, data, out), KLController.start(config.kl)
     refresh_every = config.kl.refresh_every
@@ -223,23 +224,23 @@ def train(
     with sampled as rollouts, Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
         while len(seen.history) < config.updates and not seen.stopped:
             update, began = len(seen.history), time.perf_counter()
-            # 1. sample responses to the prompts of the batch, those to one prompt beside each other
+            # 1. sample responses to the prompts of the batch; those to one prompt are consecutive
             asked = prompt_batch(len(prompts), config.batch_size // config.group_size, update, job.seed)
             asked_of = [prompt for i in asked for prompt in [prompts[i]] * config.group_size]
             encoded = encode_prompts(models.tokenizer, asked_of, job.generation.max_prompt_tokens)
             try:
                 samples = _sample(models, encoded, job, update, rollouts)
-            except Unreachable:  # a server died: the updates so far are kept, for when it is back
+            except Unreachable:  # the sampling server is down: save, to resume when it is back
                 if update:
                     save(update)
                 raise
             with _kept_if_stopped(out, update, samples) as batch:
-                # 2. score them, and weigh the score against KL to the reference
+                # 2. score them, and compute rewards (score - β KL) and advantages
                 experience = gather_experience(models, samples, job, controller.beta, asked_of)
                 batch.append(experience)
                 if update == 0:
                     check_start(experience, job)
-                # 3. learn
+                # 3. update policy and critic
                 metrics = experience.metrics | learner.update(experience, update)
             if average is not None:
                 average.update(models.policy)
@@ -256,7 +257,7 @@ def train(
                 seen.alarms += raised
             if metrics["ppo/kl"] >= LEAST_KL:
                 metrics["ppo/reward_per_nat"] = metrics["ppo/proxy_reward"] / metrics["ppo/kl"]
-            # 4. move the tether
+            # 4. adapt β to the KL
             held = "ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"
             low = metrics.get(f"{held}_low", -math.inf)
             alarmed = any(row["name"] in config.monitors.stop_on for row in raised)
@@ -266,7 +267,7 @@ def train(
             controller.update(metrics[held])
             if refresh_every and (update + 1) % refresh_every == 0:
                 models.refresh_reference()
-            # 5. keep what was seen
+            # 5. record metrics and samples
             truths = [task_scores(data, prompt, text) for prompt, text in zip(asked_of, texts, strict=True)]
             metrics |= {f"ppo/{name}": sum(each[name] for each in truths) / len(truths) for name in truths[0]}
             if models.rules is not None:
@@ -310,7 +311,7 @@ def train(
 
 
 def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int, rollouts: Rollouts) -> Samples:
-    """A response of the policy to each prompt; the randomness is the update's own, so resuming needs no state."""
+    """Sample a response to each prompt. The seed depends on the update alone, so resuming needs no generator state."""
     seed = torch_seed(job.seed, "ppo", "sampling", update)
     with rollouts.engine(models.policy, models.value_head()) as engine:
         return engine.sample(prompts, job.generation, seed)
@@ -318,7 +319,7 @@ def _sample(models: Models, prompts: list[list[int]], job: PpoJob, update: int, 
 
 @contextmanager
 def _kept_if_stopped(out: Path, update: int, samples: Samples) -> Iterator[list[Any]]:
-    """If a check stops the run, write the batch beside its checkpoint: the samples, and what the list is given."""
+    """If a check stops the run, write the batch beside its checkpoint: the samples, and what is put into the list."""
     batch: list[Any] = [samples]
     try:
         yield batch
@@ -332,5 +333,5 @@ def _kept_if_stopped(out: Path, update: int, samples: Samples) -> Iterator[list[
 
 
 def prompt_batch(count: int, batch_size: int, update: int, seed: int) -> list[int]:
-    """Indices of the `batch_size` prompts of update `update` (from 0): shuffled passes over all, without end."""
+    """Return the indices of the `batch_size` prompts of update `update` (from 0), from endless shuffled passes."""
     return shuffled_passes(count, batch_size, update, seed, "ppo", "prompts")

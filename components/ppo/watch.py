@@ -1,4 +1,4 @@
-"""Held-out evaluation while a policy trains: the best checkpoint inside the KL band, and when to stop."""
+"""Held-out evaluation during training: choose the best checkpoint inside the KL band, and decide when to stop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,46 +15,47 @@ from components.stats.intervals import LEVEL, Interval, clustered_mean, clustere
 from components.training.weights import kept_parameters, whole_tensors
 
 STREAM = "watch"
-"""Random numbers of these evaluations: the same at each, so that two checkpoints differ by their weights alone."""
+"""The random stream of these evaluations. It is the same each time, so that checkpoints differ only by their
+weights."""
 LEAVES_AFTER = 2
-"""Batches in a row whose KL is certainly above the band before the tether counts as broken."""
+"""The run stops after this many batches in a row whose KL is certainly above the band."""
 SHOWN = 8
-"""Watched prompts whose responses are shown."""
+"""Number of prompts whose responses are shown to people."""
 
 
 @dataclass
 class Watch:
-    """What the held-out evaluations of a training found. All of it is in the training's checkpoints."""
+    """The results of a training's held-out evaluations. Checkpoints contain all of it."""
 
     config: PpoConfig
     prompts: list[Any]
-    """Of the calibration split; no gate judges anything on them."""
+    """Prompts of the calibration split, on which no gate judges."""
     sft: list[float] = field(default_factory=list)
     """SFT's scores on them, in SFT standard deviations; empty before the first evaluation."""
     sft_judge: list[float] = field(default_factory=list)
     """The independent judge's scores of the same SFT responses; empty without one."""
     looks: list[dict[str, float]] = field(default_factory=list)
-    """`update` (from 1), `score`, `gain` over SFT and `kl`, each with `_low` and `_high`, by evaluation; with an
-    independent judge `judge_gain` too. The judge chooses no checkpoint."""
+    """For each evaluation `update` (from 1) and `score`, `gain` over SFT and `kl`, each with `_low` and `_high`; with
+    an independent judge also `judge_gain`, which is not used to choose a checkpoint."""
     scores: dict[int, list[float]] = field(default_factory=dict)
-    """Each prompt's score of the best evaluation inside the band and of the last one, by update."""
+    """Maps an update to each prompt's score, for the best evaluation inside the band and for the last one."""
     nats: dict[int, list[float]] = field(default_factory=dict)
-    """KL of each prompt's response (summed k1) in the same evaluations."""
+    """The same for the KL (summed k1, nats) of each prompt's response."""
     best: int = 0
-    """The update of the highest score inside the band; 0 for none."""
+    """The update with the highest score inside the band; 0 for none."""
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """Its parameters, whole and on the CPU."""
+    """The policy's parameters at update `best`, complete and on the CPU."""
     outside: int = 0
-    """Batches in a row, the last one included, whose KL was certainly above the band."""
+    """How many of the latest batches in a row had a KL certainly above the band."""
 
     @classmethod
     def start(cls, job: PpoJob, data: Path) -> "Watch":
-        """Nothing seen yet."""
+        """Return a watch without evaluations."""
         rows = read_split(data / "prompts.calibration")[: job.ppo.watch.prompts] if job.ppo.evaluate_every else []
         return cls(job.ppo, [row["prompt"] for row in rows])
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it as JSON; `weights` are its tensors."""
+        """Return the JSON part of its state for a checkpoint; the tensors are `weights`."""
         by_update = {
             name: {str(update): each for update, each in getattr(self, name).items()} for name in ("scores", "nats")
         }
@@ -62,7 +63,7 @@ class Watch:
         return {name: getattr(self, name) for name in named} | by_update
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Become what a checkpoint holds."""
+        """Restore the state from a checkpoint."""
         for name, value in state.items():
             setattr(self, name, value)
         self.scores, self.nats = (
@@ -71,11 +72,11 @@ class Watch:
         self.weights = dict(weights)
 
     def due(self, update: int, last: bool, kl: float) -> bool:
-        """Whether to evaluate after `update` updates, the batch of the last of which had mean KL `kl` (in `kl.unit`).
+        """Return whether to evaluate after `update` updates; `kl` is the last batch's mean KL in `kl.unit`.
 
-        The last update is evaluated only if an earlier one was, since there is nothing else to compare it with. KL that
-        runs off may cross the whole band between two evaluations. So an extra one is due each time that KL has risen by
-        an eighth of the band above all that was evaluated: at most eight times in the band.
+        The last update is evaluated only if an earlier one was, since otherwise there is nothing to compare it with. A
+        diverging KL may cross the whole band between two regular evaluations. So an extra one is due each time that KL
+        is an eighth of the band above every evaluated KL: at most eight times within the band.
         """
         every, most = self.config.evaluate_every, self.config.watch.kl_high
         if every is None or len(self.prompts) < 2:
@@ -86,7 +87,7 @@ class Watch:
         return update % every == 0 or rose or (last and bool(self.looks))
 
     def look(self, models: Models, job: PpoJob, data: Path, update: int) -> list[Answered]:
-        """Evaluate the policy after `update` updates, and keep its weights if none before is better.
+        """Evaluate the policy after `update` updates, and keep its weights if it is the best so far.
 
         Returns a response to each watched prompt.
         """
@@ -120,34 +121,36 @@ class Watch:
         return rows
 
     def is_inside(self, look: Mapping[str, float]) -> bool:
-        """Whether the upper end of an evaluation's KL is in the band [0, `watch.kl_high`]."""
+        """Return whether the upper end of an evaluation's KL is in the band [0, `watch.kl_high`]."""
         most = self.config.watch.kl_high
         name = "kl_high" if self.config.kl.unit == "response" else "kl_per_token_high"
         return most is None or look.get(name, float("inf")) <= most
 
     def leaves(self, low: float) -> bool:
-        """Count a batch whose KL's interval begins at `low` (in `kl.unit`); whether KL has left the band for certain.
+        """Count a batch whose KL interval begins at `low` (in `kl.unit`); return whether KL has certainly left the
+        band.
 
-        By chance the lower end of a 95 % interval is above the true mean in one batch of forty, and in two batches in a
-        row in one of 1,600.
+        By chance the lower end of a 95 % interval is above the true mean in 1 batch of 40, and in two batches in a row
+        in 1 of 1,600.
         """
         most = self.config.watch.kl_high
         self.outside = self.outside + 1 if most is not None and low > most else 0
         return self.outside >= LEAVES_AFTER
 
     def out_of_patience(self) -> bool:
-        """Whether `watch.patience` evaluations in a row have not raised the highest score inside the band."""
+        """Return whether `watch.patience` evaluations in a row have not raised the highest score inside the band."""
         patience = self.config.watch.patience
         since = [look for look in self.looks if look["update"] > self.best]
         return patience is not None and bool(self.best) and len(since) >= patience
 
     def choose(self, last: int, beta: float) -> tuple[int, str]:
-        """The update that is published, and why, in a sentence.
+        """Return the update to publish, and the reason as a sentence.
 
-        The one with the highest score inside the band, if the last is outside. If the last is inside, that one must be
-        certainly better than the last in what PPO maximises, score - β KL with the last update's β: a higher score that
-        more KL paid for is what the tether holds back. Certainly: by an interval paired over the prompts, at 95 % for
-        all evaluations together (Bonferroni), since the best of many noisy means looks better than it is.
+        If the last update is outside the band, it is the one with the highest score inside. If the last is inside, the
+        best is published only if it is certainly better in what PPO maximises, score - β KL with the last update's β;
+        comparing scores alone would prefer policies with more KL. "Certainly" means by an interval paired over the
+        prompts, at 95 % for all evaluations together (Bonferroni), since the best of many noisy means looks better than
+        it is.
         """
         band = "" if self.config.watch.kl_high is None else f" inside the KL band [0, {self.config.watch.kl_high:g}]"
         if not self.looks:
@@ -177,14 +180,14 @@ class Watch:
         )
 
     def metrics(self) -> dict[str, float]:
-        """The newest evaluation as metrics of its update."""
+        """Return the newest evaluation as metrics of its update."""
         return {f"ppo/watched_{name}": value for name, value in self.looks[-1].items() if name != "update"}
 
     def _at(self, update: int) -> dict[str, float]:
         return next(look for look in self.looks if look["update"] == update)
 
     def _gain(self, a: int, b: int, beta: float) -> Interval:
-        """How much larger score - β KL is at update `a` than at `b`, for certain over all evaluations."""
+        """Return the gain in score - β KL from update `b` to `a`, with an interval corrected for all evaluations."""
         worth = {
             at: [score - beta * kl for score, kl in zip(self.scores[at], self.nats[at], strict=True)] for at in (a, b)
         }
@@ -194,6 +197,6 @@ class Watch:
 
 
 def shown_samples(prompts: Sequence[Any], rows: Sequence[Answered]) -> list[dict[str, object]]:
-    """The responses to the first watched prompts, for people to read while the policy trains."""
+    """Return the responses to the first watched prompts, for people to read while the policy trains."""
     pairs = zip(prompts[:SHOWN], rows[:SHOWN], strict=True)
     return [{"prompt": p, "response": r.response, "score": r.score, "kl": r.kl} | r.truth for p, r in pairs]

@@ -1,14 +1,14 @@
-"""Alarms of a training: limits from the SFT policy's own responses, at a stated rate of false alarms over the run.
+"""Alarms during training: limits from the SFT policy's own responses, at a given rate of false alarms per run.
 
-A monitor of events counts the responses k of a batch of B that show one. SFT showed it in m of N responses. With the
-upper Clopper-Pearson bound p of SFT's share (at rate a) and the monitor's margin d, an alarm is raised where
+A monitor of events counts the k of a batch's B responses that show an event. SFT showed it in m of N responses. With p
+the upper Clopper-Pearson bound of SFT's share and d the monitor's margin, an alarm is raised where
 
     P(Binomial(B, p + d) >= k) <= a,    a = rate / (2 monitors · updates) for the batch, rate / (2 monitors) for p
 
-so that, as long as the policy shows the event in at most d more of its responses than SFT, the chance of any alarm in
-the whole run is at most `rate`: by Bonferroni over monitors, updates and the two bounds. `template` is a monitor of
-this kind for each n-gram, and divides a by their number too. The monitors in components/ppo/monitors/means.py compare
-one number of the batch with SFT's at the same levels.
+So if the policy's share of such responses exceeds SFT's by at most d, the probability of any alarm in the whole run is
+at most `rate`, by Bonferroni over monitors, updates and the two bounds. `template` is one such monitor for each n-gram,
+and divides a by their number too. The monitors in components/ppo/monitors/means.py compare one number of the batch with
+SFT's at the same levels.
 """
 
 import math
@@ -26,11 +26,11 @@ from components.stats.intervals import FloatArray
 
 
 class Monitor(NamedTuple):
-    """One thing that is watched."""
+    """A measure that is watched, and what an alarm on it means."""
 
     margin: float
-    """How far a healthy policy may be from SFT: a share of responses; of `length_score` a correlation, of `entropy` and
-    `distinct` the part of SFT's value that may be lost, of `unpaid_kl` SFT deviations."""
+    """How far a healthy policy may be from SFT: a share of responses. For `length_score` a correlation, for `entropy`
+    and `distinct` the fraction of SFT's value that may be lost, for `unpaid_kl` SFT deviations."""
     meaning: str
     """What an alarm usually means."""
     remedy: str
@@ -111,24 +111,24 @@ MONITORS: dict[str, Monitor] = {
         "ppo.learning_rate and ppo.epochs, which may be too high, and ppo.kl.horizon, if β swings",
     ),
 }  # fmt: skip
-"""Every monitor, by the name of its alarm."""
+"""Maps the name of an alarm to its monitor."""
 
 
 class Alarm(NamedTuple):
-    """A monitor over its limit."""
+    """An alarm that a batch raised."""
 
     name: str
     value: float
-    """Share of the batch's responses; of `length_score` a correlation, else the batch's number."""
+    """The batch's value: a share of its responses, for `length_score` a correlation, else a number of the batch."""
     sft: float
     """The same of SFT's responses."""
     sample: int
-    """The row of the batch that shows it."""
+    """A row of the batch that shows the event."""
     what: str = ""
-    """Of `template`: the phrase."""
+    """For `template`: the phrase."""
 
     def sentence(self, text: str) -> str:
-        """What happened, what it usually means and what to change, with a sample."""
+        """Return a text: what happened, what it usually means and what to change, with the sample `text`."""
         monitor = MONITORS[self.name]
         about = f" ({self.what!r})" if self.what else ""
         return (
@@ -139,25 +139,25 @@ class Alarm(NamedTuple):
 
 @dataclass
 class Limits:
-    """What is known of SFT's own responses, and the rate of false alarms."""
+    """Statistics of SFT's own responses, and the rate of false alarms."""
 
     responses: int
-    """How many there are."""
+    """How many SFT responses there are."""
     unseen: int
-    """How many of them `common` was not made from."""
+    """How many of them were not used for `common`."""
     thresholds: dict[str, float]
     """The 99th percentiles of the measures of `EXCEEDS`."""
     counts: dict[str, int]
-    """How many of the responses show each event; `rare_token`: of the `unseen` ones."""
+    """How many of the responses show each event; for `rare_token`, how many of the `unseen` ones."""
     grams: Counter[tuple[str, ...]]
-    """In how many of them each n-gram stands."""
+    """How many of the responses contain each n-gram."""
     common: frozenset[int]
-    """Tokens that they hold."""
+    """Tokens that occur in the first half of the responses."""
     length_score: float
     """Correlation of length and score."""
     texts: tuple[str, ...]
     entropy: means.Estimate
-    """Of a token, nats."""
+    """Mean entropy of the policy at a token, nats."""
     score: means.Estimate
     """Mean score, SFT deviations."""
     rate: float
@@ -166,8 +166,9 @@ class Limits:
 
     @classmethod
     def of(cls, sft: Batch, rate: float, updates: int) -> "Limits":
-        """Limits from responses of SFT for a run of `updates`, with at most `rate` false alarms in it on average."""
-        half = len(sft.texts) // 2  # what the tokens come from cannot say how often others do without them
+        """Compute limits from SFT responses for a run of `updates`, with any false alarm at probability `rate` or
+        less."""
+        half = len(sft.texts) // 2  # `common` comes from one half, the rate of rare tokens from the other
         common = frozenset(token for ids in sft.token_ids[:half] for token in ids)
         found = numbers_of(sft, common)
         found["rare_token"][:half] = 0
@@ -180,12 +181,12 @@ class Limits:
         )  # fmt: skip
 
     def judge(self, batch: Batch, beta: float | None) -> tuple[dict[str, float], list[Alarm]]:
-        """The monitors' values on a batch, and the alarms that it raises.
+        """Return the monitors' values on a batch, and the alarms that it raises.
 
-        A limit that differs from batch to batch is a value too, as `NAME_limit`; `fixed` gives the others.
+        A limit that varies from batch to batch is among the values, as `NAME_limit`; `fixed` returns the others.
 
         Args:
-            beta: coefficient of KL, SFT deviations a nat; None where it is in another unit, or to another reference.
+            beta: coefficient of KL, SFT deviations per nat; None if it is in another unit, or to another reference.
         """
         events = rates(numbers_of(batch, self.common), self.thresholds)
         size, level = len(batch.texts), self._level
@@ -206,7 +207,7 @@ class Limits:
         return values, alarms
 
     def _of_means(self, batch: Batch, beta: float | None) -> Iterator[tuple[Alarm, float]]:
-        """Each monitor of `means` as the alarm that it would be, and the limit that its value is not to fall below."""
+        """Yield each monitor of `means` as the alarm that it would raise, with the limit below which it raises it."""
         size = min(len(batch.texts), self.responses)
         if size < means.LEAST:
             return
@@ -225,20 +226,21 @@ class Limits:
             yield Alarm("unpaid_kl", own.value, self.score.value, worst), own.limit(least, at)
 
     def _distinct(self, size: int) -> means.Estimate:
-        """Log, of as many of SFT's responses as a batch of `size` has."""
+        """Estimate `means.distinct` for `size` SFT responses."""
         if size not in self._known:
             self._known[size] = means.distinct_of_parts(self.texts, size)
         return self._known[size]
 
     def _least(self, name: str, size: int = 0) -> float:
-        """What the batch's value is certainly below where the alarm `name` is raised."""
+        """Return the bound below which the batch's true value certainly lies if the alarm `name` is raised."""
         entropy, kept = name == "entropy", 1 - MONITORS[name].margin
         return kept * (self.entropy.low(self._level) if entropy else math.exp(self._distinct(size).low(self._level)))
 
     def fixed(self, size: int) -> dict[str, float]:
-        """The value of each monitor from which on a batch of `size` raises its alarm, where that is always the same.
+        """Return the limits that are the same for every batch of `size`: from this value on, a monitor raises its
+        alarm.
 
-        Of a monitor whose alarm no such batch can raise there is none.
+        A monitor whose alarm no such batch can raise is left out.
         """
         found = dict[str, float]()
         for name, count in self.counts.items():
@@ -252,7 +254,7 @@ class Limits:
         return found
 
     def unreachable(self, size: int) -> list[str]:
-        """Monitors whose alarm no batch of `size` responses can raise, even if all of them show what it counts."""
+        """Return the monitors whose alarm no batch of `size` responses can raise, even if all show the event."""
         names = [name for name in self.counts if not self._exceeds(name, size, size)]
         unknown = upper_bound(0, self.responses, self._level) + MONITORS["template"].margin
         if chance_of(size, size, np.minimum(unknown, 1.0)) > self._level / self.updates:
@@ -271,20 +273,20 @@ class Limits:
         return self.unseen if name == "rare_token" else self.responses
 
     def _exceeds(self, name: str, count: int, size: int) -> bool:
-        """Whether `count` of `size` responses show an event more often than its limit allows."""
+        """Return whether `count` of `size` responses show an event more often than its limit allows."""
         bound = float(upper_bound(self.counts[name], self._seen(name), self._level))
         most = min(1.0, bound + MONITORS[name].margin)
         return bool(chance_of(count, size, most) <= self._level / self.updates)
 
     def _template(self, batch: Batch, level: float) -> tuple[list[Alarm], float, float | None]:
-        """The n-gram whose share has risen most over SFT's, if its limit is exceeded; the rise; the limit of a new one.
+        """Return the alarm of an n-gram above its limit, the largest rise over SFT's share, and a new n-gram's limit.
 
-        That is the share at which an n-gram that SFT never writes raises the alarm; None where none can.
+        The last is the share at which an n-gram that SFT never writes raises the alarm; None if no share does.
         """
         held, size = shared(batch.texts), len(batch.texts)
         if not held:
             return [], 0.0, None
-        grams = sorted(held)  # a set's order is another in each process
+        grams = sorted(held)  # the order of a set differs between processes
         counts = np.array([held[gram] for gram in grams])
         before = np.array([self.grams[gram] for gram in grams])
         rise = counts / size - before / self.responses
@@ -314,19 +316,19 @@ class Limits:
         return limit < 1 and math.tanh(own - z / math.sqrt(size - 3)) > limit
 
     def _most_correlated(self, level: float) -> float:
-        """What a batch's r is certainly above where the alarm `length_score` is raised."""
+        """Return the bound above which the batch's true r certainly lies if the alarm `length_score` is raised."""
         z = float(stats.norm.isf(level))
         sft = math.tanh(math.atanh(min(self.length_score, 0.999)) + z / math.sqrt(self.responses - 3))
         return sft + MONITORS["length_score"].margin
 
 
 def upper_bound(count: Any, size: int, level: float) -> FloatArray:
-    """The Clopper-Pearson upper bound of a share (1934, Biometrika 26:404), one-sided at `level`."""
+    """Return the Clopper-Pearson upper bound of a share (1934, Biometrika 26:404), one-sided at `level`."""
     counts = np.asarray(count, dtype=np.float64)
     inner = stats.beta.isf(level, counts + 1, np.maximum(size - counts, 1e-9))
     return np.where(counts >= size, 1.0, inner)
 
 
 def chance_of(count: Any, size: int, share: Any) -> FloatArray:
-    """P(Binomial(size, share) >= count)."""
+    """Return P(Binomial(size, share) >= count)."""
     return np.asarray(stats.binom.sf(np.asarray(count) - 1, size, share))

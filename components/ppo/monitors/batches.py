@@ -1,4 +1,4 @@
-"""Batches as the monitors see them: the rows of an update, and SFT's own responses that the limits come from."""
+"""Prepare batches for the monitors: the rows of an update, and SFT's own responses, from which the limits come."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 STREAM = "monitors"
 LEAST_PROMPTS = 8
-"""Prompts below which SFT's responses are too few to set a limit."""
+"""The fewest prompts whose SFT responses are enough to set limits."""
 
 
 def batch_of(
@@ -34,16 +34,17 @@ def batch_of(
     tokenizer: Any,
     group: int,
 ) -> Batch:
-    """The first response to each prompt of `samples`, whose rows hold `group` responses to a prompt beside each other.
+    """Return the batch of the first response to each prompt of `samples`, which hold `group` consecutive responses
+    each.
 
     Args:
         frozen: (B, T) log-probabilities under `policy` and `sft`, and the policy's `entropy`, nats.
-        scores: (B,) as judged.
+        scores: (B,) as judged, in SFT standard deviations.
     """
     mask = samples.response_mask
     nll = -(frozen["sft"].masked_fill(~mask, 0).sum(1) / mask.sum(1))
     entropy, k1 = (each.masked_fill(~mask, 0).sum(1) for each in (frozen["entropy"], frozen["policy"] - frozen["sft"]))
-    read = torch.stack([each.double() for each in (nll, scores, entropy, k1)]).cpu().numpy()  # once, for a GPU's sake
+    read = torch.stack([each.double() for each in (nll, scores, entropy, k1)]).cpu().numpy()  # a single transfer
     likelihoods, judged, entropies, kl = read[:, ::group]
     return Batch(
         [prompt[-1]["content"] for prompt in prompts[::group]], texts[::group], samples.said[::group],
@@ -53,7 +54,8 @@ def batch_of(
 
 
 def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
-    """Limits from responses of SFT; None where nothing is watched, or there are too few prompts, which is logged."""
+    """Return limits from SFT responses; None if nothing is watched, or if there are too few prompts, which is
+    logged."""
     config = job.ppo.monitors
     if config.responses is None:
         return None
@@ -83,14 +85,14 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
 
 
 def beta_in_deviations(config: PpoConfig, beta: float) -> float | None:
-    """β in SFT deviations a nat of KL to SFT; None where its unit is a group's deviation or its KL is not to SFT."""
+    """Return β in SFT deviations per nat of KL to SFT; None if its unit is a group's deviation or its KL not to SFT."""
     return None if config.advantage == "grpo" or config.kl.refresh_every is not None else beta
 
 
 def new_alarms(
     alarms: Sequence[Alarm], batch: Batch, before: Sequence[Mapping[str, object]], update: int
 ) -> list[dict[str, object]]:
-    """Those of `alarms` that a run raises for the first time, as JSON objects; each is logged as a warning."""
+    """Return those of `alarms` that the run raises for the first time, as JSON objects; log each as a warning."""
     known, found = {row["name"] for row in before}, list[dict[str, object]]()
     for alarm in alarms:
         if alarm.name not in known:
@@ -105,7 +107,7 @@ def new_alarms(
 
 
 def alarm_samples(raised: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Alarms as samples for people to read."""
+    """Return alarms as samples for people to read."""
     return [
         {"prompt": f"ALARM {row['name']}: {row['prompt']}", "response": row["response"]}
         | {"alarm": row["meaning"], "value": row["value"], "sft": row["sft"]}

@@ -1,4 +1,4 @@
-"""What carries the KL of a batch: the tokens and the prompts that add most to it."""
+"""Find the tokens and prompts that contribute most to the KL of a batch."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from components.models.sampling import Samples
 from components.models.tokenizers import visible_text
 
 MOST = 5
-"""Tokens, and prompts, that are listed."""
+"""Number of tokens, and of prompts, that are listed."""
 
 
 def kl_carriers(
     samples: Samples, policy: Tensor, sft: Tensor, prompts: Sequence[Any], tokenizer: Any
 ) -> dict[str, Any]:
-    """The tokens and prompts that add most to the KL of `samples` to SFT, as a JSON object.
+    """Return the tokens and prompts that contribute most to the KL of `samples` to SFT, as a JSON object.
 
-    KL is the summed log-ratio k1 of the tokens, mean over responses. `tokens`: each token's part of it over the whole
-    batch, nats a response, how often it stands there, and its share of the KL. `prompts`: those with the highest mean
-    KL of their responses, nats, one of these responses, and the share that they add. A share is None where the KL is
-    not above 0, as before the first update.
+    KL is the log-ratio k1 summed over a response's tokens, averaged over responses. `tokens`: each token's contribution
+    in nats per response, its number of occurrences, and its share of the KL. `prompts`: those whose responses have the
+    highest mean KL in nats, one such response, and their share of the KL. A share is None if the KL is not above 0, as
+    before the first update.
 
     Args:
         policy, sft: (B, T) log-probabilities, nats.
@@ -64,7 +64,7 @@ def kl_carriers(
 
 
 def carriers_sample(found: dict[str, Any]) -> dict[str, object]:
-    """The same as a sample for people to read while the policy trains."""
+    """Return what `kl_carriers` found as a sample for people to read while the policy trains."""
     tokens = (f"{line(each['token'])!r} {_part(each)}, {each['count']} times" for each in found["tokens"])
     prompts = (f"{line(each['prompt'][-1]['content'])} ({_part(each)})" for each in found["prompts"])
     return {

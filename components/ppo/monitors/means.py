@@ -1,8 +1,8 @@
-"""Monitors of a batch as a whole: its entropy, its diversity, and what its KL buys.
+"""Monitors of a batch as a whole: its entropy, its diversity, and its score per KL.
 
-Each compares an estimate of the batch with one of SFT's responses, both with their standard error, by one-sided bounds
-of Student's t. So their rates hold as far as a mean over a batch is normal, as `length_score`'s do; the monitors of
-events are exact.
+Each compares an estimate from the batch with one from SFT's responses, both with standard errors, by one-sided bounds
+of Student's t. So their false-alarm rates assume that a batch's mean is normal, as `length_score`'s does. The monitors
+of events are exact.
 """
 
 import math
@@ -17,48 +17,49 @@ from components.ppo.monitors.texture import distinct_ngrams, ngrams, words
 from components.stats.intervals import FloatArray
 
 LEAST = 8
-"""Responses below which a standard error says too little."""
+"""The fewest responses for a usable standard error."""
 
 
 class Estimate(NamedTuple):
-    """A number of a batch."""
+    """An estimate from a batch."""
 
     value: float
     error: float
-    """Its standard error."""
+    """The standard error."""
     freedom: int
-    """Degrees of freedom of that."""
+    """Degrees of freedom of the standard error."""
 
     def low(self, level: float) -> float:
-        """The lower bound, one-sided at `level`."""
+        """Return the lower bound, one-sided at `level`."""
         return self.value - float(stats.t.isf(level, self.freedom)) * self.error
 
     def high(self, level: float) -> float:
-        """The upper bound, one-sided at `level`."""
+        """Return the upper bound, one-sided at `level`."""
         return self.value + float(stats.t.isf(level, self.freedom)) * self.error
 
     def limit(self, bound: float, level: float) -> float:
-        """Below which value, with this error, the upper bound lies below `bound`."""
+        """Return the value below which an estimate with this error has its upper bound below `bound`."""
         return bound - float(stats.t.isf(level, self.freedom)) * self.error
 
 
 def mean(values: FloatArray) -> Estimate:
-    """The mean of `values` (B,)."""
+    """Estimate the mean of `values` (B,)."""
     size = len(values)
     return Estimate(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(size), size - 1)
 
 
 def entropy(batch: Batch) -> Estimate:
-    """Mean entropy of the policy at a token, nats: a ratio of sums over responses, linearised (Cochran 1977, 6.12)."""
+    """Estimate the policy's mean entropy per token, nats: a ratio of sums, linearised (Cochran 1977, eq. 6.12)."""
     ratio = float(batch.entropies.sum() / batch.lengths.sum())
     found = mean((batch.entropies - ratio * batch.lengths) / batch.lengths.mean())
     return Estimate(ratio, found.error, found.freedom)
 
 
 def distinct(texts: Sequence[str]) -> Estimate:
-    """Log of distinct 4-grams over all 4-grams of `texts` (B,), by the jackknife, whose variance errs upwards.
+    """Estimate log(distinct 4-grams / all 4-grams) of `texts` (B,) by the jackknife.
 
-    (Efron and Stein 1981, Annals of Statistics 9:586.) It falls as B grows: compare equal numbers of texts only.
+    The jackknife's variance is biased upwards (Efron and Stein 1981, Annals of Statistics 9:586). The value falls as B
+    grows: compare it only between equal numbers of texts.
     """
     size = len(texts)
     found = distinct_ngrams(texts, range(size))
@@ -68,19 +69,19 @@ def distinct(texts: Sequence[str]) -> Estimate:
 
 
 def distinct_of_parts(texts: Sequence[str], size: int) -> Estimate:
-    """The mean of `distinct` over as many parts of `size` of the `texts` as there are."""
+    """Split `texts` into as many parts of `size` as possible; return the mean of `distinct` over the parts."""
     parts = [distinct(texts[start : start + size]) for start in range(0, len(texts) - size + 1, size)]
     error = math.sqrt(sum(part.error**2 for part in parts)) / len(parts)
     return Estimate(sum(part.value for part in parts) / len(parts), error, len(parts) * (size - 1))
 
 
 def worth(batch: Batch, beta: float) -> Estimate:
-    """Mean score less β KL, what PPO maximises, SFT deviations."""
+    """Estimate the mean of score - β KL, which PPO maximises, in SFT deviations."""
     return mean(batch.scores - beta * batch.kl)
 
 
 def most_alike(texts: Sequence[str]) -> int:
-    """The text whose 4-grams stand in most of the others, on average."""
+    """Return the index of the text whose 4-grams occur in the most other texts, on average."""
     held = shared(texts)
     means = [
         float(np.mean([held[gram] for gram in grams])) if (grams := set(ngrams(words(text), 4))) else 0.0

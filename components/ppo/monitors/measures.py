@@ -1,4 +1,4 @@
-"""What a batch of responses is measured by: events of single responses, n-grams that many share, and sums over them."""
+"""Measures of a batch of responses: events in single responses, shared n-grams, and their rates."""
 
 import re
 from collections import Counter
@@ -21,21 +21,21 @@ PHRASES: dict[str, tuple[str, ...]] = {
     "agreement": ("you are right", "you're right", "i agree", "you are absolutely right", "you're absolutely right"),
     "role_mark": ("user:", "assistant:", "system:", "human:", "<|", "[inst]", "###"),
 }  # fmt: skip
-"""Phrases by kind, English, found whatever their case. Those of the built-in task and of the reward model's probes are
-among them."""
+"""English phrases by kind, matched in any case. They include those of the built-in task and of the reward model's
+probes."""
 _FOUND = {kind: re.compile("|".join(re.escape(p.lower()) for p in phrases)) for kind, phrases in PHRASES.items()}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Responses with what the update knows of them; one a prompt, since those to one prompt resemble each other."""
+    """Responses with their measurements; one per prompt, since responses to one prompt resemble each other."""
 
     prompts: Sequence[str]
     texts: Sequence[str]
     token_ids: Sequence[Sequence[int]]
-    """Of each response, the final EOS left out."""
+    """Token ids of each response, without the final EOS."""
     special: Sequence[int]
-    """Special tokens in each."""
+    """Number of special tokens in each response."""
     lengths: FloatArray
     """(B,) tokens."""
     scores: FloatArray
@@ -49,7 +49,7 @@ class Batch:
 
 
 def numbers_of(batch: Batch, common: Collection[int]) -> dict[str, FloatArray]:
-    """Measures (B,) of single responses by name: those of `EXCEEDS`, and 0 or 1 for those that a response has or not.
+    """Return measures (B,) of single responses by name: numbers for those in `EXCEEDS`, else 0 or 1 for an event.
 
     Args:
         common: tokens that SFT uses.
@@ -69,23 +69,23 @@ def numbers_of(batch: Batch, common: Collection[int]) -> dict[str, FloatArray]:
 
 
 EXCEEDS = ("length", "nll", "repetition", "echo")
-"""Measures that are not events: a response counts if it exceeds SFT's 99th percentile."""
+"""Measures that are numbers: a response shows the event if it exceeds SFT's 99th percentile."""
 
 
 def shared(texts: Sequence[str], n: int = 4) -> Counter[tuple[str, ...]]:
-    """In how many of `texts` each n-gram of words stands, in each counted once."""
+    """Return how many of `texts` contain each n-gram of words."""
     return Counter(gram for text in texts for gram in set(ngrams(words(text), n)))
 
 
 def correlation(x: FloatArray, y: FloatArray) -> float:
-    """Pearson's r of two arrays (B,); 0 where either does not vary."""
+    """Return Pearson's r of two arrays (B,); 0 if either is constant."""
     if len(x) < 3 or x.std() == 0 or y.std() == 0:
         return 0.0
     return float(np.corrcoef(x, y)[0, 1])
 
 
 def rates(numbers: Mapping[str, FloatArray], thresholds: Mapping[str, float]) -> dict[str, FloatArray]:
-    """Events (B,) by name, 0 or 1: a measure of `EXCEEDS` is one where it is above its threshold."""
+    """Return events (B,) by name, 0 or 1. A measure in `EXCEEDS` becomes 1 if it is above its threshold."""
     return {
         name: (values > thresholds[name]).astype(np.float64) if name in thresholds else values
         for name, values in numbers.items()
