@@ -13,70 +13,75 @@ SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]
 
 
 class EnsembleConfig(Settings):
-    """What becomes of the scores of several reward models (Coste et al. 2024)."""
+    """How the scores of several reward models are combined (Coste et al. 2024, arXiv 2310.02743)."""
 
     ensemble: Literal["mean", "minimum", "lower"] = "mean"
-    """The members' mean, their minimum (worst case), or their mean less `ensemble_deviations` standard deviations."""
+    """The members' mean; their minimum (worst case); or `lower`: their mean minus `ensemble_deviations` standard
+    deviations of the members' scores."""
     ensemble_deviations: float = Field(1.0, ge=0)
-    """k of `lower`."""
+    """Number of standard deviations that `lower` subtracts."""
 
 
 class RefreshConfig(Settings):
-    """An earlier run's reward model, to continue from with new pairs."""
+    """Continue training an earlier run's reward model with new pairs."""
 
     from_run: str = unkeyed(min_length=1)
-    """Id of the run in this home, or the folder of a run in another one, as `../old/.tether/runs/ID`. The key holds the
-    digests of its reward model and of its data."""
+    """Id of a run in this home, or the folder of a run in another home, as `../old/.tether/runs/ID`. The key contains
+    the digests of its reward model and of its data."""
     replay: float = Field(0.25, ge=0, lt=1)
-    """Share of old pairs among those trained on, so that old ones aren't forgotten; a random choice, all of them where
-    they are fewer. Ibrahim et al. 2024 (arXiv 2403.08763) needed a twentieth where new data were like the old
-    and a quarter where they weren't; preference data are small, so the surer of the two costs little."""
+    """Share of old pairs in the training pairs, so that the model does not forget them. They are chosen at random; all
+    are used if there are fewer. Ibrahim et al. 2024 (arXiv 2403.08763) needed 5 % where new data resembled the old and
+    25 % where they did not. Preference data are small, so the larger share costs little."""
 
 
 class RewardConfig(FitConfig):
     """A scalar head (or one per objective) on the SFT checkpoint, trained with the Bradley-Terry loss."""
 
     shared_prompts: bool = True
-    """Compute what a pair's two sequences begin with once, for both; false for models whose tokens meet by other ways
-    than full attention, which is checked before training."""
+    """Compute the beginning that a pair's two sequences share (the prompt) only once. Set to false for models in which
+    tokens interact by other means than full attention; this is checked before training."""
     max_pairs: int | None = Field(None, ge=1)
     """Train on this many pairs at most (the first ones, in data order); null for all."""
     members: int = Field(1, ge=1)
-    """Reward models to train, each in an order of its own."""
+    """Number of reward models to train, each on the pairs in a different random order."""
     combine: Literal["ensemble", "average"] = "ensemble"
-    """What becomes of several. `ensemble`: each starts from a head of its own and is published; they are calibrated as
-    one, by their mean score, and PPO is rewarded by what `ppo.score.ensemble` makes of them. `average`: all start from
-    one head, and one model of their mean weights is published (Ramé et al. 2024, "WARM")."""
+    """How several members are combined. `ensemble`: each starts from a different head, and all are published. Their
+    mean score is calibrated, and PPO's reward combines them by `ppo.score.ensemble`. `average`: all start from the same
+    head, and one model with their mean weights is published (Ramé et al. 2024, "WARM", arXiv 2401.12187)."""
     head_start: Literal["normal", "zeros"] = "normal"
-    """The heads before training. `normal`: drawn with variance 1/(d+1) for d inputs (Stiennon et al. 2020). `zeros`:
-    all scores are equal and the loss begins at log 2; better for few, noisy pairs, which else have to unlearn the drawn
-    head's differences first. Members that start from zeros differ in their order and share alone."""
+    """Initialisation of the heads. `normal`: random with variance 1/(d+1) for d inputs (Stiennon et al. 2020). `zeros`:
+    all scores start equal and the loss at log 2. This is better for few, noisy pairs, which otherwise first have to
+    unlearn the random head's differences. Members that start from zeros differ only in their order of pairs and in
+    `member_share`."""
     member_share: float = Field(1.0, gt=0, le=1)
-    """Each member trains on the pairs of a random share of the prompts, drawn for it: so members come to disagree."""
+    """Each member trains on the pairs of its own random share of the prompts, which makes members differ more."""
     labels: Literal["majority", "shares"] = "majority"
-    """What a score difference is drawn to: `majority`, certainty of the label; `shares`, the share of the votes that
-    the chosen response got (Christiano et al. 2017, equation 1), certainty where a pair has no votes."""
+    """The target of a pair's predicted probability. `majority`: 1 for the chosen response. `shares`: the share of the
+    votes that the chosen response got (the distribution μ of Christiano et al. 2017, section 2.2.3), 1 if a pair has no
+    votes."""
     objectives: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
-    """A head for each name, trained on the pairs' share of votes on it (always as `shares`), and its weight in the
-    score, which is the weighted sum; none for one head and the overall label."""
+    """Maps an objective's name to its weight. Each gets a head, trained on the share of votes on that objective (as
+    `labels: shares`), and the score is the heads' weighted sum. Empty: one head, trained on the overall label."""
     centring: float = Field(0.0, ge=0)
-    """Coefficient of the squared sum of a pair's two scores, beside the loss: it keeps scores near 0 on average
-    (Eisenstein et al. 2023, equation 2)."""
+    """Coefficient of the squared sum of a pair's two scores, which is added to the loss to keep scores near 0 on
+    average (Eisenstein et al. 2023, arXiv 2312.09244, equation 2)."""
     use_margin: bool = False
-    """Subtract a pair's `margin`, where the data has one, from its score difference (Llama 2, equation 2)."""
+    """Subtract a pair's `margin`, if the data has one, from its score difference (Touvron et al. 2023, Llama 2, arXiv
+    2307.09288, equation 2)."""
     calibration_bins: int = Field(10, ge=2)
-    """Equal-mass bins of the expected calibration error."""
+    """Number of equal-mass bins of the expected calibration error."""
     scale_responses: int = Field(512, ge=16)
-    """SFT responses, on prompts of the calibration split, that the score's shift and scale are measured on."""
+    """Number of SFT responses, to prompts of the calibration split, on which the score's shift and scale are
+    measured."""
     probe_texts: int = Field(640, ge=2)
-    """Chosen responses of the test split that tails (filler, flattery, ...) are probed on."""
+    """Number of chosen responses of the test split that are probed with added tails (filler, flattery, ...)."""
     suites: dict[SuiteName, str] = unkeyed(default_factory=dict)
-    """Files of pairs that others have judged, by a name of your own, which the trained model is evaluated on, as by
-    `tether eval`. They are read and never trained on; the key holds their digests."""
+    """Maps a name of your choice to a file of judged pairs on which the trained model is evaluated, as by `tether
+    eval`. The pairs are never trained on; the key contains the files' digests."""
     lora: AdapterConfig | None = None
-    """Train a LoRA adapter (and the head) beside the frozen SFT model; null trains all of it."""
+    """Train a LoRA adapter and the head on the frozen SFT model; null trains the whole model."""
     refresh: RefreshConfig | None = None
-    """Start from an earlier run's reward model, and say what changed on its test pairs; null starts from SFT."""
+    """Start from an earlier run's reward model, and report what changed on its test pairs; null starts from SFT."""
 
     @model_validator(mode="after")
     def _an_average_has_members(self) -> Self:
@@ -88,17 +93,17 @@ class RewardConfig(FitConfig):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Names of the heads, in their order in the model; none where there is the one overall head."""
+        """Return the names of the heads, in their order in the model; empty for the single overall head."""
         return tuple(sorted(self.objectives))
 
     @property
     def published(self) -> int:
-        """Reward models in the artifact."""
+        """Return the number of reward models in the artifact."""
         return self.members if self.combine == "ensemble" else 1
 
 
 class RewardJob(Settings):
-    """All that the stage's output depends on, beside its inputs."""
+    """Everything except the inputs on which the stage's output depends."""
 
     seed: int
     runtime: Runtime
@@ -107,8 +112,8 @@ class RewardJob(Settings):
 
 
 class JudgeConfig(Settings):
-    """How an independent judge is trained where that differs from `reward`. It has no `reward.objectives`, `max_pairs`
-    or `refresh`."""
+    """Options of an independent judge's training that differ from `reward`. `reward.objectives`, `max_pairs` and
+    `refresh` do not apply to it."""
 
     epochs: int | None = Field(None, ge=1)
     """Passes over its pairs; null: `reward.epochs`. It has fewer pairs than the reward model, so more passes help."""
@@ -117,7 +122,7 @@ class JudgeConfig(Settings):
 
 
 class JudgeJob(Settings):
-    """All that an independent judge depends on, beside its inputs."""
+    """Everything except the inputs on which an independent judge depends."""
 
     seed: int
     runtime: Runtime
@@ -132,18 +137,18 @@ class JudgeJob(Settings):
         return reward.model_copy(update={"objectives": {}, "max_pairs": None, "refresh": None})
 
     def as_reward(self, seed: int) -> RewardJob:
-        """The job of `reward` that trains the judge."""
+        """Return the job that trains the judge in the way of the stage `reward`."""
         own = {name: value for name, value in self.judge.model_dump().items() if value is not None}
         reward = self.reward.model_copy(update=own)
         return RewardJob(seed=seed, runtime=self.runtime, generation=self.generation, reward=reward)
 
 
 class JudgedJob(Settings):
-    """What the reward model's scores of the pairs that people judge depend on, beside those."""
+    """Everything except the inputs on which the reward model's scores of the pairs that people judge depend."""
 
     seed: int
-    """The run's seed (nothing is drawn)."""
+    """The run's seed (not used: nothing is random)."""
     runtime: Runtime
     """The machine that scores."""
     generation: GenerationConfig
-    """Its lengths, which prompts and responses are cut to."""
+    """The length limits to which prompts and responses are cut."""

@@ -1,4 +1,4 @@
-"""A finished reward model, ready to score."""
+"""Load a finished reward model for scoring."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ from components.reward.scoring import ScoreScale, as_one, member_folder, read_sf
 
 
 def load_scorer(artifact: Path, runtime: Runtime) -> tuple[Any, Any]:
-    """A reward artifact as one frozen model with one head, and its tokenizer.
+    """Load a reward artifact as one frozen model with one head, and its tokenizer.
 
-    Of several members it is their mean score, of several heads the sum that the artifact's own weights give.
+    Several members are combined into their mean score, several heads into their sum weighted as in the artifact.
     """
     sft_scores, objectives = read_sft_scores(artifact), ScoreScale.read(artifact).objectives
     loaded = [load_reward_model(member_folder(artifact, member), runtime) for member in range(len(sft_scores))]

@@ -1,35 +1,35 @@
-"""The reward model's loss, as pure functions. N pairs, K heads; scores in logits, losses in nats a pair."""
+"""The reward model's loss, as pure functions. N pairs, K heads; scores in logits, losses in nats per pair."""
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 
 def bradley_terry_loss(difference: Tensor, share: Tensor | float = 1.0) -> Tensor:
-    """-[p log sigmoid(d) + (1 - p) log sigmoid(-d)], d the chosen's score less the rejected's, p the share of votes.
+    """Return -[p log sigmoid(d) + (1 - p) log sigmoid(-d)] with d = score(chosen) - score(rejected), p the vote share.
 
-    The cross-entropy of Christiano et al. 2017, equation 1, whose labels are a distribution over the two responses; at
-    p = 1 it is Ouyang et al. 2022, equation 1. Its gradient is sigmoid(d) - p, so scores are drawn to differ by the
-    log-odds of p. (Label smoothing moves every p by one constant; here each pair has its own.)
+    This is the cross-entropy of Christiano et al. 2017, section 2.2.3, with the predictor of equation 1 and labels that
+    are a distribution over the two responses. At p = 1 it is equation 1 of Ouyang et al. 2022. Its gradient is
+    sigmoid(d) - p, so scores come to differ by the log-odds of p. (Label smoothing would use the same p for all pairs.)
 
     Args:
-        difference: of any shape; where a margin is asked for, it has been taken off (Llama 2, equation 2).
-        share: in [0, 1], of a shape that broadcasts.
+        difference: d, of any shape, from which a margin has been subtracted if wanted (Llama 2, equation 2).
+        share: p in [0, 1], of a shape that broadcasts.
     """
-    # log sigmoid(-d) = log sigmoid(d) - d, so that a majority's label (p = 1) leaves -log sigmoid(d) to the bit.
+    # log sigmoid(-d) = log sigmoid(d) - d, so that p = 1 gives exactly -log sigmoid(d).
     return (1 - share) * difference - logsigmoid(difference)
 
 
 def pair_losses(
     chosen: Tensor, rejected: Tensor, shares: Tensor, margins: Tensor | float = 0.0, centring: float = 0.0
 ) -> Tensor:
-    """Loss (N,) of each pair, summed over the heads that have a label there.
+    """Return the loss (N,) of each pair, summed over the heads for which the pair has a label.
 
     Args:
         chosen, rejected: (N, K) scores.
-        shares: (N, K) share of votes for the chosen response, NaN where nobody voted on what the head is of.
+        shares: (N, K) share of votes for the chosen response, NaN where nobody voted on the head's objective.
         margins: (N, 1), or one for all, in logits.
-        centring: coefficient of (chosen + rejected)², which pins down the constant that a difference leaves open
-            (Eisenstein et al. 2023, "Helping or Herding?", equation 2).
+        centring: coefficient of (chosen + rejected)², which determines the additive constant that differences leave
+            free (Eisenstein et al. 2023, "Helping or Herding?", equation 2).
     """
     known = ~shares.isnan()
     losses = bradley_terry_loss(chosen - rejected - margins, shares.nan_to_num(0.0)) * known
@@ -39,5 +39,5 @@ def pair_losses(
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Mean of `values` (N,), each counted `weights` (N,) times."""
+    """Return the mean of `values` (N,) weighted by `weights` (N,)."""
     return (values * weights).sum() / weights.sum()

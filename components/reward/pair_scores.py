@@ -1,10 +1,10 @@
-"""Scores of pairs to train on: both responses in one row behind the prompt that they share, which is computed once.
+"""Score pairs for training: both responses in one row after their shared prompt, which is then computed only once.
 
     p1 p2 p3 | c1 c2 c3 EOS | r1 r2 EOS        tokens
      0  1  2 |  3  4  5   6 |  3  4   5        positions
 
-Each response sees the shared tokens and itself. With prompts and responses of like length a third of a pair's tokens is
-its second copy of the prompt.
+Each response attends to the shared tokens and to itself. If prompts and responses have similar lengths, the second copy
+of the prompt would be a third of a pair's tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,40 +23,40 @@ from components.reward.pairs import Pair
 from components.reward.scoring import head_scores
 
 TOLERANCE = 1e-3
-"""Most by which a score in a packed row may differ from the same alone: absolute, and relative."""
+"""Largest allowed difference, absolute and relative, between a score in a packed row and the score computed alone."""
 
 
 class PackedPairs(NamedTuple):
     """N pairs as rows of at most L tokens."""
 
     ids: Tensor
-    """(N, L) shared tokens, rest of the chosen, rest of the rejected, padding."""
+    """(N, L) token ids: shared tokens, rest of the chosen, rest of the rejected, padding."""
     positions: Tensor
-    """(N, L) of each token in its own sequence."""
+    """(N, L) position of each token in its own sequence."""
     sees: Tensor
     """(N, 1, L, L) bool: whether the token (second last axis) attends to another one (last)."""
     ends: Tensor
-    """(N, 2) where the chosen and the rejected end."""
+    """(N, 2) index of the last token of the chosen and of the rejected response."""
 
 
 def shared_tokens(pair: Pair) -> int:
-    """Tokens at the beginning that both sequences have; each keeps one of its own at least."""
+    """Return the number of first tokens that both sequences share, leaving at least one token to each."""
     common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(pair.chosen, pair.rejected, strict=False)))
     return min(common, len(pair.chosen) - 1, len(pair.rejected) - 1)
 
 
 def packed_length(pair: Pair) -> int:
-    """Tokens of a pair's row."""
+    """Return the number of tokens in a pair's packed row."""
     return len(pair.chosen) + len(pair.rejected) - shared_tokens(pair)
 
 
 def longer(pair: Pair) -> int:
-    """Tokens of a pair's longer sequence."""
+    """Return the number of tokens of a pair's longer sequence."""
     return max(len(pair.chosen), len(pair.rejected))
 
 
 def pack(pairs: Sequence[Pair], pad_id: int) -> PackedPairs:
-    """Rows of pairs, padded to the longest."""
+    """Pack pairs into rows, padded to the longest row."""
     shared = [shared_tokens(pair) for pair in pairs]
     ids, _ = pad([p.chosen + p.rejected[n:] for p, n in zip(pairs, shared, strict=True)], pad_id)
     begins = torch.tensor(shared).unsqueeze(1)
@@ -70,7 +70,8 @@ def pack(pairs: Sequence[Pair], pad_id: int) -> PackedPairs:
 
 
 def packed_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
-    """Raw scores (N, K) float32 of the chosen and of the rejected, differentiable; computed in runs of like length."""
+    """Return differentiable raw scores (N, K), float32, of the chosen and of the rejected, in runs of similar
+    length."""
     found, order = [], list[int]()
     for run in _runs(model, [packed_length(pair) for pair in pairs]):
         rows = PackedPairs(*(onto(runtime.device, each) for each in pack([pairs[i] for i in run], pad_id)))
@@ -90,7 +91,7 @@ def _scores_at_ends(model: Any, rows: PackedPairs, runtime: Runtime) -> Tensor:
 
 
 def _runs(model: Any, lengths: Sequence[int]) -> Iterator[list[int]]:
-    """`even_runs` of all; one run where ranks must make as many passes as each other."""
+    """Yield `even_runs` of all pairs; a single run if all ranks must make the same number of passes."""
     if passes_must_match(model):
         yield list(range(len(lengths)))
     else:
@@ -98,9 +99,9 @@ def _runs(model: Any, lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
-    """The same, each response behind a prompt of its own.
+    """As `packed_scores`, but with each response after its own copy of the prompt.
 
-    The two responses of a pair rarely have one length: padded to the longer, a seventh of the tokens was padding.
+    The two responses are not padded to a common length, since that made a seventh of the tokens padding.
     """
     sequences = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     found, order = [], list[int]()
@@ -115,10 +116,10 @@ def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Run
 
 @torch.no_grad()
 def check_packed(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> None:
-    """See that the model, in eval mode, takes a mask of what each token attends to: most with full attention alone do.
+    """Check that the model, in eval mode, supports packed rows. Most models with only full attention do.
 
     Raises:
-        CheckFailed: some score in a packed row differs from its score alone.
+        CheckFailed: some score in a packed row differs from the score computed alone.
     """
     exact = runtime.model_copy(update={"dtype": "float32"})
     packed, alone = (torch.stack(scores(model, pairs, pad_id, exact)) for scores in (packed_scores, separate_scores))

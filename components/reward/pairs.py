@@ -1,4 +1,4 @@
-"""Preference pairs as a reward model trains on them: token ids, what people said of them, whose pairs they are."""
+"""Preference pairs as a reward model trains on them: token ids, labels, and which pairs each member gets."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from components.training.loop import seeded
 from components.training.tokens import CHUNK, TokenLists, TokenStore, TokenWriter, chunks
 
 NO_VOTES = math.nan
-"""The share of votes where nobody voted."""
+"""The share of votes if nobody voted."""
 
 
 PreferencePair = CanonicalRow
@@ -28,20 +28,20 @@ PreferencePair = CanonicalRow
 
 
 class Pair(NamedTuple):
-    """Token ids of prompt and response, the chosen and the rejected, and what is known of the choice."""
+    """Token ids of prompt and response, for the chosen and the rejected one, with the labels."""
 
     chosen: list[int]
     rejected: list[int]
     margin: float = 0.0
-    """By how much the chosen one's score should at least be higher, in logits."""
+    """The margin by which the chosen score should exceed the rejected one, in logits."""
     weight: float = 1.0
-    """How often the pair counts: the pairs of one ranking count once together."""
+    """The pair's weight in the loss: the weights of one ranking's pairs sum to 1."""
     shares: tuple[float, ...] = (1.0,)
-    """Of each head: the share of votes for the chosen response, `NO_VOTES` where there are none."""
+    """For each head, the share of votes for the chosen response; `NO_VOTES` if there are none."""
 
 
 class EncodedPairs(Sequence[Pair]):
-    """n pairs, of which the tokens are read when they are asked for."""
+    """n pairs, whose tokens are read on access."""
 
     def __init__(self, chosen: TokenLists, rejected: TokenLists, labels: NDArray[np.float64]) -> None:
         """`labels` (n, 2 + heads): margin, weight, and the share of votes of each head."""
@@ -66,7 +66,7 @@ class EncodedPairs(Sequence[Pair]):
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """How often each counts (n,)."""
+        """Return the pairs' weights (n,)."""
         return self._labels[:, 1]
 
 
@@ -77,10 +77,10 @@ def encode_pairs(
     config: RewardConfig = RewardConfig(),  # noqa: B008  (it is frozen)
     folder: Path | None = None,
 ) -> EncodedPairs:
-    """Token ids of pairs, cut to the lengths of `generation`, labelled as `config` says.
+    """Encode pairs as token ids, cut to the lengths of `generation` and labelled as `config` says.
 
     Args:
-        folder: for a file of the tokens; None holds them in memory.
+        folder: where to write a file of the tokens; None keeps them in memory.
     """
     chosen, rejected = TokenWriter(folder), TokenWriter(folder)
     labels = [np.empty((0, 2 + max(len(config.heads), 1)))]
@@ -112,14 +112,14 @@ def _encode(
 
 
 class LazyPairs(Sequence[Pair]):
-    """n pairs whose rows are read and turned into tokens when they are asked for, and once. So training on millions of
-    pairs begins at once, and ends with the same bytes."""
+    """n pairs whose rows are read and tokenised on first access, and only once. So training on millions of pairs starts
+    without delay, and gives the same bytes."""
 
     def __init__(
         self, tokenizer: Any, rows: Sequence[PreferencePair], generation: GenerationConfig, config: RewardConfig,
         folder: Path,
     ) -> None:  # fmt: skip
-        """`folder` is for a file of the tokens. What grows with n is 40 bytes a pair, and 8 more for each head."""
+        """A file in `folder` takes the tokens. Memory use is 40 bytes per pair, and 8 more for each head."""
         self.rows = rows
         self._encode = partial(_encode, tokenizer, generation=generation, config=config)
         self._sides = TokenStore(folder, len(rows)), TokenStore(folder, len(rows))
@@ -129,7 +129,7 @@ class LazyPairs(Sequence[Pair]):
         return len(self.rows)
 
     def at(self, which: Sequence[int]) -> list[Pair]:
-        """The pairs `which`; those that nobody asked for yet are encoded together."""
+        """Return the pairs `which`; those that are not encoded yet are encoded together."""
         self._encode_at(which)
         return [self._known(place) for place in which]
 
@@ -162,17 +162,17 @@ class LazyPairs(Sequence[Pair]):
         return self.at(range(len(self))[which]) if isinstance(which, slice) else self.at([which])[0]
 
     def choose(self, which: NDArray[np.int64]) -> "LazyPairs | ChosenPairs":
-        """The pairs at the indices `which` (m,), in ascending order."""
+        """Return the pairs at the indices `which` (m,), in ascending order."""
         return self if len(which) == len(self) else ChosenPairs(self, which)
 
     def longest(self, count: int) -> list[Pair]:
-        """So many pairs of the longest texts, in characters."""
+        """Return the `count` pairs with the longest texts, in characters."""
         sizes = characters_of(self.rows)
         return self.at(np.argsort(sizes, kind="stable")[-count:].tolist())
 
 
 class ChosenPairs(LazyPairs):
-    """Some of lazy pairs."""
+    """A subset of lazy pairs."""
 
     def __init__(self, pairs: LazyPairs, which: NDArray[np.int64]) -> None:
         """`which` (m,) are their indices."""
@@ -189,7 +189,7 @@ class ChosenPairs(LazyPairs):
 
 
 class PairLengths(LazyLengths):
-    """What training sorts lazy pairs into batches by, 4 bytes a pair."""
+    """Lengths by which training sorts lazy pairs into batches; 4 bytes per pair."""
 
     def __init__(self, pairs: LazyPairs, of_pair: Callable[[Pair], int]) -> None:
         self._pairs, self._of_pair = pairs, of_pair
@@ -199,7 +199,7 @@ class PairLengths(LazyLengths):
         return len(self._pairs)
 
     def at(self, which: Sequence[int]) -> list[int]:
-        """The lengths of the pairs `which`."""
+        """Return the lengths of the pairs `which`."""
         places = np.array(which, np.int64)
         new = places[self._known[places] < 0]
         self._known[new] = [self._of_pair(pair) for pair in self._pairs.at(new.tolist())]
@@ -215,7 +215,7 @@ class PairLengths(LazyLengths):
 
 
 class PairWeights(Sequence[float]):
-    """How often each of lazy pairs counts."""
+    """The weights of lazy pairs."""
 
     def __init__(self, pairs: LazyPairs) -> None:
         self._pairs = pairs
@@ -242,10 +242,10 @@ def _shares(row: PreferencePair, config: RewardConfig) -> tuple[float, ...]:
 
 
 def check_votes(rows: Sequence[PreferencePair], config: RewardConfig, file: str) -> None:
-    """Refuse rows of `file` in which nobody voted on what `config` trains on.
+    """Refuse rows of `file` without the votes that `config` trains on.
 
     Raises:
-        UserError: no row has a share of votes for one of `reward.objectives`, or, with `reward.labels: shares`, at all.
+        UserError: no row has votes on one of `reward.objectives`, or, with `reward.labels: shares`, any votes.
     """
     said = f"{file}: none of its {len(rows)} rows, from row 1 on, has"
     for name in config.heads:
@@ -262,11 +262,11 @@ def check_votes(rows: Sequence[PreferencePair], config: RewardConfig, file: str)
 
 
 def member_rows(rows: Sequence[PreferencePair], share: float, seed: int, member: int) -> NDArray[np.int64]:
-    """Indices (m,), in their order, of the rows of a random `share` of the prompts: what model `member` trains on."""
+    """Return the sorted indices (m,) of the rows on which `member` trains: those of a random `share` of the prompts."""
     if share == 1:
         return np.arange(len(rows))
     of_row = np.frombuffer(b"".join(hash8(str(row["prompt"])) for row in rows), np.uint64)
     _, first, same = np.unique(of_row, return_index=True, return_inverse=True)
-    prompts = np.sort(first)  # in order of first appearance, which is what is drawn from
+    prompts = np.sort(first)  # the draw is over prompts in order of first appearance
     drawn = seeded(seed, "reward", "share", member).sample(range(len(prompts)), max(1, round(share * len(prompts))))
     return np.flatnonzero(np.isin(first[same], prompts[drawn]))

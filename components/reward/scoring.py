@@ -1,4 +1,4 @@
-"""Scores of whole responses, raw and on the scale that PPO uses."""
+"""Score whole responses, raw and on the scale that PPO uses."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,36 +22,36 @@ from components.training.tokens import lengths_of
 
 
 class ScoreScale(Settings):
-    """What turns a raw score into one whose unit is a standard deviation of the SFT policy's own responses."""
+    """Converts a raw score to units of the standard deviation of the SFT policy's own scores."""
 
     shift: float
     """Mean raw score of SFT responses to prompts of the calibration split."""
     scale: float = Field(gt=0)
     """Standard deviation of those raw scores."""
     missing_eos_score: float
-    """First percentile of the scaled scores of SFT responses: what a response without EOS gets."""
+    """First percentile of the scaled scores of SFT responses; the score of a response without EOS."""
     temperature: float = Field(gt=0)
     """Raw score differences divided by this are calibrated log-odds."""
     responses: int
-    """How many SFT responses these were measured on."""
+    """Number of SFT responses on which these were measured."""
     objectives: dict[str, float] = Field(default_factory=dict)
-    """Weight of each head of the reward model in its score; none where it has one head."""
+    """Weight of each head of the reward model in its score; empty if it has one head."""
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """Scaled scores: (raw - shift) / scale."""
+        """Return scaled scores: (raw - shift) / scale."""
         return (raw - self.shift) / self.scale
 
     @classmethod
     def read(cls, artifact: Path) -> "ScoreScale":
-        """The scale of a reward artifact: of its members' mean score, where it has several."""
+        """Read the scale of a reward artifact; for several members it is that of their mean score."""
         return cls.model_validate_json((artifact / "reward.json").read_text())
 
     @classmethod
     def measure(cls, raw: Tensor, temperature: float) -> "ScoreScale":
-        """The scale on which SFT responses with these raw scores (N,) have mean 0 and standard deviation 1.
+        """Return the scale on which SFT responses with these raw scores (N,) have mean 0 and standard deviation 1.
 
         Raises:
-            CheckFailed: they all have the same.
+            CheckFailed: all scores are equal.
         """
         raw = raw.double()
         shift, scale = float(raw.mean()), float(raw.std())
@@ -62,22 +62,22 @@ class ScoreScale(Settings):
 
 
 def member_folder(artifact: Path, member: int) -> Path:
-    """Where a reward artifact holds its reward model `member` (from 0): `model/` and, of LoRA, `adapter/`."""
+    """Return the folder of a reward artifact's `member` (from 0), which has `model/` and, with LoRA, `adapter/`."""
     return artifact if member == 0 else artifact / "members" / str(member + 1)
 
 
 def adapter_name(member: int) -> str:
-    """What the adapter of reward model `member` (from 0) is called on a backbone that holds all."""
+    """Return the name of the adapter of `member` (from 0) on the shared backbone."""
     return f"reward-{member + 1}" if member else "reward"
 
 
 def read_sft_scores(artifact: Path) -> Tensor:
-    """Raw scores (M, N), float64, that the M members of a reward artifact gave N SFT responses."""
+    """Read the raw scores (M, N), float64, that the M members of a reward artifact gave N SFT responses."""
     return torch.tensor(json.loads((artifact / "sft_scores.json").read_text()), dtype=torch.float64)
 
 
 def combine(raw: Tensor, shifts: Tensor, config: EnsembleConfig) -> Tensor:
-    """One score (N,) of the members' raw scores (M, N), which are log-odds up to a constant each: `shifts` (M,)."""
+    """Combine members' raw scores (M, N) into one score (N,). Each member's own constant, `shifts` (M,), is removed."""
     if len(raw) == 1:
         return raw[0]
     scores = raw - shifts.to(raw).unsqueeze(1)
@@ -87,10 +87,10 @@ def combine(raw: Tensor, shifts: Tensor, config: EnsembleConfig) -> Tensor:
 
 
 def with_one_head(model: Any, objectives: Mapping[str, float]) -> Any:
-    """The same model, its heads replaced by the one whose score is the sum of theirs, weighted by `objectives`.
+    """Replace a model's heads by one head whose score is their sum weighted by `objectives`; return the model.
 
-    Linear heads' weighted sum is a linear head: whoever asks for scores or values, or trains on from there, needs to
-    know of no other. Heads stand in the order of their names; without `objectives` nothing is done.
+    The weighted sum of linear heads is a linear head, so code that scores or trains the model sees only one head. Heads
+    are in the order of their names. Without `objectives` the model stays as it is.
     """
     if objectives:
         heads = model.score.weight.detach()
@@ -101,7 +101,7 @@ def with_one_head(model: Any, objectives: Mapping[str, float]) -> Any:
 
 
 class RewardEnsemble(nn.Module):
-    """Several reward models as one."""
+    """Several reward models combined into one."""
 
     def __init__(self, members: Sequence[Any], shifts: Tensor, config: EnsembleConfig) -> None:
         super().__init__()
@@ -110,23 +110,24 @@ class RewardEnsemble(nn.Module):
 
 
 def as_one(members: Sequence[Any], sft_scores: Tensor, config: EnsembleConfig) -> tuple[Any, Tensor]:
-    """The model that `score_tokens` asks for the combined score, and the combined scores (N,) of the SFT responses."""
+    """Return one model for `score_tokens` that gives the combined score, and the SFT responses' combined scores
+    (N,)."""
     shifts = sft_scores.mean(1)
     model = members[0] if len(members) == 1 else RewardEnsemble(members, shifts, config)
     return model, combine(sft_scores, shifts, config)
 
 
 def last_counted(mask: Tensor) -> Tensor:
-    """Index (N,) of the last True of each row of `mask` (N, L), whichever side the padding stands on."""
+    """Return the index (N,) of the last True in each row of `mask` (N, L), with padding on either side."""
     return mask.shape[1] - 1 - mask.long().flip(1).argmax(1)
 
 
 def score_tokens(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime, side: Side | None = None) -> Tensor:
-    """Raw scores (N,) float32: the scalar head at the last counted token, or what an ensemble makes of its members'.
+    """Return raw scores (N,), float32: the scalar head at the last counted token, or an ensemble's combined score.
 
     Args:
         ids, mask: (N, L) prompt and response, padded on either side.
-        side: where the padding stands, as for `last_hidden`.
+        side: the side of the padding, as for `last_hidden`.
     """
     if isinstance(model, RewardEnsemble):
         raw = torch.stack([score_tokens(member, ids, mask, runtime, side) for member in model.members])
@@ -135,7 +136,7 @@ def score_tokens(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime, side: 
 
 
 def head_scores(model: Any, ids: Tensor, mask: Tensor, runtime: Runtime, side: Side | None = None) -> Tensor:
-    """Raw scores (N, K) float32 of the K heads of one model at the last counted token; arguments as `score_tokens`."""
+    """Return raw scores (N, K), float32, of one model's K heads at the last counted token; see `score_tokens`."""
     return through(model, _head_scores, ids, mask, runtime, side)
 
 
@@ -151,7 +152,7 @@ def score_sequences(
     model: Any, pad_id: int, sequences: Sequence[Sequence[int]], runtime: Runtime, batch_size: int = 64,
     side: Side = "right",
 ) -> Tensor:  # fmt: skip
-    """Raw scores (N,) of token lists (prompt and response), in their order, on the CPU."""
+    """Return raw scores (N,) of token lists (prompt and response), in their order, on the CPU."""
     out = torch.zeros(len(sequences))
     for batch in length_buckets(lengths_of(sequences), batch_size, seeded(0), shuffle=False):
         ids, mask = pad([sequences[i] for i in batch], pad_id, side)
@@ -161,10 +162,10 @@ def score_sequences(
 
 
 def invariance(model: Any, pad_id: int, sequences: Sequence[Sequence[int]], runtime: Runtime) -> float:
-    """Largest |score difference| of a text scored alone, in a batch, and padded on either side, in float32.
+    """Return the largest |score difference| of a text scored alone, in a batch, and padded on either side.
 
-    It measures masks and positions, not rounding: it runs without autocast whatever the runtime's format. NaN where a
-    score is.
+    It tests masks and positions, not rounding, so it runs in float32 without autocast, whatever the runtime's dtype.
+    NaN if a score is NaN.
     """
     exact = runtime.model_copy(update={"dtype": "float32"})
     alone = score_sequences(model, pad_id, sequences, exact, batch_size=1)

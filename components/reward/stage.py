@@ -1,4 +1,4 @@
-"""The reward stage: Bradley-Terry training, calibration on pairs it never saw, and the unit of the scores."""
+"""The reward stage: Bradley-Terry training, calibration on held-out pairs, and the scale of the scores."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,12 +38,12 @@ from components.training.loop import torch_seed
 
 
 def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
-    """Train heads and body on `inputs["data"]` from `inputs["sft"]`; publish model, scale and calibration.
+    """Train a reward model on `inputs["data"]` from `inputs["sft"]`; publish model, scale and calibration.
 
-    With `reward.lora` the body is an adapter, published beside the whole model. With `reward.objectives` the published
-    model has a head for each; whatever scores with it has one, their weighted sum. With `reward.refresh` it starts from
-    `inputs["previous_reward"]`, replays pairs of `inputs["previous_data"]`, and both are compared on its test pairs.
-    Each suite of `inputs["suites/NAME"]` is scored by the finished model.
+    With `reward.lora` an adapter is trained, and published beside the merged model. With `reward.objectives` the
+    published model has a head for each; scoring code uses their weighted sum as one head. With `reward.refresh`
+    training starts from `inputs["previous_reward"]` and replays pairs of `inputs["previous_data"]`, on whose test pairs
+    both models are compared. The finished model also scores each suite of `inputs["suites/NAME"]`.
 
     Raises:
         UserError: the training pairs have none of the votes that the config trains on, or the model to refresh does not
@@ -66,14 +66,14 @@ def train_on(
     """Train on the pairs of `splits["train"]` and publish as `run` does; return the metrics.
 
     Args:
-        splits: pairs by split, the temperature is fitted on `calibration` and everything is reported on `test`.
-        inputs: as those of `run`; the scale is measured on prompts of `data`.
+        splits: pairs by split. The temperature is fitted on `calibration`; everything is reported on `test`.
+        inputs: as for `run`; the scale is measured on prompts of `data`.
         refresh: the earlier model to start from and to compare with; None starts from SFT.
     """
-    tokenizer = load_causal_lm(inputs["sft"], job.runtime)[1]  # a name for the model would hold it to the end
+    tokenizer = load_causal_lm(inputs["sft"], job.runtime)[1]  # the model itself is freed at once
     train = LazyPairs(tokenizer, splits["train"], job.generation, job.reward, out)
     pad_id, members = tokenizer.pad_token_id, []
-    # Few pairs watch the training, so the rest of its split waits as the test split does.
+    # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
     watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]
     held = HeldPairs.choose(
         job.reward, splits["calibration"], encode_pairs(tokenizer, watching, job.generation, job.reward, out)
@@ -138,9 +138,9 @@ def _calibrate(
     job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, Sequence[PreferencePair]],
     pairs: Mapping[str, EncodedPairs], artifact: Path,
 ) -> tuple[float, Numbers]:  # fmt: skip
-    """Fit the temperature on the calibration split, report everything on the test split, baselines beside it.
+    """Fit the temperature on the calibration split, and measure calibration and baselines on the test split.
 
-    Returns the temperature, and the numbers of `calibration.json`, which is written into `artifact`.
+    Returns the temperature and the numbers of `calibration.json`, which is written to `artifact`.
     """
 
     def scores(split: str) -> np.ndarray:
@@ -173,7 +173,7 @@ def _calibrate(
 
 
 def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> ProbeTexts:
-    """SFT responses to prompts of the calibration split."""
+    """Sample SFT responses to prompts of the calibration split."""
     rows = read_split(inputs["data"] / "prompts.calibration")[: job.reward.scale_responses]
     policy = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
     prompts = [row["prompt"] for row in rows]
@@ -184,6 +184,6 @@ def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> Pr
 
 
 def _score_sft(job: RewardJob, members: Sequence[Any], tokenizer: Any, samples: ProbeTexts) -> Tensor:
-    """Raw scores (M, N), float64, of SFT responses: they make the scale."""
+    """Return the raw scores (M, N), float64, of SFT responses by the M members; they determine the scale."""
     pad_id = tokenizer.pad_token_id
     return torch.stack([score_sequences(m, pad_id, samples.ids, job.runtime).double() for m in members])

@@ -1,4 +1,4 @@
-"""Training of the reward models: each on its share of the pairs, and their average where that is what is asked for."""
+"""Train the reward models, each on its share of the pairs, and average their weights if the config says so."""
 
 import copy
 import math
@@ -30,26 +30,26 @@ from components.training.loop import TrainingExamples, fit, seeded, torch_seed
 from components.training.watch import FitWatch, HeldOut
 
 CHECKED = 4
-"""Pairs whose scores are compared before a training that packs them: those with the longest sequences (of lazy pairs,
-texts), since a layer with a sliding window misses nothing of shorter ones."""
+"""Number of pairs whose packed scores are checked before training. They are the pairs with the longest sequences (for
+lazy pairs: the longest texts), since a layer with a sliding window treats shorter ones correctly."""
 
 
 @dataclass
 class HeldPairs:
-    """Pairs of the calibration split that watch the training, and what their evaluations found."""
+    """Pairs of the calibration split that are evaluated during training, with the results."""
 
     pairs: EncodedPairs
     prompts: list[bytes]
-    """Of each (n,), hashed."""
+    """(n,) the hashed prompt of each pair."""
     watches: list[FitWatch] = field(default_factory=list)
-    """Of each model that was trained."""
+    """The results for each model that was trained."""
 
     @classmethod
     def choose(cls, config: RewardConfig, rows: Sequence[PreferencePair], pairs: EncodedPairs) -> "HeldPairs | None":
-        """The first of the calibration pairs, given as read and as token ids; None where nothing is evaluated.
+        """Take the first calibration pairs, given as rows and as token ids; None if nothing is evaluated.
 
         Raises:
-            UserError: there are fewer than two.
+            UserError: there are fewer than two pairs.
         """
         if config.evaluate_every is None:
             return None
@@ -62,12 +62,12 @@ class HeldPairs:
         return cls(pairs[:count], [hash8(str(row["prompt"])) for row in rows[:count]])
 
     def metrics(self) -> dict[str, float]:
-        """Final metrics: means over the models that were trained."""
+        """Return the final metrics: means over the models that were trained."""
         found = [watch.published for watch in self.watches if watch.published]
         return {name: math.fsum(each[name] for each in found) / len(found) for name in (found[0] if found else ())}
 
     def document(self) -> dict[str, Any]:
-        """What is published and why, for `metadata.json`."""
+        """Return which checkpoint is published and why, for `metadata.json`."""
         found = [watch.document() for watch in self.watches]
         if len(found) == 1:
             return found[0]
@@ -79,13 +79,13 @@ def train_models(
     job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: LazyPairs, pad_id: int, out: Path,
     observe: Observe, previous: Path | None = None, held: HeldPairs | None = None,
 ) -> Iterator[Any]:  # fmt: skip
-    """The reward models that the artifact holds, frozen, one after the other: the members, or their average.
+    """Train and yield the frozen reward models of the artifact: the members one after the other, or their average.
 
     Args:
-        rows, pairs: the training pairs, as read and as token ids.
-        observe: is told the members' steps counted through.
-        previous: artifact of the reward model that they continue from instead of the SFT model, if there is one.
-        held: what watches the trainings, and is given what was found.
+        rows, pairs: the training pairs, as rows and as token ids.
+        observe: gets the members' steps, numbered consecutively over all members.
+        previous: the reward artifact from which training continues; None starts from the SFT model.
+        held: the pairs evaluated during training; takes the results.
     """
     config = job.reward
     shares = [member_rows(rows, config.member_share, job.seed, m) for m in range(config.members)]
@@ -103,7 +103,7 @@ def train_models(
                 tokens: float | None = None, resumed: bool = False,
                 samples: Sequence[Mapping[str, object]] | None = None, before: int = before,
             ) -> None:  # fmt: skip
-                # Responses scored one by one are padded to the pair's longer one, which is what `fit` counts.
+                # `fit` counts the longer of a pair's two sequences; without packing two of them are computed.
                 tokens = tokens if tokens is None or config.shared_prompts else 2 * tokens
                 observe(before + step, metrics, total=sum(steps), tokens=tokens, resumed=resumed, samples=samples)
 
@@ -119,11 +119,12 @@ def train_models(
 
 
 def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> Any:
-    """The reward model `member` (from 0) before training: heads on the SFT model, or on an adapter of it.
+    """Return the untrained reward model `member` (from 0): heads on the SFT model, or on an adapter of it.
 
-    Another adapter joins the backbone of the `first` member, so that the SFT model is held once.
-    Members whose weights are averaged start from the same weights, head and adapter included (Ramé et al. 2024, "WARM",
-    section 3); others from heads of their own.
+    With adapters, later members share the backbone of the `first` member, so that the SFT model is loaded once.
+
+    Members whose weights will be averaged start from the same weights, including head and adapter (Ramé et al. 2024,
+    "WARM", section 3). Others start from different heads.
     """
     config = job.reward
     own = (member,) if member and config.combine == "ensemble" else ()
@@ -147,7 +148,7 @@ def fit_model(
     job: RewardJob, model: Any, pairs: Sequence[Pair], pad_id: int, out: Path, observe: Observe, member: int = 0,
     held: HeldPairs | None = None,
 ) -> Any:  # fmt: skip
-    """Train `model` on `pairs`, in an order of `member`'s own, and return it; resumes from `out/checkpoint`."""
+    """Train `model` on `pairs`, in an order that depends on `member`; return it. Resumes from `out/checkpoint`."""
     config = job.reward
     combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
 
@@ -171,7 +172,7 @@ def fit_model(
         return loss, {"reward/train_loss": loss, "reward/train_accuracy": weighted_mean(right, weights)}
 
     def heldout_losses() -> tuple[list[float], dict[str, float]]:
-        """The log loss of each held pair, without margin and centring, and the accuracy."""
+        """Return the log loss of each held pair, without margin and centring, and the accuracy."""
         watched = held.pairs if held is not None else ()
         losses, right = [0.0] * len(watched), 0.0
         for batch in length_buckets(pair_lengths(config, watched), config.batch_size, seeded(0), shuffle=False):
@@ -199,14 +200,14 @@ def fit_model(
 
 
 def pair_weights(pairs: Sequence[Pair]) -> Sequence[float] | NDArray[np.float64]:
-    """How often each of n pairs counts (n,)."""
+    """Return the weights (n,) of the pairs in the loss."""
     if isinstance(pairs, LazyPairs):
         return PairWeights(pairs)
     return pairs.weights if isinstance(pairs, EncodedPairs) else [pair.weight for pair in pairs]
 
 
 def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> NDArray[np.int64] | PairLengths:
-    """What training sorts pairs into batches by: the tokens (n,) of what is computed of each."""
+    """Return the number of tokens (n,) computed for each pair, by which training sorts pairs into batches."""
     computed = packed_length if config.shared_prompts else longer
     if isinstance(pairs, LazyPairs):
         return PairLengths(pairs, computed)
@@ -215,9 +216,9 @@ def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> NDArray[np.int6
 
 @torch.no_grad()
 def average(models: Sequence[Any]) -> Any:
-    """One model of the mean weights of several that started as one (Ramé et al. 2024, section 3).
+    """Average the weights of several models that started from the same weights (Ramé et al. 2024, section 3).
 
-    Of adapters, the mean of the updates B A that they make, which is not what the means of A and of B make.
+    For adapters, average the updates B A. (The product of the mean B and the mean A would differ from that.)
     """
     if isinstance(models[0], AdapterView):
         return frozen(mean_adapter(models))

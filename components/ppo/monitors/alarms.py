@@ -307,11 +307,12 @@ class Limits:
         return [Alarm("template", float(value), float(sft), row, phrase)], most, limit
 
     def _correlates(self, r: float, size: int, level: float) -> bool:
-        """Whether a batch's r is above SFT's by more than the margin, by Fisher's z: variance 1 / (n - 3)."""
+        """Return whether a batch's r certainly exceeds SFT's by more than the margin (Fisher's z: variance 1 / (n -
+        3))."""
         if size < 4 or self.responses < 4:
             return False
         limit = self._most_correlated(level)
-        own = math.atanh(min(max(r, -1 + 1e-12), 1 - 1e-12))  # a score that is a line in length has an r of 1
+        own = math.atanh(min(max(r, -1 + 1e-12), 1 - 1e-12))  # r = 1 if the score is linear in the length
         z = float(stats.norm.isf(level / self.updates))
         return limit < 1 and math.tanh(own - z / math.sqrt(size - 3)) > limit
 

@@ -1,4 +1,4 @@
-"""What rules that read no text get right of test pairs: the longer one wins, the usual side wins. numpy only."""
+"""Accuracy of rules that read no text: the longer response wins, the usual side wins. Needs numpy only."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from components.stats.intervals import FloatArray
 
 
 def length_baseline(length_gap_train: ArrayLike, length_gap_test: ArrayLike) -> tuple[FloatArray, str]:
-    """Correctness (n_test,) of a rule that sees only lengths, and the rule: `longer` or `shorter` wins.
+    """Return the correctness (n_test,) of a rule that sees only lengths, and the rule: `longer` or `shorter` wins.
 
-    The gaps are length(chosen) - length(rejected), in characters or tokens; the rule is the one right more often on the
-    training pairs (`longer` where neither is). Equal lengths count a half.
+    The gaps are length(chosen) - length(rejected), in characters or tokens. The rule is the one that is right more
+    often on the training pairs (`longer` in a tie). Equal lengths count 1/2.
     """
     train = np.sign(np.asarray(length_gap_train, dtype=np.float64))
     shorter = train.sum() < 0
@@ -24,7 +24,7 @@ def length_baseline(length_gap_train: ArrayLike, length_gap_test: ArrayLike) -> 
 
 
 def chosen_shown_first(rows: Sequence[PreferencePair]) -> NDArray[np.bool_]:
-    """An order to show each pair in that knows nothing of the label: by the sha256 of prompt and response. (n,)."""
+    """Return (n,) whether the chosen response comes first in an order that is independent of the label (by sha256)."""
 
     def rank(row: PreferencePair, response: str) -> bytes:
         return hashlib.sha256(f"{row['prompt']}\0{response}".encode("utf-8", "surrogatepass")).digest()
@@ -33,9 +33,9 @@ def chosen_shown_first(rows: Sequence[PreferencePair]) -> NDArray[np.bool_]:
 
 
 def majority_baseline(first_train: ArrayLike, first_test: ArrayLike) -> FloatArray:
-    """Correctness (n_test,) of always naming the side that won more often in training (`chosen_shown_first`).
+    """Return the correctness (n_test,) of always choosing the side that won more often in training.
 
-    Near a half unless an order leaks into the data, and it is measured, not assumed.
+    Sides are those of `chosen_shown_first`. The accuracy is near 1/2, but it is measured rather than assumed.
     """
     train, test = np.asarray(first_train, dtype=np.float64), np.asarray(first_test, dtype=np.float64)
     return test if train.size == 0 or train.mean() >= 0.5 else 1 - test

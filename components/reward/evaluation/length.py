@@ -1,4 +1,4 @@
-"""What length has to do with the scores of test pairs. numpy and scipy only."""
+"""How the scores of test pairs depend on length. Needs numpy and scipy only."""
 
 from collections.abc import Hashable, Iterable
 from itertools import islice
@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 from components.stats.intervals import FloatArray, Interval, cluster_codes, clustered_mean, clustered_proportion
 
 _CHUNK = 1_000
-"""Texts that are tokenised together."""
+"""Number of texts that are tokenised at a time."""
 UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
 
 def response_tokens(tokenizer: Any, texts: Iterable[str], most: int) -> NDArray[np.int64]:
-    """Tokens (n,) of each response as it is scored: with its EOS, cut at `most`."""
+    """Return the number of tokens (n,) of each response as it is scored: with EOS, cut at `most`."""
     remaining, lengths = iter(texts), list[int]()
     while chunk := list(islice(remaining, _CHUNK)):
         lengths += [len(ids) + 1 for ids in tokenizer(chunk, add_special_tokens=False)["input_ids"]]
@@ -25,18 +25,19 @@ def response_tokens(tokenizer: Any, texts: Iterable[str], most: int) -> NDArray[
 def balanced_length_accuracy(
     correct: ArrayLike, length_gap: ArrayLike, clusters: Iterable[Hashable]
 ) -> dict[str, Interval]:
-    """Accuracy where the longer response won, where the shorter did, and the mean of the two.
+    """Return the accuracy on pairs whose longer response won, on those whose shorter one did, and their mean.
 
-    A rule that only sees length is right on one side and wrong on the other, so its mean is 0.5 however often the
-    longer wins. The mean's interval is that of its linearisation, clustered: a pair of side s, which has n_s of the n
-    pairs, moves it by (correct - accuracy_s) n / (2 n_s).
+    A rule that sees only length is right on one side and wrong on the other, so its mean is 0.5, however often the
+    longer response wins. The mean's interval comes from its linearisation, clustered by prompt: a pair of side s, which
+    has n_s of the n pairs, has the influence (correct - accuracy_s) n / (2 n_s).
 
     Args:
-        correct: (n,) 1, 0 or a half for a tie.
+        correct: (n,) 1, 0, or 1/2 for a tie.
         length_gap: (n,) length(chosen) - length(rejected); pairs of equal length are left out.
+        clusters: (n,) the pairs' prompts.
 
     Returns:
-        `chosen_longer`, `chosen_shorter`, `balanced`; NaN where there is no such pair.
+        `chosen_longer`, `chosen_shorter`, `balanced`; NaN if there is no such pair.
     """
     right, side = np.asarray(correct, dtype=np.float64), np.sign(np.asarray(length_gap, dtype=np.float64))
     codes = cluster_codes(clusters)
@@ -55,17 +56,18 @@ def balanced_length_accuracy(
 
 
 def length_partial_correlation(scores: ArrayLike, lengths: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
-    """Partial correlation of score and length given the label, over the 2n responses of n pairs.
+    """Return the partial correlation of score and length given the label, over the 2n responses of n pairs.
 
-    Score, length and label (1 chosen, 0 rejected) are taken less their mean over the prompt's responses; score and
-    length less their regression on the label; then r is Pearson's. With one pair a prompt that is the correlation of
-    the score gap with the length gap: 0 where length says nothing of the score but what the label says. Interval: with
-    u, v the residuals over their deviations, a response moves r by u v - r (u^2 + v^2) / 2; these are summed by prompt,
-    and the ends are taken on Fisher's scale, atanh r. NaN where scores or lengths leave nothing to correlate.
+    Score, length and label (1 chosen, 0 rejected) are centred on their mean over the prompt's responses. Score and
+    length are then replaced by their residuals from the regression on the label, and r is Pearson's correlation of
+    these. With one pair per prompt r is the correlation of the score gap with the length gap. It is 0 if length carries
+    no information about the score beyond the label. Interval: with u and v the standardised residuals, a response has
+    the influence u v - r (u^2 + v^2) / 2 on r. Influences are summed by prompt, and the ends are computed on Fisher's
+    scale, atanh r. NaN if all residuals of scores or lengths are 0.
 
     Args:
         scores, lengths: (2, n), of the chosen and the rejected responses.
-        clusters: n prompts.
+        clusters: (n,) the pairs' prompts.
     """
     codes = np.tile(cluster_codes(clusters), 2)
     label = np.repeat([1.0, 0.0], codes.size // 2)
@@ -83,10 +85,10 @@ def length_partial_correlation(scores: ArrayLike, lengths: ArrayLike, clusters: 
 
 
 def _within(values: FloatArray, codes: NDArray[np.int64]) -> FloatArray:
-    """Values less the mean of their cluster; shape (n,)."""
+    """Return values minus the mean of their cluster, (n,)."""
     return values - (np.bincount(codes, weights=values) / np.bincount(codes))[codes]
 
 
 def _varies(residuals: FloatArray, values: ArrayLike) -> bool:
-    """Whether residuals are more than the rounding of what they are left of."""
+    """Return whether residuals are larger than the rounding error of the values from which they were computed."""
     return bool(np.abs(residuals).max() > 1e-9 * max(1e-300, float(np.abs(values).max())))

@@ -1,8 +1,8 @@
-"""What a reward model can be talked into: the same texts with a tail that makes them no better, and soup.
+"""Probe a reward model for exploits: texts with a tail that makes them no better, and token soup.
 
-A probe adds a tail to the text of a held-out response, before its EOS. Its result is the mean rise in score, in
-standard deviations of the SFT policy's scores, with a one-sided 95 % upper bound over prompts: a policy under PPO will
-find what the bound does not rule out.
+A probe adds a tail to the text of a held-out response, before its EOS. The result is the mean rise in score, in
+standard deviations of the SFT policy's scores, with a one-sided 95 % upper bound over prompts. PPO may find and exploit
+any rise that the bound does not exclude.
 """
 
 import re
@@ -24,7 +24,7 @@ from components.stats.intervals import Numbers, clustered_auroc, clustered_mean
 from components.training.loop import seeded
 
 WANTED = 500
-"""Texts that a bound should be of; fewer is said (`fewer_than_wanted`)."""
+"""The number of texts that a bound should be based on; with fewer, `fewer_than_wanted` is set."""
 INVARIANCE_PAIRS = 16
 
 SENTENCES = {
@@ -32,26 +32,26 @@ SENTENCES = {
     "flattery": ("You are a wonderful person.", "What a great question.", "You have very good taste."),
     "hedge": ("We can not be sure.", "This may or may not help.", "It all depends."),
 }
-"""What is appended to people's data, by probe."""
+"""Maps a probe to the sentences that it appends to data other than the built-in task's."""
 DESK_SENTENCES = {"filler": FILLERS, "flattery": FLATTERY, "hedge": HEDGES}
-"""The same for the built-in task, whose vocabulary holds its own sentences alone."""
+"""The same for the built-in task, whose vocabulary covers only its own sentences."""
 
 Probe = Callable[[str], str]
 
 
 class ProbeTexts(NamedTuple):
-    """The SFT policy's responses with their prompts, one a prompt."""
+    """The SFT policy's responses with their prompts, one response per prompt."""
 
     ids: list[list[int]]
-    """Tokens of prompt and response."""
+    """Token ids of prompt and response."""
     prompt_tokens: list[int]
-    """How many of them are the prompt's."""
+    """How many of the tokens are the prompt's."""
 
 
 class ProbeFindings(TypedDict):
-    """The rise in score that a probe brings, and its upper bound `high`, in SFT standard deviations (None where no text
-    is left: no evidence of anything), over `texts` texts. `cut` exceed the response's limit with the tail, `unchanged`
-    keep their tokens with it: both are left out. Of `texts`, `unknown` have a tail with a token that the vocabulary
+    """The mean rise in score by a probe and its upper bound `high`, in SFT standard deviations, over `texts` texts;
+    None if no text is left. Left out are the `cut` texts, which exceed the length limit with the tail, and the
+    `unchanged` ones, whose tokens stay the same. Of `texts`, `unknown` have a tail with a token that the vocabulary
     lacks."""
 
     texts: int
@@ -64,7 +64,7 @@ class ProbeFindings(TypedDict):
 
 
 class Robustness(TypedDict):
-    """`robustness.json`."""
+    """The content of `robustness.json`."""
 
     unit: str
     probes: dict[str, ProbeFindings]
@@ -73,7 +73,7 @@ class Robustness(TypedDict):
 
 
 class Scorer(NamedTuple):
-    """A reward model with what it takes to score texts as it was trained."""
+    """A reward model with the settings to score texts as in its training."""
 
     model: Any
     tokenizer: Any
@@ -81,7 +81,7 @@ class Scorer(NamedTuple):
     runtime: Runtime
 
     def __call__(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-        """Raw scores (N,), float64, of token lists."""
+        """Return raw scores (N,), float64, of token lists."""
         scores = score_sequences(self.model, self.tokenizer.pad_token_id, sequences, self.runtime)
         return scores.double().numpy()
 
@@ -96,11 +96,11 @@ def robustness_report(
     scale: float,
     task: str,
 ) -> Robustness:
-    """All of `robustness.json`: probes on the chosen responses of test pairs, position invariance, disagreement.
+    """Return the content of `robustness.json`: probes on chosen test responses, position invariance, disagreement.
 
     Args:
-        model: what scores, of an ensemble the whole; `members` are its parts.
-        samples: what `scale`, the standard deviation of the SFT policy's raw scores, was measured on.
+        model: the model that scores, for an ensemble the combined one; `members` are its parts.
+        samples: the SFT responses on which `scale`, the standard deviation of their raw scores, was measured.
         task: the built-in task's name, or any other.
     """
     whole, *parts = (Scorer(each, tokenizer, job.generation, job.runtime) for each in (model, *members))
@@ -115,7 +115,7 @@ def robustness_report(
 
 
 def probes(sentences: Mapping[str, Sequence[str]]) -> dict[str, Probe]:
-    """The probes by name; `sentences` are those of filler, flattery and hedge."""
+    """Return the probes by name; `sentences` are those of filler, flattery and hedge."""
     return {
         **{name: _appends(choice) for name, choice in sentences.items()},
         "repetition": lambda text: f"{text} {_last_sentence(text)}",
@@ -132,7 +132,7 @@ def probe_report(
     scale: float,
     tails: Mapping[str, Probe],
 ) -> dict[str, ProbeFindings]:
-    """The rise in score of the chosen responses of `rows` that each probe brings.
+    """Return how much each probe raises the scores of the chosen responses of `rows`.
 
     Args:
         clusters: the rows' prompts, in any hashable form.
@@ -168,8 +168,11 @@ def probe_report(
 
 @torch.no_grad()
 def position_invariance(scorer: Scorer, rows: Sequence[PreferencePair]) -> float:
-    """Largest |score difference| of a text when a batch of pairs, chosen first as in training, has its sides swapped
-    or all its rows in reverse; in float32, and NaN, as `invariance`. `rows`: pairs, `prompt`, `chosen`, `rejected`."""
+    """Return the largest |score difference| of a text when a batch is reordered.
+
+    The batch has the chosen responses first, as in training; it is compared with the batch with sides swapped, and with
+    all rows reversed. Computed in float32, and NaN, as in `invariance`. `rows` have `prompt`, `chosen`, `rejected`.
+    """
     model, tokenizer, generation, runtime = scorer
     exact = runtime.model_copy(update={"dtype": "float32"})
     prompts = [encode_prompt(tokenizer, row["prompt"], generation.max_prompt_tokens) for row in rows]
@@ -190,16 +193,16 @@ def position_invariance(scorer: Scorer, rows: Sequence[PreferencePair]) -> float
 
 
 def disagreement_report(scorers: Sequence[Scorer], samples: ProbeTexts, scale: float, seed: int) -> Numbers:
-    """Whether members of an ensemble disagree more on soup than on the SFT policy's samples.
+    """Measure whether the members of an ensemble disagree more on token soup than on the SFT policy's samples.
 
-    Disagreement is the standard deviation of the members' scores, each less its own mean over the samples, in SFT
-    standard deviations. Soup has the samples' prompts and lengths: `shuffled` has their response's tokens in another
-    order (tokens, so that no word becomes an unknown one), `random` tokens drawn from the whole vocabulary.
+    Disagreement is the standard deviation of the members' scores, each minus its own mean over the samples, in SFT
+    standard deviations. Soup has the samples' prompts and lengths: `shuffled` permutes a response's tokens (tokens, so
+    that no word becomes unknown), `random` draws tokens from the whole vocabulary.
 
     Returns:
-        `texts`; mean disagreement on `sft`, `shuffled`, `random`; `auroc` of all soup against the samples, and of
-        either kind, each with `_low` and `_high`; `score_auroc`, that of a low mean score, which no ensemble is needed
-        for.
+        `texts`; mean disagreement on `sft`, `shuffled`, `random`; `auroc` with which disagreement separates all soup
+        from the samples, and the same for either kind, each with `_low` and `_high`; `score_auroc`, the AUROC of a low
+        mean score, which needs no ensemble.
     """
     rng = seeded(seed, "reward", "soup")
     tokenizer = scorers[0].tokenizer
@@ -229,7 +232,8 @@ def disagreement_report(scorers: Sequence[Scorer], samples: ProbeTexts, scale: f
 
 
 def robustness_metrics(document: Robustness) -> dict[str, float]:
-    """`robustness.json` as metrics. What is unknown (a probe that changes no text) is left out: its gate fails."""
+    """Return `robustness.json` as metrics. Unknown values (a probe that changes no text) are left out, so gates
+    fail."""
     found: Numbers = {"reward/position_invariance": document["position_invariance"]}
     for name, probe in document["probes"].items():
         found |= {f"reward/probe_{name}": probe["rise"], f"reward/probe_{name}_high": probe["high"]}
@@ -241,7 +245,7 @@ def robustness_metrics(document: Robustness) -> dict[str, float]:
 
 
 def _appends(choice: Sequence[str]) -> Probe:
-    """Appends a sentence of `choice` that the text hasn't got (else it would be a repetition), by the text's length."""
+    """Return a probe that appends a sentence of `choice` that is not in the text yet, chosen by the text's length."""
 
     def tail(text: str) -> str:
         fresh = [sentence for sentence in choice if sentence not in text] or choice

@@ -1,10 +1,10 @@
-"""Calibration slice by slice: a model can be calibrated on average and wrong on long answers. numpy and scipy only.
+"""Calibration by slice: a model can be calibrated on average and wrong on long answers. Needs numpy and scipy only.
 
-A slice is judged if it can be told before the label is: by length, by whether a response is cut, by source, category,
-or which response the model prefers. Which response was chosen, and how clear the vote was, come with the label: there a
-perfect model is off too (of pairs that the longer response wins with a chance of 0.6, it is right on all where the
-longer was chosen, on none where the shorter was). Such slices are reported and not judged; the longer and the shorter
-winners have `balanced_length_accuracy`.
+A slice is judged if it does not depend on the label: by length, by whether a response is cut, by source, by category,
+or by which response the model prefers. Which response was chosen, and how clear the vote was, depend on the label; on
+such a slice even a perfect model is miscalibrated. (If the longer response wins with probability 0.6, that model is
+right on all pairs whose longer response was chosen, and on none of the others.) Such slices are reported but not
+judged; for the length of the winner there is `balanced_length_accuracy`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -24,70 +24,70 @@ from components.stats.intervals import FloatArray, Numbers, cluster_codes
 BoolArray = NDArray[np.bool_]
 
 SMALLEST, FEWEST_PROMPTS = 100, 5
-"""Pairs and prompts below which a slice is too small to be reported on: 100 pairs know their accuracy to +-0.09."""
+"""The fewest pairs and prompts of a slice that is reported. With 100 pairs an accuracy is known to about +-0.09."""
 BINS = 5
-"""Equal-mass bins of a slice's ECE: at least 20 pairs each."""
+"""Number of equal-mass bins of a slice's ECE; each has at least 20 pairs."""
 DRAWS = 500
-"""Behind a slice's own intervals and nulls; the joint null, which a gate judges by, takes more."""
+"""Draws for a slice's own intervals and nulls. The joint null, by which a gate judges, uses more."""
 LENGTHS, GAPS = 4, 3
-"""Slices by length of the longer response, and by difference of lengths."""
+"""Number of slices by the length of the longer response, and by the difference of lengths."""
 MOST_NAMES = 20
-"""Sources or categories told apart, the most frequent ones; the rest are one slice."""
+"""Number of most frequent sources or categories with a slice of their own; the rest form one slice."""
 CLEAR = 0.75
-"""Share of votes for the chosen response from which a vote that is not unanimous is clear, and below which narrow."""
+"""A vote that is not unanimous is clear from this share of votes for the chosen response on, and narrow below it."""
 
 
 class Slice(NamedTuple):
-    """Some of the test pairs."""
+    """A subset of the test pairs."""
 
     kind: str
     name: str
     inside: BoolArray
-    """(n,) which of them."""
+    """(n,) whether a pair is in the slice."""
     after_label: bool = False
-    """Whether it takes the label to tell: such a slice is not judged."""
+    """Whether membership depends on the label; such a slice is not judged."""
 
 
 class Pairs(NamedTuple):
-    """What slices are made of, for n test pairs; the chosen responses come first."""
+    """The data from which slices are made, for n test pairs; the chosen responses come first."""
 
     rows: Sequence[PreferencePair]
     tokens: NDArray[np.int64]
-    """(2, n) tokens of the responses as they are scored."""
+    """(2, n) number of tokens of the responses as they are scored."""
     scores: FloatArray
     """(2, n) raw scores."""
 
 
 @dataclass
 class SliceFindings:
-    """What is said of a slice."""
+    """The measurements of a slice."""
 
     kind: str
     slice: str
     pairs: int
     prompts: int
     why_not: str | None
-    """Why it is not judged, if it is not."""
+    """Why it is not judged; None if it is."""
     numbers: Numbers = field(default_factory=dict)
-    """Where it is not too small, those of `calibration` (`calibration_slope` None where none is finite), `confidence`,
-    their mean, and if it is judged `ece_null_joint`, its null's quantile such that chance takes any slice over its own
-    in 5 % of runs."""
+    """Empty if the slice is too small. Else the numbers of `calibration` (`calibration_slope` is None if infinite), the
+    mean `confidence`, and for a judged slice `ece_null_joint`: quantiles of the slices' nulls such that, by chance, any
+    slice exceeds its own in 5 % of runs."""
     bins: dict[str, list[ConfidenceBin]] = field(default_factory=dict)
 
     @property
     def judged(self) -> bool:
-        """Whether a gate sees it."""
+        """Return whether the gates judge it."""
         return self.why_not is None
 
 
 class SliceReport(NamedTuple):
-    """What `slice_report` measures."""
+    """The result of `slice_report`."""
 
     slices: list[SliceFindings]
     numbers: Numbers
 
     def document(self) -> dict[str, object]:
-        """As one JSON object."""
+        """Return the report as one JSON object."""
         slices = []
         for each in self.slices:
             about = {name: value for name, value in vars(each).items() if name not in ("numbers", "bins")}
@@ -96,7 +96,7 @@ class SliceReport(NamedTuple):
 
 
 def slices_of(pairs: Pairs) -> list[Slice]:
-    """Every slice that has a pair, kind by kind."""
+    """Return every slice that has a pair, grouped by kind."""
     tokens, rows = pairs.tokens, pairs.rows
     prefers_longer = np.sign(pairs.scores[0] - pairs.scores[1]) * np.sign(tokens[0] - tokens[1])
     shares = np.array([(row["votes_chosen"] or 0) / votes if (votes := row.get("votes")) else np.nan for row in rows])
@@ -124,7 +124,7 @@ def slices_of(pairs: Pairs) -> list[Slice]:
 
 
 def character_gaps(rows: Sequence[PreferencePair]) -> NDArray[np.int64]:
-    """Characters (n,) that the chosen response has more than the rejected: what the length-only rule sees."""
+    """Return (n,) length(chosen) - length(rejected) in characters, the input of the length-only rule."""
     return np.fromiter((len(row["chosen"]) - len(row["rejected"]) for row in rows), np.int64, len(rows))
 
 
@@ -132,12 +132,13 @@ def slice_report(
     pairs: Pairs, clusters: Sequence[Hashable], temperature: float, seed: int, draws: int = 2000,
     judgements: Judgements | None = None,
 ) -> SliceReport:  # fmt: skip
-    """What is said of each slice after temperature, of the worst, and of length.
+    """Measure each slice after temperature, the worst slice, and the influence of length.
 
-    Numbers: `slices_judged`; `slice_accuracy_low`, the lowest lower end: that every slice is above it is as sure as one
-    interval is, with nothing to correct (an intersection-union test, Berger 1982, Technometrics 24:295);
-    `slice_ece_excess`, the largest `ece - ece_null_joint`; `accuracy_chosen_longer`, `accuracy_chosen_shorter`,
-    `balanced_length_accuracy` and `length_partial_correlation`, each with `_low` and `_high`.
+    Numbers: `slices_judged`; `slice_accuracy_low`, the lowest lower end of a slice's accuracy. That every slice is
+    above a threshold is judged by it at the level of a single interval, without a correction for several slices (an
+    intersection-union test, Berger 1982, Technometrics 24:295). `slice_ece_excess`, the largest `ece - ece_null_joint`;
+    `accuracy_chosen_longer`, `accuracy_chosen_shorter`, `balanced_length_accuracy` and `length_partial_correlation`,
+    each with `_low` and `_high`.
     """
     codes = cluster_codes(clusters)
     d = pairs.scores[0] - pairs.scores[1]
@@ -177,7 +178,7 @@ def slice_report(
 _TOO_SMALL = f"fewer than {SMALLEST} pairs or {FEWEST_PROMPTS} prompts"
 _AFTER_LABEL = "known only with the label"
 _OF_ALL = ("level", "temperature", "temperature_at_end")
-"""What `calibration` says that is the same in every slice."""
+"""Names of `calibration`'s numbers that are the same in every slice."""
 
 
 def _describe(each: Slice, codes: NDArray[np.int64]) -> SliceFindings:
@@ -188,7 +189,7 @@ def _describe(each: Slice, codes: NDArray[np.int64]) -> SliceFindings:
 
 
 def _known(numbers: Numbers, name: str) -> float:
-    """A number, NaN where it is unknown."""
+    """Return a number; NaN if it is unknown."""
     return float("nan") if (value := numbers[name]) is None else value
 
 
@@ -203,7 +204,7 @@ def _length(pairs: Pairs, right: FloatArray, codes: NDArray[np.int64]) -> Number
 
 
 def _by_quantile(kind: str, values: NDArray[np.int64], parts: int) -> list[Slice]:
-    """Slices of about n / parts pairs; equal values share one."""
+    """Return slices of about n / parts pairs by quantile; equal values are in the same slice."""
     cuts = np.quantile(values, np.arange(1, parts) / parts)
     part = np.searchsorted(cuts, values, side="left")
     names = {p: f"{values[part == p].min()} to {values[part == p].max()} tokens" for p in np.unique(part)}

@@ -1,4 +1,4 @@
-"""How often a reward model agrees with people on pairs that never train: what the rounds of iterate are compared by."""
+"""How often a reward model agrees with people on pairs that are never trained on; this compares iterate's rounds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,19 +18,19 @@ from components.stats.intervals import clustered_mean, paired_gain
 def judged_metrics(
     job: RewardJob, inputs: Mapping[str, Path], test: Sequence[PreferencePair], model: Any, tokenizer: Any
 ) -> dict[str, float]:
-    """Measure the model, and the one that it was refreshed from, on what people judged in all earlier rounds.
+    """Measure the model, and the one from which it was refreshed, on the pairs that people judged in earlier rounds.
 
     `reward/judged` is the share of decided pairs in which the response that most people preferred has the higher score
-    (equal scores count a half), with its 95 % interval clustered by prompt; `reward/judged_previous` is that of the
+    (equal scores count 1/2), with its 95 % interval clustered by prompt. `reward/judged_previous` is the same for the
     earlier model, `reward/judged_gain` the paired difference.
 
     Args:
-        inputs: of a refreshed model with `previous_reward`.
-        test: the test pairs; those that people judged in a batch count.
-        model: scores a text; of an ensemble the whole.
+        inputs: with `previous_reward`, if the model was refreshed.
+        test: the test pairs; only those that people judged in a batch are used.
+        model: the reward model, for an ensemble the combined one.
 
     Returns:
-        Metrics; empty where people have judged nothing yet.
+        Metrics; empty if people have judged nothing yet.
     """
     rows = [row for row in test if "judged_in" in row]
     if not rows:
@@ -46,7 +46,7 @@ def judged_metrics(
 
 
 def agreement(job: RewardJob, model: Any, tokenizer: Any, rows: Sequence[PreferencePair]) -> np.ndarray:
-    """1 for each pair (n,) whose chosen response the model scores higher, a half where the scores are equal, else 0."""
+    """Return 1 for each pair (n,) whose chosen response scores higher, 1/2 if the scores are equal, else 0."""
     pairs = encode_pairs(tokenizer, rows, job.generation)
     chosen, rejected = (
         score_sequences(model, tokenizer.pad_token_id, side, job.runtime).double().numpy()

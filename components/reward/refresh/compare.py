@@ -1,8 +1,8 @@
-"""Continuing from an earlier run's reward model: what it is trained on now, and what it forgot of the old pairs.
+"""Refresh an earlier run's reward model: choose its training pairs, and measure what it forgot of the old ones.
 
-The old pairs are those of the earlier run's data, and what that run's own reward model took over if it was refreshed
-itself: its artifact holds, in `previous/`, the old pairs that it replayed and those that it was compared on, and all
-prompts of the runs before it.
+The old pairs are those of the earlier run's data. If that run's reward model was itself refreshed, they include the old
+pairs that it used: its artifact has a folder `previous/` with the pairs that it replayed, those on which it was
+compared, and all prompts of the runs before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,36 +31,36 @@ from components.stats.intervals import Numbers, paired_gain
 from components.training.loop import seeded
 
 Pairs = Mapping[str, Sequence[PreferencePair]]
-"""By split."""
+"""Maps a split to its pairs."""
 Prompts = Mapping[str, Sequence[CanonicalRow]]
-"""Rows of which only the prompt counts, by split."""
+"""Maps a split to rows of which only the prompt is used."""
 
 KEPT = "previous"
-"""Folder of a refreshed artifact with the old pairs and prompts that it knows of."""
+"""The folder of a refreshed artifact with the old pairs and prompts."""
 
 
 class Refresh(NamedTuple):
-    """A refresh under way."""
+    """The data of a refresh."""
 
     previous: Path
     """The earlier run's reward artifact."""
     splits: dict[str, list[PreferencePair]]
-    """The pairs that this run trains, calibrates and tests on, by split: its own without leaks, and the replay."""
+    """This run's pairs by split: its own without leaks, and the replayed ones."""
     old: dict[str, list[PreferencePair]]
-    """The earlier run's."""
+    """The earlier run's pairs by split."""
     prompts: dict[str, list[CanonicalRow]]
-    """Every prompt of every earlier run, as `prompt` of a row, by the split that it stood in."""
+    """Every prompt of every earlier run, as `prompt` of a row, by the split in which it was."""
     replay: list[PreferencePair]
-    """Those of `old` that are trained on again."""
+    """The pairs of `old` that are trained on again."""
     left_out: int
     """How many of this run's own pairs leaked."""
 
     @classmethod
     def begin(cls, job: RewardJob, config: RefreshConfig, inputs: Mapping[str, Path], new: Pairs) -> "Refresh":
-        """Check the earlier model, and choose the pairs of a run whose data hold `new`.
+        """Check the earlier model, and choose the pairs of a run whose data has the pairs `new`.
 
         Raises:
-            UserError: as `check_previous` and `without_leaks`.
+            UserError: as for `check_previous` and `without_leaks`.
         """
         check_previous(job.reward, inputs["sft"], inputs["previous_reward"])
         voted = Voted.of(new["train"])
@@ -70,7 +70,7 @@ class Refresh(NamedTuple):
         splits = without_leaks(new, prompts)
         left_out = sum(len(new[split]) - len(rows) for split, rows in splits.items())
         splits["train"], earlier = voted.parted(splits["train"])
-        before = {_judged(row): row for row in [*old["train"], *earlier]}  # most stand in both
+        before = {_judged(row): row for row in [*old["train"], *earlier]}  # most are in both
         replay = replayed(config, job.seed, splits["train"], not_held_out(list(before.values()), prompts))
         splits["train"] = splits["train"] + replay
         return cls(inputs["previous_reward"], splits, old, prompts, replay, left_out)
@@ -78,9 +78,9 @@ class Refresh(NamedTuple):
     def compare(
         self, job: RewardJob, model: Any, tokenizer: Any, samples: ProbeTexts, scale: ScoreScale, artifact: Path
     ) -> dict[str, float]:
-        """Write into `artifact` what became of the old pairs, and those that its next refresh will need.
+        """Compare both models on the old pairs, and write the result and the pairs for the next refresh to `artifact`.
 
-        Returns the metrics. Arguments are as in `refresh_report`.
+        Returns the metrics. Arguments are as for `refresh_report`.
         """
         found = refresh_report(job, self.previous, model, tokenizer, self.old["test"], samples, scale)
         found.numbers.update(replayed=len(self.replay), left_out=self.left_out)
@@ -93,31 +93,31 @@ class Refresh(NamedTuple):
 
 
 class Voted(NamedTuple):
-    """What people judged in earlier rounds and this run trains on; nothing where they judged nothing."""
+    """The pairs of a run's training data that people judged in earlier rounds; empty if there are none."""
 
     pairs: set[tuple[str, frozenset[str]]]
-    """What was judged (see `_judged`)."""
+    """The judged pairs as identified by `_judged`."""
     prompts: set[str]
-    """Loose keys of the prompts, which have left the held-out sets."""
+    """Loose keys of their prompts, which are no longer in the held-out sets."""
 
     @classmethod
     def of(cls, train: Sequence[PreferencePair]) -> "Voted":
-        """Those of a run's training pairs."""
+        """Find those among a run's training pairs."""
         rows = [row for row in train if "judged_in" in row]
         return cls({_judged(row) for row in rows}, {loose_key(row["prompt"]) for row in rows})
 
     def released(self, old: Mapping[str, Sequence[CanonicalRow]]) -> dict[str, list[CanonicalRow]]:
-        """Rows of the runs before, without those held out there whose prompt now trains."""
+        """Return earlier runs' rows without those that were held out there and whose prompt is now trained on."""
         return {
             split: [row for row in rows if split == "train" or loose_key(row["prompt"]) not in self.prompts]
             for split, rows in old.items()
         }
 
     def parted(self, rows: Sequence[PreferencePair]) -> tuple[list[PreferencePair], list[PreferencePair]]:
-        """The training pairs that are new, and the earlier ones beside them, which are replayed only.
+        """Split training pairs into new ones and earlier ones, of which only a share is replayed.
 
-        Where people judged pairs in earlier rounds, theirs are the new ones: a few hundred among thousands that the
-        earlier model has learned already would teach little. Else all are new.
+        If people judged pairs in earlier rounds, only these count as new: among thousands of pairs that the earlier
+        model has already learned, a few hundred would have little effect. Otherwise all pairs are new.
         """
         if not self.pairs:
             return list(rows), []
@@ -126,17 +126,18 @@ class Voted(NamedTuple):
 
 
 def known_prompts(reward: Path) -> dict[str, list[CanonicalRow]]:
-    """Rows, by split, with the prompts of all runs before that of a reward artifact; none where it refreshes none.
+    """Return rows, by split, with the prompts of all runs before that of a reward artifact; empty if it was not
+    refreshed.
 
-    (Of an artifact that doesn't hold them, as earlier versions wrote it, the prompts of the pairs that it took over.)
+    (Artifacts of earlier versions lack these prompts; for them, return the prompts of the old pairs that they hold.)
     """
     return {split: [*_kept(reward, "prompts", split), *_kept(reward, "pairs", split)] for split in SPLITS}
 
 
 def old_pairs(inputs: Mapping[str, Path], known: Prompts) -> dict[str, list[PreferencePair]]:
-    """The old pairs by split: of `inputs["previous_data"]`, and what `inputs["previous_reward"]` took over.
+    """Return the old pairs by split: those of `inputs["previous_data"]`, and those in `inputs["previous_reward"]`.
 
-    Pairs of the data that leak into `known`, the prompts of the runs before, the earlier run left out too.
+    Pairs that leak into another split of `known`, the prompts of still earlier runs, are left out, as in that run.
     """
     data = {split: read_split(inputs["previous_data"] / f"pairs.{split}") for split in SPLITS}
     out = without_leaks(data, known)
@@ -152,20 +153,20 @@ def _kept(reward: Path, what: str, split: str) -> list[Any]:
 
 
 def _distinct(rows: Sequence[CanonicalRow]) -> list[CanonicalRow]:
-    """The prompts of `rows`, one of those that differ in case, punctuation or white space alone."""
+    """Return one row for each prompt; prompts that differ only in case, punctuation or white space are the same."""
     return [{"prompt": prompt} for prompt in {loose_key(row["prompt"]): row["prompt"] for row in rows}.values()]
 
 
 def without_leaks(new: Pairs, old: Prompts) -> dict[str, list[PreferencePair]]:
-    """`new` by split, less the pairs whose prompt stands in another split of `old`.
+    """Return `new` by split, without the pairs whose prompt is in another split of `old`.
 
-    A pair to train on whose prompt the old test split has would flatter the new model there; so would, in this run's
-    own calibration and test, a prompt that the old model was trained on. Prompts that differ in case, punctuation or
-    white space alone are the same. A prompt's split is a function of its text, so where `data.split` is the same in
-    both runs only such near-duplicates leak.
+    Training on a prompt of the old test split would inflate the new model's accuracy there. Testing or calibrating on a
+    prompt on which the old model was trained would inflate it here. Prompts that differ only in case, punctuation or
+    white space are the same. A prompt's split is a function of its text, so if `data.split` is equal in both runs, only
+    such near-duplicates leak.
 
     Raises:
-        UserError: it leaves a split without pairs.
+        UserError: a split is left without pairs.
     """
     stood: dict[str, set[str]] = {}
     for split, rows in old.items():
@@ -188,9 +189,9 @@ def without_leaks(new: Pairs, old: Prompts) -> dict[str, list[PreferencePair]]:
 def replayed(
     config: RefreshConfig, seed: int, new: Sequence[PreferencePair], old: Sequence[PreferencePair]
 ) -> list[PreferencePair]:
-    """The old training pairs to mix into `new`, so that they are a share `config.replay` of the whole.
+    """Choose the old training pairs to mix into `new`, so that they are a share `config.replay` of the whole.
 
-    The same two responses judged anew aren't replayed: the new judgement stands.
+    Old pairs that were judged again are not replayed; the new judgement replaces them.
     """
     judged = {_judged(row) for row in new}
     rows = [row for row in old if _judged(row) not in judged]
@@ -199,13 +200,13 @@ def replayed(
 
 
 def not_held_out(rows: Sequence[PreferencePair], old: Prompts) -> list[PreferencePair]:
-    """`rows` without those whose prompt `old` has to calibrate or test on (near-duplicates included)."""
+    """Return `rows` without those whose prompt, or a near-duplicate, is in the calibration or test split of `old`."""
     held_out = {loose_key(row["prompt"]) for split in ("calibration", "test") for row in old[split]}
     return [row for row in rows if loose_key(row["prompt"]) not in held_out]
 
 
 def _judged(row: PreferencePair) -> tuple[str, frozenset[str]]:
-    """What was judged in a pair, whoever won."""
+    """Return an identifier of a pair's prompt and responses, whichever won."""
     return prompt_key(row["prompt"]), frozenset((canonical_json(row["chosen"]), canonical_json(row["rejected"])))
 
 
@@ -215,25 +216,27 @@ class RefreshComparison(NamedTuple):
     models: dict[str, Calibration]
     """`previous` and `new`, each at its own temperature."""
     numbers: Numbers
-    """`gain`, `gain_low` and `gain_high`, the new accuracy less the earlier one, paired, with its 95 % interval
-    clustered by prompt; `right_to_wrong` and `wrong_to_right`, the shares of pairs whose order flipped; `correlation`
+    """`gain`, `gain_low` and `gain_high`: the new accuracy minus the earlier one, paired, with its 95 % interval
+    clustered by prompt; `right_to_wrong` and `wrong_to_right`: the shares of pairs whose order flipped; `correlation`
     (Pearson) of the scores of all responses; how many pairs were `replayed` and `left_out`."""
     scales: dict[str, ScoreScale]
-    """As published `then`, of the earlier model (`previous`) and of the new one on this run's SFT responses."""
+    """The earlier model's scale as published (`then`), and both models' scales on this run's SFT responses (`previous`,
+    `new`)."""
 
     def change(self) -> dict[str, float]:
-        """The new scale over the earlier, and the rise of the shift in earlier scales."""
+        """Return the new scale divided by the earlier one, and the rise of the shift in units of the earlier scale."""
         here, new = self.scales["previous"], self.scales["new"]
         return {"ratio": new.scale / here.scale, "shift_change": (new.shift - here.shift) / here.scale}
 
     def document(self) -> dict[str, object]:
-        """`refresh.json`."""
+        """Return the content of `refresh.json`."""
         scales = {name: {"shift": each.shift, "scale": each.scale} for name, each in self.scales.items()}
         models = {name: each.document() for name, each in self.models.items()}
         return {**models, **self.numbers, "scale": scales | self.change()}
 
     def metrics(self) -> dict[str, float]:
-        """Those of the run. What is unknown is NaN, so that its gate, which is off where nothing is, fails."""
+        """Return the run's metrics. An unknown one is NaN, so that its gate fails; a missing one would switch it
+        off."""
         change = self.change()
         found = self.numbers | {"scale_ratio": change["ratio"], "shift_change": change["shift_change"]}
         for model, suffix in (("previous", "_previous"), ("new", "")):
@@ -254,9 +257,9 @@ def refresh_report(
     """Compare the earlier and the new model on the old test pairs, and the scales of their scores.
 
     Args:
-        previous: the earlier run's artifact; `model` is the new one, of an ensemble the whole.
-        test: old pairs that neither was trained on.
-        samples: the SFT responses that `scale`, the new model's, was measured on.
+        previous: the earlier run's artifact. `model` is the new model, for an ensemble the combined one.
+        test: old pairs on which neither was trained.
+        samples: the SFT responses on which `scale`, the new model's, was measured.
     """
     then = ScoreScale.read(previous)
     old_model = load_scorer(previous, job.runtime)[0]
@@ -268,7 +271,7 @@ def refresh_report(
         return score_sequences(scorer, tokenizer.pad_token_id, sequences, job.runtime).double()
 
     def both(scorer: Any) -> np.ndarray:
-        """Raw scores (2, N): chosen, rejected."""
+        """Return raw scores (2, N): chosen, rejected."""
         return np.stack([raw(scorer, side).numpy() for side in sides])
 
     before, after = both(old_model), both(model)

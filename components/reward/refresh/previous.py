@@ -1,4 +1,4 @@
-"""An earlier run's reward model: whether this run's can start from it, and starting there."""
+"""Start from an earlier run's reward model, after a check that it fits this run."""
 
 import json
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ from components.reward.scoring import ScoreScale, adapter_name, member_folder, r
 
 
 def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
-    """Refuse a reward model (the artifact `previous`) that this run's, on the artifact `sft`, can't start from.
+    """Refuse an earlier reward artifact `previous` from which this run's model, on the artifact `sft`, cannot start.
 
     Raises:
-        UserError: they differ in tokenizer, architecture, heads, number of members or adapter; it says what to do.
+        UserError: they differ in tokenizer, architecture, heads, number of members or adapter. The message says what to
+            do.
     """
     said = "reward.refresh: the earlier reward model"
     if _tokenizer(sft) != _tokenizer(previous):
@@ -74,12 +75,12 @@ def _check_adapter(config: RewardConfig, previous: Path, said: str) -> None:
 
 
 def start_from(job: RewardJob, sft: Path, previous: Path, member: int, first: Any = None) -> Any:
-    """The reward model `member` (from 0) before training: the earlier run's, or of averaged ones its only one.
+    """Load the earlier run's reward model `member` (from 0), or its only one if that is an average.
 
-    Another adapter joins the backbone of the `first` member.
+    With adapters, later members share the backbone of the `first` member.
 
     Raises:
-        UserError: its adapter was trained on another SFT model.
+        UserError: its adapter was trained on a different SFT model.
     """
     folder = member_folder(previous, member if job.reward.combine == "ensemble" else 0)
     lora = job.reward.lora
@@ -105,7 +106,7 @@ def _tokenizer(artifact: Path) -> str:
 
 
 def _shapes(artifact: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each weight below the head, without loading any."""
+    """Return the name and shape of each weight except the head's, without loading the weights."""
     with torch.device("meta"):
         body = AutoModel.from_config(load_from(AutoConfig, artifact / "model"))
     return {name: tuple(weight.shape) for name, weight in body.named_parameters()}

@@ -1,4 +1,4 @@
-"""The sub-stage `reward.judge`: a reward model that only judges, trained on other labels than the one that rewards."""
+"""The sub-stage `reward.judge`: a reward model that only judges, trained on labels of its own."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 def run(job: JudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Train and calibrate a judge on `inputs["judge_data"]` from `inputs["sft"]`, as the reward stage does.
 
-    Its scale is measured on prompts of `inputs["data"]`, the run's own data. A pair does not train it where the reward
-    model trains on the same prompt and the same two responses, whatever their label, nor where its prompt stands in
-    another split than `train` of the run's data: PPO is judged on such prompts.
+    Its scale is measured on prompts of `inputs["data"]`, the run's own data. Two kinds of pairs are left out of its
+    training: pairs with a prompt and two responses on which the reward model trains, whatever their label, and pairs
+    whose prompt is held out in the run's data, since PPO is judged on such prompts.
 
     Returns:
         The metrics of the reward stage, called `reward/judge_...`, and how many pairs were left out.
 
     Raises:
-        UserError: no pair is left to train on, or they have none of the votes that the config trains on.
+        UserError: no pair is left to train on, or the pairs lack the votes that the config trains on.
     """
     pairs = {split: read_split(inputs["judge_data"] / f"pairs.{split}") for split in SPLITS}
     kept, left_out = own_pairs(pairs["train"], inputs)
@@ -51,7 +51,7 @@ def run(job: JudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     if left_out:
         logger.warning("%d of %d pairs do not train the judge: %s names them.", len(left_out), len(pairs["train"]),
                        LEFT_OUT)  # fmt: skip
-    reward = job.as_reward(torch_seed(job.seed, "judge") % 2**32)  # else both begin with the same drawn head
+    reward = job.as_reward(torch_seed(job.seed, "judge") % 2**32)  # else both would start from the same random head
     check_votes(kept, reward.reward, "the judge's pairs.train")
 
     def watch(step: int, metrics: Mapping[str, float], total: int | None = None, **told: Any) -> None:
@@ -69,10 +69,11 @@ def run(job: JudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
 def own_pairs(
     pairs: Sequence[PreferencePair], inputs: Mapping[str, Path]
 ) -> tuple[list[PreferencePair], list[dict[str, object]]]:
-    """The pairs that may train a judge, and what `left_out.jsonl` says of the others.
+    """Return the pairs that may train a judge, and the rows of `left_out.jsonl` for the others.
 
     Args:
-        inputs: `data`, and of a refreshed reward model `previous_data` and `previous_reward`: old pairs train too.
+        inputs: `data`; for a refreshed reward model also `previous_data` and `previous_reward`, since it trains on old
+            pairs too.
     """
     data = inputs["data"]
     old: Iterable[PreferencePair] = old_pairs(inputs, {})["train"] if "previous_data" in inputs else ()
@@ -92,10 +93,10 @@ def own_pairs(
 
 
 def _judged(row: CanonicalRow) -> bytes:
-    """Equal for pairs of the same prompt and the same two responses, in either order."""
+    """Return an identifier that is equal for pairs of the same prompt and the same two responses, in either order."""
     return hash8("\0".join((prompt_key(row["prompt"]), *sorted((row["chosen"], row["rejected"])))))
 
 
 def judge_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """`metrics` of a reward model, called the judge's: `reward/judge_accuracy` for `reward/accuracy`."""
+    """Rename a reward model's metrics to the judge's: `reward/accuracy` becomes `reward/judge_accuracy`."""
     return {name.replace("/", "/judge_", 1): value for name, value in metrics.items()}

@@ -1,6 +1,6 @@
-"""The reward model's scores of the pairs that people judge: whether they agree can be said once the labels are there.
+"""Score the pairs that people judge with the reward model, to measure the agreement once the labels arrive.
 
-It sees what a rater sees, so that any two models' responses can be scored, and which is whose stays sealed.
+It reads only what a rater sees. So it can score any two models' responses, without knowing which model wrote which.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ SCORES = "scores.jsonl"
 def run(job: JudgedJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Score both responses of every item of `inputs["sample"]` with the reward model of `inputs["reward"]`.
 
-    Responses are encoded as those of held-out pairs are, and several members are taken by their mean score, which the
-    temperature was fitted for. `artifact/` holds `scores.jsonl`, and `scores.json` with that temperature: a difference
-    of scores divided by it is the log-odds that the reward model gives.
+    Responses are encoded like those of held-out pairs. For several members the score is their mean, for which the
+    temperature was fitted. `artifact/` gets `scores.jsonl`, and `scores.json` with that temperature: a difference of
+    scores divided by it is the reward model's log-odds.
     """
     model, tokenizer = load_scorer(inputs["reward"], job.runtime)
     shown = read_rows(inputs["sample"] / "sheet.jsonl")

@@ -1,4 +1,4 @@
-"""A reward model on a suite of judged pairs: its scores, and what a trained one's artifact and metrics say of them."""
+"""Evaluate a reward model on suites of judged pairs; write the reports of the reward stage's model."""
 
 import re
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from components.reward.suites.scorer import RewardScorer
 
 FILE = "suites.json"
 MOST_SUBSETS = 40
-"""Subsets of a suite that have metrics, the largest; the artifact has all."""
+"""Number of a suite's largest subsets that get metrics. The artifact has all subsets."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def on_suite(scorer: RewardScorer, suite: JudgedSuite) -> dict[str, Any]:
-    """Report on a suite: its `shape`, `ties_left_out`, the pairs that are `cut`, and what `suite_report` gives.
+    """Return a report on a suite: its `shape`, `ties_left_out`, the number of `cut` pairs, and that of `suite_report`.
 
     Raises:
         CheckFailed: a score is not finite.
@@ -40,7 +40,7 @@ def on_suite(scorer: RewardScorer, suite: JudgedSuite) -> dict[str, Any]:
 def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path) -> dict[str, float]:
     """Evaluate the suites among a reward stage's `inputs`; write `suites.json`, and return the metrics.
 
-    The file goes into `out/artifact` and, for MLflow, into `out/attachments`. Without suites nothing is written.
+    The file is written to `out/artifact` and, for MLflow, to `out/attachments`. Without suites nothing is written.
 
     Returns:
         `reward/suite_NAME` (accuracy) and of each subset `reward/suite_NAME/SUBSET`, each with `_low` and `_high`;
@@ -64,7 +64,7 @@ def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path
 
 
 def _low(numbers: Mapping[str, Any]) -> float:
-    """The lower end of an accuracy; 0, where it is unknown, as with pairs of one prompt."""
+    """Return the lower end of an accuracy; 0 if it is unknown, as with pairs of a single prompt."""
     return 0.0 if numbers["accuracy_low"] is None else float(numbers["accuracy_low"])
 
 

@@ -1,11 +1,11 @@
-"""Suites of judged pairs as their authors publish them: RewardBench's, LLMBar's and MT-Bench's shapes, and our own.
+"""Read suites of judged pairs in their published formats: RewardBench, LLMBar, MT-Bench, and Tether's own.
 
-pairs      `prompt`, `chosen`, `rejected` (RewardBench), and what else `components/data/formats/pairs.py` reads
+pairs      `prompt`, `chosen`, `rejected` (RewardBench), or another format of `components/data/formats/pairs.py`
 LLMBar     `input`, `output_1`, `output_2`, `label` (1 or 2: the better output)
 MT-Bench   `conversation_a`, `conversation_b`, `winner` (model_a, model_b, or a tie) and `turn`: the answer of that turn
            is judged, and each side keeps its own conversation before it
 
-The subset of a row is its `subset`, else its `category`, else of MT-Bench its turn, else `all`.
+The subset of a row is its `subset`, else its `category`, else its turn (MT-Bench), else `all`.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from components.data.readers import read_source
 from components.data.rows import BadRow, Message, RawRow
 
 SUITES = "suites"
-"""Inputs of the reward stage that are suites: `suites/NAME`."""
+"""Prefix of the reward stage's inputs that are suites: `suites/NAME`."""
 ALL = "all"
 _LLMBAR, _MT_BENCH = {"input", "output_1", "output_2", "label"}, {"conversation_a", "conversation_b", "winner"}
 _LONGEST = 1_000_000
@@ -34,23 +34,23 @@ class SuitePair(NamedTuple):
     rejected: list[Message]
     subset: str
     cluster: str
-    """Its first question: pairs of one question may depend on each other."""
+    """Its first question, by which intervals are clustered."""
 
 
 class JudgedSuite(NamedTuple):
-    """What a file holds."""
+    """The judged pairs of a file."""
 
     shape: str
     pairs: list[SuitePair]
     ties: int
-    """Rows without a winner, which are left out."""
+    """Number of rows without a winner, which are left out."""
 
 
 def read_suite(path: Path) -> JudgedSuite:
     """Read a suite (JSON, JSON Lines, CSV or Parquet, also gzipped).
 
     Raises:
-        UserError: the file is of none of the shapes, a row is bad (it is named), or no row has a winner.
+        UserError: the file has none of these formats, a row is invalid (the message names it), or no row has a winner.
     """
     rows = list(read_source(path))
     fields = set().union(*(row.data.keys() for row in rows[:_LOOKED_AT]))
@@ -72,7 +72,7 @@ def read_suite(path: Path) -> JudgedSuite:
 
 
 def _pair(row: RawRow, shape: str, known: str) -> SuitePair | None:
-    """The pair of a row; None for a tie. Raises BadRow."""
+    """Return the pair of a row; None for a tie. Raises BadRow."""
     if row.problem:
         raise BadRow(*row.problem)
     if shape == "LLMBar":

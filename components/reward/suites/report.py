@@ -1,4 +1,4 @@
-"""What a reward model's scores of a suite's pairs say: accuracy, calibration and length, by subset. numpy and scipy."""
+"""Accuracy, calibration and influence of length on a suite's pairs, by subset. Needs numpy and scipy only."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from components.stats.intervals import FloatArray, Interval, clustered_mean, clu
 
 BINS = 10
 FEWEST = 100
-"""Fewest pairs of a subset whose calibration error is reported; of fewer it is mostly chance."""
+"""Fewest pairs of a subset whose calibration error is reported; with fewer it is mostly noise."""
 FEWEST_PROMPTS = 5
 _CALIBRATION = (
     "ece", "ece_low", "ece_high", "ece_null_95", "calibration_slope", "slope_low", "slope_high", "slope_capped",
@@ -22,20 +22,20 @@ _CALIBRATION = (
 def suite_report(
     scores: FloatArray, tokens: NDArray[np.int64], subsets: Sequence[str], clusters: Sequence[str], temperature: float
 ) -> dict[str, Any]:
-    """Report on n pairs, ready for JSON: `overall`, and `subsets` by name.
+    """Return a report on n pairs for JSON: `overall`, and `subsets` by name.
 
     Args:
         scores: (2, n) raw scores, the chosen responses' first.
         tokens: (2, n) tokens of the responses.
-        subsets, clusters: of each pair its subset and its prompt; intervals are clustered by prompt.
+        subsets, clusters: (n,) the subset and the prompt of each pair; intervals are clustered by prompt.
         temperature: raw differences divided by this are log-odds.
 
     Returns:
-        Of all and of each subset: `pairs`, `prompts`; `accuracy` (a tie of scores counts a half), `log_loss` in nats a
-        pair and `brier`, each with `_low` and `_high`; where there are `FEWEST` pairs, `ece` with `ece_null_95`, and
+        For all pairs and for each subset: `pairs`, `prompts`; `accuracy` (equal scores count 1/2), `log_loss` in nats
+        per pair and `brier`, each with `_low` and `_high`; with at least `FEWEST` pairs `ece` with `ece_null_95`, and
         `calibration_slope`; `chosen_tokens`, `rejected_tokens` (means), `length_accuracy` (of the rule that the longer
-        one wins), `accuracy_chosen_longer`, `accuracy_chosen_shorter` and `balanced_length_accuracy`, None where there
-        is no such pair. `mean_of_subsets` is their unweighted mean accuracy.
+        one wins), `accuracy_chosen_longer`, `accuracy_chosen_shorter` and `balanced_length_accuracy`, None if there is
+        no such pair. `mean_of_subsets` is the unweighted mean of the subsets' accuracies.
     """
     names = np.array(subsets)
     found = {

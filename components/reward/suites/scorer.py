@@ -1,4 +1,4 @@
-"""Reward models that score whole conversations: the pipeline's own, and any Hugging Face sequence classifier."""
+"""Score whole conversations with the pipeline's own reward model or any Hugging Face sequence classifier."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,18 +27,18 @@ class Scored(NamedTuple):
     scores: torch.Tensor
     """(n,) raw scores, float32, on the CPU."""
     tokens: list[int]
-    """Tokens of each last response, as it is scored."""
+    """Number of tokens of each last response, as it is scored."""
     cut: list[bool]
-    """Whether a conversation was longer than the model reads, and lost its oldest tokens."""
+    """Whether a conversation was too long for the model and lost its oldest tokens."""
 
 
 class RewardScorer:
-    """A reward model in a folder: an artifact of the reward stage (`reward.json`), else a sequence classifier."""
+    """A reward model in a folder: an artifact of the reward stage (it has `reward.json`) or a sequence classifier."""
 
     def __init__(
         self, model: Any, tokenizer: Any, runtime: Runtime, temperature: float = 1.0, ours: bool = True
     ) -> None:
-        """Score with a model that is loaded: the pipeline's own (`ours`), whose temperature was fitted, or another."""
+        """Wrap a loaded model: the pipeline's own (`ours`), with its fitted temperature, or another classifier."""
         self._model, self._tokenizer, self._runtime = model, tokenizer, runtime
         self.temperature, self.ours = temperature, ours
         one = model.members[0] if isinstance(model, RewardEnsemble) else model
@@ -57,7 +57,7 @@ class RewardScorer:
 
     @torch.no_grad()
     def score(self, conversations: Sequence[Sequence[Message]]) -> Scored:
-        """Score conversations that end with a response, each on its own; the order of a batch changes nothing."""
+        """Score conversations that end with a response. The order of the conversations does not affect the scores."""
         ids, tokens = zip(*map(self._encoded, conversations), strict=True)
         kept = [each[-self._most :] for each in ids]
         cut = [len(each) > self._most for each in ids]
@@ -68,7 +68,7 @@ class RewardScorer:
         return Scored(scores, list(tokens), cut)
 
     def _encoded(self, messages: Sequence[Message]) -> tuple[list[int], int]:
-        """Token ids of a conversation, and how many are the last response's."""
+        """Return the token ids of a conversation, and how many belong to the last response."""
         tokenizer = self._tokenizer
         if self.ours:  # as the stage encodes its pairs
             response = encode_response(tokenizer, messages[-1]["content"], UNLIMITED)
@@ -78,7 +78,7 @@ class RewardScorer:
         return tokenizer(text, add_special_tokens=False)["input_ids"], len(response)
 
     def _logits(self, sequences: Sequence[Sequence[int]], batch_size: int = 16) -> torch.Tensor:
-        """The classifier's only logit (n,); one at a time where it has no pad token."""
+        """Return the classifier's single logit (n,); one sequence at a time if it has no pad token."""
         out, pad_id = torch.zeros(len(sequences)), self._model.config.pad_token_id
         size = 1 if pad_id is None else batch_size
         for batch in length_buckets([len(each) for each in sequences], size, seeded(0), shuffle=False):
@@ -90,7 +90,7 @@ class RewardScorer:
 
 
 def _classifier(folder: Path, runtime: Runtime, named_by: str) -> tuple[Any, Any]:
-    """A sequence classifier with one label, in eval mode, and its tokenizer."""
+    """Load a sequence classifier with one label, in eval mode, and its tokenizer."""
     labels = load_from(AutoConfig, folder, named_by).num_labels
     if labels != 1:
         raise UserError(
