@@ -1,4 +1,4 @@
-"""The source files of a reward function: its module's, and those of the modules that it imports."""
+"""Find the source files of a reward function: its module and the modules that it imports."""
 
 import ast
 from importlib.util import resolve_name
@@ -11,7 +11,7 @@ from components.rewards.config import FunctionReward
 
 
 def root_of(config: FunctionReward) -> Path:
-    """The folder that the function's module is imported from. Raises UserError if it is not there."""
+    """Return the folder from which the function's module is imported. Raises UserError if it does not exist."""
     root = user_path(config.root, f"{config.where}: root").resolve()
     if not root.is_dir():
         raise UserError(f"{config.where}: there is no folder {root}. Set root to the module's folder.")
@@ -19,12 +19,12 @@ def root_of(config: FunctionReward) -> Path:
 
 
 def code_files(config: FunctionReward) -> list[Path]:
-    """The source files of the function's module and of every module that it imports from its root, also indirectly.
+    """Return the source files of the function's module and of every module that it imports from its root, transitively.
 
-    Imports inside functions count; a module that is named only in a string is not seen.
+    Imports inside functions count; a module that is named only in a string is not found.
 
     Raises:
-        UserError: there is no such module, a file is not valid Python, or the function is not in it.
+        UserError: the module does not exist, a file is not valid Python, or the module lacks the function.
     """
     root, (module, name) = root_of(config), config.target
     first = _file(module, root)
@@ -48,7 +48,7 @@ def code_files(config: FunctionReward) -> list[Path]:
 
 
 def code_digest(config: FunctionReward) -> str:
-    """sha256 over the names, relative to the root, and the bytes of `code_files`."""
+    """Return a sha256 over the names, relative to the root, and the bytes of `code_files`."""
     root = root_of(config)
     return digest_json({path.relative_to(root).as_posix(): digest_file(path) for path in code_files(config)})
 
@@ -68,7 +68,7 @@ def _tree(path: Path, config: FunctionReward) -> ast.Module:
 
 
 def _imports(path: Path, module: str, config: FunctionReward) -> list[str]:
-    """Names that may be modules: what `path` imports, and what it imports from them."""
+    """Return the names that may be modules: those that `path` imports, and those that it imports from them."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found: list[str] = []
     for node in ast.walk(_tree(path, config)):
@@ -86,7 +86,7 @@ def _imports(path: Path, module: str, config: FunctionReward) -> list[str]:
 
 
 def _binds(module: ast.Module, name: str) -> bool:
-    """Whether a module defines, assigns or imports the name somewhere."""
+    """Return whether a module defines, assigns or imports the name somewhere."""
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
             return True

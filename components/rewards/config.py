@@ -12,12 +12,12 @@ _NAME = r"^[A-Za-z][A-Za-z0-9_]{0,39}$"
 
 
 class _SourceConfig(Settings):
-    """What every source has."""
+    """The options of every source."""
 
     name: str = Field("", pattern=_NAME)
-    """Names its metrics, as `ppo/reward_NAME`; letters, digits and `_`. Empty: a name made from `source`."""
+    """The name in its metrics, as `ppo/reward_NAME`; letters, digits and `_`. Empty: derived from `source`."""
     weight: float = 1.0
-    """Its weight in the sum of the sources' scaled scores; below 0 it is a cost."""
+    """The weight in the sum of the sources' scaled scores; a negative weight makes it a cost."""
     judge: bool = False
     """Only score the final evaluation (`ppo/judge_NAME_gain`), and never reward, whatever `weight` is."""
     shift: float | None = None
@@ -50,12 +50,12 @@ class ModelReward(_SourceConfig):
     """Another reward model: an artifact of a reward stage, or a Hugging Face sequence classifier with one label."""
 
     source: str = unkeyed(..., pattern=r"^model:.+$")
-    """`model:` and a folder, or `org/name@revision` on the hub. It reads the conversation as text, through its own
-    tokenizer and chat template."""
+    """`model:` followed by a folder, or by `org/name@revision` on the hub. The model gets the conversation as text and
+    uses its own tokenizer and chat template."""
 
 
 class FunctionReward(_SourceConfig):
-    """A Python function, called in a process of its own: `function(prompts, responses, rows)` returns the scores."""
+    """A Python function, called in a separate process: `function(prompts, responses, rows)` returns the scores."""
 
     source: str = Field(..., pattern=r"^function:[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`function:MODULE:NAME`."""
@@ -79,8 +79,8 @@ class FunctionReward(_SourceConfig):
 
 
 class PluginReward(_SourceConfig):
-    """A function of an installed distribution, by an entry point of the group `tether.rewards`; called as `function:`'s
-    are."""
+    """A function of an installed distribution, named by an entry point of the group `tether.rewards`. It is called like
+    a `function:`."""
 
     source: str = Field(..., pattern=r"^plugin:[\w.-]+$")
     """`plugin:NAME`."""
@@ -108,9 +108,10 @@ class HttpReward(_SourceConfig):
     shape: Literal["tether", "openrlhf"] = "tether"
     """`tether` sends prompts (messages), responses and rows; `openrlhf` sends what OpenRLHF sends its reward server."""
     version: str = "auto"
-    """What the scorer calls its version. `auto` asks it (GET URL) when each run begins."""
+    """The scorer's version. `auto` asks the scorer (GET URL) when each run begins."""
     told: str = ""
-    """The version that it reported to this run; `none`: it reports none, and no stored result of PPO is reused."""
+    """The version that the scorer reported to this run. `none`: it reports no version, and no stored result of PPO is
+    reused."""
     batch_size: int = unkeyed(64, ge=1)
     """Most responses in one request."""
     timeout: float = unkeyed(60.0, gt=0)
@@ -131,25 +132,26 @@ class HttpReward(_SourceConfig):
 
 
 class VerifierReward(_SourceConfig):
-    """A built-in check of the response: 1 where it holds, 0 elsewhere."""
+    """A built-in check of the response: 1 if it holds, else 0."""
 
     source: str = Field(..., pattern=r"^verifier:(exact|number|regex|json_schema)$")
     """`verifier:exact` (the same text), `verifier:number` (the last number of the response), `verifier:regex` (the
     pattern is found) or `verifier:json_schema` (JSON that fits the schema)."""
     column: str | None = None
-    """The column of the prompt's row with what is expected; `data.reward_columns` must name it, too."""
+    """The column of the prompt's row that holds the expected value; `data.reward_columns` must name it too."""
     value: JsonValue = None
-    """What is expected of every response, in place of `column`: a text, a number, a pattern or a schema."""
+    """The expected value for every response, instead of `column`: a text, a number, a pattern or a schema."""
     extract: str | None = None
-    """A regular expression: only what its first group (else all of it) matches is checked; no match scores 0."""
+    """A regular expression. Only the match of its first group (without groups, of the whole) is checked; no match
+    scores 0."""
     ignore_case: bool = False
-    """`exact` and `regex`: upper and lower case are the same."""
+    """`exact` and `regex`: ignore the difference between upper and lower case."""
     tolerance: float = Field(1e-6, ge=0)
-    """`number`: largest difference, as a share of the expected number's size, or of 1 where that is less."""
+    """`number`: the largest allowed difference, divided by max(1, |expected number|)."""
 
     @property
     def check(self) -> str:
-        """Which check it is."""
+        """Return the name of the check."""
         return self.source.partition(":")[2]
 
     @model_validator(mode="after")
@@ -175,16 +177,15 @@ class RuleFunction(FunctionReward):
 
 
 class RulesConfig(Settings):
-    """The team's own policy: what in a response violates it, as patterns or as a Python function that counts."""
+    """The team's own rules for responses: patterns, or a Python function, that count violations."""
 
     file: str | None = unkeyed(None, min_length=1)
-    """A YAML or JSON file of patterns, `name: regular expression`, read when the run begins; `patterns` is what it has.
-    """
+    """A YAML or JSON file of patterns, `name: regular expression`; it is read into `patterns` when the run begins."""
     patterns: dict[str, str] = Field(default_factory=dict)
-    """Name -> regular expression (Python's). Each match in a response is a violation."""
+    """Maps a name to a Python regular expression. Each match in a response is a violation."""
     function: str | None = Field(None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """`MODULE:NAME`, in place of patterns: `function(prompts, responses, rows)` returns each response's number of
-    violations. It runs as a `function:` of `ppo.rewards` does."""
+    """`MODULE:NAME`, instead of patterns: `function(prompts, responses, rows)` returns each response's number of
+    violations. It runs like a `function:` of `ppo.rewards`."""
     root: str = unkeyed(".", min_length=1)
     """The folder that MODULE is imported from; `.`: the current directory when the run begins."""
     timeout: float = unkeyed(60.0, gt=0)
@@ -202,7 +203,7 @@ class RulesConfig(Settings):
 
     @property
     def caller(self) -> RuleFunction | None:
-        """How to call the function; None where there are patterns."""
+        """Return how to call the function; None if there are patterns."""
         if self.function is None:
             return None
         given = {"root": self.root, "timeout": self.timeout, "code": self.code}
@@ -210,7 +211,7 @@ class RulesConfig(Settings):
 
 
 def check_pattern(name: str, pattern: str) -> None:
-    """Raise ValueError if a rule's name can't name a metric, or its pattern can't be counted."""
+    """Raise ValueError if a rule's name is not valid in a metric's name, or if its pattern is not usable."""
     if not re.fullmatch(_NAME, name) or name.startswith("violations"):
         raise ValueError(f"rules: {name}: a name has letters, digits and _, and does not begin with violations")
     try:
@@ -222,7 +223,8 @@ def check_pattern(name: str, pattern: str) -> None:
 
 
 def own_name(source: str) -> str:
-    """The name of a source that is given none: the function's, the verifier's, the model's last part, or its kind."""
+    """Return the default name of a source: the function's, the verifier's, the last part of the model's, or its
+    kind."""
     kind, _, rest = source.partition(":")
     if kind == "model":
         rest = rest.partition("@")[0].rstrip("/").rpartition("/")[2]
@@ -250,11 +252,11 @@ RewardSource = Annotated[
         "http:URL or verifier:NAME",
     ),
 ]
-"""An entry of `ppo.rewards`; which options it has depends on its `source`."""
+"""An entry of `ppo.rewards`; its options depend on its `source`."""
 
 
 def check_rewards(sources: tuple[RewardSource, ...]) -> None:
-    """Raise ValueError where a list of sources gives no reward, or two of them share a name."""
+    """Raise ValueError if a list of sources gives no reward, or if two of them have the same name."""
     if not sources:
         raise ValueError("rewards: the list is empty: name a source, or leave rewards out for the pipeline's own model")
     if not any(each.weight and not each.judge for each in sources):

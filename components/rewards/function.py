@@ -1,4 +1,4 @@
-"""A user's Python function as a source of reward, in a process of its own with a time limit."""
+"""A user's Python function as a source of reward, in a separate process with a time limit."""
 
 import contextlib
 import json
@@ -20,15 +20,15 @@ from components.rewards.source import A_SCORE, Replies, Score, checked_scores, n
 
 
 class FunctionSource:
-    """Calls the function; each of its mistakes is a UserError that names module, function and response."""
+    """Calls the function. Each of its mistakes becomes a UserError that names module, function and response."""
 
     _known: set[str] | None
 
     def __init__(self, config: FunctionReward | PluginReward) -> None:
-        """Start its process.
+        """Start the function's process.
 
         Raises:
-            UserError: the module can't be imported, has no such function, or was edited after the run began.
+            UserError: the module cannot be imported, lacks the function, or was edited after the run began.
         """
         self._config = config
         if isinstance(config, PluginReward):
@@ -44,7 +44,7 @@ class FunctionSource:
         self._process = subprocess.Popen(
             [sys.executable, worker, str(root), module, name, str(os.getpid()), *installed],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": "0"},
-            start_new_session=True,  # Ctrl-C is for the stage; the process ends when its input does
+            start_new_session=True,  # Ctrl-C goes to the stage only; the process ends when its input closes
         )  # fmt: skip
         self._rest = b""
         try:
@@ -58,7 +58,7 @@ class FunctionSource:
             raise
 
     def score(self, replies: Replies) -> list[Score]:
-        """The function's scores."""
+        """Return the function's scores."""
         asked = {"prompts": replies.prompts, "responses": replies.responses, "rows": replies.rows}
         assert self._process.stdin is not None
         try:
@@ -103,7 +103,7 @@ class FunctionSource:
             )
 
     def _answer(self, what: str) -> dict[str, Any]:
-        """The next line of the process."""
+        """Read the next line of the process."""
         assert self._process.stdout is not None
         limit, file = time.monotonic() + self._config.timeout, self._process.stdout
         with selectors.DefaultSelector() as selector:

@@ -1,8 +1,8 @@
 """The process that runs a reward function: it answers each JSON line with one, and imports nothing of Tether.
 
 Its standard output is the channel; what the function prints goes to standard error. Run as a script:
-`python function_worker.py ROOT MODULE NAME PARENT [installed]`. ROOT is imported from, unless `installed` says that the
-environment has MODULE. It ends when its input does, or when the process PARENT is gone.
+`python function_worker.py ROOT MODULE NAME PARENT [installed]`. MODULE is imported from ROOT, or with `installed` from
+the environment. The process ends when its input closes or the process PARENT is gone.
 """
 
 import importlib
@@ -72,7 +72,7 @@ def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[
 
 
 def _plain(part: Any) -> Any:
-    """A part of a score as JSON holds it; what is not a pair is shown as text, for the stage to refuse."""
+    """Return a part of a score as JSON. What is not a pair becomes text, which the stage refuses."""
     try:
         offset, value = part
         return [operator.index(offset), float(value)]
@@ -81,7 +81,7 @@ def _plain(part: Any) -> Any:
 
 
 def _first_bad(function: Any, prompts: list[Any], responses: list[str], rows: list[Any]) -> int | None:
-    """The first response for which the function also raises when it is asked for that one alone."""
+    """Return the first response for which the function also raises when called with that response alone."""
     for index in range(len(responses)):
         here = slice(index, index + 1)
         try:
@@ -92,7 +92,7 @@ def _first_bad(function: Any, prompts: list[Any], responses: list[str], rows: li
 
 
 def _said(error: BaseException, root: str) -> str:
-    """The error, and the innermost line of the user's own code that raised it."""
+    """Return the error with the innermost line of the user's own code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(root + os.sep)]
     text = f"{type(error).__name__}: {error}"
@@ -106,7 +106,7 @@ def _said(error: BaseException, root: str) -> str:
 
 
 def _modules(root: str) -> list[str]:
-    """Files below `root` that are imported by now; not those of installed distributions."""
+    """Return the files below `root` that have been imported, without those of installed distributions."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     own = {os.path.realpath(file) for file in files if file and os.path.realpath(file).startswith(root + os.sep)}
     return sorted(file for file in own if "-packages" + os.sep not in file and not file.startswith(sys.prefix + os.sep))

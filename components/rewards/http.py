@@ -3,7 +3,7 @@
 `shape: tether`: POST {"prompts": [[{role, content}, ...], ...], "responses": [...], "rows": [{...}, ...]} answers
 {"scores": [...]}, each a number or [[offset, number], ...].
 `shape: openrlhf`: POST {"query": [...], "prompts": [...], "labels": [...]} answers
-{"rewards": [...]}; a query is the prompt in the policy's chat template with the response behind it.
+{"rewards": [...]}; a query is the prompt in the policy's chat template, followed by the response.
 GET at the same address answers {"version": "..."}; an answer to POST may name its `version` too.
 """
 
@@ -24,10 +24,10 @@ Render = Callable[[Sequence[Message]], str]
 
 
 class HttpSource:
-    """Asks the scorer."""
+    """Sends responses to the scorer and returns its scores."""
 
     def __init__(self, config: HttpReward, render: Render | None = None) -> None:
-        """`render` gives a prompt in the policy's chat template; the shape `openrlhf` needs it."""
+        """`render` formats a prompt in the policy's chat template; the shape `openrlhf` needs it."""
         import httpx
 
         self._config, self._render = config, render
@@ -38,11 +38,11 @@ class HttpSource:
         )
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._http.close()
 
     def version(self) -> str:
-        """What the scorer calls its version; `NO_VERSION` if it reports none.
+        """Return the scorer's version; `NO_VERSION` if it reports none.
 
         Raises:
             Unreachable: it does not answer.
@@ -56,11 +56,11 @@ class HttpSource:
         return str(version) if isinstance(version, str | int | float) and str(version) else NO_VERSION
 
     def score(self, replies: Replies) -> list[Score]:
-        """The scorer's scores.
+        """Return the scorer's scores.
 
         Raises:
-            Unreachable: it does not answer for `patience` seconds. UserError: it refuses, answers something else, or
-                has another version than when the run began.
+            Unreachable: it does not answer for `patience` seconds. UserError: it refuses, its answer is not valid, or
+                its version changed after the run began.
         """
         out: list[Score] = []
         for start in range(0, len(replies.responses), self._config.batch_size):
@@ -109,10 +109,11 @@ class HttpSource:
         return {"query": queries, "prompts": prompts, "labels": [row.get("label") for row in replies.rows]}
 
     def _ask(self, method: str, body: object) -> Any:
-        """The answer to a request, which goes again while the scorer is away; raises Unreachable after `patience`."""
+        """Return the answer to a request. Retries while the scorer is unreachable; raises Unreachable after
+        `patience`."""
         import httpx
 
-        final = (501,) if method == "GET" else ()  # Python's http.server, if it has no do_GET
+        final = (501,) if method == "GET" else ()  # the answer of Python's http.server without do_GET
         try:
             return ask_patiently(
                 lambda: self._http.request(method, self._config.url, json=body), self._config.patience,

@@ -1,4 +1,4 @@
-"""Scores that are kept: a response that an outside scorer has scored once keeps its score, also after a kill."""
+"""Keep the scores of an outside scorer: a response that was scored once keeps its score, also after a kill."""
 
 import json
 from pathlib import Path
@@ -11,20 +11,20 @@ from components.rewards.source import Replies, Score, Source
 
 
 class KeptScores:
-    """A source whose scores are written to a file as they come, and read from there when the stage goes on.
+    """A source whose scores are written to a file as they arrive, and read from there when the stage resumes.
 
-    So a stage that is killed and resumed gets the scores that it had, whatever the scorer says by then.
+    So a stage that is killed and resumed gets the same scores, even if the scorer would now answer differently.
     """
 
     def __init__(self, source: Source, path: Path) -> None:
-        """Read the scores that `path` has; a last line that a kill cut off is left out."""
+        """Read the scores in `path`, without a last line that a kill cut off."""
         self._source = source
         make_folder(path.parent)
         self._lines = AppendedLines(path, _read)
         self._known = dict(self._lines.found)
 
     def score(self, replies: Replies) -> list[Score]:
-        """Scores; only what is not known is asked for."""
+        """Return scores, and ask the source only for those that are not known."""
         keys = [
             digest_json({"prompt": prompt, "response": response, "row": dict(row)})
             for prompt, response, row in zip(*replies, strict=True)

@@ -1,4 +1,4 @@
-"""Another reward model as a source: it reads conversations as text, through its own tokenizer and chat template."""
+"""Another reward model as a source. It gets conversations as text and uses its own tokenizer and chat template."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ class ModelSource:
     """A reward model in a folder: an artifact of a reward stage, or a sequence classifier with one label."""
 
     def __init__(self, config: ModelReward, folder: Path, runtime: Runtime) -> None:
-        """Load it. Raises UserError where the folder holds neither."""
+        """Load the model. Raises UserError if the folder holds neither."""
         self._config, self._scorer = config, RewardScorer.load(folder, runtime, f"ppo.rewards: {config.source}")
 
     def score(self, replies: Replies) -> list[float]:
-        """Raw scores. Raises UserError where one is not finite."""
+        """Return raw scores. Raises UserError if one is not finite."""
         said = zip(replies.prompts, replies.responses, strict=True)
         found = self._scorer.score([[*prompt, {"role": "assistant", "content": text}] for prompt, text in said])
         if not found.scores.isfinite().all():
@@ -25,4 +25,4 @@ class ModelSource:
         return found.scores.tolist()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""

@@ -1,4 +1,4 @@
-"""The team's own policy: how often each response violates it."""
+"""Count how often each response violates the team's own rules."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from components.rewards.weighted import PromptColumns, replies_of
 
 
 class Rules:
-    """Counts violations by patterns or by a function. Close its process by using it as a context."""
+    """Counts violations by patterns or by a function. Use it as a context manager, which ends its process."""
 
     def __init__(self, config: RulesConfig, data: Path) -> None:
         """Compile the patterns, or start the function's process.
 
         Args:
-            data: a validate artifact, which has the prompts' further columns.
+            data: a validate artifact, which has the prompts' other columns.
 
         Raises:
-            UserError: the function can't be imported, or was edited after the run began.
+            UserError: the function cannot be imported, or was edited after the run began.
         """
         self._patterns = {name: re.compile(pattern) for name, pattern in config.patterns.items()}
         self._columns: Mapping[str, Mapping[str, Any]] = PromptColumns(data)
@@ -38,12 +38,12 @@ class Rules:
             self._function.close()
 
     def count(self, prompts: Sequence[Sequence[Message]], responses: Sequence[str]) -> list[dict[str, float]]:
-        """For each response its `violations` in all, and with patterns the matches of each by its name.
+        """Return for each response its total `violations` and, with patterns, the matches of each pattern by name.
 
-        Matches of one pattern do not overlap; those of two patterns may, and both count.
+        Matches of one pattern do not overlap. Matches of different patterns may overlap, and then all count.
 
         Raises:
-            UserError: the function makes a mistake, or returns a number below 0.
+            UserError: the function raises, or returns a number below 0 or something that is not a number.
         """
         if self._function is None:
             found = [{n: float(sum(1 for _ in p.finditer(text))) for n, p in self._patterns.items()}
@@ -63,5 +63,5 @@ class Rules:
 
 
 def rule_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """`ppo/rule_violations` and `ppo/rule_NAME`: means over the responses of what `Rules.count` returned."""
+    """Return `ppo/rule_violations` and `ppo/rule_NAME`: means over the responses of what `Rules.count` returned."""
     return {f"ppo/rule_{name}": sum(each[name] for each in counts) / len(counts) for name in counts[0]}

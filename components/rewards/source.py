@@ -1,4 +1,4 @@
-"""What a source of reward is: something that gives each response one number."""
+"""The interface of a source of reward, which gives each response one number or parts of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -7,34 +7,34 @@ from components.base.errors import UserError
 from components.base.jsonl import Message
 
 LARGEST = 3.4028234663852886e38
-"""The largest float32, which PPO computes in."""
+"""The largest float32; PPO computes in float32."""
 A_SCORE = "a score must be a finite number that float32 can hold"
 A_PART = "the parts of a score are pairs of a character's offset (a whole number) and a number"
 
 
 class Replies(NamedTuple):
-    """n responses with what they answer. Each list has n entries."""
+    """n responses with their prompts. Each list has n entries."""
 
     prompts: Sequence[Sequence[Message]]
     responses: Sequence[str]
-    """Without the final EOS; a special token inside is shown as ⟨name⟩."""
+    """The responses without the final EOS. A special token inside is shown as ⟨name⟩."""
     rows: Sequence[Mapping[str, Any]]
-    """The other columns of each prompt's row, as `data.reward_columns` names them."""
+    """The columns of each prompt's row that `data.reward_columns` names."""
 
 
 Parts = list[tuple[int, float]]
-"""A response's score in parts: offset of a character in the response (from 0), and what its token is rewarded with."""
+"""A response's score in parts: the offset of a character in the response (from 0), and the reward of its token."""
 Score = float | Parts
 """One number for a whole response, or its parts."""
 
 
 def total(score: Score) -> float:
-    """A score as one number: the sum of its parts."""
+    """Return a score as one number: the sum of its parts."""
     return sum(value for _, value in score) if isinstance(score, list) else score
 
 
 class BadScore(ValueError):
-    """What a user's scorer gave, and what is wrong with it."""
+    """An invalid score from a user's scorer, and what is wrong with it."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(what, why)
@@ -42,10 +42,10 @@ class BadScore(ValueError):
 
 
 def checked_score(found: Any, replies: Replies, index: int) -> Score:
-    """What a user's scorer gave for response `index`, read from JSON, as a score.
+    """Check what a user's scorer returned for response `index`, read from JSON, and return it as a score.
 
     Raises:
-        BadScore: it is none.
+        BadScore: it is not a score.
     """
     if not isinstance(found, list):
         return _checked_number(found)
@@ -66,10 +66,14 @@ def checked_score(found: Any, replies: Replies, index: int) -> Score:
 def checked_scores(
     found: Sequence[Any], replies: Replies, scorer: str, error: Callable[[str], UserError]
 ) -> list[Score]:
-    """What a user's scorer gave, one for each response, as scores. `scorer` is what it is called, for the message.
+    """Check what a user's scorer returned for each response, and return it as scores.
+
+    Args:
+        scorer: the scorer's name, for messages.
+        error: makes a UserError from a message.
 
     Raises:
-        UserError: one of them is no score; `error` makes it of the text.
+        UserError: one of them is not a score.
     """
     scores = list[Score]()
     for index, each in enumerate(found):
@@ -88,19 +92,19 @@ def _checked_number(found: Any) -> float:
 
 
 class Source(Protocol):
-    """Scores responses; the same ones get the same scores."""
+    """Scores responses. Equal responses to equal prompts must get equal scores."""
 
     def score(self, replies: Replies) -> Sequence[Score]:
-        """Return a score for each response. Raises UserError where the user's scorer gives none."""
+        """Return a score for each response. Raises UserError if the user's scorer returns something else."""
         ...
 
     def close(self) -> None:
-        """Let go of its process, or of its connections."""
+        """End its process or close its connections."""
         ...
 
 
 def named(replies: Replies, index: int) -> str:
-    """Response `index` for a message: its number from 1, its prompt's last turn and its text, cut short."""
+    """Describe response `index` for a message: its number from 1, its prompt's last turn and its text, shortened."""
     prompt, response = replies.prompts[index], replies.responses[index]
     asked = prompt[-1]["content"] if prompt else ""
     return f"response {index + 1} of {len(replies.responses)} (prompt {_short(asked)}, response {_short(response)})"

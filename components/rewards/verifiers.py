@@ -1,4 +1,4 @@
-"""Built-in checks of a response against what is expected: exact text, a number, a pattern, a JSON schema."""
+"""Built-in checks of a response against an expected value: exact text, a number, a pattern, a JSON schema."""
 
 import json
 import math
@@ -15,16 +15,17 @@ _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
 class Verifier:
-    """Scores 1 where a check holds, 0 where it does not."""
+    """Scores 1 if a check holds, else 0."""
 
     def __init__(self, config: VerifierReward) -> None:
-        """Raises UserError if responses can't be checked against `value`, as against a number that is none."""
+        """Raises UserError if `value` does not fit the check, for example if it is not a number for `number`."""
         self._config, self._holds = config, _CHECKS[config.check]
         if config.value is not None:
             self._ready(config.value, "value")
 
     def score(self, replies: Replies) -> list[float]:
-        """1.0 or 0.0 for each response. Raises UserError where a row lacks the column, or can't be checked against."""
+        """Return 1.0 or 0.0 for each response. Raises UserError if a row lacks the column or has a value that fits
+        not."""
         return [float(self._one(replies, index)) for index in range(len(replies.responses))]
 
     def close(self) -> None:
@@ -58,7 +59,7 @@ class Verifier:
 
 
 def last_number(text: str) -> float | None:
-    """The last number that a text holds, thousands separated by commas or not; None where it holds none."""
+    """Return the last number in a text, with or without commas between thousands; None if there is none."""
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "").replace("−", "-")) if found else None
 

@@ -1,4 +1,4 @@
-"""Several sources as one reward: each on a scale of its own, then their weighted sum."""
+"""Combine several sources into one reward: scale each by its own SFT scores, then take the weighted sum."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ from components.rewards.source import Parts, Replies, Source, total
 from components.rewards.verifiers import Verifier
 
 Place = Callable[[int, Parts], Sequence[tuple[int, float]]]
-"""From a response's number and the parts of its score to the numbers of the tokens that they fall on, with values."""
+"""Maps a response's number and the parts of its score to (token index, value) pairs."""
 
 
 class WeightedScores(NamedTuple):
@@ -49,11 +49,11 @@ class WeightedScores(NamedTuple):
     by_source: dict[str, Tensor]
     """(n,) scaled scores of each source, by name."""
     parts: Tensor | None
-    """(n, T) what of the sum falls on single tokens; None where no source gave parts, and where nobody asked."""
+    """(n, T) the parts of the sum that fall on single tokens; None if no source gave parts or they were not wanted."""
 
 
 INPUT = "rewards"
-"""A model's folder is the stage's input `rewards/NAME`."""
+"""Prefix of the stage's inputs that are models' folders: `rewards/NAME`."""
 
 
 @dataclass
@@ -62,26 +62,26 @@ class Rewards:
 
     configs: Sequence[RewardSource]
     sources: Mapping[str, Source]
-    """By name; the pipeline's own model is not among them, nor is any source on other ranks than the first."""
+    """Opened sources by name, without the pipeline's own model. Empty on all ranks but the first."""
     columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """A prompt's canonical JSON to the other columns of its row."""
+    """Maps a prompt's canonical JSON to the other columns of its row."""
     units: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Shift and scale of each source, in its raw score's unit; `measure` fills it."""
+    """Shift and scale of each source, in the unit of its raw score; filled by `measure`."""
     _stack: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     def open(
         cls, configs: Sequence[RewardSource], inputs: Mapping[str, Path], runtime: Runtime, tokenizer: Any, kept: Path
     ) -> "Rewards":
-        """Start and load the sources; close them by using the result as a context.
+        """Start and load the sources. Use the result as a context manager, which closes them.
 
         Args:
-            inputs: the stage's; `data` has the prompts' rows, `rewards/NAME` a model's folder.
-            tokenizer: the policy's.
-            kept: where the scores of HTTP scorers are kept for resuming.
+            inputs: the stage's inputs; `data` has the prompts' rows, `rewards/NAME` a model's folder.
+            tokenizer: the policy's tokenizer.
+            kept: the folder in which scores of HTTP scorers are kept for resuming.
 
         Raises:
-            UserError: a source can't be used.
+            UserError: a source cannot be used.
         """
         sources = dict[str, Source]()
         with ExitStack() as stack:
@@ -102,7 +102,7 @@ class Rewards:
 
     @property
     def rewarding(self) -> list[RewardSource]:
-        """The sources whose scores are rewarded: all that do not only judge."""
+        """Return the sources whose scores are in the reward: all except judges."""
         return [each for each in self.configs if not each.judge]
 
     def measure(
@@ -110,8 +110,8 @@ class Rewards:
     ) -> ScoreScale:
         """Measure each source's shift and scale on SFT responses, and return the scale of the sources' weighted sum.
 
-        Where every scale is measured, the sum is scaled too, so that SFT responses have a standard deviation of 1; with
-        a scale set by hand the sum stays as it is.
+        If every scale is measured, the sum is scaled too, so that its standard deviation over SFT responses is 1. If
+        some scale is set in the config, the sum is not scaled.
 
         Args:
             pipeline: (n,) raw scores of the pipeline's own model.
@@ -147,12 +147,12 @@ class Rewards:
         self, pipeline: Tensor, prompts: Sequence[Sequence[Message]], responses: Sequence[str], judging: bool = False,
         place: Place | None = None, tokens: int = 0,
     ) -> WeightedScores:  # fmt: skip
-        """Score responses, float32 on the device of `pipeline`.
+        """Score responses, in float32 on the device of `pipeline`.
 
-        Judges are asked only with `judging`, and are never in the sum.
+        Judges are asked only if `judging` is set, and are never in the sum.
 
         Args:
-            place: where parts of a score fall, of T = `tokens` tokens; None asks for sums alone.
+            place: finds the tokens of a score's parts, among T = `tokens` tokens; None returns no parts.
         """
         asked = [each for each in self.configs if judging or not each.judge]
         raw, given = self._raw(asked, pipeline, prompts, responses)
@@ -175,15 +175,15 @@ class Rewards:
         return [(scores - shift) / scale for scores, (shift, scale) in zip(raw, units, strict=True)]
 
     def _sum(self, scaled: Sequence[Tensor]) -> Tensor:
-        """Σ weight · scaled score over the sources that are rewarded, in their order."""
+        """Return Σ weight · scaled score over the sources that are in the reward, in their order."""
         return torch.stack([each.weight * s for each, s in zip(self.rewarding, scaled, strict=True)]).sum(0)
 
     def _raw(
         self, configs: Sequence[RewardSource], pipeline: Tensor, prompts: Sequence[Sequence[Message]],
         responses: Sequence[str],
     ) -> tuple[Tensor, dict[str, dict[int, Parts]]]:  # fmt: skip
-        """Raw scores (K, n) of these sources, float32 on the device of `pipeline`, the same on all ranks; and on the
-        first rank the parts of those that have some, by source and response."""
+        """Return raw scores (K, n) of these sources, float32 on the device of `pipeline`, equal on all ranks. On the
+        first rank also return the scores' parts, by source and response."""
         found = torch.zeros(len(configs), len(responses))
         parts = dict[str, dict[int, Parts]]()
         if ranks.is_first():
@@ -202,23 +202,23 @@ class Rewards:
 
 
 def agreement(scaled: Mapping[str, Tensor]) -> float | None:
-    """The lowest Spearman rank correlation of any two sources' scores (n,); None where none is defined."""
+    """Return the lowest Spearman rank correlation between two sources' scores (n,); None if none is defined."""
     varied = [scores.cpu().numpy() for scores in scaled.values() if len(scores) > 1 and float(scores.std()) > 0]
     found = [float(spearmanr(a, b).statistic) for a, b in itertools.combinations(varied, 2)]
     return float(np.min(found)) if found else None
 
 
 def source_metrics(scaled: Mapping[str, Tensor]) -> dict[str, float]:
-    """`ppo/reward_NAME`: each source's mean scaled score over a batch, and `ppo/reward_rank_correlation`."""
+    """Return `ppo/reward_NAME`, each source's mean scaled score over a batch, and `ppo/reward_rank_correlation`."""
     lowest = agreement(scaled)
     means = {f"ppo/reward_{name}": float(scores.mean()) for name, scores in scaled.items()}
     return means | ({} if lowest is None else {"ppo/reward_rank_correlation": lowest})
 
 
 class PromptColumns(Mapping[str, Mapping[str, Any]]):
-    """A prompt's canonical JSON to the other columns of its row, of all splits of a validate artifact.
+    """Maps a prompt's canonical JSON to the other columns of its row, for all splits of a validate artifact.
 
-    A row is read when it is asked for; 8 bytes stand for its prompt until then.
+    A row is read on access; until then its prompt takes 8 bytes of memory.
     """
 
     def __init__(self, data: Path) -> None:
@@ -242,7 +242,7 @@ class PromptColumns(Mapping[str, Mapping[str, Any]]):
 def replies_of(
     columns: Mapping[str, Mapping[str, Any]], prompts: Sequence[Sequence[Message]], responses: Sequence[str]
 ) -> Replies:
-    """Responses with their prompts and the rows that `columns` has for these."""
+    """Return responses with their prompts and the prompts' rows from `columns`."""
     rows = [columns.get(canonical_json(prompt), {}) for prompt in prompts] if columns else None
     return Replies(prompts, responses, rows or [{}] * len(responses))
 
