@@ -1,6 +1,6 @@
-"""Several models on one frozen backbone, each of them a LoRA adapter (Hu et al. 2022) in it, or the backbone itself.
+"""Several models on one frozen backbone: each is a LoRA adapter (Hu et al. 2022) on it, or the backbone itself.
 
-The adapters are peft's layers, which hold as many as are asked for; files are in peft's format.
+The adapters are peft's layers, each of which can hold several adapters; files are in peft's format.
 """
 
 import copy
@@ -28,19 +28,19 @@ PARTS = ("lora_A", "lora_B")
 
 
 class Backbone:
-    """A frozen language or scalar-head model whose linear layers hold adapters, at most one of them active.
+    """A frozen language or scalar-head model whose linear layers hold adapters, of which at most one is active.
 
     Its config, heads and device are the model's. It stays in eval mode.
 
     Args:
-        model: in float32, where it was loaded.
-        dtype: format in which the linear layers below the head are held. `autocast` would round them to the same
-            numbers at each use, and hold both.
-        quantize: `4bit` holds them in 4 bits instead (`AdapterConfig.quantize`).
-        device: where to hold it; layers are moved there one by one. None leaves it where it is.
+        model: in float32, on the device where it was loaded.
+        dtype: format in which the linear layers below the head are stored. (With float32 weights `autocast` would
+            compute the same rounded numbers at each use, and keep both copies.)
+        quantize: `4bit` stores them in 4 bits instead (`AdapterConfig.quantize`).
+        device: where to move it, layer by layer. None leaves it where it is.
 
     Raises:
-        UserError: as `components.models.matrices.quantized.four_bit`.
+        UserError: as for `components.models.matrices.quantized.four_bit`.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class Backbone:
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.digest = tensors_digest(model.base_model.named_parameters())
-        """sha256 of the weights below the head, in float32: an adapter fits these and no others."""
+        """sha256 of the float32 weights below the head. An adapter fits only the backbone with this digest."""
         hold(self.model, getattr(torch, dtype), quantize, device)
         self.configs: dict[str, AdapterConfig] = {}
-        """The adapters by name, with the layers that each was found to have."""
+        """Maps an adapter's name to its config, whose `targets` are the layers that it actually has."""
         self.layers: dict[str, LoraLayer] = {}
-        """The adapted layers by their path in `model.base_model`."""
+        """Maps a path in `model.base_model` to the adapted layer."""
         self._active: str | None = None
 
     def add(self, name: str, config: AdapterConfig, seed: int, score: nn.Module | None = None) -> "AdapterView":
-        """A new adapter, A drawn from `seed` and B zero: it starts as the backbone, to the bit. `score` is its head.
+        """Add an adapter with random A (from `seed`) and B = 0, so that it starts exactly as the backbone.
 
         Raises:
-            UserError: `config.targets` names no layer of the model.
+            UserError: a name in `config.targets` matches no layer of the model.
         """
         from peft import LoraConfig
         from peft.functional import inject_adapter_in_model
@@ -75,22 +75,22 @@ class Backbone:
                 inject_adapter_in_model(lora, self.model.base_model, name)
             except ValueError as error:
                 raise UserError(f"lora.targets: {error}") from error
-        del self.model.base_model.peft_config  # a note that peft leaves, of the newest adapter alone
+        del self.model.base_model.peft_config  # peft's record, which names the newest adapter only
         self.configs[name] = config.model_copy(update={"targets": tuple(sorted(lora.target_modules))})
         self.layers = {n: m for n, m in self.model.base_model.named_modules() if isinstance(m, LoraLayer)}
         for weight in self.adapter_weights(name).values():
-            weight.data = weight.data.float()  # peft gives it the backbone's format
+            weight.data = weight.data.float()  # peft creates it in the backbone's format
         self._active = name
-        for target in config.targets or ():  # peft minds only if all of them are unknown
+        for target in config.targets or ():  # peft raises only if all of them are unknown
             if not any(f"{target}.lora_A.weight" in key for key in self.adapter_weights(name)):
                 raise UserError(f"lora.targets: the model has no linear layer named {target}.")
         return AdapterView(self, name, score)
 
     def activate(self, name: str | None) -> None:
-        """Have the layers compute as adapter `name` makes them; None for the backbone alone.
+        """Make adapter `name` the active one; None for the backbone alone.
 
-        peft makes the active adapter the one that trains. A gradient is dropped silently where its parameter
-        takes none by the time of the backward pass, and another model may have been asked since: keep the flags.
+        peft sets `requires_grad` only for the active adapter. Another model may be activated before the backward pass,
+        which would silently drop the gradients of this one, so the `requires_grad` flags are kept as they were.
         """
         if name == self._active:
             return
@@ -102,7 +102,7 @@ class Backbone:
         self._active = name
 
     def adapter_weights(self, name: str) -> dict[str, nn.Parameter]:
-        """A (rank, in) and B (out, rank) of each layer that adapter `name` has, by peft's names."""
+        """Return A (rank, in) and B (out, rank) of each layer of adapter `name`, by peft's names."""
         return {
             f"{path}.{part}.weight": getattr(layer, part)[name].weight
             for path, layer in self.layers.items()
@@ -111,16 +111,16 @@ class Backbone:
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of the model's own weights, the adapters' left out."""
+        """Yield the name and value of the model's own weights, without the adapters'."""
         adapters = {id(weight) for name in self.configs for weight in self.adapter_weights(name).values()}
         yield from ((name, p) for name, p in self.model.named_parameters() if id(p) not in adapters)
 
 
 class AdapterView(nn.Module):
-    """A model as one adapter makes it, or the backbone alone where `name` is None. It is asked as a whole one is.
+    """The backbone with one adapter active, or alone if `name` is None. It is used like a whole model.
 
-    Its parameters are the adapter's and the head's, so these train, are checkpointed and get optimiser state; the
-    backbone is no submodule.
+    Its parameters are the adapter's and the head's: only these are trained, checkpointed and have optimiser state. The
+    backbone is not a submodule.
     """
 
     def __init__(self, backbone: Backbone, name: str | None = None, score: nn.Module | None = None) -> None:
@@ -133,32 +133,32 @@ class AdapterView(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The backbone's config."""
+        """Return the backbone's config."""
         return self.backbone.model.config
 
     def base_model(self, **inputs: Any) -> Any:
-        """The backbone below its head, as this model's adapter makes it."""
+        """Run the backbone below its head with this model's adapter."""
         self.backbone.activate(self.name)
         return self.backbone.model.base_model(**inputs)
 
     def get_output_embeddings(self) -> Any:
-        """The backbone's output layer, which no adapter touches."""
+        """Return the backbone's output layer, which has no adapter."""
         return self.backbone.model.get_output_embeddings()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of all weights that its outputs depend on: backbone, adapter, head."""
+        """Yield the name and value of all weights that its outputs depend on: backbone, adapter, head."""
         yield from self.backbone.weights()
         yield from self.named_parameters()
 
     @torch.no_grad()
     def merged(self, dtype: torch.dtype = torch.float32) -> Any:
-        """A whole model of the backbone's class with the adapter added into its weights; the backbone keeps its bytes.
+        """Return a whole model of the backbone's class with the adapter merged; the backbone itself is not changed.
 
-        Weights held in fewer bits are merged as the numbers that the backbone computes with. A class without a scalar
-        head leaves this model's out.
+        Quantised weights are merged at the values with which the backbone computes. If the class has no scalar head,
+        this model's head is left out.
 
         Args:
-            dtype: of the linear layers below the head; each is merged in float32, and then cast.
+            dtype: of the linear layers below the head; each is merged in float32 and then cast.
         """
         whole = copy.deepcopy(self.backbone.model)
         if "score" in self._modules and hasattr(whole, "score"):
@@ -175,17 +175,17 @@ class AdapterView(nn.Module):
         return whole.requires_grad_(False)
 
     def save_pretrained(self, folder: Path, **options: Any) -> None:
-        """Write the merged model as transformers' models write themselves."""
+        """Write the merged model like `save_pretrained` of transformers."""
         self.merged().save_pretrained(folder, **options)
 
 
 @torch.no_grad()
 def mean_adapter(views: Sequence[AdapterView]) -> AdapterView:
-    """An adapter, named `mean`, on the backbone of the first of `views`: its update is the mean of their updates, its
-    head, in the first one's place, the mean of their heads.
+    """Return an adapter, named `mean`, whose update and head are the means of those of `views`.
 
-    The sum of the products B A of M adapters of rank r is the product of the stacked B and A, and α over its rank, M r,
-    is the scale of the mean. So it is exact, as none of rank r would be.
+    It is on the backbone of the first view, whose head it replaces. The sum of M products B A of rank r is the product
+    of the stacked B and A, of rank M r, and the scale α / (M r) makes it the mean. So the mean is exact, which an
+    adapter of rank r could not be.
     """
     first = views[0].backbone
     assert views[0].name is not None
@@ -201,7 +201,7 @@ def mean_adapter(views: Sequence[AdapterView]) -> AdapterView:
 
 
 def save_adapter(view: AdapterView, folder: Path) -> None:
-    """Write the adapter and head of `view` as peft would (no pickle), and the digest of the backbone they fit.
+    """Write the adapter and head of `view` in peft's format (no pickle), with the digest of their backbone.
 
     `PeftModel.from_pretrained` loads the folder onto the backbone.
     """
@@ -221,10 +221,10 @@ def save_adapter(view: AdapterView, folder: Path) -> None:
 
 
 def load_adapter(backbone: Backbone, name: str, folder: Path) -> AdapterView:
-    """What `save_adapter` wrote, with its head, as adapter `name` of `backbone`.
+    """Load what `save_adapter` wrote, with its head, as adapter `name` of `backbone`.
 
     Raises:
-        UserError: there is no adapter, it was trained on another backbone, or its file doesn't hold its weights.
+        UserError: there is no adapter, it was trained on a different backbone, or its file lacks weights.
     """
     if not (folder / "adapter_config.json").is_file():
         raise UserError(
@@ -258,7 +258,7 @@ def load_adapter(backbone: Backbone, name: str, folder: Path) -> AdapterView:
 
 
 _WHOLE = "base_model.model."
-"""What peft puts before a whole model's names."""
+"""The prefix that peft puts before names of a whole model."""
 
 
 def _below(backbone: Backbone) -> str:
@@ -266,7 +266,7 @@ def _below(backbone: Backbone) -> str:
 
 
 def tensors_digest(named: Iterable[tuple[str, Tensor]]) -> str:
-    """sha256 of names and bytes."""
+    """Return the sha256 of the tensors' names and bytes."""
     digest = hashlib.sha256()
     for name, tensor in named:
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""Token lists into batches: length buckets, padding, masks. A mask is True where a token counts, everywhere."""
+"""Make batches from token lists: length buckets, padding, masks. A mask is always True where a token counts."""
 
 import math
 import random
@@ -18,14 +18,14 @@ from components.models.tokenizers import rendered_prompt
 Messages = Sequence[Mapping[str, str]]
 
 PADDING = 0.4
-"""Most padding of a run, as a share of its tokens."""
+"""Largest share of padding among a run's tokens."""
 
 
 def encode_prompt(tokenizer: Any, messages: Messages, max_tokens: int) -> list[int]:
-    """Token ids of a prompt in the tokenizer's chat template, ready for the response.
+    """Return the token ids of a prompt in the tokenizer's chat template, ending where the response begins.
 
-    A prompt over `max_tokens` loses its oldest turns up to one of the user's (a system message stays), for templates
-    that insist on it, then its oldest tokens.
+    If the prompt exceeds `max_tokens`, its oldest turns are dropped, so that a user turn comes first (some templates
+    require it); a system message stays. If it is still too long, its oldest tokens are dropped.
     """
     kept = list(messages)
 
@@ -43,16 +43,16 @@ def encode_prompt(tokenizer: Any, messages: Messages, max_tokens: int) -> list[i
 
 
 def encode_response(tokenizer: Any, text: str, max_tokens: int) -> list[int]:
-    """Token ids of a response with EOS at its end; one that exceeds `max_tokens` is cut and has no EOS.
+    """Return the token ids of a response with a final EOS; one that exceeds `max_tokens` is cut and has no EOS.
 
-    A text that holds a stop string of the tokenizer ends before it, as a sampled one does.
+    A text that contains a stop string of the tokenizer ends before it, as a sampled response does.
     """
     ids = tokenizer(before_stop(tokenizer, text), add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
     return ids[:max_tokens]
 
 
 def encode_prompts(tokenizer: Any, prompts: Sequence[Messages], max_tokens: int) -> list[list[int]]:
-    """As `encode_prompt` of each, which it takes a fraction of the time of."""
+    """As `encode_prompt` of each prompt, but several times as fast."""
     if not prompts:
         return []
     rendered = [rendered_prompt(tokenizer, prompt) for prompt in prompts]
@@ -64,7 +64,7 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[Messages], max_tokens: int)
 
 
 def encode_responses(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-    """As `encode_response` of each, which it takes a fraction of the time of."""
+    """As `encode_response` of each text, but several times as fast."""
     if not texts:
         return []
     found = tokenizer([before_stop(tokenizer, text) for text in texts], add_special_tokens=False)["input_ids"]
@@ -72,23 +72,24 @@ def encode_responses(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> l
 
 
 class LazyLengths(Sequence[int]):
-    """Lengths in tokens that are computed when they are asked for, several at a time."""
+    """Lengths in tokens that are computed on access, several at a time."""
 
     @abstractmethod
     def at(self, which: Sequence[int]) -> list[int]:
-        """The lengths of the items `which`."""
+        """Return the lengths of the items `which`."""
 
 
 RUN = 32
-"""Batches that are sorted by length together."""
+"""Number of batches whose items are sorted by length together."""
 
 
 def length_buckets(
     lengths: Sequence[int] | NDArray[np.integer[Any]], batch_size: int, rng: random.Random, shuffle: bool = True
 ) -> list[list[int]]:
-    """Indices in batches of like length: shuffled, sorted within runs of 32 batches, the batches shuffled again.
+    """Return indices in batches of similar length; each index is in exactly one batch.
 
-    Without `shuffle` everything is sorted by length, for evaluation. Every index stands in exactly one batch.
+    Indices are shuffled, sorted by length within runs of 32 batches, and then the batches are shuffled. Without
+    `shuffle`, for evaluation, all indices are sorted by length.
     """
     if shuffle:
         return list(LengthBuckets(lengths, batch_size, rng))
@@ -97,14 +98,14 @@ def length_buckets(
 
 
 class LengthBuckets(Sequence[list[int]]):
-    """The batches of `length_buckets`, shuffled: each asks for the lengths of its own run of 32 batches alone."""
+    """The shuffled batches of `length_buckets`, computed on access: a batch needs only the lengths of its own run."""
 
     def __init__(self, lengths: Sequence[int] | NDArray[np.integer[Any]], batch_size: int, rng: random.Random) -> None:
         self._lengths, self._size = lengths, batch_size
         self._order = array("q", range(len(lengths)))
         rng.shuffle(self._order)
         self._places = array("q", range(math.ceil(len(lengths) / batch_size)))
-        """Which batch of the sorted runs each batch is."""
+        """Maps a batch's number to its place in the sorted runs."""
         rng.shuffle(self._places)
 
     def __len__(self) -> int:
@@ -126,15 +127,15 @@ class LengthBuckets(Sequence[list[int]]):
 
 
 def even_runs(lengths: Sequence[int], size: int, tokens: int | None = None) -> Iterator[list[int]]:
-    """Indices of `lengths`, sorted by length, in runs of at most `size` to pad and compute together.
+    """Yield indices of `lengths`, sorted by length, in runs of at most `size` to pad and compute together.
 
-    A run ends earlier where the next one would take its padding over `PADDING` of its tokens. With `tokens`, a run
-    holds at most so many, padding included; a sequence that exceeds them alone is a run of its own.
+    A run ends earlier if the next index would raise its share of padding above `PADDING`. With `tokens`, a run has at
+    most that many tokens, including padding; a longer sequence is a run of its own.
     """
     run: list[int] = []
     real = 0
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        padded = (len(run) + 1) * lengths[i]  # the longest comes last
+        padded = (len(run) + 1) * lengths[i]  # the last is the longest
         full = len(run) == size or (tokens is not None and padded > tokens)
         if run and (full or padded > (1 + PADDING) * (real + lengths[i])):
             yield run
@@ -145,10 +146,10 @@ def even_runs(lengths: Sequence[int], size: int, tokens: int | None = None) -> I
 
 
 def packed_runs(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Indices of `lengths` in runs that hold at most `tokens` together, to compute end to end without padding.
+    """Return indices of `lengths` in runs of at most `tokens` tokens, to compute end to end without padding.
 
-    Each sequence, the longest first, joins the first run with room for it (first-fit decreasing: at most 11/9 of the
-    fewest runs + 6/9, Dósa 2007). A sequence that exceeds `tokens` alone is a run of its own.
+    Each sequence, the longest first, joins the first run with room for it (first-fit decreasing; it needs at most 11/9
+    times the fewest possible runs + 6/9, Dósa 2007). A sequence longer than `tokens` is a run of its own.
     """
     runs: list[list[int]] = []
     room: list[int] = []
@@ -165,7 +166,7 @@ def packed_runs(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 def pad(
     sequences: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"] = "right"
 ) -> tuple[Tensor, Tensor]:
-    """Pad to the longest: ids (N, L) int64 and mask (N, L) bool, True where a token counts."""
+    """Pad to the longest; return ids (N, L) int64 and mask (N, L) bool, True where a token counts."""
     longest = max(len(s) for s in sequences)
     ids = torch.full((len(sequences), longest), pad_id, dtype=torch.long)
     mask = torch.zeros_like(ids, dtype=torch.bool)
@@ -177,13 +178,12 @@ def pad(
 
 
 def onto(device: str | torch.device, tensor: Tensor) -> Tensor:
-    """`tensor`, which is on the CPU, on `device`. The host waits for no GPU: the copy is made from pinned memory,
-    in the order of the GPU's other work."""
+    """Copy a CPU tensor to `device`. The host does not wait: the copy is made from pinned memory, in stream order."""
     if torch.device(device).type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def position_ids(mask: Tensor) -> Tensor:
-    """Positions (N, L) that count real tokens from 0, whichever side the padding stands on."""
+    """Return positions (N, L) that count real tokens from 0, with padding on either side."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)

@@ -1,6 +1,6 @@
-"""Keys and values of the tokens seen so far, for the sampler: allocated once where the model allows it.
+"""The sampler's key-value cache, which is allocated once if the model allows it.
 
-Legend: B responses, P prompt tokens (padded on the left), n rows of the batch that still go on.
+Legend: B responses, P prompt tokens (padded on the left), n rows of the batch that have not ended.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from components.models.batching import onto, position_ids
 
 PREFILL_PARTS = 8
-"""Prompts are read sorted by length in this many parts, each padded to its own longest."""
+"""Prompts are processed in this many parts, sorted by length, each padded to its own longest prompt."""
 
 
 @dataclass
@@ -24,9 +24,9 @@ class Window:
     rows: slice
     """Rows of the batch."""
     start: int
-    """First slot that holds a token of any of these rows."""
+    """First slot with a token of any of these rows."""
     end: int
-    """Where the next token goes."""
+    """Slot of the next token."""
 
 
 class PreallocatedLayer(CacheLayerMixin):
@@ -39,14 +39,14 @@ class PreallocatedLayer(CacheLayerMixin):
         self.window, self.batch, self.slots = window, batch, slots
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate for heads, widths, format and device of the first states. Zeros: a masked NaN is still one."""
+        """Allocate by the heads, widths, dtype and device of the first states. Zeros, since a masked NaN stays NaN."""
         self.keys, self.values = (
             x.new_zeros(self.batch, x.shape[1], self.slots, x.shape[3]) for x in (key_states, value_states)
         )
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append states (n, heads, tokens, width) at the window; returns all that it holds, as views."""
+        """Append states (n, heads, tokens, width) at the window's end; return views of all states in the window."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows, start, end = self.window.rows, self.window.start, self.window.end
@@ -56,15 +56,15 @@ class PreallocatedLayer(CacheLayerMixin):
         return self.keys[rows, :, start:filled], self.values[rows, :, start:filled]
 
     def get_seq_length(self) -> int:
-        """Tokens in the window."""
+        """Return the number of tokens in the window."""
         return self.window.end - self.window.start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that `query_length` more tokens attend to, and the offset of the first."""
+        """Return the number of keys that `query_length` more tokens attend to, and the offset of the first key."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """Slots."""
+        """Return the number of slots."""
         return self.slots
 
     def keep(self, holes: Tensor, movers: Tensor) -> None:
@@ -75,10 +75,10 @@ class PreallocatedLayer(CacheLayerMixin):
 
 
 class PreallocatedContext:
-    """The sequences of a batch as the model has read them: prompts first, then a token a row at a time.
+    """The state of a batch of sequences: first the prompts are read, then one token per row at a time.
 
-    For models with full attention in every layer: nothing grows, and no mask is built after the prompts.
-    A row that leaves is overwritten by one from the end, so that each costs the copy of one row and not of the batch.
+    For models with full attention in every layer. No tensor grows, and no mask is built after the prompts. A row that
+    ends is overwritten by the last row, so that it costs a copy of one row and not of the batch.
     """
 
     def __init__(self, model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int, layers: int) -> None:
@@ -87,11 +87,11 @@ class PreallocatedContext:
         self.window = Window(slice(0, batch), 0, 0)
         self.cache = Cache(layers=[PreallocatedLayer(self.window, batch, width + new_tokens) for _ in range(layers)])
         self.padding = [width - length for length in lengths]
-        """Slots before each row's first token: known on the host, so that it waits for no GPU."""
+        """Number of empty slots before each row's first token; kept on the host, so that it need not wait for a GPU."""
         self.new_tokens = new_tokens
 
     def read_prompts(self) -> Tensor:
-        """Read the prompts; returns the last hidden state of each (B, D)."""
+        """Process the prompts; return the last hidden state of each (B, D)."""
         width, device = self.prompt_ids.shape[1], self.prompt_ids.device
         padding = onto(device, torch.tensor(self.padding)).unsqueeze(1)
         slots = torch.arange(width + self.new_tokens, device=device)
@@ -106,16 +106,16 @@ class PreallocatedContext:
         self.window.rows, self.window.end = slice(0, len(hidden)), width
         self.window.start = min(self.padding)
         bias = torch.zeros(len(hidden), len(slots), dtype=hidden.dtype, device=device)
-        # Of four dimensions, so that transformers takes it as it is instead of building one at every token.
+        # Four-dimensional, so that transformers uses it as it is instead of building a mask for every token.
         self.bias = bias.masked_fill_(slots < padding, -torch.inf)[:, None, None]
         self.positions = width - padding
         return hidden
 
     def _prompt_mask(self, rows: slice, padding: Tensor, slots: Tensor) -> Tensor | None:
-        """The mask of a part's prompts as transformers builds it, None where no row is padded.
+        """Return the mask of a part's prompts as transformers builds it; None if no row is padded.
 
-        For SDPA it has four dimensions (n, 1, k, k): transformers reads one of two to see whether it masks anything,
-        and the host then waits for a GPU.
+        For SDPA it has four dimensions (n, 1, k, k). transformers would inspect a two-dimensional one to see whether it
+        masks anything, for which the host waits for the GPU.
         """
         lengths = self.padding[rows]
         if min(lengths) == max(lengths):
@@ -126,14 +126,14 @@ class PreallocatedContext:
         return ((slots <= slots.unsqueeze(1)) & real.unsqueeze(1)).unsqueeze(1)
 
     def _parts(self) -> Iterator[tuple[slice, int]]:
-        """Runs of rows (sorted by length, see `open_context`), with the first slot that holds a token of each."""
+        """Yield runs of rows (sorted by length, see `open_context`), each with the first slot that has a token."""
         size = -(-len(self.padding) // PREFILL_PARTS)
         for first in range(0, len(self.padding), size):
             rows = slice(first, min(first + size, len(self.padding)))
             yield rows, min(self.padding[rows])
 
     def append(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` (n,), one to each row; returns the last hidden states (n, D)."""
+        """Append `tokens` (n,), one to each row; return the last hidden states (n, D)."""
         seen = self.bias[..., self.window.start : self.window.end + 1]
         hidden = _last_hidden(self.model, tokens.unsqueeze(1), seen, self.positions, self.cache)
         self.window.end += 1
@@ -141,7 +141,7 @@ class PreallocatedContext:
         return hidden
 
     def keep(self, order: Sequence[int]) -> None:
-        """Row i becomes what row `order[i]` was, for `order` (n,) with order[i] ≥ i; other rows leave."""
+        """Replace row i by row `order[i]`, for `order` (n,) with order[i] ≥ i; drop the other rows."""
         device = self.prompt_ids.device
         moved = [i for i, row in enumerate(order) if row != i]
         index, holes = (onto(device, torch.tensor(each, dtype=torch.long)) for each in (order, moved))
@@ -154,7 +154,7 @@ class PreallocatedContext:
 
 
 class DynamicContext:
-    """The same for any other model (sliding windows, recurrent states): transformers' own cache and masks."""
+    """The same for all other models (sliding windows, recurrent states), with transformers' own cache and masks."""
 
     def __init__(self, model: Any, prompt_ids: Tensor, lengths: Sequence[int], cache: Cache) -> None:
         self.model, self.prompt_ids, self.cache = model, prompt_ids, cache
@@ -182,9 +182,9 @@ class DynamicContext:
 def open_context(
     model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int
 ) -> PreallocatedContext | DynamicContext:
-    """The context of a batch of prompts (B, P), padded on the left, with room for `new_tokens` more each.
+    """Open the context of a batch of prompts (B, P), padded on the left, with room for `new_tokens` more in each row.
 
-    `lengths` (B,) are the prompts', best sorted.
+    `lengths` (B,) are the prompts' lengths. Sorting the prompts by length saves padding.
     """
     dynamic = DynamicCache(config=model.config)
     full = bool(dynamic.layers) and all(type(layer) is DynamicLayer for layer in dynamic.layers)
@@ -194,7 +194,7 @@ def open_context(
 
 
 def _last_hidden(model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> Tensor:
-    """Hidden states (n, D) of the last of the tokens `ids` (n, tokens)."""
+    """Return the hidden states (n, D) of the last of the tokens `ids` (n, tokens)."""
     return model.base_model(
         input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
     ).last_hidden_state[:, -1]

@@ -38,14 +38,14 @@ transformers_logging.set_verbosity_error()
 
 
 def autocast(runtime: Runtime) -> contextlib.AbstractContextManager[Any]:
-    """Matrix products in bfloat16 where the runtime says so."""
+    """Compute matrix products in bfloat16 within the block, if that is the runtime's dtype."""
     if runtime.dtype == "float32":
         return contextlib.nullcontext()
     return torch.autocast(runtime.device, dtype=torch.bfloat16)
 
 
 def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, seed: int) -> LlamaForCausalLM:
-    """A small Llama with weights drawn from `seed`."""
+    """Build a small Llama with random weights from `seed`."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -68,15 +68,15 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
 def load_base(
     folder: Path, named_by: str = "sft.base", template: str | None = None, stop: Sequence[str] = ()
 ) -> tuple[Any, Any]:
-    """A pretrained model and its tokenizer from a Hugging Face folder, a GGUF file or a folder with one.
+    """Load a pretrained model and its tokenizer from a Hugging Face folder, a GGUF file or a folder with one.
 
     Args:
-        folder: where it is, or the GGUF file.
+        folder: the folder, or the GGUF file.
         named_by: the option that names it, for the error.
-        template, stop: as `load_tokenizer`. Tokens that are added to the tokenizer get embeddings drawn from seed 0.
+        template, stop: as for `load_tokenizer`. Tokens added to the tokenizer get random embeddings from seed 0.
 
     Raises:
-        UserError: the folder holds no loadable model, or its tokenizer has no chat template or EOS.
+        UserError: the folder has no loadable model, or its tokenizer has no chat template or EOS.
     """
     with as_folder(folder) as found:
         return _load_base(found, named_by, template, stop)
@@ -99,7 +99,7 @@ def _load_base(folder: Path, named_by: str, template: str | None, stop: Sequence
         )
     if len(tokenizer) > rows:  # the pad token or a template's markers were added
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # the new rows are drawn
+            torch.manual_seed(0)  # the new rows are random
             model.resize_token_embeddings(len(tokenizer))
     listed = found if isinstance(found := model.generation_config.eos_token_id, list) else []
     for config in (model.config, model.generation_config):
@@ -112,7 +112,7 @@ def _load_base(folder: Path, named_by: str, template: str | None, stop: Sequence
 
 
 def _check_use(model: Any, folder: Path, named_by: str) -> None:
-    """See, on one token, that the model computes, and that a reward model can be made of it."""
+    """Check on one token that the model runs and that a reward model can be made from it."""
     with refusing(folder, named_by, "holds a model that cannot compute a single token"), torch.no_grad():
         model(input_ids=torch.tensor([[model.config.eos_token_id]]), use_cache=True)
     with (
@@ -124,10 +124,10 @@ def _check_use(model: Any, folder: Path, named_by: str) -> None:
 
 
 def load_causal_lm(folder: Path, runtime: Runtime) -> tuple[Any, Any]:
-    """The language model of an artifact folder (float32, eval mode, on the runtime's device) and its tokenizer.
+    """Load the language model of an artifact folder (float32, eval mode, on the runtime's device) and its tokenizer.
 
     Raises:
-        UserError: the folder doesn't hold exactly that model's weights.
+        UserError: the folder's weights are not exactly those of the model.
     """
     folder = folder / "model" if (folder / "model").is_dir() else folder
     model = load_whole(AutoModelForCausalLM, folder, "the artifact")
@@ -137,15 +137,15 @@ def load_causal_lm(folder: Path, runtime: Runtime) -> tuple[Any, Any]:
 def load_reward_model(
     folder: Path, runtime: Runtime, seed: int | None = None, heads: Sequence[str] = ()
 ) -> tuple[Any, Any]:
-    """A model with scalar heads and its tokenizer.
+    """Load a model with scalar heads and its tokenizer.
 
     Args:
-        seed: the folder holds a language model, and heads are drawn anew (`draw_head`); None for a folder that has
-            them.
-        heads: the new heads' names, the config's labels; one without a name where there are none.
+        seed: for a folder with a language model, the seed of its new random heads (`draw_head`); None for a folder with
+            heads.
+        heads: names of the new heads, which become the config's labels. Empty: one head without a name.
 
     Raises:
-        UserError: the folder doesn't hold exactly that model's weights.
+        UserError: the folder's weights are not exactly those of the model.
     """
     folder = folder / "model" if (folder / "model").is_dir() else folder
     options: dict[str, Any] = {} if seed is None else {"num_labels": max(1, len(heads))}
@@ -159,7 +159,8 @@ def load_reward_model(
 
 
 def draw_head(head: nn.Linear, seed: int) -> nn.Linear:
-    """`head` with weights drawn anew on the CPU, normal with variance 1/(d+1) for d inputs (Stiennon et al. 2020)."""
+    """Reset the weights of `head` on the CPU to normal draws with variance 1/(d+1) for d inputs (Stiennon et al.
+    2020)."""
     drawn = torch.empty(head.weight.shape)
     generator = torch.Generator().manual_seed(seed)
     nn.init.normal_(drawn, std=1 / math.sqrt(drawn.shape[1] + 1), generator=generator)
@@ -169,7 +170,7 @@ def draw_head(head: nn.Linear, seed: int) -> nn.Linear:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model and its tokenizer as a Hugging Face folder (safetensors), the same bytes for the same weights."""
+    """Write a model and its tokenizer as a Hugging Face folder (safetensors). Equal weights give equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     with naming(folder):
         model.save_pretrained(folder, safe_serialization=True)
@@ -184,10 +185,10 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def frozen(model: Any, runtime: Runtime | None = None) -> Any:
-    """The same model, in eval mode, with no parameter that takes a gradient.
+    """Put a model into eval mode and switch off all gradients; return it.
 
-    Where a runtime in bfloat16 is given, the linear layers below the head hold their weights in it: `autocast` would
-    round them to the same numbers at each use, and hold both.
+    With a runtime in bfloat16, the linear layers below the head store their weights in bfloat16. (`autocast` would
+    round float32 weights to the same numbers at each use, and keep both copies.)
     """
     model = model.eval().requires_grad_(False)
     if runtime is not None and runtime.dtype == "bfloat16" and not isinstance(model, AdapterView):

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, on the path that training differentiates. Natural logarithms, float32."""
+"""Log-probabilities of given tokens on the training path (with gradients). Natural logarithms, float32."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -16,28 +16,28 @@ from components.models.folders import autocast
 from components.models.runtime import Runtime
 
 NEVER = -1e9
-"""Logit of a token of probability 0 (finite, so that entropy is)."""
+"""The logit that stands for probability 0. It is finite, so that the entropy is finite too."""
 
 
 LOGITS_AT_ONCE = 2**26
-"""Elements of the float32 logits that are held at a time (256 MiB); more tokens go in turns."""
+"""Largest number of float32 logits in memory at a time (256 MiB); more tokens are processed in chunks."""
 
 
 class TokenStats(NamedTuple):
-    """Of the K tokens that count, in row-major order of (N, L)."""
+    """Statistics of the K tokens that count, in row-major order of (N, L)."""
 
     logprobs: Tensor
-    """(K,) log-probability of each token given those before it, nats, at the temperature asked for."""
+    """(K,) log-probability of each token given those before it, nats, at the given temperature."""
     logprobs_at_1: Tensor
     """(K,) the same at temperature 1, without gradient."""
     hidden: Tensor
     """(K, D) last hidden state at the position that predicts the token, float32."""
     entropy: Tensor | None
-    """(K,) entropy of the distribution each was drawn from, nats, where asked for."""
+    """(K,) entropy of each token's distribution, nats; None if it was not asked for."""
 
 
 def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Float32 logits (..., V) from last hidden states (..., D); the pad token has none: it can't be sampled."""
+    """Return float32 logits (..., V) from last hidden states (..., D). The pad token gets probability 0."""
     logits = model.get_output_embeddings()(hidden).float()
     logits.select(-1, model.config.pad_token_id).fill_(NEVER)
     return logits
@@ -49,29 +49,29 @@ Side = Literal["left", "right"]
 def last_hidden(
     model: Any, ids: Tensor, mask: Tensor, side: Side | None = None, packed: Sequence[int] | None = None
 ) -> Tensor:
-    """Last hidden states (N, L, D) of a causal or scalar-head model; positions count real tokens only.
+    """Return the last hidden states (N, L, D) of a causal or scalar-head model; positions count real tokens only.
 
     Args:
         ids: (N, L) token ids, padded on either side.
         mask: (N, L), True where a token counts.
-        side: where the padding stands. None reads it from `mask`, and the host waits for a GPU.
-        packed: tokens of each of the sequences that one row (1, L) holds end to end, without padding; none of them sees
-            another. None where each row is one sequence.
+        side: the side of the padding. None reads it from `mask`, for which the host waits for the GPU.
+        packed: lengths of the sequences that stand end to end in one row (1, L), without padding; they do not attend to
+            each other. None if each row is one sequence.
     """
     if packed is not None:
         kept_apart = end_to_end(model, packed, ids.device)
         return model.base_model(input_ids=ids, use_cache=False, **kept_apart).last_hidden_state
     masked = {"attention_mask": mask.long(), "position_ids": position_ids(mask)}
     if side == "right" or (side is None and bool((mask[:, :-1] >= mask[:, 1:]).all())):
-        masked = {}  # attention never looks right: padding there needs no mask, and costs none
+        masked = {}  # causal attention ignores what is to the right, so padding there needs no mask
     return model.base_model(input_ids=ids, use_cache=False, **masked).last_hidden_state
 
 
 def end_to_end(model: Any, lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """What keeps sequences of `lengths` in one row apart, as transformers takes it (`DataCollatorWithFlattening`).
+    """Return the model inputs that separate sequences of `lengths` in one row (as `DataCollatorWithFlattening` does).
 
-    Positions (1, L) begin anew with each sequence, and the model's own masks then end where they do, whatever windows
-    its layers have. Flash attention, which reads no mask, gets the sequences' boundaries.
+    Positions (1, L) restart with each sequence; transformers then builds masks that separate them, also for layers with
+    sliding windows. Flash attention, which reads no mask, gets the sequences' boundaries.
     """
     begun = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
     found: dict[str, Any] = {"position_ids": onto(device, begun)}
@@ -82,12 +82,13 @@ def end_to_end(model: Any, lengths: Sequence[int], device: torch.device) -> dict
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Where a mask (N, L) is True, as positions (K,) in its N * L entries, row by row. The host waits for a GPU."""
+    """Return the flat indices (K,) of the True entries of a mask (N, L), in row-major order. The host waits for a
+    GPU."""
     return mask.flatten().nonzero().squeeze(1)
 
 
 def predicting(hidden: Tensor, at: Tensor) -> Tensor:
-    """Hidden states (K, D) of (N, L, D) at the positions before `at` (K,): where the model says what comes."""
+    """Return the hidden states (K, D) of (N, L, D) at the positions before `at` (K,), which predict those tokens."""
     return hidden.flatten(0, 1)[at - 1]
 
 
@@ -96,15 +97,15 @@ def token_stats(
     with_entropy: bool = False, side: Side | None = None, at: Tensor | None = None,
     packed: Sequence[int] | None = None,
 ) -> TokenStats:  # fmt: skip
-    """Log-probability, hidden state and, where asked for, entropy for the tokens where `counts` (N, L) is True.
+    """Compute log-probability, hidden state and optionally entropy of the tokens where `counts` (N, L) is True.
 
-    A sequence's first token has no prediction: `counts` must be False there. The output layer runs only at the
-    positions asked for, and no more than `LOGITS_AT_ONCE` of its logits are held; where they go in turns, a backward
-    pass computes those of each turn again.
+    A sequence's first token has no prediction, so `counts` must be False there. The output layer runs only at these
+    positions, in chunks of at most `LOGITS_AT_ONCE` logits; with several chunks, the backward pass computes the logits
+    of each chunk again.
 
     Args:
-        side, packed: where the padding stands and what a row holds, as for `last_hidden`.
-        at: `positions(counts)`. None computes them, and the host waits for a GPU.
+        side, packed: the side of the padding and the contents of a row, as for `last_hidden`.
+        at: `positions(counts)`. None computes them, for which the host waits for the GPU.
     """
     at = positions(counts) if at is None else at
     return through(model, _token_stats, ids, mask, at, runtime, temperature, with_entropy, side, packed)

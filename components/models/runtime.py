@@ -1,4 +1,7 @@
-"""The machine a stage runs on, resolved before the first key and held to afterwards. Importable without torch."""
+"""The machine that a stage runs on. It is resolved before the first key and must not change afterwards.
+
+Importable without torch.
+"""
 
 import ctypes
 import functools
@@ -25,36 +28,37 @@ VECTOR_MATHS = (
     "acos", "asin", "atan", "ceil", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "floor", "lgamma", "log", "log10",
     "log1p", "log2", "round", "sin", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
-"""What torch computes with MKL's vector maths on a contiguous tensor (aten/src/ATen/cpu/vml.h)."""
+"""Functions that torch computes with MKL's vector maths on a contiguous tensor (aten/src/ATen/cpu/vml.h)."""
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Of glibc's malloc.h: how much free memory goes back to the system, how many blocks may be mapped on their own."""
+"""Parameters of mallopt in glibc's malloc.h: free memory above which it is returned, and the largest number of
+mmaps."""
 WORKSPACE = ":4096:8"
 """Value of CUBLAS_WORKSPACE_CONFIG that makes cuBLAS deterministic (NVIDIA's cuBLAS manual, "Results
 reproducibility")."""
 NONE = "none"
-"""`gpu` and `cuda` of a runtime that has none."""
+"""`gpu` and `cuda` of a runtime without a GPU."""
 
 
 class Runtime(Settings):
-    """Device, number format, threads and processes. They change the bytes of a result, so they are part of every key.
+    """Device, number format, threads and processes. They change a result's bytes, so they are part of every key.
 
     On a CPU its instruction set is part of the key; on a GPU its name, the CUDA version and TF32.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; `auto` takes CUDA where `usable_gpus` finds a device, else the CPU."""
+    """Device of the tensors; `auto` is CUDA if torch can use a GPU here, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of matrix products; `auto` is bfloat16 where the hardware is fast at it (AMX, a GPU of compute capability
+    """Format of matrix products; `auto` is bfloat16 if the hardware is fast at it (AMX, or a GPU of compute capability
     8.0 or more), else float32."""
     threads: int = Field(0, ge=0, le=256)
-    """CPU threads of each rank; 0 shares out the cores that this process may use."""
+    """CPU threads of each rank; 0 divides the cores that this process may use among the ranks."""
     instruction_set: str = "auto"
     """CPU instruction set that results on a CPU depend on; `auto` reads it from the processor."""
     ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    """Processes of a stage that trains (sft, reward, ppo); `auto` is one for each visible GPU, and 1 on a CPU. On a CPU
-    any number is allowed; they share its cores."""
+    """Processes of a stage that trains (sft, reward, ppo); `auto` is one per visible GPU, and 1 on a CPU. On a CPU any
+    number is allowed; they share its cores."""
     gpu: str = "auto"
     """Name and compute capability of the GPU that computes; `auto` asks the driver, `none` on a CPU."""
     cuda: str = "auto"
@@ -62,13 +66,13 @@ class Runtime(Settings):
     tf32: bool = False
     """Whether a GPU may round the inputs of float32 matrix products to 10 bits of mantissa (TF32)."""
     sharding: Literal["auto", "none", "zero2", "zero3", "replicas"] = "auto"
-    """What several ranks share out of a model that trains whole: `zero2` gradients and optimiser moments, `zero3`
-    parameters too, `replicas` nothing. `auto` is `zero2`, and `none` where there is one rank."""
+    """What is sharded over several ranks when a whole model is trained: `zero2` gradients and optimiser moments,
+    `zero3` also the parameters, `replicas` nothing. `auto` is `zero2`, or `none` with one rank."""
     rank_timeout: float = unkeyed(1800.0, gt=0)
     """Seconds that a rank waits for the others before the stage ends."""
 
     def resolve(self) -> "Runtime":
-        """The same with every `auto` replaced by what this machine has."""
+        """Return a copy with every `auto` replaced by what this machine has."""
         found = usable_gpus()
         device = self.device if self.device != "auto" else ("cuda" if found.gpus else "cpu")
         instruction_set = self.instruction_set if self.instruction_set != "auto" else cpu_instruction_set()
@@ -91,20 +95,20 @@ class Runtime(Settings):
 
     @property
     def setting(self) -> str:
-        """The same as YAML in one line, as a config names a worker's machine in `runners`."""
+        """Return the runtime as one line of YAML, as a config describes a worker's machine in `runners`."""
         own: tuple[str, ...] = ("instruction_set",)
         own = ("gpu", "cuda", "tf32", "ranks", "sharding") if self.device == "cuda" else own
         own += ("ranks", "sharding") if self.device == "cpu" and self.ranks != 1 else ()
         names = ("device", "dtype", "threads", *own)
         named = self.model_dump(mode="json", include=set(names))
-        quoted = {"gpu", "cuda"}  # a version is no number
+        quoted = {"gpu", "cuda"}  # else YAML reads a version as a number
         return ", ".join(f"{n}: {json.dumps(named[n]) if n in quoted or n == 'tf32' else named[n]}" for n in names)
 
     def misfits(self) -> list[str]:
-        """What this machine lacks for a runtime that is resolved: `name: wanted X, here Y` each.
+        """Return how this machine differs from a resolved runtime, as `name: wanted X, here Y`.
 
-        A runtime on the CPU needs its instruction set and threads; one on CUDA its GPU, CUDA version, threads and as
-        many GPUs as it has ranks.
+        A CPU runtime needs its instruction set and threads. A CUDA runtime needs its GPU, CUDA version, threads, and a
+        GPU per rank.
         """
         here, found = Runtime().resolve(), usable_gpus()
         own: dict[str, object] = {"instruction_set": here.instruction_set}
@@ -120,41 +124,43 @@ class Runtime(Settings):
 
 
 class Gpu(NamedTuple):
-    """A GPU as the driver describes it."""
+    """A GPU as its driver describes it."""
 
     name: str
     capability: tuple[int, int]
 
 
 class Gpus(NamedTuple):
-    """The GPUs that torch could use in this process, and why these."""
+    """The GPUs that torch could use in this process, and how they were found."""
 
     gpus: tuple[Gpu, ...]
     cuda: str
     """CUDA version of the installed torch; `none` for a build without CUDA."""
     why: str
-    """What was looked at and found, for people."""
+    """What was checked and found, for people."""
 
     @property
     def name(self) -> str:
-        """The names with their compute capabilities, each once: `NVIDIA H100 80GB HBM3 (9.0)`; `none` without a GPU."""
+        """Return the distinct names with compute capability: `NVIDIA H100 80GB HBM3 (9.0)`; `none` without a GPU."""
         names = sorted({f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})" for gpu in self.gpus})
         return " + ".join(names) or NONE
 
     @property
     def fast_bfloat16(self) -> bool:
-        """Whether all GPUs multiply bfloat16 in hardware (compute capability 8.0, Ampere, or more). True without a GPU:
-        a runtime on CUDA is then for another machine."""
+        """Return whether all GPUs multiply bfloat16 in hardware (compute capability 8.0, Ampere, or more).
+
+        True without a GPU, since a CUDA runtime is then meant for another machine.
+        """
         return all(gpu.capability >= (8, 0) for gpu in self.gpus)
 
 
 def usable_gpus() -> Gpus:
-    """The GPUs that a stage could use here, found without importing torch and without starting CUDA in this process.
+    """Find the GPUs that a stage could use here, without importing torch and without starting CUDA in this process.
 
-    There is none where torch is built without CUDA, `CUDA_VISIBLE_DEVICES` is empty or -1, `NVIDIA_VISIBLE_DEVICES` is
+    There is none if torch is built without CUDA, `CUDA_VISIBLE_DEVICES` is empty or -1, `NVIDIA_VISIBLE_DEVICES` is
     `void` or `none`, or no device file exists (/dev/nvidia0 and so on; /dev/dxg under WSL). /proc/driver/nvidia is not
-    asked: in a container it is the host's. Else the driver is asked, in a child process, so that a fork of this one may
-    still start CUDA; it honours `CUDA_VISIBLE_DEVICES` as torch does.
+    read, since in a container it is the host's. Otherwise a child process asks the driver, so that a fork of this
+    process can still start CUDA. The driver honours `CUDA_VISIBLE_DEVICES` as torch does.
     """
     visible, container = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NVIDIA_VISIBLE_DEVICES")
     return _found_gpus(visible, container)
@@ -177,7 +183,7 @@ def _found_gpus(visible: str | None, container: str | None) -> Gpus:
 
 
 def device_files(folder: Path) -> list[str]:
-    """Names of the device files of GPUs in `folder`: nvidia0 and so on, or dxg (WSL)."""
+    """Return the names of GPUs' device files in `folder`: nvidia0 and so on, or dxg (WSL)."""
     names = (each.name for each in folder.iterdir())
     return sorted(name for name in names if re.fullmatch(r"nvidia[0-9]+|dxg", name))
 
@@ -200,7 +206,8 @@ print(json.dumps([error, found]))
 
 
 def ask_driver() -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs that CUDA's driver shows a new process, and what it said. None where it fails or is silent for 60 s."""
+    """Return the GPUs that CUDA's driver shows to a new process, and its answer. No GPU if it fails or takes over 60
+    s."""
     try:
         done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
@@ -216,7 +223,7 @@ def ask_driver() -> tuple[tuple[Gpu, ...], str]:
 
 @functools.cache
 def torch_cuda() -> str:
-    """CUDA version that the installed torch is built with, read from its version.py without importing it."""
+    """Return the CUDA version of the installed torch, read from its version.py without importing it."""
     spec = importlib.util.find_spec("torch")
     folders = spec.submodule_search_locations if spec is not None else None
     for folder in folders or ():
@@ -227,7 +234,7 @@ def torch_cuda() -> str:
 
 
 def cpu_instruction_set() -> str:
-    """The widest instruction set that torch's kernels choose between on this processor."""
+    """Return the widest of the instruction sets of torch's kernels that this processor supports."""
     try:
         flags = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
@@ -236,8 +243,7 @@ def cpu_instruction_set() -> str:
 
 
 def peak_memory_gb(device: str) -> float:
-    """The most memory that this process has held so far, in GB: on CUDA what torch allocated there, on a CPU what was
-    resident."""
+    """Return this process's peak memory in GB: on CUDA what torch allocated there, on a CPU the resident memory."""
     if device == "cuda":
         import torch
 
@@ -246,11 +252,11 @@ def peak_memory_gb(device: str) -> float:
 
 
 def activate(runtime: Runtime) -> None:
-    """Set torch up as `runtime` (already resolved) says: threads, deterministic kernels, TF32.
+    """Set up torch by the resolved `runtime`: threads, deterministic kernels, TF32.
 
     Raises:
-        MachineMismatch: this machine has another instruction set (of a runtime on the CPU) or another GPU, or CUDA was
-            started in this process without deterministic matrix products.
+        MachineMismatch: this machine has a different instruction set (for a CPU runtime) or a different GPU, or CUDA
+            was started in this process without deterministic matrix products.
     """
     import torch
 
@@ -274,16 +280,16 @@ def activate(runtime: Runtime) -> None:
             )
         torch.backends.cuda.matmul.fp32_precision = "tf32" if runtime.tf32 else "ieee"
     torch.set_num_threads(runtime.threads)
-    # Strict on CUDA too: with warn_only, torch takes a backward pass of attention that is not deterministic.
+    # Strict on CUDA too: with warn_only, torch uses a non-deterministic backward pass of attention.
     torch.use_deterministic_algorithms(True)
-    # Every kernel here writes what it allocates; filling it first takes 4 % of a step.
+    # Every kernel used here writes all that it allocates; filling memory first would take 4 % of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     _keep_freed_memory()
     _settle_vector_maths()
 
 
 def _settle_cublas(started: bool) -> None:
-    """Have cuBLAS, which reads `CUBLAS_WORKSPACE_CONFIG` when it starts, compute the same bytes each time."""
+    """Make cuBLAS deterministic. It reads `CUBLAS_WORKSPACE_CONFIG` when it starts."""
     given = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     if given == WORKSPACE:
         return
@@ -296,10 +302,10 @@ def _settle_cublas(started: bool) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep what is freed for the next tensor, large ones too, until the process ends.
+    """Make glibc keep freed memory, also large blocks, for the next tensor until the process ends.
 
-    By default each tensor of some MB is new pages, which the kernel fills with zeros one by one: a fifth of a training
-    step in bfloat16 at 135 M parameters. Elsewhere than with glibc nothing changes.
+    By default each tensor of several MB gets new pages, which the kernel fills with zeros: a fifth of a training step
+    in bfloat16 at 135 M parameters. Without glibc nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -310,9 +316,9 @@ def _keep_freed_memory() -> None:
 def _settle_vector_maths() -> None:
     """Call each function of MKL's vector maths once on one thread, in both widths.
 
-    MKL chooses a function's kernel at its first call. Where several threads make that call at once, one of them may
-    compute its part with the least accurate kernel: a cosine off by 1.5e-4 in half of a tensor, in one process of
-    eight here, and in no later call (pytorch/pytorch#188792; torch wheels carry such an MKL up to 2.13).
+    MKL chooses a function's kernel at its first call. If several threads make that call at once, one of them may use
+    the least accurate kernel for its part. Seen here in one process of eight: a cosine off by 1.5e-4 in half of a
+    tensor, and only in the first call (pytorch/pytorch#188792; torch's wheels include such an MKL up to 2.13).
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Sampling of responses with a key-value cache, and what is known of them before the first update.
+"""Sample responses with a key-value cache.
 
 Legend: B responses, P prompt tokens (padded on the left), T response tokens (padded on the right).
 """
@@ -30,35 +30,35 @@ from components.models.runtime import Runtime
 from components.models.tokenizers import StopFinder, special_tokens, token_of_character, visible_text
 
 LEAVE_EVERY = {"cpu": 1, "cuda": 8}
-"""Tokens between the looks at which rows have ended, by kind of device: a look makes the host wait for a GPU."""
+"""Number of tokens between checks of which rows have ended, by device type. A check makes the host wait for a GPU."""
 FEW_ROWS = 8
-"""Rows that packed weights are laid out for."""
+"""Number of rows for which packed weights are laid out."""
 LONGEST_BLOCK, BLOCK = 1024, 128
-"""Distributions over more tokens than the first are inverted in blocks of the second."""
+"""Distributions over more tokens than the first number are inverted in blocks of the second."""
 WEIGHT_BITS = 40
-"""Bits to which probabilities are rounded when a token is chosen; a uniform number has 24."""
+"""Number of bits to which probabilities are rounded when a token is chosen; a uniform number has 24 bits."""
 
 
 class Seen(NamedTuple):
-    """What the sampler computed on the way, (B, T), 0 where the response mask is False."""
+    """What the sampler computed besides log-probabilities, (B, T), 0 where the response mask is False."""
 
     logprobs_at_1: Tensor
     """Log-probabilities at temperature 1, nats."""
     entropy: Tensor
-    """Entropy of the distribution that a token was drawn from, nats."""
+    """Entropy of the distribution from which a token was drawn, nats."""
     values: Tensor | None
-    """What the value head said of the state a token was chosen in, where the sampler was given one."""
+    """Value of the state in which a token was chosen; None if the sampler had no value head."""
 
 
 class OtherEnding(NamedTuple):
-    """A response that ended otherwise than by EOS: by another token, or at a stop string."""
+    """A response that did not end with EOS but with another token or at a stop string."""
 
     said: int
-    """Tokens that its text stands in."""
+    """Number of tokens that contain its text."""
     characters: int
-    """Characters of its text: a stop string may begin within its last token."""
+    """Number of characters of its text; a stop string may begin within its last token."""
     judged: list[int]
-    """Its text's token ids and EOS: the ending that a reward model was trained on."""
+    """The token ids of its text, followed by EOS, which is the ending that a reward model was trained with."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Samples:
     prompt_mask: Tensor
     """(B, P) bool."""
     response_ids: Tensor
-    """(B, T) int64; what stands after the end is pad."""
+    """(B, T) int64; pad tokens after the end."""
     response_mask: Tensor
     """(B, T) bool, True up to and including the token that ends the response, or up to the cap."""
     logprobs: Tensor
@@ -78,25 +78,25 @@ class Samples:
     ended: Tensor
     """(B,) bool: EOS, or another ending of the tokenizer's, was sampled before the cap."""
     seen: Seen | None = None
-    """Where the sampler's numbers are as exact as the training path's; None where they must be recomputed."""
+    """Set if the sampler's numbers are as exact as the training path's; None if they must be recomputed."""
     otherwise: Mapping[int, OtherEnding] = field(default_factory=dict)
-    """Rows that ended by another ending than EOS."""
+    """Maps a row that ended without EOS to its ending."""
 
     @cached_property
     def prompt_lengths(self) -> list[int]:
-        """Tokens of each prompt."""
+        """Return the number of tokens of each prompt."""
         return self.prompt_mask.sum(1).tolist()
 
     @cached_property
     def response_lengths(self) -> list[int]:
-        """Tokens of each response, its ending included."""
+        """Return the number of tokens of each response, including its ending."""
         return self.response_mask.sum(1).tolist()
 
     @cached_property
     def said(self) -> list[list[int]]:
-        """Each response's token ids without the EOS that ends it.
+        """Return each response's token ids without the final EOS.
 
-        Of a response that ended at a stop string, the ids that its text stands in.
+        For a response that ended at a stop string, these are the ids that contain its text.
         """
         rows = zip(self.response_ids.tolist(), self.response_lengths, self.ended.tolist(), strict=True)
         found = [ids[: length - ended] for ids, length, ended in rows]
@@ -106,34 +106,34 @@ class Samples:
 
     @property
     def ids(self) -> Tensor:
-        """(B, P+T) prompt and response."""
+        """Return the ids of prompt and response, (B, P+T)."""
         return torch.cat([self.prompt_ids, self.response_ids], 1)
 
     @property
     def mask(self) -> Tensor:
-        """(B, P+T), True where a token counts."""
+        """Return the mask (B, P+T), True where a token counts."""
         return torch.cat([self.prompt_mask, self.response_mask], 1)
 
     @property
     def counts(self) -> Tensor:
-        """(B, P+T), True at response tokens."""
+        """Return the mask (B, P+T) that is True at response tokens."""
         return torch.cat([torch.zeros_like(self.prompt_mask), self.response_mask], 1)
 
     def texts(self, tokenizer: Any) -> list[str]:
-        """The responses as text, without their ending and padding; `visible_text` shows any other special token."""
+        """Return the responses as text, without ending and padding; other special tokens are shown (`visible_text`)."""
         found = [visible_text(tokenizer, ids) for ids in self.said]
         for row, other in self.otherwise.items():
             found[row] = found[row][: other.characters]
         return found
 
     def as_judged(self, row: int) -> list[int]:
-        """The token ids of response `row` as a reward model reads it: a text that ended ends with EOS."""
+        """Return the token ids of response `row` as a reward model reads it: a response that ended has a final EOS."""
         if row in self.otherwise:
             return self.otherwise[row].judged
         return self.response_ids[row, : self.response_lengths[row]].tolist()
 
     def special_tokens(self, tokenizer: Any) -> list[int]:
-        """How many special tokens each response holds, its ending and padding not counted."""
+        """Return how many special tokens each response has, without its ending and padding."""
         special = special_tokens(tokenizer)
         return [sum(token in special for token in ids) for ids in self.said]
 
@@ -144,16 +144,16 @@ class Response:
 
     text: str
     token_ids: list[int]
-    """Its tokens as a reward model reads them (`as_judged`), EOS among them where it ended."""
+    """Its tokens as a reward model reads them (`as_judged`), with EOS if it ended."""
     ended: bool
     """Whether EOS, or another ending of the tokenizer's, was sampled before the cap."""
 
 
 @contextmanager
 def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
-    """The model to sample from: itself in float32, else a copy with weights in bfloat16 (cast once, not per token).
+    """Yield the model to sample from: in float32 the model itself, else a bfloat16 copy (cast once, not per token).
 
-    A backbone of 4 bits has no copy: it would take four times its memory.
+    A 4-bit backbone is not copied, since the copy would take four times its memory.
     """
     held = sharding.gathered(model)
     if runtime.dtype == "float32" or (isinstance(held, AdapterView) and is_four_bit(held.backbone.model)):
@@ -167,9 +167,9 @@ def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
 
 
 def _in_bfloat16(model: Any) -> Any:
-    """A copy with every parameter in bfloat16, cast one by one, so that no copy in float32 is held.
+    """Return a copy with every parameter in bfloat16, cast one by one, so that there is no copy in float32.
 
-    Buffers stay as they are: rotary frequencies rounded to bfloat16 turn the 500th position by up to 0.2 radians.
+    Buffers are not cast: with rotary frequencies rounded to bfloat16 the 500th position is off by up to 0.2 radians.
     """
     whole = model.merged(torch.bfloat16) if isinstance(model, AdapterView) else model
     cast = {id(p): nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) for p in whole.parameters()}
@@ -187,23 +187,21 @@ def sample(
     device: str = "cpu",
     value_head: Callable[[Tensor], Tensor] | None = None,
 ) -> Samples:
-    """Sample one response a prompt from the whole softmax at `generation.temperature`, until an ending or the cap.
+    """Sample one response per prompt from the full softmax at `generation.temperature`, until an ending or the cap.
 
-    Endings are EOS and what else the tokenizer names (`endings_of`).
-
-    A temperature of 0 is greedy: the likeliest token, and what is known of it is of the softmax at 1. (A
-    `GenerationConfig` of the user's has none; an evaluation may copy it with one.) The pad token is never sampled. Rows
-    that have ended are dropped from the forward pass.
+    Endings are those of the tokenizer (`endings_of`), EOS among them. At temperature 0 the likeliest token is taken,
+    and its statistics are those at temperature 1. (A user's `GenerationConfig` cannot have 0; an evaluation's copy of
+    it can.) The pad token is never sampled. Rows that have ended are dropped from the forward pass.
 
     Args:
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
-        seed: of all randomness.
-        numbers: each prompt's number, from 0, among all prompts of `seed`; None numbers them in their order. A
-            response's randomness depends on the seed and its number alone (`response_uniforms`).
-        value_head: values (n,) from last hidden states (n, D).
+        seed: seed of all randomness.
+        numbers: each prompt's number, from 0, among all prompts of `seed`; None numbers them in order. A response's
+            randomness depends only on the seed and its number (`response_uniforms`).
+        value_head: computes values (n,) from last hidden states (n, D).
 
     Raises:
-        CheckFailed: a logit is NaN or infinite, so there is no distribution to draw from.
+        CheckFailed: a logit is NaN or infinite, so that there is no distribution to sample from.
     """
     pad_id, endings = tokenizer.pad_token_id, endings_of(tokenizer)
     finder = StopFinder(tokenizer) if endings.strings else None
@@ -268,9 +266,9 @@ def sample(
 def _stops(
     finder: StopFinder, response: Tensor, rows: Sequence[int], still: Sequence[bool], looked: int, done: int
 ) -> dict[int, int]:
-    """The rows that go on and hold a stop string among their tokens from `looked` to `done`, each with its length."""
+    """Return the unfinished rows with a stop string in their tokens from `looked` to `done`, with their new lengths."""
     start = max(0, looked - finder.window)
-    recent = response[:, start:done].tolist()  # waits for a GPU: what is a string is known on the host
+    recent = response[:, start:done].tolist()  # waits for the GPU: strings are decoded on the host
     found = {}
     for row, on in zip(rows, still, strict=True):
         if on and (end := finder.first(recent[row], looked - start)) is not None:
@@ -279,7 +277,7 @@ def _stops(
 
 
 def with_endings(samples: Samples, tokenizer: Any) -> Samples:
-    """`samples`, which say of each response that ended otherwise than by EOS what its text is."""
+    """Return `samples` with the text's extent of each response that ended without EOS."""
     endings = endings_of(tokenizer)
     if len(endings.ids) == 1 and not endings.strings:
         return samples
@@ -305,17 +303,17 @@ def with_endings(samples: Samples, tokenizer: Any) -> Samples:
 
 
 def response_uniforms(seed: int, numbers: Sequence[int], cap: int) -> Tensor:
-    """Return the uniforms (B, cap), on the CPU, that the tokens of the responses numbered `numbers` are drawn with.
+    """Return the uniform random numbers (B, cap), on the CPU, for the tokens of the responses numbered `numbers`.
 
-    Response r has the draws r · cap to (r + 1) · cap - 1 of torch's CPU generator after `seed`. So they depend on
-    neither the batch that a prompt stands in, nor its neighbours, nor the number of processes, nor the device.
+    Response r gets the draws r · cap to (r + 1) · cap - 1 of torch's CPU generator after `seed`. So they do not depend
+    on the batch, the number of processes or the device.
     """
     drawn = torch.rand(max(numbers, default=-1) + 1, cap, generator=torch.Generator().manual_seed(seed))
     return drawn[list(numbers)]
 
 
 def _facts(logits: Tensor, scaled: Tensor, probabilities: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """Log-probability, entropy and log-probability at temperature 1 (n,) of the tokens drawn, from (n, V)."""
+    """Return log-probability, entropy and log-probability at temperature 1 (n,) of the drawn tokens, from (n, V)."""
     logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
     log_partition = scaled.gather(1, tokens.unsqueeze(1)).squeeze(1) - logprobs
     at_1 = logprobs if scaled is logits else -functional.cross_entropy(logits, tokens, reduction="none")
@@ -324,7 +322,7 @@ def _facts(logits: Tensor, scaled: Tensor, probabilities: Tensor, tokens: Tensor
 
 
 def _no_distribution(model: Any, token: int) -> CheckFailed:
-    """The error of logits that are not finite by response token `token` (from 1), with the first such weight."""
+    """Return the error for logits that are not finite at response token `token` (from 1); names such a weight."""
     named = model.weights() if isinstance(model, AdapterView) else model.named_parameters()
     broken = next((name for name, weight in named if not torch.isfinite(weight).all()), None)
     cause = f"{broken} holds NaN or infinity" if broken else "all weights are finite, so activations overflow"
@@ -335,24 +333,24 @@ def _no_distribution(model: Any, token: int) -> CheckFailed:
 
 
 def _closed_up(going: Sequence[bool]) -> list[int]:
-    """Which of the rows (B,) to keep, in an order that moves none but the last ones, into the gaps."""
+    """Return the rows (B,) to keep, ordered so that only the last rows move, into the gaps."""
     count = sum(going)
     movers = compress(range(count, len(going)), going[count:])
     return [row if going[row] else next(movers) for row in range(count)]
 
 
 def _choose(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """A token per row (n, V), by inverting the cumulative distribution at `uniform` (n,)."""
+    """Choose a token per row (n, V) by inverting the cumulative distribution at `uniform` (n,)."""
     found = _inverse_cdf(probabilities, uniform)
-    return found.clamp(max=probabilities.shape[1] - 1)  # NaN exceeds nothing, and has no place: `sample` says so
+    return found.clamp(max=probabilities.shape[1] - 1)  # rows with NaN find no index; `sample` raises for them
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The first index of each row (n, V) at which the sum of weights in [0, 1] exceeds `uniform` (n,) of the whole.
+    """Return the first index of each row (n, V) at which the cumulative weight exceeds `uniform` (n,) of the total.
 
-    Weights count in whole units of 2^-`WEIGHT_BITS`: sums of integers have no rounding and no order, so that every
-    device finds the same index, and never one of weight 0. (CUDA's cumulative sums of floats are not deterministic.)
-    Long rows are searched by the sums of blocks and then within a block, which is cheaper and finds the same.
+    Weights in [0, 1] are counted in units of 2^-`WEIGHT_BITS`. Integer sums are exact in any order, so every device
+    finds the same index, and never one of weight 0. (CUDA's cumulative sums of floats are not deterministic.) Long rows
+    are searched first by sums of blocks and then within a block, which is cheaper and gives the same result.
     """
     units = (weights * 2**WEIGHT_BITS).round_()
     blocked = units.shape[1] > LONGEST_BLOCK
@@ -360,7 +358,7 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
         if lacking := -units.shape[1] % BLOCK:
             units = functional.pad(units, (0, lacking))
         blocks = units.unflatten(1, (-1, BLOCK))
-        units = blocks.sum(2, dtype=torch.float64)  # exact too: below 2^53 a float64 holds every integer
+        units = blocks.sum(2, dtype=torch.float64)  # exact too: a float64 represents every integer below 2^53
     units = units.long()
     cumulative = units.cumsum(1)
     threshold = (uniform.double() * cumulative[:, -1]).long()
@@ -373,13 +371,13 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
-    """The first index (n,) at which rows (n, K) that rise exceed `threshold` (n,); the last where none does."""
+    """Return the first index (n,) at which increasing rows (n, K) exceed `threshold` (n,); the last if none does."""
     index = torch.searchsorted(cumulative, threshold.unsqueeze(1), right=True).squeeze(1)
-    return index.clamp(max=cumulative.shape[1] - 1)  # sums of NaN have none
+    return index.clamp(max=cumulative.shape[1] - 1)  # sums with NaN exceed nothing
 
 
 class RolloutEngine(Protocol):
-    """Samples the responses of a policy whose weights do not change meanwhile."""
+    """Samples responses of a policy whose weights do not change meanwhile."""
 
     def sample(
         self,
@@ -388,11 +386,11 @@ class RolloutEngine(Protocol):
         seed: int,
         numbers: Sequence[int] | None = None,
     ) -> Samples:
-        """Sample one response to each prompt (token ids), in their order.
+        """Sample one response to each prompt (token ids), in order.
 
-        The whole softmax at the temperature, pad excluded, until an ending or the cap. A response's randomness depends
-        on the seed and its number in `numbers` alone (None: 0, 1, 2, ...), so any split of a batch samples the same
-        responses.
+        Samples from the full softmax at the temperature, without the pad token, until an ending or the cap. A
+        response's randomness depends only on the seed and its number in `numbers` (None: 0, 1, 2, ...), so any split of
+        a batch gives the same responses.
         """
         ...
 
@@ -413,13 +411,13 @@ class LocalEngine:
         seed: int,
         numbers: Sequence[int] | None = None,
     ) -> Samples:
-        """One response to each prompt, as `sample`; ranks sample each its share, and all have all. In bfloat16 rounding
-        makes the sampler another policy: what it saw isn't kept."""
+        """As `sample`. Each rank samples a share, and all ranks get all responses. In bfloat16 the sampler's
+        log-probabilities differ from the training path's by rounding, so they are not kept."""
         device, exact = self.runtime.device, self.runtime.dtype == "float32"
         numbered = list(range(len(prompts)) if numbers is None else numbers)
         rows = ranks.share(range(len(prompts)))
-        asked = rows or [0]  # a rank without a share samples one for nothing
-        uncopied = isinstance(self.model, AdapterView) and not exact  # only its products are in bfloat16
+        asked = rows or [0]  # a rank without a share samples a row that is not used
+        uncopied = isinstance(self.model, AdapterView) and not exact  # only its matrix products are in bfloat16
         with autocast(self.runtime) if uncopied else nullcontext():
             found = sample(
                 self.model, self.tokenizer, [prompts[row] for row in asked], generation, seed,
@@ -432,11 +430,12 @@ class LocalEngine:
 
 
 def _together(own: Samples, rows: list[int], prompts: Sequence[Sequence[int]], pad_id: int, cap: int) -> Samples:
-    """The samples of all ranks, on every rank; `own` are those of the prompts `rows`, or count for nothing."""
+    """Return the samples of all ranks, on every rank. `own` are those of the prompts `rows`; unused if `rows` is
+    empty."""
     device = own.response_ids.device
 
     def joined(part: Tensor) -> Tensor:
-        """(B, T) or (B,) from this rank's (b, t) or (b,): sums of zeros and one number, so exact."""
+        """Return (B, T) or (B,) from this rank's (b, t) or (b,). Each sum has one nonzero term, so it is exact."""
         out = torch.zeros(len(prompts), *([cap] if part.dim() > 1 else []), dtype=torch.float64, device=device)
         if rows:
             at = torch.tensor(rows, device=device)
@@ -463,7 +462,7 @@ def _together(own: Samples, rows: list[int], prompts: Sequence[Sequence[int]], p
 def rollout_engine(
     model: Any, tokenizer: Any, runtime: Runtime, value_head: Callable[[Tensor], Tensor] | None = None
 ) -> Iterator[LocalEngine]:
-    """An engine that samples from the weights that `model` has now; don't train it while this is open."""
+    """Open an engine that samples from the current weights of `model`, which must not be trained meanwhile."""
     with sampling_copy(model, runtime) as sampler:
         yield LocalEngine(sampler, tokenizer, runtime, value_head)
 
@@ -477,8 +476,11 @@ def generate_responses(
     runtime: Runtime,
     batch_size: int = 64,
 ) -> list[Response]:
-    """Sample one response to each prompt (as messages), in their order. The same seed gives the same responses, in
-    batches of any size: prompts are numbered from the shortest to the longest."""
+    """Sample one response to each prompt (as messages), in order.
+
+    The same seed gives the same responses for any batch size, since prompts are numbered from the shortest to the
+    longest.
+    """
     encoded = [encode_prompt(tokenizer, p, generation.max_prompt_tokens) for p in prompts]
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     out: dict[int, Response] = {}

@@ -1,4 +1,4 @@
-"""Tokenizers: trained on the demonstrations for a model from scratch, or taken from a pretrained model's folder."""
+"""Tokenizers: trained on the demonstrations for a model from scratch, or loaded from a pretrained model's folder."""
 
 import bisect
 import contextlib
@@ -23,21 +23,21 @@ _ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 
 class Demonstration(TypedDict):
-    """A prompt and the response to learn, as a row of a validate artifact's `demonstrations.<split>`."""
+    """A prompt and the response to learn; a row of a validate artifact's `demonstrations.<split>`."""
 
     prompt: list[dict[str, str]]
     response: str
 
 
 def texts_of(rows: Iterable[Demonstration]) -> list[str]:
-    """What a tokenizer learns from: each prompt turn and each response of demonstrations."""
+    """Return the texts to train a tokenizer on: each prompt turn and each response of the demonstrations."""
     return [text for row in rows for text in [*(m["content"] for m in row["prompt"]), row["response"]]]
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, stop: Sequence[str] = ()) -> Any:
-    """A tokenizer for a model from scratch: whole words where `texts` hold few enough, else byte-level BPE.
+    """Train a tokenizer for a model from scratch: whole words if `texts` have few enough, else byte-level BPE.
 
-    `stop` are strings that end a response beside its EOS.
+    `stop` are strings that end a response, in addition to EOS.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -68,33 +68,33 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, stop: Sequence[str] =
 
 
 def gguf_file(folder: Path) -> str | None:
-    """The name of the GGUF file in a model's folder; None where it holds safetensors."""
+    """Return the name of the GGUF file in a model's folder; None if it has safetensors."""
     return next((path.name for path in sorted(folder.glob("*.gguf"))), None)
 
 
 def load_tokenizer(folder: Path, field: str = "sft.base", template: str | None = None, stop: Sequence[str] = ()) -> Any:
-    """The tokenizer of a pretrained model's folder, with a pad token of its own: with pad = eos a classifier reads its
-    score before EOS.
+    """Load the tokenizer of a pretrained model's folder, with a separate pad token.
 
-    Its EOS is the token that its chat template writes after a response, where there is one. Its former EOS and those
-    that the model's generation_config.json lists end a response too (`endings_of`).
+    (If pad were eos, Hugging Face's classifiers would read the score before EOS.) Its EOS is the token that its chat
+    template writes after a response, if there is one. Its former EOS and those that the model's generation_config.json
+    lists end a response too (`endings_of`).
 
     Args:
         folder: the folder, or a GGUF file.
-        field: the config key or option that named the folder, for the error.
-        template: one of `CHAT_TEMPLATES`, or a template's text, which replaces its own. Markers that it writes, such
-            as <|im_start|>, are added where the tokenizer has no such token.
-        stop: strings that end a response too (`generation.stop`). Without any, those that the tokenizer was saved with.
+        field: the config key or option that names the folder, for the error.
+        template: one of `CHAT_TEMPLATES`, or a template's text; it replaces the tokenizer's own. Markers that it
+            writes, such as <|im_start|>, are added if the tokenizer lacks them.
+        stop: strings that end a response too (`generation.stop`). If empty, those saved with the tokenizer.
 
     Raises:
-        UserError: there is none that transformers can load, or it has no EOS or no chat template that works.
+        UserError: transformers cannot load it, or it has no EOS or no working chat template.
     """
     with as_folder(folder) as found:
         return load_with_new_tokens(found, field, template, stop)[0]
 
 
 def load_with_new_tokens(folder: Path, field: str, template: str | None, stop: Sequence[str]) -> tuple[Any, list[str]]:
-    """As `load_tokenizer` of a folder, and the tokens that were added to the tokenizer, which the model may lack."""
+    """As `load_tokenizer`, for a folder; also return the tokens that were added, which the model may lack."""
     from transformers import AutoTokenizer
 
     gguf = gguf_file(folder)
@@ -124,7 +124,7 @@ def load_with_new_tokens(folder: Path, field: str, template: str | None, stop: S
 
 
 def _listed_ends(folder: Path) -> list[int]:
-    """The EOS ids of a model's generation_config.json, else of its config.json, where it lists several."""
+    """Return the EOS ids of a model's generation_config.json, or else its config.json, if it lists several."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         with contextlib.suppress(OSError, ValueError):
@@ -135,13 +135,13 @@ def _listed_ends(folder: Path) -> list[int]:
 
 
 _FIXED = {"date_string": "26 Jul 2024"}
-"""What chat templates of Llama 3 write in place of today's date; the day is the one that they fall back to."""
+"""The date that Llama 3's chat templates write instead of today's; it is the one to which they fall back."""
 _PROBES = (
     [{"role": "user", "content": "Hello."}],
     [{"role": "user", "content": "a" * 4000}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
 )
 TEMPLATE_SECONDS = 5
-"""Processor time that a chat template may take."""
+"""Seconds of processor time that a chat template may take."""
 _RENDER = """
 import datetime, json, random, resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
@@ -170,13 +170,13 @@ for number, probe in enumerate(asked.pop("probes")):
 
 
 def try_template(tokenizer: Any, folder: Path, field: str) -> None:
-    """Render a question with the chat template, a program of others, in a process of limited time and memory.
+    """Render a question with the chat template, which is untrusted code, in a process of limited time and memory.
 
-    It may refuse a conversation of several turns (the contract counts these), but not a question, and not run on. It
-    renders on nine days with nine seeds of Python's random numbers, which must not show.
+    The template may refuse a conversation of several turns (the data contract counts these), but not a single question.
+    It is rendered on nine dates with nine random seeds, and must give the same text each time.
 
     Raises:
-        UserError: it fails, takes more than `TEMPLATE_SECONDS`, or more than 2 GiB, or depends on day or chance.
+        UserError: it fails, takes more than `TEMPLATE_SECONDS` or 2 GiB, or depends on the date or on random numbers.
     """
     with refusing(folder, field, "holds a tokenizer without one chat template"):
         asked = {
@@ -197,18 +197,18 @@ def try_template(tokenizer: Any, folder: Path, field: str) -> None:
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Every token that the tokenizer marks as special, by id: often more than it has a use for (SmolLM2 marks 17 and
-    names 3)."""
+    """Return every token that the tokenizer marks as special, by id; often more than have a role (SmolLM2: 17, and
+    3)."""
     marked = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
     return marked | {i: str(token) for i, token in named}
 
 
 def visible_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Decode `ids` with each special token shown where it stands, as ⟨|system|⟩.
+    """Decode `ids` and show each special token in its place, as ⟨|system|⟩.
 
-    The angle brackets are replaced (U+27E8, U+27E9), so that no chat template, tokenizer or HTML page reads the text as
-    markup. Without special tokens among `ids` this is the tokenizer's own decoding.
+    Its angle brackets are replaced (by U+27E8 and U+27E9), so that no chat template, tokenizer or HTML page reads the
+    text as markup. Without special tokens in `ids` this is the tokenizer's own decoding.
     """
     special = special_tokens(tokenizer)
     places = [place for place, token in enumerate(ids) if token in special]
@@ -227,12 +227,12 @@ class StopFinder:
         self._tokenizer, self._strings = tokenizer, endings_of(tokenizer).strings
         self._special = special_tokens(tokenizer)
         self.window = max(len(text.encode()) for text in self._strings) + 1
-        """Tokens that a stop string has ended within: each token is a byte of text or more, and special tokens part."""
+        """Most tokens in which a stop string can be contained: each token has at least one byte of text."""
 
     def first(self, ids: Sequence[int], since: int = 0) -> int | None:
-        """After how many tokens, more than `since`, a stop string is complete first; None if none is.
+        """Return the first number of tokens above `since` after which a stop string is complete; None if none is.
 
-        A string counts in the text that `visible_text` shows, in the last `window` tokens.
+        Stop strings are searched in the text that `visible_text` shows of the last `window` tokens.
         """
         for end in range(since + 1, len(ids) + 1):
             recent = ids[max(0, end - self.window) : end]
@@ -244,10 +244,11 @@ class StopFinder:
 
 
 def token_of_character(tokenizer: Any, ids: Sequence[int], offset: int) -> int:
-    """The number of the token that ends the character at `offset` of `visible_text(tokenizer, ids)`, both from 0.
+    """Return the index of the token that completes the character at `offset` of `visible_text(tokenizer, ids)`.
 
-    A character of several tokens, as an emoji of bytes, has come with the last of them. By bisection: once a prefix of
-    the tokens shows the characters up to this one as the whole text does, so does every longer one.
+    Both count from 0. A character of several tokens, such as an emoji of several bytes, belongs to the last of them.
+    Found by bisection: if a prefix of the tokens shows the characters up to this one correctly, so does every longer
+    prefix.
     """
     wanted = visible_text(tokenizer, ids)[: offset + 1]
     return bisect.bisect_left(
@@ -256,10 +257,10 @@ def token_of_character(tokenizer: Any, ids: Sequence[int], offset: int) -> int:
 
 
 def rendered_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    """A prompt in the tokenizer's chat template, ready for the response."""
+    """Return a prompt in the tokenizer's chat template, ending where the response begins."""
     return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **_FIXED)
 
 
 def rendered_conversation(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    """A whole conversation, its last response included, in the tokenizer's chat template."""
+    """Return a whole conversation, including its last response, in the tokenizer's chat template."""
     return tokenizer.apply_chat_template(list(messages), tokenize=False, **_FIXED)

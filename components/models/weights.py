@@ -1,9 +1,9 @@
-"""Loading from a model's folder: its code does not run, no pickle is read, and its files give every weight.
+"""Load from a model's folder: no code of the folder runs, no pickle is read, and every weight comes from its files.
 
-The only place that calls `from_pretrained` (tests/test_no_pickle.py). `use_safetensors=True` makes transformers refuse
-a folder with only pytorch_model.bin. It still reads a pickle where an index names one as a shard, and where an adapter
-lies beside the model. It draws weights that no file has at random, and fetches and runs attention kernels that a config
-names (transformers 5.23, peft 0.21).
+This is the only module that calls `from_pretrained` (tests/test_no_pickle.py). `use_safetensors=True` makes
+transformers refuse a folder with only pytorch_model.bin. But transformers still reads a pickle if an index names it as
+a shard or an adapter is beside the model; it initialises missing weights at random; and it downloads and runs attention
+kernels that a config names (transformers 5.23, peft 0.21). The checks here refuse all of these.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from components.base.errors import TetherError, UserError
 
 _SAFELY = {"trust_remote_code": False, "local_files_only": True}
 _ATTENTION = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"}
-"""Attention that ships with transformers, torch or an installed package; any other name is a repository of the hub."""
+"""Attention implementations of transformers, torch or an installed package. Any other name is a hub repository."""
 _NAMED = 5
-"""How many weights an error names."""
+"""Number of weights that an error names."""
 
 
 @contextlib.contextmanager
 def as_folder(path: Path) -> Iterator[Path]:
-    """The folder of a model; for a lone GGUF file a temporary one with nothing but a link to it.
+    """Yield a model's folder; for a single GGUF file, a temporary folder with only a link to it.
 
-    So nothing beside the file is read, since no digest covers it. An error names the file.
+    So files beside a GGUF file, which no digest covers, are not read. Errors name the file.
     """
     if not path.is_file():
         yield path
@@ -41,14 +41,14 @@ def as_folder(path: Path) -> Iterator[Path]:
 
 
 def check_weights(folder: Path, named_by: str) -> None:
-    """Check that whatever is loaded from `folder` is safetensors or GGUF and lies in it, and that it asks for no code.
+    """Check that all weights of `folder` are safetensors or GGUF files in it, and that its config asks for no code.
 
     Args:
         folder: a model's folder.
         named_by: the option that names it, for the error.
 
     Raises:
-        UserError: it holds no such weights, or names others, or its config names an attention kernel of the hub.
+        UserError: it has no such weights, or refers to others, or its config names an attention kernel of the hub.
     """
     files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not any(name.endswith((".safetensors", ".gguf")) for name in files):
@@ -82,10 +82,10 @@ def check_weights(folder: Path, named_by: str) -> None:
 
 
 def count_parameters(folder: Path, named_by: str) -> int:
-    """Parameters of the model in `folder`, from the headers of its safetensors or GGUF files.
+    """Return the number of parameters in `folder`, from the headers of its safetensors or GGUF files.
 
     Raises:
-        UserError: as `check_weights`, or a file's header can't be read.
+        UserError: as for `check_weights`, or a file's header cannot be read.
     """
     with as_folder(folder) as found:
         return _count_parameters(found, named_by)
@@ -109,17 +109,16 @@ def _count_parameters(folder: Path, named_by: str) -> int:
 
 
 def load_whole(auto: Any, folder: Path, named_by: str, *, fresh_head: bool = False, **options: Any) -> Any:
-    """A model in float32 and eval mode, each weight from the folder's files.
+    """Load a model in float32 and eval mode, with every weight from the folder's files.
 
     Args:
-        auto: transformers' class that loads it, such as AutoModelForCausalLM.
+        auto: the class of transformers that loads it, such as AutoModelForCausalLM.
         named_by: the option that names the folder, for the error.
-        fresh_head: the folder holds a language model, and `score` is to be drawn by the caller; the output layer is
-            not used.
-        options: more of `from_pretrained`'s, such as `gguf_file`.
+        fresh_head: the folder has a language model, whose output layer is not used; the caller initialises `score`.
+        options: further arguments of `from_pretrained`, such as `gguf_file`.
 
     Raises:
-        UserError: transformers can't load it; a weight is missing, left over, of another shape, NaN or infinite.
+        UserError: transformers cannot load it; a weight is missing, left over, of the wrong shape, NaN or infinite.
     """
     check_weights(folder, named_by)
     with refusing(folder, named_by, "holds no model that transformers can load"):
@@ -137,10 +136,10 @@ def load_whole(auto: Any, folder: Path, named_by: str, *, fresh_head: bool = Fal
 
 
 def load_from(auto: Any, folder: Path, named_by: str = "the artifact", **options: Any) -> Any:
-    """A tokenizer or config (`AutoTokenizer`, `AutoConfig`) of a model's folder.
+    """Load a tokenizer or config (`AutoTokenizer`, `AutoConfig`) of a model's folder.
 
     Raises:
-        UserError: there is none that transformers can load.
+        UserError: transformers cannot load it.
     """
     what = "tokenizer" if "Tokenizer" in auto.__name__ else "config"
     with refusing(folder, named_by, f"holds no model whose {what} transformers can load"):
@@ -150,10 +149,10 @@ def load_from(auto: Any, folder: Path, named_by: str = "the artifact", **options
 def check_names(
     folder: Path, named_by: str, missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[str]
 ) -> None:
-    """See that the names and shapes of a file's weights are those of the model that is to hold them.
+    """Check that the names and shapes of a file's weights are those of the model.
 
     Raises:
-        UserError: naming the weights that are missing, left over, or of another shape.
+        UserError: weights are missing, left over, or of the wrong shape; the message names them.
     """
     kinds = {"it lacks": missing, "no layer takes": unexpected, "these have another shape": mismatched}
     told = [f"{kind} {_some(sorted(names))}" for kind, names in kinds.items() if names]
@@ -166,10 +165,10 @@ def check_names(
 
 
 def check_finite(folder: Path, named_by: str, weights: Mapping[str, Any]) -> None:
-    """See that no weight (name to tensor) is NaN or infinite.
+    """Check that no weight (name to tensor) is NaN or infinite.
 
     Raises:
-        UserError: naming those that are.
+        UserError: some are; the message names them.
     """
     bad = [name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if bad:
@@ -178,22 +177,22 @@ def check_finite(folder: Path, named_by: str, weights: Mapping[str, Any]) -> Non
 
 @contextlib.contextmanager
 def refusing(path: Path, named_by: str, what: str) -> Iterator[None]:
-    """Whatever a library raises over a folder of others becomes the user's mistake, in one paragraph.
+    """Turn whatever a library raises within the block into a UserError of one paragraph.
 
     Raises:
-        UserError: `path` `what`, with the first lines of the cause.
+        UserError: "`path` `what`", with the first lines of the cause.
     """
     try:
         yield
     except (TetherError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust is not an Exception
         cause = " ".join(str(error).split())[:400]
         raise UserError(f"{named_by}: {path} {what} ({type(error).__name__}): {cause}") from error
 
 
 def _check_attention(config: Any, folder: Path, named_by: str) -> None:
-    """Look through a config and the configs inside it."""
+    """Check the attention that a config, or a config inside it, names."""
     if isinstance(config, list):
         for each in config:
             _check_attention(each, folder, named_by)

@@ -1,28 +1,28 @@
-"""Requests over HTTP that go again while the other side does not answer."""
+"""HTTP requests with retries while the server does not answer."""
 
 import time
 from collections.abc import Callable, Collection
 from typing import Any
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 15.0
-"""Seconds before a request goes again: the first wait, and the longest, unless the other side asks for a longer one."""
+"""Seconds before a retry: the first wait and the longest, unless the server asks for a longer one."""
 
 
 def ask_patiently(
     send: Callable[[], Any], patience: float, unreachable: Callable[[str], Exception], final: Collection[int] = ()
 ) -> Any:
-    """The answer (an `httpx.Response`) to the request that `send` makes.
+    """Make the request `send` and return its answer (an `httpx.Response`).
 
-    It goes again where the connection fails and where the answer is 429 or 5xx. The waits double; a `Retry-After` in
-    seconds replaces a shorter one.
+    Retries if the connection fails or the status is 429 or 5xx. The waits double; a `Retry-After` in seconds replaces a
+    shorter wait.
 
     Args:
-        patience: seconds after which nothing is sent any more.
-        unreachable: makes the error of the last problem.
-        final: status codes of 500 and above that are answers.
+        patience: seconds after which no further retry is made.
+        unreachable: makes the error from the text of the last problem.
+        final: status codes of 500 and above that are returned as answers.
 
     Raises:
-        Exception: what `unreachable` makes, after `patience`. httpx.InvalidURL: the address is none.
+        Exception: the error of `unreachable`, after `patience`. httpx.InvalidURL: the address is invalid.
     """
     import httpx
 
@@ -44,11 +44,11 @@ def ask_patiently(
 
 
 def said(text: str) -> str:
-    """An answer for a message: on one line, cut short."""
+    """Return an answer's text for a message: on one line, shortened."""
     text = " ".join(text.split())
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _asked_wait(header: str | None) -> float:
-    """Seconds of a `Retry-After`; 0 without one, or where it is a date."""
+    """Return the seconds of a `Retry-After` header; 0 without one, or if it is a date."""
     return float(header) if header is not None and header.strip().isdecimal() else 0.0

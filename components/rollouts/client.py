@@ -1,8 +1,7 @@
-"""A vLLM server's HTTP routes as PPO uses them, with retries, and with errors that say what to do.
+"""Client of a vLLM server's HTTP routes that PPO uses, with retries and with errors that say what to do.
 
 Routes and fields are those of vLLM 0.29.0: `vllm/entrypoints/serve/dev/` (rlhf, sleep, cache, rpc, server_info) and
-`vllm/entrypoints/openai/completion/`. Those of `dev/` are there only with VLLM_SERVER_DEV_MODE=1. Importable without
-torch.
+`vllm/entrypoints/openai/completion/`. Those of `dev/` exist only with VLLM_SERVER_DEV_MODE=1. Importable without torch.
 """
 
 import os
@@ -17,33 +16,33 @@ from components.base.errors import Unreachable, UserError, refuse_credentials
 from components.rollouts.config import RolloutConfig
 
 FIRST_WAIT = 1.0
-"""Seconds before a request goes again; twice as long before each further time."""
+"""Seconds before the first retry; the wait doubles for each further one."""
 CONNECT_SECONDS = 10.0
 OLDEST = (0, 29)
-"""The first vLLM whose server knows a version of its weights (`/weight_info`)."""
+"""The first vLLM version whose server reports a version of its weights (`/weight_info`)."""
 DEV_ROUTES = "start it with VLLM_SERVER_DEV_MODE=1 (docs/guide/rollouts.md has the command)"
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says of itself."""
+    """What a server reports about itself."""
 
     version: str
     dtype: str
     batch_invariant: bool
     model: str
-    """Name that requests give."""
+    """The model's name in requests."""
     longest: int | None
-    """Most tokens of prompt and response together; None where it doesn't say."""
+    """Most tokens of prompt and response together; None if the server does not say."""
     logprobs_mode: str
     transfer: str | None
-    """Backend of weight transfer that it was started with."""
+    """The weight-transfer backend with which the server was started."""
     sleeps: bool
     speculates: bool
 
 
 class VllmClient:
-    """One server, and the connections to it."""
+    """A client of one server, with its connections."""
 
     def __init__(self, config: RolloutConfig) -> None:
         import httpx
@@ -61,7 +60,7 @@ class VllmClient:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(config.timeout, connect=min(CONNECT_SECONDS, config.timeout)),
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
-            trust_env=False,  # a proxy has no business between a trainer and its sampler
+            trust_env=False,  # the server is asked directly, never through a proxy of the environment
         )
 
     def __enter__(self) -> Self:
@@ -71,14 +70,14 @@ class VllmClient:
         self._http.close()
 
     def get(self, route: str, **query: str) -> dict[str, Any]:
-        """The JSON object that `GET route` answers; raises as `post`."""
+        """Return the JSON object that `GET route` answers; raises as `post`."""
         return self._ask("GET", route, None, query)
 
     def post(self, route: str, body: object = None, **query: str) -> dict[str, Any]:
-        """The JSON object that `POST route` answers, {} where it answers nothing.
+        """Return the JSON object that `POST route` answers; {} for an empty answer.
 
         Raises:
-            Unreachable: no answer after all retries, or none in time. UserError: it refuses, or answers something else.
+            Unreachable: no answer after all retries, or none in time. UserError: it refuses, or its answer is not JSON.
         """
         return self._ask("POST", route, body, query)
 
@@ -124,17 +123,17 @@ class VllmClient:
         return answer
 
     def something_else(self, route: str, answer: object) -> UserError:
-        """The error of an answer that no vLLM server gives."""
+        """Return the error for an answer that no vLLM server gives."""
         return UserError(
             f"{self.url}{route} answers {_said(str(answer))!r}, which no vLLM server known to Tether does. "
             "Check ppo.rollout.url, and the server's version."
         )
 
     def version(self) -> str:
-        """vLLM's version, as the server names it.
+        """Return the server's vLLM version.
 
         Raises:
-            UserError: it names none, or one that is too old; and as `post`.
+            UserError: it reports none, or one that is too old; and as for `post`.
         """
         answer = self.get("/version")
         found = answer.get("version")
@@ -149,7 +148,7 @@ class VllmClient:
         return found
 
     def facts(self) -> ServerFacts:
-        """What the server says of itself; raises as `version`."""
+        """Return what the server reports about itself; raises as `version`."""
         version, info = self.version(), self.get("/server_info", config_format="json")
         models = self.get("/v1/models").get("data")
         config, model = info.get("vllm_config"), None
@@ -176,13 +175,14 @@ class VllmClient:
         )
 
     def check(self, tokens: int) -> ServerFacts:
-        """The server's facts, if responses can be sampled from it as the run was resolved.
+        """Check that the server can sample responses as the run's config was resolved; return its facts.
 
         Args:
-            tokens: of the longest prompt and response together.
+            tokens: number of tokens of the longest prompt and response together.
 
         Raises:
-            UserError: naming each thing that is otherwise, and the flag or option that mends it; and as `version`.
+            UserError: something differs. The message names each difference and the flag or option to change. Also as
+                for `version`.
         """
         config, facts = self.config, self.facts()
         wrong = [
@@ -216,7 +216,7 @@ class VllmClient:
         return facts
 
     def weights_version(self) -> str:
-        """The version of the weights that it samples from."""
+        """Return the version of the weights from which the server samples."""
         answer = self.get("/weight_info")
         found = answer.get("weight_version")
         if not isinstance(found, str):
@@ -224,10 +224,10 @@ class VllmClient:
         return found
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache, which holds keys and values of the weights before.
+        """Empty the prefix cache, which has keys and values of the previous weights.
 
         Raises:
-            UserError: it can't, as requests of somebody else hold its blocks; and as `post`.
+            UserError: it cannot be emptied, because other clients' requests use its blocks; and as for `post`.
         """
         for attempt in range(self.config.retries + 1):
             if attempt:
@@ -240,15 +240,15 @@ class VllmClient:
         )
 
     def sleep(self) -> None:
-        """Have the server free its weights and cache."""
+        """Make the server free its weights and cache."""
         self.post("/sleep", level="2")
 
     def wake(self, part: str) -> None:
-        """Have a sleeping server allocate its `weights` or its `kv_cache` again."""
+        """Make a sleeping server allocate its `weights` or its `kv_cache` again."""
         self.post("/wake_up", tags=part)
 
     def is_asleep(self) -> bool:
-        """Whether it sleeps."""
+        """Return whether the server is asleep."""
         return self.get("/is_sleeping").get("is_sleeping") is True
 
 
@@ -258,14 +258,14 @@ def _said(text: str) -> str:
 
 
 def resolve_rollout(config: RolloutConfig) -> RolloutConfig:
-    """The same with what the server says of itself in place of `auto`; asks nothing that is named already.
+    """Return a copy with every `auto` replaced by what the server reports. Given values are not asked for.
 
     Raises:
-        UserError: it can't be reached, or isn't a vLLM server of a version that we know.
+        UserError: it cannot be reached, or is not a vLLM server of a supported version.
     """
     if config.is_resolved:
         return config
-    with VllmClient(config.model_copy(update={"retries": min(config.retries, 1)})) as client:  # somebody waits
+    with VllmClient(config.model_copy(update={"retries": min(config.retries, 1)})) as client:  # a person is waiting
         facts = client.facts()
     given = {
         "version": facts.version if config.version == "auto" else config.version,

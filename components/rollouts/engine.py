@@ -1,4 +1,4 @@
-"""The engines that PPO's rollouts come from, and what a vLLM server is asked and held to.
+"""The engines that sample PPO's rollouts, and the requests to a vLLM server with the checks of its answers.
 
 Legend: B responses, T response tokens (padded on the right).
 """
@@ -29,19 +29,19 @@ from components.rollouts.config import COLDEST, HOTTEST, RolloutConfig
 from components.rollouts.transfer import WeightTransfer, open_transfer
 
 BANNED = -100.0
-"""The largest penalty on a logit that vLLM takes (it clamps the bias). The pad token keeps e^-100 of its odds, and a
-response that holds it is refused."""
+"""The largest negative bias of a logit that vLLM applies (it clamps it). The pad token keeps e^-100 of its odds; a
+response that contains it is refused."""
 NEVER = -9999.0
-"""What the server writes for a log-probability of minus infinity."""
+"""The value that the server returns for a log-probability of minus infinity."""
 
 
 class Rollouts(Protocol):
-    """Where the responses of a policy that trains come from."""
+    """Samples responses of a policy during its training."""
 
     def engine(
         self, policy: Any, value_head: Callable[[Tensor], Tensor] | None
     ) -> contextlib.AbstractContextManager[RolloutEngine]:
-        """An engine that samples from the weights that `policy` has now; don't train it while this is open."""
+        """Open an engine that samples from the current weights of `policy`, which must not be trained meanwhile."""
         ...
 
 
@@ -49,14 +49,14 @@ class Rollouts(Protocol):
 def open_rollouts(
     config: RolloutConfig, tokenizer: Any, runtime: Runtime, generation: GenerationConfig, folder: Path
 ) -> Iterator[Rollouts]:
-    """The rollouts that `config` (resolved) names, open as long as a policy trains.
+    """Open the rollouts that the resolved `config` names, for as long as a policy trains.
 
     Args:
-        folder: of the stage's own, where weights may stand on their way to a server.
+        folder: the stage's own, for weights on their way to a server.
 
     Raises:
-        UserError: the server isn't the one that the run was resolved for, or can't sample as PPO must; Unreachable
-            where it doesn't answer.
+        UserError: the server differs from the one for which the run was resolved, or cannot sample as PPO needs.
+            Unreachable: it does not answer.
     """
     if not config.by_server:
         yield LocalRollouts(tokenizer, runtime)
@@ -100,10 +100,10 @@ class VllmRollouts:
 
     @contextlib.contextmanager
     def engine(self, policy: Any, value_head: Callable[[Tensor], Tensor] | None) -> Iterator[RolloutEngine]:
-        """As `Rollouts`: send the weights, empty the prefix cache, sample. The samples hold no values of the critic.
+        """As `Rollouts`: send the weights, empty the prefix cache, sample. The samples have no values of the critic.
 
         Raises:
-            UserError: the server has other weights than were sent. Unreachable: it doesn't answer.
+            UserError: the server's weights are not those that were sent. Unreachable: it does not answer.
         """
         client, version = self.client, f"{self.name}-{self.sent}"
         whole = policy.merged() if isinstance(policy, AdapterView) else policy
@@ -133,17 +133,17 @@ class VllmRollouts:
         self._free()
 
     def _free(self) -> None:
-        """Have the server give back its memory, if it shares the GPU: also after an error, for the next attempt."""
+        """Make the server free its memory if it shares the GPU; also after an error, for the next attempt."""
         if self.client.config.sleep:
             self.client.sleep()
 
 
 class ServedResponse(NamedTuple):
-    """One response of a server."""
+    """A response from a server."""
 
     ids: list[int]
     logprobs: list[float]
-    """As the server sampled them: after temperature and bans, nats."""
+    """Log-probabilities in nats under the server's distribution: after temperature and the bias."""
     ended: bool
 
 
@@ -157,7 +157,7 @@ class VllmEngine:
     runtime: Runtime
     vocabulary: int
     version: str
-    """Of the weights that it samples from."""
+    """The version of the weights from which it samples."""
 
     def sample(
         self,
@@ -166,11 +166,11 @@ class VllmEngine:
         seed: int,
         numbers: Sequence[int] | None = None,
     ) -> Samples:
-        """One response to each prompt, as `RolloutEngine`; what the server saw of itself is kept as `logprobs` alone.
+        """As `RolloutEngine`. Of the server's statistics only `logprobs` are kept.
 
         Raises:
-            UserError: an answer is not of the distribution that was asked for. Unreachable: there is none, or other
-                weights replaced these meanwhile.
+            UserError: an answer does not fit the request's sampling. Unreachable: there is no answer, or the server's
+                weights were replaced meanwhile.
         """
         asked = [
             self.request(prompt, generation, response_seed(seed, number))
@@ -186,7 +186,7 @@ class VllmEngine:
         return self._samples(prompts, answers)
 
     def request(self, prompt: Sequence[int], generation: GenerationConfig, seed: int) -> dict[str, Any]:
-        """What the server is asked for a response to `prompt`: the whole softmax at the temperature, without pad.
+        """Return the request for a response to `prompt`: the full softmax at the temperature, without pad.
 
         Every option is set, because a model's generation config changes the server's defaults.
         """
@@ -201,7 +201,7 @@ class VllmEngine:
         }  # fmt: skip
 
     def _ask(self, asked: Sequence[Mapping[str, Any]]) -> list[ServedResponse]:
-        """The answers in the requests' order; the first error ends those that wait."""
+        """Return the answers in the requests' order; the first error cancels waiting requests."""
         with ThreadPoolExecutor(min(self.client.config.concurrency, max(1, len(asked)))) as pool:
             futures = [pool.submit(self.client.post, "/v1/completions", body) for body in asked]
             try:
@@ -211,10 +211,10 @@ class VllmEngine:
                 raise
 
     def read(self, asked: Mapping[str, Any], answer: Mapping[str, Any]) -> ServedResponse:
-        """One answer, checked against what was asked.
+        """Check an answer against its request, and return its response.
 
         Raises:
-            UserError: it is not what a server gives that samples as asked.
+            UserError: the answer cannot come from sampling as requested.
         """
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
@@ -259,7 +259,7 @@ class VllmEngine:
 
 
 def response_seed(seed: int, number: int) -> int:
-    """The seed of response `number` among those that `seed` samples for: from 0 to 2^62 - 1."""
+    """Return the seed, from 0 to 2^62 - 1, of response `number` among the responses of `seed`."""
     return random.Random(f"{seed} response {number}").getrandbits(62)
 
 

@@ -1,7 +1,7 @@
-"""How a policy's weights reach the server that samples from it: one small interface, three ways.
+"""Send a policy's weights to the server that samples from it, in one of three ways.
 
-`folder` needs nothing but a folder and has been run against a stand-in of the server's routes. `ipc` and `nccl` are
-vLLM's own trainer side (0.29: `vllm.distributed.weight_transfer`); neither has been run.
+`folder` needs only a folder, and was tested against a stand-in of the server's routes. `ipc` and `nccl` use vLLM's own
+code on the trainer's side (0.29: `vllm.distributed.weight_transfer`); neither has been run.
 """
 
 import logging
@@ -20,39 +20,39 @@ from components.base.process import is_dead_mark, is_mark_from_here, process_mar
 from components.rollouts.client import VllmClient
 
 SENT = "sent-"
-"""Beginning of the name of a process's own folder of weights."""
+"""Prefix of the name of a process's folder of weights."""
 logger = logging.getLogger(__name__)
 
 
 class WeightTransfer(Protocol):
-    """A way for weights to reach a server."""
+    """A way to send weights to a server."""
 
     def send(self, model: Any, version: str) -> None:
-        """Have the server load the weights that `model` (a whole causal LM) has now, and call them `version`."""
+        """Make the server load the current weights of `model` (a whole causal LM) as `version`."""
         ...
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything that was created."""
         ...
 
 
 class FolderTransfer:
     """Weights as safetensors in a folder that the server reads (`reload_weights` of its workers).
 
-    They stand in a folder of this process's own below it, whose name says which process it is.
+    They are in this process's own subfolder, whose name identifies the process.
     """
 
     def __init__(self, client: VllmClient, folder: Path) -> None:
-        """Also removes what processes of this machine that were killed left below `folder`."""
+        """Also removes what killed processes of this machine left below `folder`."""
         sweep_sent(folder)
         self.client, self.folder = client, folder / f"{SENT}{process_mark()}.{secrets.token_hex(4)}"
         self.dtype = getattr(torch, client.config.dtype)
         self.last: Path | None = None
 
     def send(self, model: Any, version: str) -> None:
-        """As `WeightTransfer`. The folder of the version before goes once the server has loaded this one."""
+        """As `WeightTransfer`. The previous version's folder is removed once the server has loaded this one."""
         place, partial = self.folder / version, self.folder / f".{version}.partial"
-        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that failed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a failed attempt
         make_folder(partial)
         tensors = {
             name: each.detach().to("cpu", self.dtype).contiguous().clone() for name, each in model.named_parameters()
@@ -73,10 +73,9 @@ class FolderTransfer:
 
 
 def sweep_sent(folder: Path) -> None:
-    """Remove the weights that killed processes of this machine, in its present boot, sent by way of `folder`.
+    """Remove weights below `folder` from killed processes of this machine in its current boot.
 
-    What another machine sent, or this one before it was booted, stays with a warning: nobody here can tell whether it
-    is in use.
+    Weights from another machine, or from before this boot, stay, and a warning names them, since they may be in use.
     """
     for left in sorted(folder.glob(f"{SENT}*")) if folder.is_dir() else ():
         mark = left.name.removeprefix(SENT).partition(".")[0]
@@ -90,7 +89,7 @@ def sweep_sent(folder: Path) -> None:
 
 
 class VllmTransfer:
-    """Weights by vLLM's own trainer engine: CUDA IPC on one GPU, NCCL between GPUs."""
+    """Sends weights by vLLM's own trainer engine: CUDA IPC on one GPU, NCCL between GPUs."""
 
     def __init__(self, client: VllmClient) -> None:
         try:
@@ -114,7 +113,7 @@ class VllmTransfer:
         self.client.post("/update_weight_version", {"new_version": version})
 
     def close(self) -> None:
-        """Nothing is left behind: the connection ends with this process."""
+        """Do nothing: the connection ends with this process."""
 
     def _connect(self, model: Any) -> Any:
         ipc, nccl = self._init
@@ -139,10 +138,10 @@ def _free_port() -> int:
 
 
 def open_transfer(client: VllmClient, folder: Path) -> WeightTransfer:
-    """The way that the config names; `folder` is the stage's own, for where it names none."""
+    """Open the transfer that the config names; `folder` is the stage's own, used if the config names none."""
     if client.config.transfer != "folder":
         return VllmTransfer(client)
     if client.config.folder is not None:
         return FolderTransfer(client, Path(client.config.folder))
-    shutil.rmtree(folder, ignore_errors=True)  # what a killed attempt left
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed attempt
     return FolderTransfer(client, folder)

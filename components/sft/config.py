@@ -11,35 +11,35 @@ from components.training.optim import FitConfig
 
 
 class SftConfig(FitConfig):
-    """Supervised fine-tuning: cross-entropy on the response's tokens, EOS among them; the prompt is masked."""
+    """Supervised fine-tuning: cross-entropy on the response's tokens, including EOS; the prompt is masked."""
 
     base: str | None = unkeyed(None)
     """A pretrained model: its folder (Hugging Face), a GGUF file or a folder with one, or `org/name@revision` on the
-    hub, whose commit is looked up once, when the run begins. Null builds `scratch` from nothing."""
+    hub, whose commit is looked up once, when the run begins. Null: build the model `scratch` with random weights."""
     chat_template: str | None = Field(None, min_length=1, max_length=100_000)
-    """How a conversation becomes text; it replaces the template of the tokenizer of `base`: `chatml`, `llama3`,
-    `plain`, a file with a Jinja template, or the template's text, which the run's config then holds. Markers that it
-    writes, such as <|im_start|>, become tokens where the tokenizer lacks them; the one after a response becomes EOS."""
+    """The chat template, which replaces that of the tokenizer of `base`: `chatml`, `llama3`, `plain`, a file with a
+    Jinja template, or the template's text, which the run's config then contains. Markers that it writes, such as
+    <|im_start|>, become tokens if the tokenizer lacks them; the one after a response becomes EOS."""
     keep: str | None = unkeyed(None)
-    """A run of this home whose SFT model this run takes as it is, with the data it learned from: so the rounds of
-    `tether iterate` are all tethered to one model. Null trains one on this run's data."""
+    """A run of this home whose SFT model, with its data, this run reuses. So all rounds of `tether iterate` have the
+    same SFT model as reference. Null trains one on this run's data."""
     train: bool = True
-    """False takes `base` as the SFT policy as it is. The stage is then `skipped`: it measures the base, but its gates
-    do not pass, and the run's policy is no candidate for promotion unless they are waived."""
+    """False uses `base` unchanged as the SFT policy. The stage is then `skipped`: it measures the base, but its gates
+    do not pass, and the run's policy is a candidate for promotion only if they are waived."""
     scratch: ScratchModel = ScratchModel()
-    """The model to build where `base` is null."""
+    """The model to build if `base` is null."""
     max_demonstrations: int | None = Field(None, ge=1)
-    """Train on this many demonstrations at most (the first ones, in data order); null for all. A model from scratch
-    takes its vocabulary from the first ones, overlong ones too, and is trained on those of them that fit."""
+    """Train on at most this many demonstrations (the first ones, in data order); null for all. For a model from scratch
+    the vocabulary comes from these, including overlong ones."""
     overlong: Literal["drop", "cut"] = "drop"
-    """What becomes of a demonstration whose response, EOS included, exceeds `generation.max_new_tokens`: it is left
-    out, in training and on the held-out side, or cut and without EOS, which teaches the model not to end."""
+    """What to do with a demonstration whose response, including EOS, exceeds `generation.max_new_tokens`. `drop` leaves
+    it out, in training and in evaluation. `cut` cuts it, so that it has no EOS, which teaches the model not to end."""
     packing: int | None = Field(None, ge=1)
-    """Tokens of a forward pass whose demonstrations stand end to end in one row, without padding, in place of
-    `micro_batch_size`; none sees another, and losses and gradients are the same to rounding. A demonstration that
-    exceeds it is computed alone. Null: `micro_batch_size` demonstrations, each in a row of its own."""
+    """Tokens per forward pass if demonstrations are packed end to end into one row, without padding, instead of
+    `micro_batch_size`. They do not attend to each other, and losses and gradients are the same up to rounding. A longer
+    demonstration is computed alone. Null: no packing, `micro_batch_size` demonstrations, each in its own row."""
     evaluate: int = Field(512, ge=1)
-    """Held-out demonstrations for loss and perplexity, and held-out prompts to sample responses to."""
+    """Number of held-out demonstrations for loss and perplexity, and of held-out prompts to sample responses to."""
 
     @model_validator(mode="after")
     def _what_is_evaluated_trains(self) -> Self:
@@ -67,7 +67,7 @@ class SftConfig(FitConfig):
 
 
 class SftJob(Settings):
-    """All that the stage's output depends on, beside its inputs."""
+    """Everything except the inputs on which the stage's output depends."""
 
     seed: int
     runtime: Runtime

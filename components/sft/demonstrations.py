@@ -1,4 +1,4 @@
-"""Demonstrations as tokens, and how surprised a model is by them."""
+"""Demonstrations as tokens, and their losses under a model."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,21 +22,21 @@ from components.training.loop import seeded
 from components.training.tokens import CHUNK, TokenLists, TokenWriter, chunks
 
 SAME = 1e-4
-"""Most by which a token's loss in a packed row may differ from the same alone: absolute (nats), and relative."""
+"""Largest allowed difference, absolute (nats) and relative, between a token's loss in a packed row and alone."""
 
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of its response."""
 
 
 class Examples(Sequence[Example]):
-    """n demonstrations as tokens, each read when it is asked for."""
+    """n demonstrations as tokens, each read on access."""
 
     def __init__(self, prompts: TokenLists, responses: TokenLists) -> None:
         self.prompts, self.responses = prompts, responses
 
     @classmethod
     def of(cls, examples: Iterable[Example]) -> "Examples":
-        """Those of `examples`, in memory."""
+        """Return `examples` as Examples in memory."""
         prompts, responses = TokenWriter(None), TokenWriter(None)
         for prompt, response in examples:
             prompts.append(prompt)
@@ -57,12 +57,13 @@ class Examples(Sequence[Example]):
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        """Tokens (n,) of prompt and response together."""
+        """Return the number of tokens (n,) of prompt and response together."""
         return self.prompts.lengths + self.responses.lengths
 
 
 class TokenizedDemonstrations(NamedTuple):
-    """Demonstrations as tokens, and how many were looked at and are overlong, of which all or none are among them."""
+    """Demonstrations as tokens, with the numbers of those looked at and of overlong ones. Overlong ones are either all
+    included or all left out."""
 
     examples: Examples
     seen: int
@@ -77,12 +78,12 @@ def choose_demonstrations(
     most: int | None,
     folder: Path | None = None,
 ) -> TokenizedDemonstrations:
-    """Token ids of the first `most` demonstrations (None: all), cut to the lengths of `generation`.
+    """Encode the first `most` demonstrations (None: all), cut to the lengths of `generation`.
 
-    A response is overlong if it exceeds `generation.max_new_tokens` with its EOS: cut, it would not end.
+    A response is overlong if it exceeds `generation.max_new_tokens` with its EOS. If it is cut, it has no EOS.
 
     Args:
-        folder: for a file of the tokens; None holds them in memory.
+        folder: where to write a file of the tokens; None keeps them in memory.
     """
     prompts, responses = TokenWriter(folder), TokenWriter(folder)
     seen = count = 0
@@ -104,10 +105,10 @@ def choose_demonstrations(
 
 
 def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime, packed: bool = False) -> Tensor:
-    """Negative log-probability (K,) of every response token of the batch, nats, in its order.
+    """Return the negative log-probability (K,), nats, of every response token of the batch, in order.
 
     Args:
-        packed: whether all demonstrations stand end to end in one row, or each in a row of its own, padded.
+        packed: put all demonstrations end to end into one row; otherwise each is a padded row.
     """
     sequences, counted = [p + r for p, r in batch], [[False] * len(p) + [True] * len(r) for p, r in batch]
     lengths = None
@@ -124,7 +125,7 @@ def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Run
 
 @torch.no_grad()
 def check_packing(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> None:
-    """See that demonstrations have the losses end to end in one row that each has alone, in eval mode and float32.
+    """Check that demonstrations packed into one row have the same losses as alone, in eval mode and float32.
 
     Raises:
         UserError: some loss differs by more than `SAME`, absolute and relative.
@@ -144,13 +145,13 @@ def check_packing(model: Any, pad_id: int, batch: Sequence[Example], runtime: Ru
 def response_losses(
     model: Any, tokenizer: Any, examples: Examples, runtime: Runtime, batch_size: int = 32
 ) -> list[float]:
-    """Negative log-probability of the response of each of `examples` (n,), nats."""
+    """Return the negative log-probability of the response of each of `examples` (n,), nats."""
     return example_losses(model, tokenizer.pad_token_id, examples, runtime, batch_size)
 
 
 @torch.no_grad()
 def example_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtime, batch_size: int = 32) -> list[float]:
-    """As `response_losses`, of a model whose pad token is `pad_id`."""
+    """As `response_losses`, for a model whose pad token is `pad_id`."""
     found = [0.0] * len(examples)
     for batch in length_buckets(examples.lengths, batch_size, seeded(0), shuffle=False):
         losses = token_losses(model, pad_id, [examples[i] for i in batch], runtime).double().cpu()
@@ -160,14 +161,14 @@ def example_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtime
 
 
 def perplexity_ratio(losses: Sequence[float], baseline: Sequence[float], examples: Examples) -> Interval:
-    """Perplexity of demonstrations over a baseline's, from `losses` and `baseline` (n,) of their responses in nats.
+    """Return the perplexity of demonstrations divided by a baseline's, from their losses (n,) in nats.
 
-    exp of the difference of mean losses a token; the ends are the exponentials of `loss_a_token`'s.
+    This is exp of the difference of the mean losses per token; the ends are the exponentials of `loss_a_token`'s ends.
     """
     excess = [mine - its for mine, its in zip(losses, baseline, strict=True)]
     return Interval(*map(math.exp, loss_a_token(excess, examples)))
 
 
 def loss_a_token(losses: Sequence[float], examples: Examples) -> Interval:
-    """Sum of `losses` (n,) of responses over the sum of their tokens; demonstrations of one prompt may depend."""
+    """Return the loss per token, sum of `losses` (n,) / sum of tokens, with an interval clustered by prompt."""
     return clustered_ratio(losses, examples.responses.lengths, map(tuple, examples.prompts))

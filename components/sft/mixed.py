@@ -1,4 +1,4 @@
-"""Demonstrations that another training mixes in, a minibatch each optimiser step."""
+"""Demonstrations that another training mixes in, one minibatch per optimiser step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from components.training.loop import shuffled_passes
 
 @dataclass(frozen=True)
 class MixedDemonstrations:
-    """Demonstrations as tokens, met in shuffled passes whose order is the seed's."""
+    """Demonstrations as tokens, used in shuffled passes whose order depends on the seed."""
 
     examples: Examples
     batch_size: int
@@ -29,13 +29,13 @@ class MixedDemonstrations:
         cls, data: Path, tokenizer: Any, generation: GenerationConfig, batch_size: int, seed: int,
         folder: Path | None = None,
     ) -> "MixedDemonstrations":  # fmt: skip
-        """The training demonstrations of the artifact `data` whose responses, with EOS, fit the cap.
+        """Read the training demonstrations of the artifact `data` whose responses, with EOS, fit the cap.
 
         Args:
-            folder: for a file of their tokens; None holds them in memory.
+            folder: where to write a file of their tokens; None keeps them in memory.
 
         Raises:
-            UserError: none does.
+            UserError: none fits.
         """
         rows = read_split(data / "demonstrations.train")
         chosen = choose_demonstrations(tokenizer, rows, generation, "drop", None, folder)
@@ -48,17 +48,17 @@ class MixedDemonstrations:
         return cls(chosen.examples, batch_size, seed, tokenizer.pad_token_id)
 
     def minibatch(self, step: int) -> dict[int, int]:
-        """The demonstrations of optimiser step `step` (from 0), as the length in tokens of each by its index.
+        """Return the demonstrations of optimiser step `step` (from 0): index to length in tokens.
 
-        One that a step meets twice, across the end of a pass, counts once.
+        A demonstration that occurs twice in a step, across the end of a pass, counts once.
         """
         chosen = shuffled_passes(len(self.examples), self.batch_size, step, self.seed, "ppo", "ptx")
         return {i: int(self.examples.lengths[i]) for i in chosen}
 
     def response_tokens(self, chosen: Sequence[int]) -> int:
-        """Tokens of the responses of the demonstrations at these indices."""
+        """Return the number of response tokens of the demonstrations at these indices."""
         return sum(int(self.examples.responses.lengths[i]) for i in chosen)
 
     def loss(self, model: Any, chosen: Sequence[int], runtime: Runtime) -> Tensor:
-        """The mean negative log-probability of a response token of the demonstrations at these indices, nats."""
+        """Return the mean negative log-probability per response token of the demonstrations at these indices, nats."""
         return token_losses(model, self.pad_id, [self.examples[i] for i in chosen], runtime).mean()

@@ -38,17 +38,17 @@ from components.training.loop import TrainingExamples, fit, torch_seed
 from components.training.watch import FitWatch, HeldOut
 
 CHECKED = 4
-"""Demonstrations whose losses are compared before a training that packs them: the longest, since a layer with a sliding
-window misses nothing of shorter ones."""
+"""Number of demonstrations whose packed losses are checked before training. They are the longest, since a layer with a
+sliding window treats shorter ones correctly."""
 
 
 def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
-    """Train on `inputs["data"]` from `inputs["base"]` or from nothing; publish the model, samples and metrics.
+    """Train on `inputs["data"]` from `inputs["base"]` or from scratch; publish the model, samples and metrics.
 
-    Where `sft.train` is false, the base itself is published, and measured in the same way.
+    If `sft.train` is false, the base itself is published, and measured in the same way.
 
     Raises:
-        UserError: overlong demonstrations are left out, and less than a batch, or nothing to evaluate on, is left.
+        UserError: without overlong demonstrations less than a batch is left, or nothing to evaluate on.
     """
     train: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.train")
     heldout: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.heldout")
@@ -120,13 +120,14 @@ def _need_enough(
 def shared_out(
     heldout: Sequence[Demonstration], config: SftConfig
 ) -> tuple[Sequence[Demonstration], Sequence[Demonstration]]:
-    """Held-out demonstrations to judge the stage on, and those that watch the training: at most the last half."""
+    """Split held-out demonstrations into those for the final evaluation and, at most the last half, those evaluated
+    during training."""
     count = 0 if config.evaluate_every is None else min(config.watch.examples, len(heldout) // 2)
     return heldout[: len(heldout) - count], heldout[len(heldout) - count :]
 
 
 def unseen(watched: Examples, judged: Examples) -> Examples:
-    """The `watched` demonstrations whose prompt, cut to its length, none of the `judged` ones has."""
+    """Return the `watched` demonstrations whose prompt, as cut, is not among those of the `judged` ones."""
     prompts = set(map(tuple, judged.prompts))
     return Examples.of(each for each in watched if tuple(each[0]) not in prompts)
 
@@ -135,14 +136,14 @@ def fine_tune(
     job: SftJob, model: Any, pad_id: int, examples: Examples, out: Path, observe: Observe,
     watched: Examples | None = None,
 ) -> tuple[Any, FitWatch | None]:  # fmt: skip
-    """Train all of `model` (in eval mode) on the examples' responses; resumes from `out/checkpoint`.
+    """Train all weights of `model` (in eval mode) on the examples' responses; resumes from `out/checkpoint`.
 
-    Returns the model, as the last step left it, and where `sft.evaluate_every` is set what its evaluations on the
-    `watched` demonstrations found.
+    Returns the model after the last step and, if `sft.evaluate_every` is set, the results of its evaluations on the
+    `watched` demonstrations.
 
     Raises:
-        UserError: evaluations are asked for, and fewer than two demonstrations are watched; or the model can't keep
-            demonstrations apart that `sft.packing` puts into one row.
+        UserError: evaluations are asked for with fewer than two watched demonstrations; or the model cannot separate
+            demonstrations that `sft.packing` puts into one row.
     """
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -175,15 +176,17 @@ def fine_tune(
 
 
 def unigram_losses(train: Examples, heldout: Examples, vocabulary: int) -> list[float]:
-    """Nats of each held-out response (n,) under a unigram model with add-one smoothing, the baseline that ignores all
-    context."""
+    """Return the loss of each held-out response (n,), nats, under a unigram model with add-one smoothing.
+
+    This is the baseline that ignores all context.
+    """
     counts = Counter(token for response in train.responses for token in response)
     total = sum(counts.values()) + vocabulary
     return [sum(math.log(total / (counts[token] + 1)) for token in response) for response in heldout.responses]
 
 
 def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path) -> dict[str, float]:
-    """Sample responses to held-out prompts; the share that ended and, on the built-in task, the gold score."""
+    """Sample responses to held-out prompts; return the share that ended and, on the built-in task, the gold score."""
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.sft.evaluate]]
     responses = generate_responses(
         model, tokenizer, prompts, job.generation, torch_seed(job.seed, "sft", "samples"), job.runtime

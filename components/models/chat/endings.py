@@ -1,7 +1,7 @@
-"""What ends a response: EOS, further tokens that end a turn as EOS does, and strings.
+"""What ends a response: EOS, other tokens that end a turn, and stop strings.
 
-All of it stands in the tokenizer, and so in the `tokenizer_config.json` of every model that is saved with it. Where a
-tokenizer has nothing but its EOS, the file has no line more.
+These are stored in the tokenizer, and so in the `tokenizer_config.json` of every model that is saved with it. For a
+tokenizer with only EOS, nothing is added to the file.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ class Endings(NamedTuple):
     """The endings of a tokenizer's responses."""
 
     ids: tuple[int, ...]
-    """Token ids, first EOS, which ends every text that is trained on."""
+    """Token ids that end a response. The first is EOS, which ends every training text."""
     strings: tuple[str, ...]
-    """A sampled response ends where one of them is complete; its text is what stands before it."""
+    """Stop strings: a sampled response ends when one is complete, and its text ends before that string."""
 
 
 def set_endings(tokenizer: Any, tokens: Sequence[str] = (), strings: Sequence[str] = ()) -> None:
-    """Let responses end with `tokens` too, beside EOS, and at `strings`; a string that is a special token is a token.
+    """Let responses also end with `tokens` and at `strings`. A string that is a special token is treated as a token.
 
-    A token that is none of the tokenizer's is left out, and so is its pad token, which is never sampled.
+    Tokens that the tokenizer lacks are ignored, and so is its pad token, which is never sampled.
     """
     special = {str(token) for token in tokenizer.all_special_tokens}
     special |= {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -41,13 +41,13 @@ def _put(tokenizer: Any, name: str, values: list[str]) -> None:
 
 
 def endings_of(tokenizer: Any) -> Endings:
-    """The endings of the tokenizer's responses."""
+    """Return the endings of the tokenizer's responses."""
     told = tokenizer.init_kwargs
     further = (tokenizer.convert_tokens_to_ids(token) for token in told.get(_TOKENS, ()))
     return Endings((tokenizer.eos_token_id, *further), tuple(told.get(_STRINGS, ())))
 
 
 def before_stop(tokenizer: Any, text: str) -> str:
-    """`text` up to its first stop string; all of it where it holds none."""
+    """Return `text` up to its first stop string; the whole text if it has none."""
     found = [at for each in endings_of(tokenizer).strings if (at := text.find(each)) >= 0]
     return text[: min(found)] if found else text

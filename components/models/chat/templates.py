@@ -1,7 +1,7 @@
-"""Chat templates by name, for tokenizers that have none, and the tokens that a template needs.
+"""Chat templates by name, for tokenizers without one, and the tokens that a template needs.
 
-A template is a Jinja program over `messages` (`role`, `content`) and `add_generation_prompt`, as Hugging Face
-tokenizers hold it.
+A template is a Jinja program over `messages` (`role`, `content`) and `add_generation_prompt`, as in Hugging Face
+tokenizers.
 """
 
 import re
@@ -22,7 +22,7 @@ CHAT_TEMPLATES = {
         "{% if add_generation_prompt %}Assistant:\n{% endif %}"
     ),
 }
-"""ChatML (OpenAI 2023), Llama 3's header format, and roles in plain words, which needs no tokens beside EOS."""
+"""ChatML (OpenAI 2023), Llama 3's header format, and roles as plain words, which needs no token except EOS."""
 
 _QUESTION = [{"role": "user", "content": "Hello."}]
 _CONVERSATIONS = ([{"role": "system", "content": "Be kind."}, *_QUESTION], _QUESTION)
@@ -31,7 +31,7 @@ _MARKER = re.compile(r"<\|[A-Za-z0-9_]{2,40}\|>")
 
 
 def _renderings(tokenizer: Any, fixed: dict[str, str]) -> list[tuple[str, str]]:
-    """The prompt and the whole conversation, as rendered, of each probe that the template takes."""
+    """Return the rendered prompt and the rendered whole conversation of each probe that the template accepts."""
     found = []
     for messages in _CONVERSATIONS:
         answered = [*messages, {"role": "assistant", "content": _ANSWER}]
@@ -40,14 +40,16 @@ def _renderings(tokenizer: Any, fixed: dict[str, str]) -> list[tuple[str, str]]:
                 tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **fixed),
                 tokenizer.apply_chat_template(answered, tokenize=False, **fixed),
             ))  # fmt: skip
-        except Exception:  # a template is a program of others; the contract counts what it refuses
+        except Exception:  # the template may raise anything; the data contract counts refused conversations
             continue
     return found
 
 
 def add_markers(tokenizer: Any, fixed: dict[str, str]) -> list[str]:
-    """Add the markers that the template writes, such as <|im_start|>, where the tokenizer lacks them, as special
-    tokens; return those added. A marker that the tokenizer has as an ordinary token becomes special."""
+    """Add the markers that the template writes and the tokenizer lacks, such as <|im_start|>, as special tokens.
+
+    Returns those added. A marker that the tokenizer has as an ordinary token becomes special.
+    """
     texts = [text for pair in _renderings(tokenizer, fixed) for text in pair]
     markers = list(dict.fromkeys(marker for text in texts for marker in _MARKER.findall(text)))
     known = set(tokenizer.get_vocab())
@@ -58,7 +60,7 @@ def add_markers(tokenizer: Any, fixed: dict[str, str]) -> list[str]:
 
 
 def turn_end(tokenizer: Any, fixed: dict[str, str]) -> str | None:
-    """The special token that the template writes after a response, EOS where it is that; None if there is none."""
+    """Return the special token that the template writes after a response (it may be EOS); None if there is none."""
     named = [str(token) for token in tokenizer.all_special_tokens]
     named += [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     for prompt, whole in _renderings(tokenizer, fixed):

@@ -1,4 +1,4 @@
-"""The faster of torch's own ways to the same float32 matrix products on a CPU."""
+"""Float32 matrix products on a CPU by oneDNN, the faster of torch's libraries on non-Intel processors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from torch.nn import functional
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weightᵀ + bias (..., O) of float32 `x` (..., I) and `weight` (O, I), any strides, on the CPU by oneDNN.
+    """Return x weightᵀ + bias (..., O) of float32 `x` (..., I) and `weight` (O, I), any strides, on the CPU by oneDNN.
 
-    It is what torch's compiler calls for a linear layer. `functional.linear` calls MKL in float32, which on processors
-    of other makers than its own takes kernels for half the width of their registers.
+    torch's compiler calls the same function for a linear layer. `functional.linear` calls MKL in float32, which on
+    non-Intel processors uses kernels for half the width of their registers.
     """
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
@@ -41,10 +41,11 @@ class _Product(torch.autograd.Function):
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer whose float32 products on the CPU are oneDNN's; others, and those under autocast, are torch's."""
+    """A linear layer whose float32 products on the CPU use oneDNN. Others, and those under autocast, use torch's
+    path."""
 
     packed: Tensor | None = None
-    """The weight in the blocks that oneDNN reads fastest at a few rows, while `packed_weights` says so."""
+    """The weight in oneDNN's blocked layout, which is fastest for a few rows; set within `packed_weights`."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.packed is not None and not torch.is_grad_enabled():
@@ -55,7 +56,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def by_onednn(model: Any) -> Any:
-    """The same model, its linear layers `OneDnnLinear`; weights, names and files stay as they are."""
+    """Make the model's linear layers `OneDnnLinear`; return it. Weights, names and files do not change."""
     if torch.backends.mkldnn.is_available():
         for module in model.modules():
             if type(module) is nn.Linear:
@@ -65,10 +66,10 @@ def by_onednn(model: Any) -> Any:
 
 @contextmanager
 def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
-    """Have the model's `OneDnnLinear` layers read packed copies of their weights, made for `rows` rows, on the CPU.
+    """Let the model's `OneDnnLinear` layers read packed copies of their weights, made for `rows` rows, on the CPU.
 
-    A token of a few rows is bound by how fast the weights are read. Don't change the weights within. What takes
-    gradients is computed as ever.
+    The time of a token of a few rows is the time to read the weights. The weights must not change within the block.
+    Computations with gradients use the ordinary weights.
     """
     layers = [m for m in model.modules() if isinstance(m, OneDnnLinear) and _packs(m.weight)]
     try:
@@ -81,6 +82,6 @@ def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
 
 
 def _packs(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies in the weight's format on this processor."""
+    """Return whether oneDNN multiplies in the weight's format on this processor."""
     fits = weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return weight.device.type == "cpu" and fits

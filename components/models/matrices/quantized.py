@@ -1,4 +1,4 @@
-"""A frozen backbone in fewer bits: its matrices in bfloat16, or in 4 bits by bitsandbytes (imported where used)."""
+"""Store a frozen backbone's matrices in bfloat16, or in 4 bits by bitsandbytes (imported only where used)."""
 
 import logging
 from functools import cache
@@ -25,7 +25,7 @@ def bitsandbytes(option: str) -> Any:
     """
     try:
         import bitsandbytes as library
-    except Exception as error:  # a build for another CUDA raises RuntimeError
+    except Exception as error:  # a build for a different CUDA version raises RuntimeError
         raise UserError(
             f"{option} needs bitsandbytes, which cannot be imported here ({type(error).__name__}: {error}). Install it "
             "with pip install 'tether[bitsandbytes]', or leave the option out."
@@ -34,13 +34,13 @@ def bitsandbytes(option: str) -> Any:
 
 
 def _format(x: Tensor) -> torch.dtype:
-    """Format of a product with `x`: autocast's where that is on."""
+    """Return the dtype of a product with `x`: autocast's if it is on, else that of `x`."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 class Bfloat16Linear(OneDnnLinear):
-    """A linear layer whose weight is held in bfloat16; products are in the format of x, or autocast's."""
+    """A linear layer that stores its weight in bfloat16; products are in the dtype of x, or autocast's."""
 
     def forward(self, input: Tensor) -> Tensor:
         dtype = _format(input)
@@ -53,11 +53,10 @@ def _four_bit_class() -> type[nn.Linear]:
     library = bitsandbytes(OPTION)
 
     class FourBitLinear(library.nn.Linear4bit):  # type: ignore[name-defined]
-        """A linear layer whose weight is held in 4 bits; products are in the format of x, or autocast's.
+        """A linear layer that stores its weight in 4 bits; products are in the dtype of x, or autocast's.
 
-        bitsandbytes' own casts the result back to x's format, which under autocast doubles what is kept for the
-        gradient; and in eval mode on a CPU it lays the weight out anew, in place, for a kernel that training does not
-        use.
+        bitsandbytes' own layer casts the result back to x's dtype, which under autocast doubles the memory kept for the
+        gradient. In eval mode on a CPU it also rearranges the weight in place for a kernel that training cannot use.
         """
 
         def forward(self, x: Tensor) -> Tensor:
@@ -69,18 +68,18 @@ def _four_bit_class() -> type[nn.Linear]:
 
 
 def four_bit(layer: nn.Linear) -> nn.Linear:
-    """A frozen linear layer that holds the weight of `layer` in NF4 with quantised scales, on the same device.
+    """Return a frozen linear layer that stores the weight of `layer` in NF4 with quantised scales, on the same device.
 
     Dettmers et al. 2023, "QLoRA", section 3: blocks of 64 weights, scales in 8 bits.
 
     Raises:
-        UserError: bitsandbytes is not installed, or has no 4-bit matrices on the device.
+        UserError: bitsandbytes is not installed, or does not support 4-bit matrices on the device.
     """
     library, device = bitsandbytes(OPTION), layer.weight.device
     found: Any = _four_bit_class()(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
     held = library.nn.Params4bit(layer.weight.detach(), requires_grad=False, quant_type="nf4", module=found)
     try:
-        found.weight = held.to(device)  # quantises, on a CPU too
+        found.weight = held.to(device)  # this quantises, also on a CPU
         library.functional.dequantize_4bit(found.weight.data, found.weight.quant_state)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise UserError(
@@ -92,17 +91,17 @@ def four_bit(layer: nn.Linear) -> nn.Linear:
 
 
 def is_four_bit(module: nn.Module) -> bool:
-    """Whether any of its linear layers, or itself, holds 4 bits."""
+    """Return whether the module, or a linear layer in it, stores its weight in 4 bits."""
     return any(hasattr(getattr(each, "weight", None), "quant_state") for each in module.modules())
 
 
 def hold(model: Any, dtype: torch.dtype, quantize: str | None, device: str | None = None) -> None:
-    """Hold the linear layers of a frozen model, below its head, in 4 bits where `quantize` says so, else in `dtype`.
+    """Convert the linear layers of a frozen model, below its head, to 4 bits if `quantize` says so, else to `dtype`.
 
-    All of it is moved to `device`, layer after layer, so that no more than one is there in float32.
+    The model is moved to `device` layer by layer, so that at most one layer is there in float32.
 
     Raises:
-        UserError: as `four_bit`.
+        UserError: as for `four_bit`.
     """
     below = model.base_model
     for path, layer in [each for each in below.named_modules() if isinstance(each[1], nn.Linear)]:
@@ -116,7 +115,7 @@ def hold(model: Any, dtype: torch.dtype, quantize: str | None, device: str | Non
 
 
 def in_float32(layer: nn.Module) -> nn.Module:
-    """A float32 layer with the weight that `layer` computes with; itself where it is held in float32."""
+    """Return a float32 layer with the weight with which `layer` computes; `layer` itself if it is in float32."""
     if isinstance(layer, Bfloat16Linear):
         layer.weight.data = layer.weight.data.float()
         layer.__class__ = OneDnnLinear  # type: ignore[assignment]
