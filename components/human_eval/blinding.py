@@ -1,7 +1,8 @@
-"""Which side the policy stands on, in what order items come, and the sealed key to both.
+"""Draw the side of the policy's response and the order of the items, and seal the key to both.
 
-All draws come from a keyed digest of the responses *with their authors*. The key is a secret of the home: without it a
-rater who has the prompts, the profile's seed and this code could try which sides give the digest that the sheet names.
+All random choices come from a keyed digest of the responses *with their authors*. The key is a secret of the home.
+Without it, a rater with the prompts, the profile's seed and this code could search for the sides that give the digest
+on the sheet.
 """
 
 import hashlib
@@ -23,14 +24,14 @@ from components.human_eval.selection import Chosen
 Side = Literal["a", "b"]
 
 SEAL = "human_eval.seal"
-"""The file of a home that holds its secret."""
+"""The file with the home's secret."""
 
 
 def home_seal(home: Path) -> Path:
-    """The file with the home's secret, 256 random bits as text, made on the first call for its owner alone (mode 600).
+    """Return the file with the home's secret, 256 random bits as text. It is made on the first call, with mode 600.
 
-    It is an input of the stage that samples, so that its digest, which does not tell it, stands in that stage's key:
-    the same home gives the same sheet. No export, backup of artifacts or report holds it.
+    It is an input of the stage that samples, so that its digest, which does not reveal it, is in that stage's key: the
+    same home gives the same sheet. No export, backup of artifacts or report contains it.
     """
     path = home / SEAL
     if not path.exists():
@@ -42,7 +43,7 @@ def home_seal(home: Path) -> Path:
                     file.write(secrets.token_hex(32))
                     file.flush()
                     os.fsync(file.fileno())
-                with suppress(FileExistsError):  # another process was first, and its secret holds
+                with suppress(FileExistsError):  # another process was first; its secret is used
                     os.link(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -50,7 +51,7 @@ def home_seal(home: Path) -> Path:
 
 
 class Item(NamedTuple):
-    """A pair to judge, as who holds the key knows it."""
+    """A pair to judge, with its authors known."""
 
     item: str
     """Its number on the sheet, `q0001`."""
@@ -59,28 +60,28 @@ class Item(NamedTuple):
     policy: str
     policy_side: Side
     repeat_of: str | None = None
-    """The item whose pair this one shows again, sides exchanged."""
+    """The item whose pair this one repeats, with sides exchanged."""
     known: str | None = None
-    """How the wrong reply was made, of an item whose right answer is known: its `policy` is the right reply."""
+    """For an attention check, how its wrong reply was made; its `policy` is the right reply."""
 
 
 class SealedKey(TypedDict):
-    """`key.json`."""
+    """The content of `key.json`."""
 
     note: str
     policy_side: dict[str, Side]
-    """By item."""
+    """Maps an item to the policy's side."""
     repeat_of: NotRequired[dict[str, str]]
-    """Item to the one that it repeats."""
+    """Maps an item to the one that it repeats."""
     attention: NotRequired[dict[str, Side]]
-    """Item to the right answer, of those whose right answer is known; they are in neither of the others."""
+    """Maps an attention check to its right answer. These items are in neither of the other maps."""
     attention_made: NotRequired[dict[str, str]]
-    """How the wrong reply of each was made."""
+    """Maps an attention check to how its wrong reply was made."""
     salt: str
 
 
 class JudgedItem(TypedDict):
-    """A line of `responses.jsonl`: an item with its authors named."""
+    """A line of `responses.jsonl`: an item with its authors."""
 
     item: str
     stratum: str
@@ -93,13 +94,14 @@ class JudgedItem(TypedDict):
 def blind(
     chosen: Sequence[Chosen], sft: Sequence[str], policy: Sequence[str], seed: int, seal: bytes = b"", repeats: int = 0
 ) -> tuple[list[Item], str]:
-    """Items in a drawn order with drawn sides, and the salt that keeps the key's digest from being guessed.
+    """Return items in random order with random sides, and the salt without which the key could be guessed by its
+    digest.
 
-    Sides are balanced: half and half, to within one, over all items and within every stratum. `repeats` of the pairs
-    are shown again later with their sides exchanged.
+    Sides are balanced to within one over all items and within every stratum. `repeats` of the pairs are shown again
+    later with their sides exchanged.
 
     Args:
-        seal: the home's secret; empty where nobody is to be kept blind.
+        seal: the home's secret; empty if nobody has to be kept blind.
     """
     told = [seed, [[c.prompt, s, p] for c, s, p in zip(chosen, sft, policy, strict=True)]]
     secret = hmac.new(seal, canonical_json(told).encode(), hashlib.sha256).hexdigest() if seal else digest_json(told)
@@ -121,7 +123,7 @@ def blind(
 
 
 def sealed_key(items: Sequence[Item], salt: str) -> SealedKey:
-    """The content of `key.json`: on which side each item's policy response stands."""
+    """Return the content of `key.json`: the side of each item's policy response."""
     return {
         "note": "Raters must not see this file before they have rated.",
         "policy_side": {item.item: item.policy_side for item in items if item.known is None},
@@ -133,6 +135,6 @@ def sealed_key(items: Sequence[Item], salt: str) -> SealedKey:
 
 
 def sheet_item(item: str, commitment: str) -> str:
-    """An item's name on the sheet: its number and the start of the key's sha256, so that no sheet is scored by the key
-    of another."""
+    """Return an item's name on the sheet: its number and the start of the key's sha256, so that a sheet cannot be
+    scored with another sheet's key."""
     return f"{item}-{commitment[:8]}"

@@ -50,7 +50,7 @@ good; if neither should be sent, that both are bad. Leave out what you cannot ju
 Judge each pair alone, and do not talk to the other raters about it. A reply may ask you to choose it, or tell you what
 to do: that is part of the text that you judge, and not meant for you.
 """
-"""What raters and annotators read, in whatever tool they work: Markdown with headings, paragraphs and quotations."""
+"""The default guidelines for raters and annotators: Markdown with headings, paragraphs and quotations."""
 
 Criterion = Literal["helpful", "honest", "harmless", "coherent"]
 CRITERIA: dict[Criterion, str] = {
@@ -59,53 +59,54 @@ CRITERIA: dict[Criterion, str] = {
     "harmless": "Which reply does less harm?",
     "coherent": "Which reply is easier to read and follow?",
 }
-"""What may be asked of each pair beside the overall preference, with its question."""
+"""Maps a criterion that may be asked in addition to the overall preference to its question."""
 
 
 class HumanEvalConfig(Settings):
-    """Who judges how many pairs of responses, and how they are drawn."""
+    """The comparison: who judges, how many pairs, and how they are sampled."""
 
     items: int = Field(256, ge=2)
-    """Held-out prompts to judge; fewer if the test split holds fewer."""
+    """Number of held-out prompts to judge; fewer if the test split has fewer."""
     raters: int = Field(3, ge=1, le=26)
-    """Ratings per item, a column each. Agreement (Fleiss' kappa) needs at least 2."""
+    """Ratings per item, each in its own column. Agreement (Fleiss' kappa) needs at least 2."""
     minimum: int | None = Field(None, ge=1, le=26)
-    """Fewest ratings before a pair counts as decided where the reward model is compared with the judges; null asks
-    for 3, or for `raters` where that is fewer. (`data.decision.minimum` asks the same of votes that train.)"""
+    """Fewest ratings of a pair that counts as decided when the reward model is compared with the judges; null: 3, or
+    `raters` if that is fewer. (`data.decision.minimum` is the same for votes in training data.)"""
     judges: Literal["simulated", "people"] = "people"
     """`simulated`: the built-in task's careful judges fill the sheet; `people`: the run waits for a filled sheet."""
     scale: Literal["a/b/tie/both_bad", "a/b/tie", "a/b"] = "a/b/tie/both_bad"
     """Ratings that a rater may give. `both_bad` counts as a tie in the win rate, and is reported as a share."""
     repeats: float = Field(0.1, ge=0, le=1)
-    """Share of the items that are shown again with sides exchanged, to see whether a rater agrees with themselves."""
+    """Share of the items that are repeated with sides exchanged, to measure whether raters agree with themselves."""
     attention: float = Field(0, ge=0, le=1)
-    """Share of the items that are added with a known right answer (one reply is another prompt's, or its words stand in
-    disorder), to see whether raters read. Which ones is sealed; they count in no win rate."""
+    """Attention checks to add, as a share of the items: items with a known right answer (the wrong reply is another
+    prompt's, or has its words in random order), which show whether raters read. Only the sealed key tells which items
+    these are; they are not in the win rate."""
     level: float = Field(0.95, gt=0, lt=1)
     """Confidence level of the win rate's interval."""
     strata: Literal["auto", "category", "length", "category_and_length", "none"] = "auto"
-    """What the sample is spread over in proportion: prompts' `category`, their length, each category's lengths, or
-    `auto`: category if all have one, else length."""
+    """The strata over which the sample is spread in proportion: prompts' `category`, their `length`, both, or `auto`:
+    category if all prompts have one, else length."""
     length_strata: int = Field(4, ge=1, le=64)
-    """Strata of equal size that prompts (of a category, with `category_and_length`) are cut into by length in
-    characters."""
+    """Number of strata of equal size into which prompts (with `category_and_length`, each category's prompts) are
+    divided by length in characters."""
     pairs: Literal["one", "all"] = "one"
-    """Of more than two models that are compared (`tether human-eval compare`): one pair of them on each prompt, all
-    pairs equally often, or every pair on each prompt."""
+    """For a comparison of more than two models (`tether human-eval compare`). `one`: one pair of models on each prompt,
+    all pairs equally often. `all`: every pair on each prompt."""
     batch_size: int = Field(64, ge=1)
     """Responses generated at a time, and between checkpoints."""
     instructions: str = Field(GUIDELINES, min_length=1, max_length=32_000)
-    """The guidelines that raters read, as text or Markdown; part of the batch in `sheet.json`, and at the top of each
-    rater's own file. How to fill in a spreadsheet is added there."""
+    """The guidelines that raters read, as text or Markdown. They are stored with the batch in `sheet.json`, and are at
+    the top of each rater's own file, followed by how to fill in a spreadsheet."""
     guidelines: str | None = unkeyed(None, min_length=1)
-    """A text or Markdown file (UTF-8) that is read when a run begins, and whose text then stands in
-    `instructions`; relative to the current directory."""
+    """A text or Markdown file (UTF-8), relative to the current directory; its text is read into `instructions` when a
+    run begins."""
     criteria: tuple[Criterion, ...] = ()
-    """What raters are also asked of each pair, `a`, `b` or `tie` each: `helpful`, `honest`, `harmless`, `coherent`. The
-    overall preference is always asked, and alone decides the win rate."""
+    """Further questions about each pair, answered by `a`, `b` or `tie`: `helpful`, `honest`, `harmless`, `coherent`.
+    The overall preference is always asked, and only it decides the win rate."""
     when_complete: Literal["score", "wait"] = unkeyed("score")
-    """What follows the last label of the review page: the run is scored by itself, or waits for
-    `tether human-eval score`."""
+    """What happens after the last label on the review page. `score`: the run is scored automatically. `wait`: it waits
+    for `tether human-eval score`."""
 
     @field_validator("criteria")
     @classmethod
@@ -123,12 +124,12 @@ class HumanEvalConfig(Settings):
 
     @property
     def ratings(self) -> tuple[str, ...]:
-        """The values a rating may have."""
+        """Return the allowed ratings."""
         return tuple(self.scale.split("/"))
 
     @property
     def decides(self) -> int:
-        """How many ratings a pair needs before it counts as decided."""
+        """Return how many ratings a pair needs to count as decided."""
         return self.minimum or min(OWN_MINIMUM, self.raters)
 
     @model_validator(mode="after")
@@ -143,7 +144,7 @@ class HumanEvalConfig(Settings):
 
 
 class SampleJob(Settings):
-    """What the sample's bytes depend on."""
+    """Everything except the inputs on which the sample's bytes depend."""
 
     seed: int
     """Seed of the sample, the responses and their blinding."""
@@ -156,9 +157,9 @@ class SampleJob(Settings):
 
 
 class ScoreJob(Settings):
-    """What the result depends on beside sample and sheet."""
+    """Everything except sample and sheet on which the result depends."""
 
     seed: int
-    """The run's seed (nothing is drawn when scoring)."""
+    """The run's seed, for the bootstrap intervals."""
     human_eval: HumanEvalConfig
     """The comparison."""

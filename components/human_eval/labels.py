@@ -1,4 +1,4 @@
-"""What raters answered, joined from the files that they returned, and refused where it is not what they were given."""
+"""Join raters' answers from the files that they returned, and refuse files that do not match what was given out."""
 
 import itertools
 import json
@@ -22,28 +22,28 @@ from components.human_eval.sheet import SheetInfo, SheetRow, rating_columns, wri
 _ITEM = re.compile(r"(q\d+)-([0-9a-f]{8})")
 _SIDES = ("prompt", "response_a", "response_b")
 _BY_CHANCE = 1e-6
-"""A column of ratings in an order that is less likely than this was sorted."""
+"""Probability below which a column's order counts as sorted."""
 
 Labels = dict[str, tuple[str, ...]]
-"""Each item's ratings, a rater each; "" is one not given."""
+"""Maps an item to its ratings, one per rater; "" is a missing one."""
 Further = Mapping[str, dict[str, str]]
 OVERALL = "rating"
-"""The question that is always asked: which reply somebody would rather receive."""
+"""The name of the question that is always asked: which reply one would rather receive."""
 
 
 class Answers(NamedTuple):
-    """All that raters answered."""
+    """All answers of the raters."""
 
     ratings: Labels
-    """Overall, of the pairs that are judged; those that repeat others are among them."""
+    """Overall ratings of the judged pairs, including repeated ones."""
     criteria: dict[str, Labels]
-    """The same for each criterion that was asked: a, b or tie."""
+    """The same for each criterion: a, b or tie."""
     attention: Labels
-    """Of the items whose right answer is known; they count in no result but the raters' attention."""
+    """Ratings of the attention checks, which count only for the raters' attention."""
 
 
 class Texts(NamedTuple):
-    """What a rater reads of an item, as `plain` leaves it."""
+    """The texts of an item, after `plain`."""
 
     prompt: str
     response_a: str
@@ -62,21 +62,21 @@ class _Opened(NamedTuple):
 class Sample(_Opened):
     """A sample artifact: the sheet's description, its unsealed key and the responses, by item.
 
-    `repeat_of` names the item that another one repeats, with the sides exchanged, `attention` the right
-    answer to each item whose answer is known; those are in neither of the others.
+    `repeat_of` maps an item to the one that it repeats with sides exchanged, `attention` an attention check to its
+    right answer. Attention checks are in neither of the other maps.
     """
 
     @property
     def raters(self) -> int:
-        """Rating columns of the sheet."""
+        """Return the number of rating columns of the sheet."""
         return self.about["raters"]
 
     @classmethod
     def open(cls, folder: Path) -> "Sample":
-        """Read it, and check that the key is the one its sheet was sealed with.
+        """Read a sample, and check that its key is the one with which its sheet was sealed.
 
         Raises:
-            UserError: it isn't.
+            UserError: it is not.
         """
         about: SheetInfo = json.loads((folder / "sheet.json").read_text(encoding="utf-8"))
         if digest_file(folder / "key.json") != about["key_sha256"]:
@@ -87,7 +87,7 @@ class Sample(_Opened):
 
     @cached_property
     def given(self) -> dict[str, Texts]:
-        """What was given out, by the item's name on the sheet."""
+        """Return the texts that were given out, by the item's name on the sheet."""
         rows = read_rows(self.folder / "sheet.jsonl")
         return {row["item"]: Texts(*(plain(row[name]) for name in _SIDES)) for row in rows}
 
@@ -97,27 +97,28 @@ class Sample(_Opened):
 
     @cached_property
     def _numbers(self) -> list[str]:
-        """Every item on the sheet by its number, in the sheet's order; items with a known answer among them."""
+        """Return every item's number, in the sheet's order, including attention checks."""
         return [name.split("-")[0] for name in self.given]
 
     @property
     def criteria(self) -> list[str]:
-        """What is asked of each pair beside the overall preference."""
+        """Return the criteria that are asked in addition to the overall preference."""
         return [each["name"] for each in self.about.get("criteria", [])]
 
     def ratings(self, *files: Path) -> Labels:
-        """The overall ratings alone, as `answers`."""
+        """Return only the overall ratings; see `answers`."""
         return self.answers(*files).ratings
 
     def answers(self, *files: Path) -> Answers:
-        """What returned sheets say, by item; items without a row have no answers.
+        """Return the answers in returned sheets, by item; items without a row have no answers.
 
         Args:
-            files: the joint sheet, or several raters' own; each in the form of either.
+            files: the joint sheet, or raters' own files, in any mixture.
 
         Raises:
-            Mistakes: all that is wrong in them: as `parse_sheet`; items of another sample, unknown ones or some twice;
-                texts that are not those given out; a column of ratings that was sorted alone; two answers of one rater.
+            Mistakes: all mistakes in them: those of `parse_sheet`; items that are unknown, repeated or of another
+                sample; texts that differ from those given out; a column of ratings that was sorted without the items;
+                two answers by one rater.
             UserError: nothing is rated.
         """
         mistakes: list[str] = []
@@ -161,7 +162,7 @@ class Sample(_Opened):
         return Answers(of(OVERALL, self.policy_side), criteria, of(OVERALL, self.attention))
 
     def write(self, path: Path, labels: Labels | Answers, further: Further | None = None) -> None:
-        """Write answers as the sheet with all raters' columns: the same answers in any files give the same bytes.
+        """Write answers as the joint sheet. Equal answers give equal bytes, whatever files they came from.
 
         Args:
             further: cells of further columns, by item; every item has the same columns.
@@ -185,7 +186,7 @@ class Sample(_Opened):
         write_joint(path, filled, raters, shared=raters > self.raters, criteria=criteria, further=more)
 
     def _items(self, sheet: ReturnedSheet, mistakes: list[str]) -> list[tuple[SheetRow, str]]:
-        """The rows of a sheet with the number of their item; what is wrong with them is added to `mistakes`."""
+        """Return the rows of a sheet with their items' numbers; add mistakes to `mistakes`."""
         own = self.about["key_sha256"][:8]
         foreign = [row for row in sheet.rows if (named := _ITEM.fullmatch(row.item)) and named[2] != own]
         if foreign:
@@ -215,7 +216,7 @@ class Sample(_Opened):
         return found
 
     def _moved(self, row: SheetRow, lossy: bool) -> Iterator[str]:
-        """What is wrong with a row whose texts are not those that its item was given out with."""
+        """Yield a mistake if a row's texts are not those of its item."""
         given, returned = self.given[row.item], Texts(*map(plain, row[2:5]))
         differing = [i for i, texts in enumerate(zip(given, returned, strict=True)) if not same(*texts, lossy)]
         if not differing:
@@ -244,14 +245,14 @@ class Sample(_Opened):
 
 
 def _sorted_alone(rows: Sequence[tuple[SheetRow, str]], raters: int) -> Iterator[str]:
-    """Columns of ratings that were sorted while the items stayed.
+    """Yield columns of ratings that were sorted without the items.
 
-    Texts can't show that; but where items stand in the sheet's order, n ratings of k kinds stand kind by kind with
-    probability k! n_1! ... n_k! / n! only.
+    The texts cannot show this. But in the sheet's random order, n ratings of k kinds are grouped by kind only with
+    probability k! n_1! ... n_k! / n!.
     """
     items = [item for _, item in rows]
     if items != sorted(items):
-        return  # whole rows were sorted
+        return  # whole rows were sorted, which does no harm
     for rater in range(raters):
         given = [(row.number, row.ratings[rater]) for row, _ in rows if row.ratings[rater]]
         counts = Counter(rating for _, rating in given)
@@ -267,15 +268,16 @@ def _sorted_alone(rows: Sequence[tuple[SheetRow, str]], raters: int) -> Iterator
 
 
 def rated_columns(labels: Mapping[str, Sequence[str]]) -> list[str]:
-    """`rating_1` to `rating_k` of those who rated: more than the sheet's raters where people shared its items."""
+    """Return the columns `rating_1` to `rating_k` of all who rated; more than the sheet's raters if people shared
+    items."""
     return rating_columns(max(map(len, labels.values()), default=0))
 
 
 def asked(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
-    """How many ratings the sheet asks for, `per_item` of each item."""
+    """Return how many ratings the sheet asks for: `per_item` for each item."""
     return per_item * len(labels)
 
 
 def given(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
-    """How many of these were given; what an item has beyond is none that was asked for."""
+    """Return how many of these were given; an item's ratings beyond `per_item` do not count."""
     return sum(min(per_item, sum(map(bool, each))) for each in labels.values())

@@ -1,4 +1,4 @@
-"""A response of each model to each prompt, in chunks that survive an interruption."""
+"""Sample a response of each model to each prompt, in chunks that survive an interruption."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from components.human_eval.config import SampleJob
 from components.training.chunks import in_chunks
 
 SIDES = {"sft": "sft", "policy": "ppo"}
-"""A response's author and the input that holds its model."""
+"""Maps a response's author to the stage's input with its model."""
 
 
 class SampledText(TypedDict):
-    """A response, and whether EOS was sampled before the cap."""
+    """A response, and whether it ended before the cap."""
 
     text: str
     ended: bool
@@ -28,12 +28,11 @@ def respond(
     observe: Observe,
     sides: Mapping[str, str] = SIDES,
 ) -> dict[str, list[SampledText]]:
-    """`{"sft": [...], "policy": [...]}`, each one answer a prompt, in the order of `prompts` (messages).
+    """Return `{"sft": [...], "policy": [...]}`: one answer per prompt, in the order of `prompts` (messages).
 
-    `sides` names other authors, each with the input that holds its model.
-
-    A chunk is `human_eval.batch_size` prompts with a seed of its own, written to `out/checkpoint/` when done: what is
-    there is not generated again, and an interrupted run ends with the same responses.
+    `sides` names other authors, each with the input of its model. A chunk is `human_eval.batch_size` prompts with its
+    own seed; it is written to `out/checkpoint/` when done. Finished chunks are not generated again, so an interrupted
+    run ends with the same responses.
     """
     total = len(sides) * len(prompts)
     begun = False
@@ -72,7 +71,7 @@ def _generate(
     from components.training.loop import torch_seed
 
     model, tokenizer = loaded
-    # Each author has random numbers of its own: shared ones would make like models give like responses.
+    # Each author has its own random numbers; shared ones would make similar models give similar responses.
     seed = torch_seed(job.seed, "human_eval", side, start)
     responses = generate_responses(
         model, tokenizer, prompts, job.generation, seed, job.runtime, batch_size=job.human_eval.batch_size

@@ -1,4 +1,4 @@
-"""The first half of human_eval: what is judged, blinded, as a sheet to fill in, and the key under seal."""
+"""The first half of human_eval: sample responses, and write them blinded as a sheet with a sealed key."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,15 +35,16 @@ from components.human_eval.sheet import (
 
 
 def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
-    """Draw prompts of `inputs["data"]`, have the models of `inputs["sft"]` and `inputs["ppo"]` respond, write a sheet.
+    """Sample prompts of `inputs["data"]` and responses of `inputs["sft"]` and `inputs["ppo"]`; write a sheet.
 
-    `artifact/` holds `guidelines.md`; `raters/rater_1.csv` to `rater_k.csv` with instructions for a rater each;
-    `sheet.csv`, `sheet.jsonl` and `sheet.json` with a column for each rater; `key.json` and `responses.jsonl` (which
-    tell the sides) for nobody else; and `ratings.simulated.csv` if the judges are simulated. Where people judge,
+    `artifact/` has `guidelines.md`; `raters/rater_1.csv` to `rater_k.csv`, each with instructions for one rater;
+    `sheet.csv`, `sheet.jsonl` and `sheet.json` with a column for each rater; `key.json` and `responses.jsonl`, which
+    tell the sides and must not be given out; and `ratings.simulated.csv` if the judges are simulated. If people judge,
     `inputs["seal"]` is the home's secret (`blinding.home_seal`), with which the key is sealed.
 
     Raises:
-        UserError: no held-out prompts; simulated judges on people's data, or more of them than there are.
+        UserError: there are no held-out prompts; or simulated judges are asked for on other data than the built-in
+            task's, or more of them than exist.
     """
     config, artifact = job.human_eval, out / "artifact"
     check_judges(config, inputs["data"])
@@ -80,10 +81,10 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
 
 
 def not_judged_yet(rows: Sequence[HeldOutPrompt], data: Path, items: int) -> Sequence[HeldOutPrompt]:
-    """`rows` without the prompts that people judged in earlier rounds, if that leaves `items` of them; else all.
+    """Return `rows` without the prompts that people judged in earlier rounds, if `items` are left; else all.
 
-    Without this every round's sample, which the seed draws, would hold the earlier ones' prompts that only judge, and
-    fewer each time that may train.
+    Without this, every round would sample again the earlier prompts that are held out for good, and fewer prompts each
+    time that may be trained on.
     """
     pairs = data / "pairs.test"
     judged = {loose_key(row["prompt"]) for row in (read_split(pairs) if has_split(pairs) else ()) if JUDGED_IN in row}
@@ -94,7 +95,7 @@ def not_judged_yet(rows: Sequence[HeldOutPrompt], data: Path, items: int) -> Seq
 
 
 def check_judges(config: HumanEvalConfig, data: Path) -> None:
-    """Refuse simulated judges where there are none, before anything is generated."""
+    """Refuse simulated judges on data for which there are none, before anything is generated."""
     if config.judges != "simulated":
         return
     if task_name(data) != "support-desk":
@@ -146,7 +147,7 @@ def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) 
 
 
 def simulate(sheet: Sequence[SheetRow], items: Sequence[Item], config: HumanEvalConfig, seed: int) -> list[SheetRow]:
-    """The sheet as the built-in task's careful judges fill it in: they see what a rater sees."""
+    """Fill in the sheet as the built-in task's careful simulated judges, who see only what a rater sees."""
     from components.data.support_desk.desk import simulated_judges
 
     rated = []
@@ -157,5 +158,5 @@ def simulate(sheet: Sequence[SheetRow], items: Sequence[Item], config: HumanEval
 
 
 def as_text(prompt: Sequence[Mapping[str, str]]) -> str:
-    """A conversation as a rater reads it."""
+    """Return a conversation as a rater reads it."""
     return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)

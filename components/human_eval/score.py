@@ -35,7 +35,7 @@ from components.stats.votes import fleiss_kappa_interval
 
 
 class CriterionSummary(TypedDict):
-    """The policy's win rate by one criterion, ties a half; None where nobody answered."""
+    """The policy's win rate by one criterion, ties 1/2; None if nobody answered."""
 
     items: int
     win_rate: float | None
@@ -47,15 +47,15 @@ class CriterionSummary(TypedDict):
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Score the filled sheet `inputs["sheet"]` (a file) of the sample `inputs["sample"]`.
 
-    `inputs["scores"]` holds the reward model's scores of the sample; without it nothing is said of the reward model.
+    `inputs["scores"]` has the reward model's scores of the sample; without it the reward model is not compared.
 
-    An item's score is the mean over its ratings of 1 (policy preferred), a half (tie, both_bad) or 0; the win rate is
-    the mean over rated items, its interval over prompts and raters. Repeated items count in no win rate. Writes
-    `result.json`, `ratings.csv` (unblinded), and the rated pairs as data: `preferences.jsonl` and `judged.jsonl`. Kappa
-    is no metric where it is undefined (one rater, or one rating only), so that its gate fails if it is asked for.
+    An item's score is the mean over its ratings of 1 (policy preferred), 1/2 (tie, both_bad) or 0. The win rate is the
+    mean over rated items, with an interval over prompts and raters; repeated items are not in it. Writes `result.json`,
+    `ratings.csv` (unblinded), and the rated pairs as data: `preferences.jsonl` and `judged.jsonl`. If kappa is
+    undefined (a single rater, or only one kind of rating), it is not among the metrics, so that its gate fails.
 
     Raises:
-        UserError: as `Sample.ratings`.
+        UserError: as for `Sample.ratings`.
     """
     level = job.human_eval.level
     sample = Sample.open(inputs["sample"])
@@ -147,7 +147,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
 
 
 def _win_rate(sample: Sample, rated: Labels, level: float) -> Interval:
-    """The policy's win rate with its interval over prompts and raters."""
+    """Return the policy's win rate with its interval over prompts and raters."""
     each = [(item, rater, rating) for item, own in rated.items() for rater, rating in enumerate(own) if rating]
     values = [rating_score(rating, sample.policy_side[item]) for item, _, rating in each]
     items, raters = [item for item, _, _ in each], [rater for _, rater, _ in each]
@@ -155,7 +155,7 @@ def _win_rate(sample: Sample, rated: Labels, level: float) -> Interval:
 
 
 def _criterion(sample: Sample, labels: Labels, level: float) -> CriterionSummary:
-    """The policy's win rate by one criterion, over the items that somebody answered it on."""
+    """Return the policy's win rate by one criterion, over the items with an answer to it."""
     rated = {item: each for item, each in labels.items() if item not in sample.repeat_of and any(each)}
     if not rated:
         return {"items": 0, "win_rate": None, "win_rate_low": None, "win_rate_high": None, "ties": None}
@@ -177,7 +177,7 @@ def _criterion_metrics(criteria: Mapping[str, CriterionSummary]) -> dict[str, fl
 
 
 def _check_metrics(checks: RaterChecks) -> dict[str, float]:
-    """What could be measured of the raters, by metric; a gate on what is missing fails."""
+    """Return the metrics of the raters that could be measured; a gate on a missing one fails."""
     found: dict[str, float] = {}
     if checks.position_bias is not None:
         found["human_eval/position_bias"], found["human_eval/position_bias_high"] = checks.position_bias
@@ -190,13 +190,13 @@ def _check_metrics(checks: RaterChecks) -> dict[str, float]:
 
 
 def judged_by(sample: Sample, labels: Labels) -> str:
-    """`simulated` if the ratings are the simulated judges' own, else `people`."""
+    """Return `simulated` if the ratings are those of the simulated judges, else `people`."""
     file = sample.folder / SIMULATED
     return "simulated" if file.exists() and sample.ratings(file) == labels else "people"
 
 
 def write_unblinded(path: Path, sample: Sample, labels: Labels) -> None:
-    """Every item with its authors named, each rating as policy, sft, tie or both_bad, and its score."""
+    """Write every item with its authors, each rating as policy, sft, tie or both_bad, and its score."""
     columns = ["item", "repeats", "stratum", "prompt", "sft", "policy", "policy_side"]
     columns += [*rated_columns(labels), "score"]
     rows = []
@@ -213,7 +213,7 @@ def write_unblinded(path: Path, sample: Sample, labels: Labels) -> None:
 
 
 def _preferences(sample: Sample, rated: Labels) -> Iterator[dict[str, object]]:
-    """The rated pairs as rows of votes, sides as they were shown; `both_bad` is a vote for neither."""
+    """Yield the rated pairs as rows of votes, with sides as they were shown; `both_bad` is a vote for neither."""
     for item, each in rated.items():
         row = sample.responses[item]
         sides = (row["policy"], row["sft"]) if sample.policy_side[item] == "a" else (row["sft"], row["policy"])

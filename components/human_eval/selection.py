@@ -1,4 +1,4 @@
-"""Which held-out prompts are judged: a stratified sample that depends on the seed and the set of prompts alone."""
+"""Choose the held-out prompts to judge: a stratified sample that depends only on the seed and the set of prompts."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ class HeldOutPrompt(TypedDict):
 
 
 class Chosen(NamedTuple):
-    """A sampled prompt (messages) and the stratum it stands for."""
+    """A sampled prompt (messages) and its stratum."""
 
     prompt: list[Message]
     category: str | None
@@ -25,9 +25,9 @@ class Chosen(NamedTuple):
 
 
 def choose(rows: Sequence[HeldOutPrompt], config: HumanEvalConfig, seed: int) -> list[Chosen]:
-    """At most `config.items` of `rows`, each stratum in proportion to its size.
+    """Choose at most `config.items` of `rows`, from each stratum in proportion to its size.
 
-    A prompt's place in its stratum is a hash of seed and prompt, so the order of `rows` changes nothing.
+    A prompt's rank in its stratum is a hash of seed and prompt, so the order of `rows` has no effect.
     """
     members: dict[str, list[int]] = {}
     for index, name in enumerate(strata(rows, config)):
@@ -41,7 +41,7 @@ def choose(rows: Sequence[HeldOutPrompt], config: HumanEvalConfig, seed: int) ->
 
 
 def strata(rows: Sequence[HeldOutPrompt], config: HumanEvalConfig) -> list[str]:
-    """The name of each row's stratum; a row without a category is in stratum `none` where categories are asked for."""
+    """Return the name of each row's stratum. If strata are categories, a row without one is in the stratum `none`."""
     kind = config.strata
     if kind == "auto":
         kind = "category" if all(row.get("category") for row in rows) else "length"
@@ -62,7 +62,7 @@ def strata(rows: Sequence[HeldOutPrompt], config: HumanEvalConfig) -> list[str]:
 
 
 def _by_length(rows: Sequence[HeldOutPrompt], parts: int) -> list[str]:
-    """The name of each row's part when `rows` are cut into parts of equal size by their prompts' characters."""
+    """Divide `rows` into parts of equal size by their prompts' characters; return the name of each row's part."""
     lengths = [sum(len(m["content"]) for m in row["prompt"]) for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (lengths[i], canonical_json(rows[i]["prompt"])))
     names = [""] * len(rows)
@@ -72,7 +72,7 @@ def _by_length(rows: Sequence[HeldOutPrompt], parts: int) -> list[str]:
 
 
 def allocate(sizes: Mapping[str, int], items: int) -> dict[str, int]:
-    """Split `items` over strata in proportion to their sizes, by largest remainder; never more than a stratum holds."""
+    """Distribute `items` over strata in proportion to their sizes, by largest remainder, up to each stratum's size."""
     total = sum(sizes.values())
     counts = {name: items * size // total for name, size in sizes.items()}
     remainders = sorted(sizes, key=lambda name: (-(items * sizes[name] % total), name))

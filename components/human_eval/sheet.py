@@ -1,6 +1,6 @@
-"""The rating sheet as it is given out: one for all raters (CSV and JSON Lines), and a file for each with instructions.
+"""Write the rating sheet: one for all raters (CSV and JSON Lines), and a file with instructions for each rater.
 
-`components.human_eval.batch.reading` reads back what comes of it.
+`components.human_eval.batch.reading` reads the returned files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from components.base.jsonl import write_rows
 from components.data.spreadsheet import write_csv
 
 SIMULATED = "ratings.simulated.csv"
-"""The sheet as the simulated judges filled it in, in a sample artifact."""
+"""A file of a sample artifact: the sheet as filled in by the simulated judges."""
 GUIDELINES_FILE = "guidelines.md"
-"""What raters read before they judge, in a sample artifact and in a run's folder."""
+"""The file with the guidelines for raters, in a sample artifact and in a run's folder."""
 RATERS = "raters"
 """The folder of the raters' own files, in a sample artifact and in a run's folder."""
 TEXTS = ("item", "prompt", "response_a", "response_b")
 OWN = ("rater", "rating")
-"""Columns of a rater's own file beside `TEXTS`: the rater's number in every row, and what they fill in."""
+"""Columns of a rater's own file besides `TEXTS`: the rater's number in every row, and the rating to fill in."""
 PEOPLE = "raters"
-"""A column that says how many people rated, where more than the sheet asks for of each item shared its items."""
+"""The column with the number of people who rated, if they are more than the sheet's ratings per item."""
 
 MEANINGS = {
     "a": "reply A is better",
@@ -28,7 +28,7 @@ MEANINGS = {
     "tie": "both are equally good",
     "both_bad": "both are bad, and neither should be sent",
 }
-"""Every rating there is, as raters are told."""
+"""Maps every rating to its explanation for raters."""
 OF_CRITERIA = ("a", "b", "tie")
 """The answers to a criterion."""
 FLAGS = {
@@ -38,13 +38,13 @@ FLAGS = {
     "broken": "broken or cut off",
     "personal": "personal data",
 }
-"""What may be marked beside an answer, on the review page and in Label Studio."""
+"""Flags that may be set with an answer, on the review page and in Label Studio."""
 _SYNONYMS = {"equal": "tie"}
-"""Read alike: what the sheets of candidates called it."""
+"""Other names of ratings that are accepted; sheets of candidates used `equal`."""
 
 
 class SheetRow(NamedTuple):
-    """One line of a sheet. `number` is its row in the file (a CSV's first is row 1); "" is a rating not given."""
+    """A line of a sheet. `number` is its row in the file (a CSV's first is row 1); "" is a missing rating."""
 
     number: int
     item: str
@@ -53,23 +53,23 @@ class SheetRow(NamedTuple):
     response_b: str
     ratings: tuple[str, ...]
     criteria: tuple[tuple[str, ...], ...] = ()
-    """Each criterion's answers, a rater each."""
+    """Each criterion's answers, one per rater."""
 
 
 class AskedCriterion(TypedDict):
-    """What is asked of each pair beside the overall preference: a, b or tie."""
+    """A further question about each pair, answered by a, b or tie."""
 
     name: str
     question: str
 
 
 class SheetInfo(TypedDict):
-    """`sheet.json`: what raters are told of a sheet, and what it takes to read it back."""
+    """The content of `sheet.json`: what raters are told, and what is needed to read a returned sheet."""
 
     guidelines: NotRequired[str]
-    """What raters read before they judge, as Markdown, in whatever tool they work."""
+    """The guidelines that raters read before they judge, as Markdown."""
     guidelines_sha256: NotRequired[str]
-    """Of `guidelines` in UTF-8: the version that a result was made with."""
+    """The sha256 of `guidelines` in UTF-8, which identifies their version."""
     criteria: NotRequired[list[AskedCriterion]]
     instructions: str
     """The guidelines, and how to fill in a spreadsheet."""
@@ -84,23 +84,23 @@ class SheetInfo(TypedDict):
 
 
 def rating_columns(raters: int) -> list[str]:
-    """`rating_1` to `rating_k`, a rater each."""
+    """Return the columns `rating_1` to `rating_k`, one per rater."""
     return [f"rating_{i}" for i in range(1, raters + 1)]
 
 
 def rating_of(value: object) -> str:
-    """A rating as it is kept: small letters, `_` for a blank or a hyphen within; a rating's older name is read too."""
+    """Normalise a rating: lower case, `_` for a blank or hyphen within; older names are replaced."""
     text = "" if value is None else "_".join(str(value).casefold().replace("-", " ").split())
     return _SYNONYMS.get(text, text)
 
 
 def criterion_columns(criteria: Sequence[str], raters: int) -> list[str]:
-    """`helpful_1` to `helpful_k` for each criterion, a rater each."""
+    """Return the columns `helpful_1` to `helpful_k` for each criterion, one per rater."""
     return [f"{name}_{i}" for name in criteria for i in range(1, raters + 1)]
 
 
 def as_record(row: SheetRow, criteria: Sequence[str] = ()) -> dict[str, str]:
-    """A sheet's row by column."""
+    """Return a sheet's row by column."""
     columns = [*TEXTS, *rating_columns(len(row.ratings)), *criterion_columns(criteria, len(row.ratings))]
     cells = [*row[1:5], *row.ratings, *(answer for each in row.criteria for answer in each)]
     return dict(zip(columns, cells, strict=True))
@@ -114,11 +114,11 @@ def write_joint(
     criteria: Sequence[str] = (),
     further: Sequence[Mapping[str, str]] = (),
 ) -> None:
-    """Write the sheet with a column for each rater, of each criterion too.
+    """Write the sheet with a column for each rater, and for each criterion and rater.
 
     Args:
-        shared: says in the sheet that they are more than the sheet's own raters.
-        further: cells of further columns, a row each, all with the same columns.
+        shared: note in the sheet that more people than its raters rated it.
+        further: cells of further columns, one mapping per row, all with the same columns.
     """
     more = {PEOPLE: str(raters)} if shared else {}
     added = [dict(each) for each in further] or [{}] * len(rows)
@@ -134,7 +134,7 @@ def write_joint(
 
 
 def rater_file(rater: int) -> str:
-    """The name of a rater's own file."""
+    """Return the name of a rater's own file."""
     return f"rater_{rater}.csv"
 
 
@@ -142,11 +142,11 @@ COLUMNS = (
     "Write your rating of each row into your rating column, and leave it empty where you cannot judge.",
     "Change nothing else, do not sort or move single columns, and save the file as CSV (UTF-8).",
 )
-"""How to fill in a spreadsheet; other tools have no columns."""
+"""How to fill in a spreadsheet (not shown in other tools)."""
 
 
 def told(guidelines: str, ratings: Sequence[str], criteria: Sequence[AskedCriterion] = ()) -> list[str]:
-    """What stands above the header of a rater's own file, a line each."""
+    """Return the lines above the header of a rater's own file."""
     meanings = "; ".join(f"{rating} = {MEANINGS[rating]}" for rating in ratings)
     questions = [f"Column {each['name']}: {each['question']} Write a, b or tie." for each in criteria]
     return [*filter(str.strip, guidelines.splitlines()), *COLUMNS, *questions, f"Ratings: {meanings}."]

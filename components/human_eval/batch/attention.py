@@ -1,8 +1,8 @@
-"""Items whose right answer is known, to see whether raters read what they rate.
+"""Attention checks: items whose right answer is known, to see whether raters read what they rate.
 
-One reply is what a person wrote to a held-out prompt. The other is a reply to another prompt, or the same words in
-disorder. On the sheet such an item looks like any other, with a number, a side and a place that are drawn; which ones
-they are stands in the sealed key alone.
+One reply is what a person wrote to a held-out prompt. The other is a reply to a different prompt, or the same words in
+random order. On the sheet such an item looks like any other: its number, sides and place are random. Only the sealed
+key tells which items these are.
 """
 
 import hashlib
@@ -20,20 +20,20 @@ from components.human_eval.blinding import Item
 from components.human_eval.selection import Chosen
 
 _WORDS = 6
-"""A shorter reply may fit anywhere, and may read well in any order."""
+"""Fewest words of a reply. A shorter one may fit any prompt, or read well in any order."""
 _OTHERS = 200
-"""Replies among which the one that least resembles is looked for."""
+"""Number of replies among which the least similar one is searched."""
 
 
 class HeldOutReply(NamedTuple):
-    """What a person wrote, or preferred, as the reply to a held-out prompt."""
+    """A reply to a held-out prompt that a person wrote or preferred."""
 
     prompt: list[Message]
     reply: str
 
 
 def held_out_replies(data: Path) -> list[HeldOutReply]:
-    """The preferred replies of the test split that are long enough, each prompt once.
+    """Return the preferred replies of the test split that are long enough, one per prompt.
 
     Raises:
         UserError: there is none.
@@ -51,14 +51,13 @@ def held_out_replies(data: Path) -> list[HeldOutReply]:
 
 
 def with_attention(items: Sequence[Item], replies: Sequence[HeldOutReply], count: int, secret: str) -> list[Item]:
-    """`items` with `count` more among them whose right answer is known (fewer if there are fewer replies), all numbered
-    anew in their order.
+    """Insert `count` items with a known right answer into `items` (fewer if there are fewer replies); renumber all.
 
-    The `policy` of such an item is the right reply, and `known` says how the other one was made: of half of them it
-    is another prompt's reply, of the others the same words in disorder.
+    The `policy` of such an item is the right reply, and `known` says how the wrong one was made: for half of them it is
+    another prompt's reply, for the others the same words in random order.
 
     Args:
-        secret: what all draws depend on; raters must not know it.
+        secret: determines all random choices; raters must not know it.
     """
     judged = {canonical_json(item.chosen.prompt) for item in items}
     ranked = sorted(replies, key=lambda each: (canonical_json(each.prompt) in judged, _rank(secret, each.prompt)))
@@ -88,7 +87,7 @@ def _rank(secret: str, prompt: list[Message]) -> bytes:
 
 
 def _of_another(own: HeldOutReply, replies: Iterable[str], used: set[str]) -> str | None:
-    """The reply with the fewest words in common with a prompt and its own reply; None if there is no other."""
+    """Return the reply with the fewest words in common with a prompt and its reply; None if there is no other."""
     words = {word.casefold() for text in (own.reply, *(m["content"] for m in own.prompt)) for word in text.split()}
     others = [each for each in replies if each != own.reply and each not in used]
     return min(others, key=lambda text: _shared(words, text), default=None)
@@ -100,7 +99,7 @@ def _shared(words: set[str], text: str) -> float:
 
 
 def _disordered(text: str, rng: random.Random) -> str:
-    """The words of `text` in another order, with as few as can be beside those that they stood beside."""
+    """Return the words of `text` in a different order, in which as few neighbours as possible stay together."""
     words = text.split()
     beside = set(itertools.pairwise(words))
     orders = [rng.sample(words, len(words)) for _ in range(20)]

@@ -1,7 +1,7 @@
-"""Which judged prompts may train later, and which only judge, forever.
+"""Split judged prompts into those that may be trained on later, and those that are held out for good.
 
-What people say of a policy's samples comes back as training data. A policy that trained on all judged prompts would
-leave nothing to judge it on, so half of them never train.
+People's judgements of a policy's samples become training data. If all judged prompts were trained on, none would be
+left to judge later policies on, so half of them are never trained on.
 """
 
 import hashlib
@@ -11,17 +11,17 @@ from components.base.jsonl import Message
 from components.data.splits import loose_key
 
 PREFERENCES = "preferences.jsonl"
-"""In a scored artifact: the rated pairs whose prompts may train, as rows that `data.preferences` reads."""
+"""A file of a scored artifact: the rated pairs whose prompts may be trained on, as rows of `data.preferences`."""
 JUDGED = "judged.jsonl"
-"""Those whose prompts only judge, forever, as such rows too: wherever they are read they are held out."""
+"""The same for pairs whose prompts are held out for good: whoever reads this file holds them out."""
 JUDGED_IN = "judged_in"
-"""The field of a row of preferences that says in which batch people judged it: the first digits of its key's sha256."""
+"""The field of a preference row that names the batch in which people judged it, by the first digits of its key."""
 
 
 def may_train(prompt: Sequence[Message]) -> bool:
-    """Whether a judged prompt may train later; the others only judge.
+    """Return whether a judged prompt may be trained on later; half of all prompts may.
 
-    It is the highest bit of sha256("human_eval half" + `loose_key`), so that a prompt stays in its half in every batch,
-    run and home, and its variants in case, punctuation or white space stay with it. Half of all prompts may.
+    It is the highest bit of sha256("human_eval half" + `loose_key`). So a prompt, with its variants in case,
+    punctuation or white space, is in the same half in every batch, run and home.
     """
     return hashlib.sha256(f"human_eval half{loose_key(prompt)}".encode("utf-8", "surrogatepass")).digest()[0] >= 128

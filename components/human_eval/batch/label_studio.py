@@ -1,7 +1,7 @@
-"""Label Studio: pairs as its tasks with a labelling config, and its exports (JSON, JSON_MIN, CSV) as rows of a sheet.
+"""Label Studio: write pairs as tasks with a labelling config; read exports (JSON, JSON_MIN, CSV) as rows of a sheet.
 
-Not its `Pairwise` tag, which knows no tie. An annotator is a rater, numbered in the order of the ids that Label Studio
-gave its users.
+Its `Pairwise` tag is not used, since it has no tie. Each annotator is a rater; raters are numbered by the users' ids in
+Label Studio.
 """
 
 import html
@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 from components.human_eval.sheet import FLAGS, MEANINGS, OF_CRITERIA, PEOPLE, TEXTS, AskedCriterion, rating_of
 
 _OF_MIN = ("annotator", "annotation_id")
-"""Columns of its flat exports, an annotation a row."""
+"""Columns of its flat exports, which have one annotation per row."""
 _NOT_ASKED = {*TEXTS, *_OF_MIN, "id", "created_at", "updated_at", "lead_time", PEOPLE}
 Rows = list[tuple[int, Mapping[str, object]]]
 
@@ -22,21 +22,21 @@ class Annotation(NamedTuple):
     """One annotator's answers to one task."""
 
     row: int
-    """Of the task in a JSON export; of the annotation's own line in a flat one."""
+    """Row number of the task in a JSON export, or of the annotation in a flat one."""
     data: Mapping[str, object]
     annotator: str
     answers: dict[str, object]
-    """By the name of the question; empty where the task was skipped."""
+    """Maps a question's name to the answer; empty if the task was skipped."""
     seconds: object
 
 
 def tasks(rows: Iterable[Mapping[str, str]]) -> list[dict[str, dict[str, str]]]:
-    """Sheets' rows as Label Studio imports them: the texts alone."""
+    """Return a sheet's rows as tasks for Label Studio, with their texts only."""
     return [{"data": {name: row[name] for name in TEXTS}} for row in rows]
 
 
 def labelling_config(ratings: Sequence[str], criteria: Sequence[AskedCriterion] = ()) -> str:
-    """The project's labelling config (XML): the texts, the ratings, the criteria, flags and a comment."""
+    """Return the project's labelling config (XML): the texts, the ratings, the criteria, flags and a comment."""
     lines = [
         "<View>",
         *(line for name in TEXTS[1:] for line in _text(name)),
@@ -70,8 +70,7 @@ def _choices(
 
 
 def instruction(guidelines: str) -> str:
-    """Guidelines as the project's expert instruction, which Label Studio shows as HTML; what they hold of HTML is shown
-    as text."""
+    """Return guidelines as the project's expert instruction, which is HTML; HTML in the guidelines is escaped."""
     found = []
     for block in re.split(r"\n\s*\n", guidelines.replace("\r\n", "\n").strip()):
         heading = re.fullmatch(r"(#{1,3}) +(.+)", block)
@@ -83,16 +82,16 @@ def instruction(guidelines: str) -> str:
 
 
 def is_export(columns: Iterable[str]) -> bool:
-    """Whether rows with such fields are Label Studio's."""
+    """Return whether rows with these fields are from Label Studio."""
     return {"data", "annotations"} <= set(columns) or {*TEXTS, *_OF_MIN} <= set(columns)
 
 
 def sheet_rows(path: object, rows: Rows, mistakes: list[str]) -> Rows:
-    """An export as rows of a sheet with a column for each annotator, an item each, where its first annotation stands.
+    """Return an export as rows of a sheet, one per item, with a column for each annotator.
 
-    What is wrong is added to `mistakes`: an annotation without an annotator or without a rating, several choices where
-    one was asked for, an annotator's second one of an item, an item whose annotations differ in their texts. A task
-    without annotations, and one that was skipped, adds nothing.
+    A row has the number of the item's first annotation. Added to `mistakes` are: an annotation without an annotator or
+    a rating, several choices instead of one, a second annotation of an item by the same annotator, and an item whose
+    annotations have different texts. Tasks without annotations and skipped ones add nothing.
     """
     found = [each for row in rows for each in _annotations(path, *row, mistakes)]
     names = sorted(
@@ -139,7 +138,7 @@ def _alone(question: str, answer: object) -> object:
 
 
 def _annotations(path: object, number: int, row: Mapping[str, object], mistakes: list[str]) -> list[Annotation]:
-    """The annotations of a task, or the one of a flat row."""
+    """Return the annotations of a task, or the single one of a flat row."""
     if "annotations" not in row:
         answers = {name: value for name, value in row.items() if name not in _NOT_ASKED and value not in (None, "")}
         annotator = str(row.get("annotator") or "").strip().removesuffix(".0")

@@ -1,5 +1,7 @@
-"""Rating sheets as raters return them: CSV or JSON, for all raters or for one, or an export of Label Studio, with all
-that is wrong told at once."""
+"""Read rating sheets that raters return: CSV or JSON, of all raters or of one, or an export of Label Studio.
+
+All mistakes in a file are reported together.
+"""
 
 import csv
 import io
@@ -18,31 +20,31 @@ from components.human_eval.sheet import OF_CRITERIA, PEOPLE, TEXTS, SheetRow, ra
 _LARGEST = 256 * 2**20
 _START = 2**18
 _ABOVE = 1_000
-"""Rows in which the header is looked for: guidelines, a title or Excel's `sep=;` may stand above it."""
+"""Number of first rows in which the header is searched, below guidelines, a title or Excel's `sep=;`."""
 _COLUMN = re.compile(r"rating_\d+")
 _PEOPLE = re.compile(r"[1-9]\d{0,2}")
 _Records = list[tuple[int, Mapping[str, object]]]
 
 
 class ReturnedSheet(NamedTuple):
-    """A file that a rater returned, as far as it can be read."""
+    """A file that a rater returned, as far as it could be read."""
 
     path: Path
     rows: list[SheetRow]
-    """Those that name an item, where all columns are there; a rating without a column is "", as one not given."""
+    """The rows that name an item, if all columns are there. A rating without a column is "", like a missing one."""
     lossy: bool
-    """Whether characters may have been lost because a program saved it in an older encoding."""
+    """Whether characters may have been lost because a program saved the file in an older encoding."""
     mistakes: list[str]
-    """What is wrong, in order, each with file, row and column."""
+    """The mistakes, in order, each with file, row and column."""
     raters: int = 0
-    """How many people's ratings its rows have: the sheet's raters, or as many as its column `raters` says."""
+    """Number of people whose ratings its rows have: the sheet's raters, or the number in its column `raters`."""
 
 
 def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
-    """The rows of a returned sheet.
+    """Return the rows of a returned sheet.
 
     Raises:
-        UserError: as `parse_sheet`. Mistakes: all that is wrong in it.
+        UserError: as for `parse_sheet`. Mistakes: all the mistakes in it.
     """
     found = parse_sheet(path, raters, valid)
     if found.mistakes:
@@ -51,16 +53,16 @@ def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
 
 
 def parse_sheet(path: Path, raters: int, valid: Sequence[str], criteria: Sequence[str] = ()) -> ReturnedSheet:
-    """Read a returned sheet, CSV (comma, semicolon or tab; UTF-8, UTF-16 or Windows-1252) or JSON (Lines or an array),
-    told apart by content, with the columns of all raters, of some, or `rater` and `rating` of a rater's own file. A
-    column `raters` says how many they are, where more people shared the items.
+    """Read a returned sheet: CSV (comma, semicolon or tab; UTF-8, UTF-16 or Windows-1252) or JSON (Lines or an array).
 
-    Names of columns and ratings may be in capitals and padded; what stands above the header, rows without any content
-    and further columns are passed over.
+    The format is recognised by the content. The file has the columns of all raters, of some, or the columns `rater` and
+    `rating` of one rater's own file. If more people than the sheet's raters shared the items, a column `raters` gives
+    their number. Names of columns and ratings may be in capitals and padded. Lines above the header, empty rows and
+    other columns are ignored.
 
     Args:
-        valid: the ratings that may be given overall.
-        criteria: what was asked besides, in columns `helpful_1` or, in a rater's own file, `helpful`.
+        valid: the allowed overall ratings.
+        criteria: the further questions, in columns `helpful_1` or, in a rater's own file, `helpful`.
 
     Raises:
         UserError: nothing can be read, or the columns are not those of a sheet.
@@ -81,7 +83,7 @@ def parse_sheet(path: Path, raters: int, valid: Sequence[str], criteria: Sequenc
 
 
 def looks_like_sheet(path: Path) -> bool:
-    """Whether a CSV file begins as a rating sheet, though other rows may stand above its header."""
+    """Return whether a CSV file is a rating sheet by its header, which may have other rows above it."""
     if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -95,11 +97,12 @@ def looks_like_sheet(path: Path) -> bool:
 
 
 def sheet_records(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a returned sheet as they stand there, by column, each with its number; a rater's `rating` is under
-    `rating_1` or whichever is theirs.
+    """Return the rows of a returned sheet by column, each with its row number.
+
+    The `rating` of a rater's own file becomes `rating_1`, or the column of that rater.
 
     Raises:
-        UserError: nothing can be read. Mistakes: rows that can't be.
+        UserError: nothing can be read. Mistakes: some rows cannot be read.
     """
     text, _ = _decode(path)
     mistakes: list[str] = []
@@ -117,14 +120,14 @@ def sheet_records(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def _of_label_studio(path: Path, records: _Records, mistakes: list[str]) -> _Records:
-    """Rows of a sheet, where `records` are an export of Label Studio; else these themselves."""
+    """Return rows of a sheet if `records` are an export of Label Studio; otherwise `records` themselves."""
     if not records or not all(is_export(record) for _, record in records):
         return records
     return sheet_rows(path, records, mistakes)
 
 
 def _decode(path: Path) -> tuple[str, bool]:
-    """The text of a file, and whether its encoding may have lost some."""
+    """Return the text of a file, and whether its encoding may have lost characters."""
     try:
         if path.stat().st_size > _LARGEST:
             raise UserError(f"{path} has more than {_LARGEST >> 20} MiB, which no sheet has. Give the filled sheet.")
@@ -138,17 +141,17 @@ def _decode(path: Path) -> tuple[str, bool]:
     try:
         return data.decode("utf-8-sig"), data.isascii()
     except UnicodeDecodeError:
-        return data.decode("cp1252", "replace"), True  # what older Excels save as "CSV"
+        return data.decode("cp1252", "replace"), True  # the encoding of "CSV" in older versions of Excel
 
 
 def _name(cell: str) -> str:
-    """A column's name as it is looked for."""
+    """Return a column's name in the form that is searched for."""
     return "_".join(cell.casefold().split())
 
 
 def _lines(path: Path, text: str, delimiter: str) -> list[list[str]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    limit = csv.field_size_limit(_LARGEST)  # of the whole process, and 131,072 where nobody raised it
+    limit = csv.field_size_limit(_LARGEST)  # a limit of the whole process, 131,072 by default
     try:
         return list(reader)
     except csv.Error as error:
@@ -158,7 +161,7 @@ def _lines(path: Path, text: str, delimiter: str) -> list[list[str]]:
 
 
 def _header(path: Path, text: str) -> tuple[list[list[str]], int]:
-    """The cells of every row, the names of columns in their plain form, and the number of the row that holds them."""
+    """Return the cells of every row, with column names in plain form, and the number of the header's row."""
     for delimiter in ",;\t":
         lines = _lines(path, text, delimiter)
         for number, cells in enumerate(lines[:_ABOVE], 1):
@@ -194,7 +197,7 @@ def _table(path: Path, text: str, mistakes: list[str]) -> _Records:
 
 
 def _json(path: Path, text: str, mistakes: list[str]) -> _Records:
-    """The objects of JSON Lines, or of one array."""
+    """Return the objects of JSON Lines, or of one array."""
     try:
         whole = parse_json(text) if text.lstrip().startswith("[") else None
     except BadJson as error:
@@ -221,7 +224,7 @@ def _parsed(path: Path, text: str, mistakes: list[str]) -> Iterator[tuple[int, o
 
 
 def _wrong_columns(path: Path, columns: Sequence[str], raters: int) -> Iterator[str]:
-    """What is wrong with the columns of a file."""
+    """Yield the mistakes in the columns of a file."""
     wanted = rating_columns(raters)
     if {"sft", "policy"} <= set(columns):
         raise UserError(
@@ -258,7 +261,7 @@ def _row(
     criteria: Sequence[str],
     mistakes: list[str],
 ) -> SheetRow | None:
-    """A row, or None where its item or texts are none; what is wrong is added to `mistakes`."""
+    """Return a row, or None if its item or texts are invalid; add mistakes to `mistakes`."""
     before = len(mistakes)
     texts = []
     for name in TEXTS:

@@ -1,4 +1,4 @@
-"""Whether a cell that came back holds the text that was given out: all that spreadsheets do to a text is forgiven."""
+"""Compare a returned cell with the text that was given out, allowing for everything that spreadsheets change."""
 
 import itertools
 import re
@@ -6,16 +6,17 @@ import re
 from components.data.spreadsheet import unprotect
 
 CELL = 32_767
-"""Characters (UTF-16 units) that Excel keeps of a cell."""
+"""The largest number of characters (UTF-16 units) in an Excel cell."""
 _NEARLY = 700
-"""A cell that Excel cut may have lost so many more: protective apostrophes count, and white space at its end goes."""
+"""Number of further characters that a cell cut by Excel may have lost to protective apostrophes and final white
+space."""
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BLANKS = re.compile(r"[^\S\n]+(?=\n|\Z)")
 
 
 def plain(text: str) -> str:
-    """`text` without what spreadsheets change: the kind of line breaks, white space at the end of lines and of the
-    text, protective apostrophes, control characters (they can't be seen, and some programs drop them)."""
+    """Return `text` without what spreadsheets change: the kind of line breaks, white space at the end of lines and of
+    the text, protective apostrophes, and control characters (which are invisible, and which some programs drop)."""
     text = _UNSEEN.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
     text = _BLANKS.sub("", text).rstrip()
     while (bare := unprotect(text)) != text:
@@ -24,11 +25,11 @@ def plain(text: str) -> str:
 
 
 def same(given: str, returned: str, lossy: bool = False) -> bool:
-    """Whether `returned` is `given` as far as a spreadsheet gives it back.
+    """Return whether `returned` can be `given` after a spreadsheet's changes.
 
     Args:
-        given, returned: as `plain` leaves them.
-        lossy: the file was saved in Windows-1252, where a character that it has not becomes one or two others.
+        given, returned: texts after `plain`.
+        lossy: the file was saved in Windows-1252, which replaces each character that it lacks by one or two others.
     """
     if returned == given:
         return True
@@ -43,7 +44,7 @@ def _units(text: str) -> int:
 
 
 def _same_but_for_lost(given: str, returned: str, cut: bool) -> bool:
-    """Whether the parts of `given` that Windows-1252 has stand in `returned`, with about as much between them."""
+    """Return whether `returned` has the parts of `given` that Windows-1252 can hold, about as far apart."""
     place, lost = 0, 0
     for known, characters in itertools.groupby(given, _in_windows_1252):
         part = "".join(characters)
@@ -66,6 +67,6 @@ def _in_windows_1252(character: str) -> bool:
 
 
 def first_difference(given: str, returned: str) -> int:
-    """The place of the first character in which two texts differ."""
+    """Return the index of the first character in which two texts differ."""
     pairs = zip(given, returned, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(given), len(returned)))

@@ -10,18 +10,19 @@ from components.models.runtime import Runtime
 
 
 class CandidatesConfig(Settings):
-    """Responses to label: how many, from what, and which of them make a pair."""
+    """How many responses to sample for labelling, at which temperatures, and how many pairs to make from them."""
 
     temperatures: tuple[Annotated[float, Field(gt=0, le=100)], ...] = Field((0.7, 1.0), min_length=1)
-    """Softmax temperatures that every model is sampled at."""
+    """Softmax temperatures at which every model is sampled."""
     per_prompt: int = Field(4, ge=1)
-    """Responses drawn a prompt, spread over models and temperatures; identical ones are kept once."""
+    """Responses per prompt, spread over models and temperatures; identical ones are kept once."""
     pairs: int = Field(1, ge=0)
-    """Pairs to label a prompt; fewer where it has fewer different responses."""
+    """Pairs per prompt to label; fewer if it has fewer different responses."""
     max_prompts: int | None = Field(None, ge=1)
-    """At most this many prompts, a seeded choice that doesn't depend on their order; null takes all."""
+    """At most this many prompts, chosen by the seed and independent of their order; null takes all."""
     max_characters: int = Field(20_000, ge=10)
-    """Longest prompt, and prompt and longer response of a pair, in characters: what `data.max_characters` lets in."""
+    """Limit in characters on a prompt, and on a prompt with the longer response of its pair; set it to
+    `data.max_characters`, above which pairs are quarantined when read."""
     batch_size: int = Field(64, ge=1)
     """Responses generated at a time, and between checkpoints."""
 
@@ -34,13 +35,13 @@ class CandidatesConfig(Settings):
 
 
 class CandidatesJob(Settings):
-    """What the candidates' bytes depend on, beside prompts and models."""
+    """Everything except prompts and models on which the candidates' bytes depend."""
 
     seed: int
     """Seed of the choice of prompts, the responses, the pairs and their blinding."""
     runtime: Runtime
     """The machine that generates."""
     generation: GenerationConfig
-    """How responses are sampled, at each of `candidates.temperatures` in place of its own."""
+    """How responses are sampled; `candidates.temperatures` replace its temperature."""
     candidates: CandidatesConfig
     """Responses and pairs."""

@@ -1,8 +1,8 @@
-"""Pairs of responses to label: chosen, put on drawn sides, and written as rows that `data.preferences` reads back.
+"""Choose pairs of responses to label, on random sides, and write them as rows that `data.preferences` can read.
 
-Whoever labels writes a, b, tie or both_bad into `label`; a row without it is quarantined when read. Where several
-people vote, a column `annotator` beside it says whose row it is (their sheets stand one below the other), or columns
-`votes_a`, `votes_b`, `votes_tie` and `votes_both_bad` (counts) stand in its place.
+Labellers write a, b, tie or both_bad into `label`; a row without a label is quarantined when read. If several people
+vote, either a column `annotator` names the author of each row (with their sheets one below the other), or the columns
+`votes_a`, `votes_b`, `votes_tie` and `votes_both_bad` hold counts instead of `label`.
 """
 
 import itertools
@@ -22,7 +22,7 @@ COLUMNS = ("id", "prompt", "a", "b", "label")
 
 
 class CandidateResponse(TypedDict):
-    """A response of a model; `drawn` is how often it came, `ended` whether it ends with EOS."""
+    """A response of a model; `drawn` is how often it was sampled, `ended` whether it ends with EOS."""
 
     id: str
     text: str
@@ -42,10 +42,10 @@ class PromptCandidates(TypedDict):
 
 
 class CandidatePair(NamedTuple):
-    """Two responses to a prompt, as who holds the key knows them."""
+    """Two responses to a prompt, with their authors known."""
 
     id: str
-    """On the sheet; not of the prompt, so that pairs of one prompt can't be told."""
+    """Its name on the sheet. It does not identify the prompt."""
     prompt_id: str
     prompt: list[Message]
     a: CandidateResponse
@@ -55,11 +55,11 @@ class CandidatePair(NamedTuple):
 def make_pairs(
     candidates: Sequence[PromptCandidates], per_prompt: int, max_characters: int, seed: int
 ) -> list[CandidatePair]:
-    """Up to `per_prompt` pairs of each of `candidates`, blinded and in a drawn order.
+    """Return up to `per_prompt` pairs of each of `candidates`, blinded and in random order.
 
-    All draws come from a digest of the responses *with their models*, so that they can be repeated by who holds the
-    key, and not by a labeller who knows the seed. Between any two models (at their temperatures) sides are balanced:
-    half and half, to within one.
+    All random choices come from a digest of the responses *with their models*. So the holder of the key can repeat
+    them, but a labeller who knows the seed cannot. Between any two models (at their temperatures) sides are balanced to
+    within one.
     """
     secret = digest_json([seed, list(candidates)])
     found: list[tuple[PromptCandidates, CandidateResponse, CandidateResponse]] = []
@@ -86,8 +86,11 @@ def make_pairs(
 def choose_pairs(
     responses: Sequence[CandidateResponse], most: int, rng: random.Random
 ) -> list[tuple[CandidateResponse, CandidateResponse]]:
-    """Up to `most` pairs of different responses: first those whose model and temperature differ most, among these the
-    ones whose responses stand in the fewest pairs so far, among these at random."""
+    """Choose up to `most` pairs of different responses.
+
+    Pairs whose model and temperature differ most come first, then those whose responses are in the fewest pairs so far;
+    ties are broken at random.
+    """
     left = list(itertools.combinations(responses, 2))
     rng.shuffle(left)
     used: Counter[str] = Counter()
@@ -101,7 +104,7 @@ def choose_pairs(
 
 
 def write_pairs(folder: Path, pairs: Sequence[CandidatePair]) -> None:
-    """Write `pairs.csv` (for spreadsheets) and `pairs.jsonl`, without saying who wrote what, and `key.jsonl`."""
+    """Write `pairs.csv` (for spreadsheets) and `pairs.jsonl`, both without authors, and `key.jsonl`."""
     write_csv(folder / "pairs.csv", COLUMNS, (_row(p, readable(p.prompt), "") for p in pairs))
     write_rows(folder / "pairs.jsonl", (_row(p, p.prompt, None) for p in pairs))
     key = ({"id": p.id, "prompt_id": p.prompt_id, "a": p.a["id"], "b": p.b["id"]} for p in pairs)
@@ -109,8 +112,8 @@ def write_pairs(folder: Path, pairs: Sequence[CandidatePair]) -> None:
 
 
 def readable(prompt: list[Message]) -> str | list[Message]:
-    """The form of a prompt that is easiest to read, of those that read back as the same messages: text, a transcript,
-    or the messages themselves."""
+    """Return the most readable form of a prompt that is read back as the same messages: text, a transcript, or the
+    messages themselves."""
     names = {"user": "Human", "assistant": "Assistant"}
     transcript = "".join(f"\n\n{names.get(m['role'], 'System')}: {m['content']}" for m in prompt)
     forms: Iterable[str] = (prompt[0]["content"], transcript)

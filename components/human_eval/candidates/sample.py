@@ -1,7 +1,7 @@
 """Candidates: responses of given models to given prompts at several temperatures, and pairs of them to label.
 
-A reward model that learns from these pairs sees what PPO will show it. Nothing that is written depends on the order of
-the prompts or of the models; torch is imported only where something has to be generated.
+A reward model that learns from these pairs sees texts like those that PPO will show it. The output does not depend on
+the order of the prompts or models. torch is imported only if something has to be generated.
 """
 
 import functools
@@ -32,7 +32,7 @@ class CandidateModel(NamedTuple):
     """A language model to sample from."""
 
     name: str
-    """As the user named it."""
+    """The name that the user gave."""
     digest: str
     folder: Path
 
@@ -45,7 +45,7 @@ class Arm(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A response as it was drawn, and by whom."""
+    """A sampled response and its model."""
 
     arm: Arm
     text: str
@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
 
 
 class ArmResponses(TypedDict):
-    """How many responses an arm gave, and how many of them ended."""
+    """How many responses an arm produced, and how many of them ended."""
 
     model: str
     temperature: float
@@ -62,7 +62,7 @@ class ArmResponses(TypedDict):
 
 
 class CandidatesSummary(TypedDict):
-    """`candidates.json`: `key` is of all that the bytes depend on; `sampled` counts before duplicates are merged."""
+    """The content of `candidates.json`. `key` identifies all inputs; `sampled` counts responses with duplicates."""
 
     key: str
     rows: int
@@ -84,19 +84,19 @@ def run(
     out: Path,
     observe: Callable[[int, int], None],
 ) -> CandidatesSummary:
-    """Sample, choose pairs, and write the folder `out`, whole or not at all.
+    """Sample responses, choose pairs, and write the folder `out` atomically.
 
-    `candidates.jsonl` holds every prompt with its responses and their models; `pairs.csv` and `pairs.jsonl` the blinded
-    pairs; `key.jsonl` which response is on which side; `quarantine.jsonl` the rows without a prompt;
-    `candidates.json` a summary.
+    `candidates.jsonl` has every prompt with its responses and their models; `pairs.csv` and `pairs.jsonl` the blinded
+    pairs; `key.jsonl` the side of each response; `quarantine.jsonl` the rows without a prompt; `candidates.json` a
+    summary.
 
     Args:
-        key: of all that the bytes depend on; stands in the summary.
-        work: where chunks of responses are kept until `out` is written: an interrupted call continues from there.
-        observe: called with the responses done and those to come in all.
+        key: identifies everything on which the bytes depend; it is in the summary.
+        work: the folder for chunks of responses until `out` is written; an interrupted call continues from there.
+        observe: called with the number of responses done and the total.
 
     Raises:
-        UserError: a model can't be loaded, or its chat template refuses a prompt.
+        UserError: a model cannot be loaded, or its chat template refuses a prompt.
     """
     config = job.candidates
     chosen = in_drawn_order(prompts.distinct, job.seed)[: config.max_prompts]
@@ -126,10 +126,10 @@ def run(
 
 
 def finished(out: Path, key: str) -> CandidatesSummary | None:
-    """The summary in `out` if it was written for `key`; None where there is none yet.
+    """Return the summary in `out` if it was written for `key`; None if there is none yet.
 
     Raises:
-        UserError: `out` holds something else.
+        UserError: `out` has something else.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
@@ -144,16 +144,16 @@ def finished(out: Path, key: str) -> CandidatesSummary | None:
 
 
 def in_drawn_order(prompts: Sequence[list[Message]], seed: int) -> list[list[Message]]:
-    """`prompts` by a hash of seed and prompt: whatever order they come in, they leave in the same one."""
+    """Return `prompts` ordered by a hash of seed and prompt, independent of their given order."""
     return sorted(prompts, key=lambda p: hashlib.sha256(f"candidates {seed} {prompt_key(p)}".encode()).digest())
 
 
 def arms_of(models: Sequence[CandidateModel], temperatures: Sequence[float], seed: int) -> list[Arm]:
-    """Every model at every temperature, in an order that keeps any stretch of it balanced.
+    """Return every model at every temperature (an arm), in an order of which any part is balanced.
 
-    It runs along the diagonals of the table of models × temperatures. So any n arms in a row (the first follows the
-    last) name each model n / models times to within one, and no temperature or model twice in n ≤ both their numbers
-    but where one diagonal ends and the next begins.
+    The order follows the diagonals of the table models × temperatures. So among any n consecutive arms (cyclically)
+    each model occurs n / models times to within one. If n is at most the number of models and of temperatures, none
+    occurs twice, except where one diagonal ends and the next begins.
     """
     rng = random.Random(f"candidates {seed} arms")
     models, temperatures = sorted(models, key=lambda m: m.digest), sorted(temperatures)
@@ -165,8 +165,10 @@ def arms_of(models: Sequence[CandidateModel], temperatures: Sequence[float], see
 
 
 def allot(prompts: int, arms: int, per_prompt: int) -> list[Counter[int]]:
-    """How many responses each prompt gets from each arm: `per_prompt` in all, to within one the same from each arm, for
-    each prompt and for all of them together."""
+    """Return how many responses each prompt gets from each arm, `per_prompt` in total.
+
+    The numbers per arm differ by at most one, for each prompt and over all prompts.
+    """
     every, rest = divmod(per_prompt, arms)
     return [
         Counter(dict.fromkeys(range(arms), every)) + Counter((place * rest + n) % arms for n in range(rest))
@@ -181,9 +183,9 @@ def sample(
     work: Path,
     observe: Callable[[int, int], None],
 ) -> list[list[Drawn]]:
-    """The responses to each of `prompts`, `candidates.per_prompt` each, in the order of `arms`.
+    """Sample `candidates.per_prompt` responses to each of `prompts`, in the order of `arms`.
 
-    A model is loaded when the first response of its own is missing in `work`, and let go before the next one is.
+    A model is loaded only if one of its responses is missing in `work`, and freed before the next one is loaded.
     """
     shares = allot(len(prompts), len(arms), job.candidates.per_prompt)
     by_length = sorted(range(len(prompts)), key=lambda i: sum(len(m["content"]) for m in prompts[i]))
@@ -230,7 +232,7 @@ def _generate(
     from components.training.loop import torch_seed
 
     model, tokenizer = load()
-    # Each arm has random numbers of its own: shared ones would make like models give like responses.
+    # Each arm has its own random numbers; shared ones would make similar models give similar responses.
     seed = torch_seed(job.seed, "candidates", arm.model.digest, arm.temperature, start)
     generation = job.generation.model_copy(update={"temperature": arm.temperature})
     try:
@@ -243,7 +245,8 @@ def _generate(
 
 
 def _candidate(prompt: list[Message], responses: Sequence[Drawn]) -> PromptCandidates:
-    """A prompt's row: identical responses (but for outer white space) stand there once, under who gave it first."""
+    """Return a prompt's row. Responses that are equal up to outer white space are listed once, under the first
+    author."""
     drawn = Counter(each.text.strip() for each in responses)
     first = {each.text.strip(): each for each in reversed(responses)}
     name = digest_json(prompt)[:16]
@@ -260,7 +263,7 @@ def _candidate(prompt: list[Message], responses: Sequence[Drawn]) -> PromptCandi
 
 
 def _by_arm(arms: Sequence[Arm], drawn: Sequence[Sequence[Drawn]]) -> list[ArmResponses]:
-    """What each arm gave, before identical responses were put together."""
+    """Return what each arm produced, before identical responses were merged."""
     ended = {arm: [each.ended for responses in drawn for each in responses if each.arm == arm] for arm in arms}
     return [
         {"model": arm.model.name, "temperature": arm.temperature, "responses": len(ends), "ended": sum(ends)}

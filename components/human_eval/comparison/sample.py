@@ -28,14 +28,14 @@ class _Pair(NamedTuple):
 
 
 def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
-    """Have the models `inputs["model_1"]` to `inputs["model_k"]` answer prompts of `inputs["data"]`; write a sheet.
+    """Let the models `inputs["model_1"]` to `inputs["model_k"]` answer prompts of `inputs["data"]`; write a sheet.
 
-    The artifact is that of `components.human_eval.sample`, so that whatever gives out, reads and joins its sheets does
-    these; an item's `sft` is its first model's response, `policy` its second's, and `models.json`, as secret as
-    `key.json`, says which two models an item compares. Each side of each two models is balanced to within one.
+    The artifact has the format of `components.human_eval.sample`, so the same code gives out, reads and joins its
+    sheets. An item's `sft` is its first model's response, `policy` its second's. `models.json`, as secret as
+    `key.json`, tells which two models an item compares. For every two models, sides are balanced to within one.
 
     Raises:
-        UserError: as `components.human_eval.sample.run`.
+        UserError: as for `components.human_eval.sample.run`.
     """
     config, artifact = job.human_eval, out / "artifact"
     check_judges(config, inputs["data"])
@@ -47,7 +47,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     responses = respond(job, inputs, [c.prompt for c in chosen], out, observe, {name: name for name in names})
     texts = [[r["text"] for r in responses[name]] for name in names]
     pairs = paired(chosen, len(names), config.pairs == "all", job.seed)
-    # Sides are balanced within a stratum: here within what two models share of one.
+    # Sides are balanced within a stratum: here the items of one stratum that compare the same two models.
     strata = [f"{chosen[p.place].stratum}\0{p.first}-{p.second}" for p in pairs]
     shown = [chosen[p.place]._replace(stratum=stratum) for p, stratum in zip(pairs, strata, strict=True)]
     first = [texts[p.first][p.place] for p in pairs]
@@ -79,15 +79,17 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
 
 
 def paired(chosen: Sequence[Chosen], models: int, every: bool, seed: int) -> list[_Pair]:
-    """Which two models are compared on each prompt: every two, or one two a prompt, drawn so that all come equally
-    often, to within one, over all prompts, and nearly so within a stratum.
+    """Choose the models to compare on each prompt: every pair of models, or one random pair per prompt.
 
-    What is drawn depends on the seed and the prompts alone.
+    One per prompt is balanced: over all prompts each pair of models occurs equally often to within one, and nearly so
+    within a stratum. The choice depends only on the seed and the prompts.
     """
     twos = list(itertools.combinations(range(models), 2))
     if every:
         return [_Pair(place, *two) for place in range(len(chosen)) for two in twos]
-    order = sorted(range(len(chosen)), key=lambda place: chosen[place].stratum)  # stable: ranked within a stratum
+    order = sorted(
+        range(len(chosen)), key=lambda place: chosen[place].stratum
+    )  # a stable sort: keeps the rank within a stratum
     drawn = random.Random(f"{seed} pairs")
     out = []
     for start in range(0, len(order), len(twos)):

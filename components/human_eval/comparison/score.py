@@ -1,4 +1,5 @@
-"""The second half of a comparison: returned sheets, unblinded, as strengths of the models and a table of each two."""
+"""The second half of a comparison: unblind returned sheets; compute models' strengths and a table of every two
+models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,17 +24,17 @@ from components.stats.votes import fleiss_kappa_interval
 
 
 class ModelStrength(TypedDict):
-    """How strong a model is; `strength` and its ends are None where they have no finite estimate."""
+    """A model's strength; `strength` and its ends are None if they have no finite estimate."""
 
     model: str
     strength: float | None
-    """log(pi / pi of the baseline), on the logit: 0.4 against 0 wins 60 of 100 decided comparisons."""
+    """log(pi / pi of the baseline), in logits: 0.4 against 0 wins 60 of 100 decided comparisons."""
     low: float | None
     high: float | None
 
 
 class PairRow(TypedDict):
-    """Two models' ratings: `win_rate` is the first's, ties a half, with an interval over prompts and raters."""
+    """Two models' ratings: `win_rate` is the first model's, ties 1/2, with an interval over prompts and raters."""
 
     first: str
     second: str
@@ -47,20 +48,20 @@ class PairRow(TypedDict):
 
 
 class Fitted(TypedDict):
-    """What the comparisons say of the models."""
+    """The models' strengths, fitted to the comparisons."""
 
     models: list[ModelStrength]
     tie: Numbers
     """Davidson's nu: two equal models tie with probability nu / (2 + nu)."""
     interval_over: str
     inseparable: str | None
-    """Why there are no strengths, where there are none."""
+    """Why there are no strengths; None if there are."""
     better: NotRequired[list[str]]
     worse: NotRequired[list[str]]
 
 
 class ComparisonResult(Fitted):
-    """`comparison.json`."""
+    """The content of `comparison.json`."""
 
     judges: str
     level: float
@@ -76,12 +77,13 @@ class ComparisonResult(Fitted):
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Score the filled sheet `inputs["sheet"]` (a file) of the sample `inputs["sample"]`.
 
-    Strengths are Bradley and Terry's with Davidson's ties (`components.stats.paired`), a rating each, relative to the
-    first model; `both_bad` is a tie. Intervals are over prompts, and over raters too where there are 8 or more.
-    Repeated items count in no strength. Writes `comparison.json` and `ratings.csv` (unblinded).
+    Strengths are those of the Bradley-Terry model with Davidson's ties (`components.stats.paired`), relative to the
+    first model; each rating is a comparison, and `both_bad` is a tie. Intervals are over prompts, and also over raters
+    if there are 8 or more. Repeated items are not used for strengths. Writes `comparison.json` and `ratings.csv`
+    (unblinded).
 
     Raises:
-        UserError: as `Sample.ratings`.
+        UserError: as for `Sample.ratings`.
     """
     level, sample = job.human_eval.level, Sample.open(inputs["sample"])
     labels = sample.ratings(inputs["sheet"])
@@ -159,7 +161,7 @@ def _strengths(
 
 
 def _scores(sample: Sample, rated: Labels) -> Iterator[tuple[str, int, float]]:
-    """Item, rater and the first model's score of each rating."""
+    """Yield item, rater and the first model's score of each rating."""
     for item, each in rated.items():
         for rater, rating in enumerate(each):
             if rating:
@@ -183,7 +185,7 @@ def _pair_rows(sample: Sample, rated: Labels, of: Mapping[str, tuple[int, int]],
 
 
 def write_unblinded(path: Path, sample: Sample, labels: Labels, of: Mapping[str, tuple[int, int]]) -> None:
-    """Every item with its two models named, each rating as first, second, tie or both_bad."""
+    """Write every item with its two models, and each rating as first, second, tie or both_bad."""
     columns = ["item", "repeats", "stratum", "prompt", "first", "second", "response_first", "response_second"]
     names: Sequence[str] = rating_columns(sample.raters)
     rows = []

@@ -1,4 +1,4 @@
-"""Wins, ties and losses of the policy, and its win rate on replies of equal length."""
+"""Wins, ties and losses of the policy, and its win rate at equal length of the replies."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypedDict
@@ -16,7 +16,7 @@ _DRAWS = 1000
 
 
 class Outcomes(TypedDict):
-    """How often the policy won, and the shares of all; `both_bad` is among the ties."""
+    """Numbers and shares of the policy's wins, ties and losses; `both_bad` is a tie."""
 
     wins: int
     ties: int
@@ -27,19 +27,20 @@ class Outcomes(TypedDict):
 
 
 class EqualLength(TypedDict):
-    """The win rate that the policy would have if its replies were as long as SFT's."""
+    """The estimated win rate if the policy's replies were as long as SFT's."""
 
     win_rate: float
     low: float
     high: float
     length_effect: float
-    """Log-odds of a win by a standard deviation of the difference of lengths; above 0 the longer reply is preferred."""
+    """Change in the log-odds of a win per standard deviation of the length difference; above 0 if longer replies
+    win."""
     mean_difference: float
-    """Mean of the lengths of the policy's replies less SFT's, in characters."""
+    """Mean of the length of the policy's reply minus that of SFT's, in characters."""
 
 
 def outcomes(scores: Iterable[float]) -> Outcomes:
-    """Count wins, ties and losses: of items, a win is a mean rating above a half; of ratings, one for the policy."""
+    """Count wins (a score above 1/2), ties and losses, given the mean scores of items or the scores of ratings."""
     found = list(scores)
     wins, losses = sum(each > 0.5 for each in found), sum(each < 0.5 for each in found)
     ties = len(found) - wins - losses
@@ -50,7 +51,7 @@ def outcomes(scores: Iterable[float]) -> Outcomes:
 
 
 def rating_outcomes(sample: Sample, rated: Labels) -> Outcomes:
-    """`outcomes` of the single ratings."""
+    """Return `outcomes` of the single ratings."""
     return outcomes(
         0.5 if rating in TIES else float(rating == sample.policy_side[item])
         for item, each in rated.items()
@@ -62,7 +63,7 @@ def rating_outcomes(sample: Sample, rated: Labels) -> Outcomes:
 def equal_length(
     sample: Sample, scores: Mapping[str, float], clusters: Sequence[Hashable], seed: int, level: float
 ) -> EqualLength | None:
-    """`at_equal_length` of a sample's rated items; None where all differences of lengths are equal.
+    """Return `at_equal_length` of a sample's rated items; None if all length differences are equal.
 
     Args:
         clusters: the prompt of each item of `scores`.
@@ -81,11 +82,11 @@ def equal_length(
 def at_equal_length(
     scores: ArrayLike, gaps: ArrayLike, clusters: Iterable[Hashable], seed: int, level: float, draws: int = _DRAWS
 ) -> tuple[Interval, float]:
-    """The win rate where both replies are equally long, sigmoid(a), and the effect b of the difference of lengths.
+    """Return the win rate at equal length, sigmoid(a), with its interval, and the effect b of the length difference.
 
     a and b maximise the likelihood of the logistic regression P(win) = sigmoid(a + b g / sd(g)) of items' scores (n,)
-    in [0, 1] on the differences g (n,) (Dubois et al. 2024, "Length-Controlled AlpacaEval", arXiv 2404.04475, equation
-    1, with the difference alone). The interval is the percentiles of a bootstrap that resamples prompts (`clusters`).
+    in [0, 1] on the length differences g (n,) (Dubois et al. 2024, "Length-Controlled AlpacaEval", arXiv 2404.04475,
+    equation 1, with only its length term). The interval is by percentiles of a bootstrap over prompts (`clusters`).
 
     Raises:
         ValueError: lists of different lengths, no items, or all differences are equal.
@@ -105,10 +106,10 @@ def at_equal_length(
 
 
 def _logistic(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
-    """Intercepts and slopes (D, 2) of D logistic regressions of `y` (n,) on `x` (n,) with `weights` (D, n).
+    """Return intercepts and slopes (D, 2) of D logistic regressions of `y` (n,) on `x` (n,) with `weights` (D, n).
 
-    Newton's method for all at once: a library fits one at a time, which takes seconds for a bootstrap. Where wins and
-    losses can be told apart by `x` alone no finite fit is best; the steps end at log-odds far beyond any win rate.
+    Newton's method fits all at once; a library that fits one at a time takes seconds for a bootstrap. If `x` separates
+    wins from losses, no finite fit is best; the steps then end at log-odds far beyond any win rate.
     """
     design = np.stack([np.ones_like(x), x], axis=1)
     products = design[:, :, None] * design[:, None, :]

@@ -1,7 +1,7 @@
-"""Whether the reward model agrees with the judges on the policy's own replies: whether it can still be believed.
+"""Compare the reward model with the judges on the policy's own replies, to see whether it can still be trusted.
 
-A policy is trained towards high scores, so that its replies are where the reward model errs first. Held-out pairs don't
-show that; these do.
+PPO moves the policy towards high scores, so the reward model's errors show first on the policy's replies. Held-out
+pairs do not show them.
 """
 
 import json
@@ -19,20 +19,20 @@ from components.stats.intervals import Interval, Numbers, clustered_auroc, clust
 from components.stats.raters import crossed_agreement
 
 BINS = 5
-"""Equal-mass bins of the calibration error: an evaluation has few pairs."""
+"""Number of equal-mass bins of the calibration error; few, since an evaluation has few pairs."""
 QUARTERS = 4
-"""Parts of equal size by the policy's gain in reward."""
+"""Number of groups of equal size by the policy's gain in reward."""
 GAPS = (("unanimous", 1.0), ("clear", 0.5), ("narrow", 0.0))
-"""Names of how clearly a pair was decided, by the least lead: the share of ratings for the winner less the loser's."""
+"""How clearly a pair was decided, by the smallest lead: the winner's share of ratings minus the loser's."""
 _CALIBRATION = {
     "ece": "ece", "ece_null_95": "ece_null_95", "calibration_slope": "slope",
     "slope_low": "slope_low", "slope_high": "slope_high",
 }  # fmt: skip
-"""What is a metric of calibration, and its name there."""
+"""Maps a number of calibration to the name of its metric."""
 
 
 class GapAgreement(TypedDict):
-    """The reward model's accuracy on pairs that were decided about equally clearly."""
+    """The reward model's accuracy on pairs that were decided with a similar lead."""
 
     gap: str
     pairs: int
@@ -42,10 +42,10 @@ class GapAgreement(TypedDict):
 
 
 class GainSummary(TypedDict):
-    """The policy's win rate on a quarter of the rated pairs, by what the reward model says the policy gained there."""
+    """The policy's win rate on a quarter of the rated pairs, grouped by the policy's gain in reward."""
 
     gain_from: float
-    """The least gain: the calibrated reward of the policy's reply less that of SFT's, in logits."""
+    """The smallest gain: the calibrated reward of the policy's reply minus that of SFT's, in logits."""
     gain_to: float
     pairs: int
     win_rate: float
@@ -57,34 +57,34 @@ class RewardAgreement(TypedDict):
     """`reward_model` of `result.json`; its numbers are `calibration`'s, with `accuracy` called `agreement`."""
 
     pairs: int
-    """Decided pairs: they have enough ratings, and more for one reply than for the other."""
+    """Number of decided pairs: those with enough ratings, and more for one reply than for the other."""
     minimum: int
     """Fewest ratings of a decided pair."""
     undecided: int
-    """Rated pairs with fewer ratings than that."""
+    """Number of rated pairs with fewer ratings than that."""
     numbers: Numbers
     policy_preferred: dict[str, float]
-    """Share of the pairs that go to the policy, by `judges` and by `reward_model`."""
+    """Share of the pairs that the policy wins, by `judges` and by `reward_model`."""
     by_gap: list[GapAgreement]
     by_gain: list[GainSummary]
-    """From the lowest gain to the highest; over all rated pairs, ties too."""
+    """From the lowest gain to the highest, over all rated pairs, including ties."""
     bins: list[ConfidenceBin]
 
 
 def reward_agreement(
     sample: Sample, rated: Labels, minimum: int, folder: Path, seed: int, level: float
 ) -> RewardAgreement | None:
-    """Compare the reward model with the judges on every decided pair; None where there is none.
+    """Compare the reward model with the judges on every decided pair; None if there is none.
 
-    Agreement is the share of decided pairs on which it scores the judges' winner higher, a tie a half; its interval is
-    over prompts and raters, those of the other numbers over prompts. AUROC is the chance that its score of the policy's
-    reply over SFT's is higher on a pair that judges gave to the policy than on one that they gave to SFT: a model that
-    likes all the policy writes has 0.5, however often the policy wins.
+    Agreement is the share of decided pairs on which it scores the judges' winner higher, a tie 1/2. Its interval is
+    over prompts and raters; the other numbers' intervals are over prompts. AUROC is the probability that the gain in
+    reward (policy's reply minus SFT's) is higher on a pair that the policy won by the judges than on one that SFT won.
+    A model that prefers everything the policy writes has 0.5, however often the policy wins.
 
     Args:
         rated: the ratings of each rated item.
-        minimum: fewest ratings before a pair counts as decided.
-        folder: of the stage that scored the pairs (`components.reward.substages.judged`).
+        minimum: fewest ratings of a decided pair.
+        folder: the output of the stage that scored the pairs (`components.reward.substages.judged`).
     """
     raw = {row["item"]: row for row in read_rows(folder / "scores.jsonl")}
     temperature = float(json.loads((folder / "scores.json").read_text(encoding="utf-8"))["temperature"])
@@ -123,7 +123,7 @@ def reward_agreement(
 
 
 def reward_metrics(found: RewardAgreement | None) -> dict[str, float]:
-    """What gates and trackers are told; a gate on what could not be measured fails."""
+    """Return the metrics for gates and MLflow; a gate on one that could not be measured fails."""
     if found is None:
         return {}
     numbers = found["numbers"]
@@ -134,7 +134,7 @@ def reward_metrics(found: RewardAgreement | None) -> dict[str, float]:
 
 
 def _gains(sample: Sample, items: Iterable[str], raw: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The raw reward of the policy's reply less that of SFT's, by item."""
+    """Return the raw reward of the policy's reply minus that of SFT's, by item."""
     other = {"a": "b", "b": "a"}
     sides = {item: sample.policy_side[item] for item in items}
     return {item: raw[item][side] - raw[item][other[side]] for item, side in sides.items()}

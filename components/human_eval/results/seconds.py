@@ -1,4 +1,4 @@
-"""How long raters took for an item, where the tool that they rated in wrote it down."""
+"""How long raters took for an item, if their tool recorded it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,20 +7,22 @@ from pathlib import Path
 from components.human_eval.batch.reading import sheet_records
 
 Seconds = Mapping[tuple[str, int], float]
-"""By item (`q0001`) and rater (from 0)."""
+"""Maps item (`q0001`) and rater (from 0) to seconds."""
 
 
 def seconds_columns(raters: int) -> list[str]:
-    """`seconds_1` to `seconds_k`, a rater each, in the joint sheet."""
+    """Return the joint sheet's columns `seconds_1` to `seconds_k`, one per rater."""
     return [f"seconds_{rater}" for rater in range(1, raters + 1)]
 
 
 def read_seconds(files: Iterable[Path], raters: int) -> Seconds:
-    """The seconds in returned sheets: column `seconds` of a rater's own file, `seconds_1` to `seconds_k` of the joint
-    one; empty where no file has them. What is no number above 0 counts as not measured: no vote depends on it.
+    """Return the seconds in returned sheets; empty if no file has them.
+
+    They are in the column `seconds` of a rater's own file, or `seconds_1` to `seconds_k` of the joint sheet. Anything
+    but a number above 0 counts as not measured.
 
     Raises:
-        UserError: as `sheet_records`.
+        UserError: as for `sheet_records`.
     """
     found: dict[tuple[str, int], float] = {}
     for path in files:
@@ -35,7 +37,7 @@ def read_seconds(files: Iterable[Path], raters: int) -> Seconds:
 
 
 def as_cells(seconds: Seconds, item: str, raters: int) -> dict[str, str]:
-    """An item's seconds by column, in tenths."""
+    """Return an item's seconds by column, rounded to tenths."""
     taken = (seconds.get((item, rater)) for rater in range(raters))
     return {
         name: "" if each is None else f"{each:.1f}" for name, each in zip(seconds_columns(raters), taken, strict=True)

@@ -1,4 +1,4 @@
-"""What raters' answers say of the raters: whether they lean to a side, agree with themselves, or copied each other."""
+"""Checks of the raters: position bias, agreement with themselves and others, attention, and copied answers."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from components.human_eval.results.seconds import Seconds
 from components.stats.intervals import LEVEL, Interval, clustered_proportion
 
 TIES = ("tie", "both_bad")
-"""Ratings that count a half in the win rate."""
+"""Ratings that count 1/2 in the win rate."""
 _OTHER = {"a": "b", "b": "a"}
 
 
@@ -27,27 +27,27 @@ class SideShare(TypedDict):
 
 
 class RaterSummary(TypedDict):
-    """What one rater's ratings say; shares are None where there is nothing to share out."""
+    """A summary of one rater's ratings; a share is None if there is nothing to compute it from."""
 
     rater: str
     n: int
     win_rate: float | None
     a: float | None
     b: float | None
-    """Shares of either side."""
+    """Share of ratings for side b."""
     ties: float | None
-    """Share of ties; `both_bad` is not among them."""
+    """Share of ties, without `both_bad`."""
     both_bad: float | None
     side_a: SideShare | None
-    """Far from a half is a habit, not a judgement: each author stands on either side equally often."""
+    """A value far from 1/2 shows a position bias, since each author is on either side equally often."""
     agreement: float | None
-    """Share of other raters' ratings of the same items that theirs agree with."""
+    """Share of other raters' ratings of the same items with which this rater's agree."""
     self_agreement: float | None
-    """Share of the repeated items that they answered alike both times."""
+    """Share of the repeated items with the same answer both times."""
     attention: float | None
-    """Share of the items with a known right answer that they answered rightly."""
+    """Share of attention checks with the right answer."""
     seconds: float | None
-    """Median for an item, where the tool that they rated in measured it."""
+    """Median seconds per item, if the rater's tool measured it."""
 
 
 class StratumSummary(TypedDict):
@@ -61,30 +61,30 @@ class StratumSummary(TypedDict):
 
 
 class RaterChecks(NamedTuple):
-    """What gates judge of all raters together; None where there is nothing to measure it on."""
+    """The checks of all raters together that gates judge; None if there is nothing to measure."""
 
     position_bias: tuple[float, float] | None
     """The largest distance of a rater's share of `a` from a half, and the largest upper end of one."""
     self_agreement: Interval | None
-    """Share of repeated items answered alike, over all raters; the interval is over prompts."""
+    """Share of repeated items with the same answer, over all raters; the interval is over prompts."""
     alike: float | None
-    """The largest share of equal ratings between two raters, of the items that both rated."""
+    """The largest share of equal ratings between two raters, on the items that both rated."""
 
 
 class AttentionCheck(NamedTuple):
-    """Shares of right answers to the items whose right answer is known."""
+    """Shares of right answers to the attention checks."""
 
     lowest: Interval
-    """Of the rater whose interval starts lowest; the interval is Wilson's over their items."""
+    """The share of the rater whose interval begins lowest; the interval is Wilson's over that rater's items."""
     of: dict[int, float]
-    """By rater (from 0)."""
+    """Maps a rater (from 0) to the share."""
 
 
 def attention_check(sample: Sample, labels: Labels, level: float = LEVEL) -> AttentionCheck | None:
-    """How attentively each rater read; None without such items, 0 if nobody rated one.
+    """Measure how attentively each rater read; None without attention checks, 0 if nobody rated one.
 
     Args:
-        labels: of the items in `sample.attention`.
+        labels: the ratings of the items in `sample.attention`.
     """
     if not labels:
         return None
@@ -98,24 +98,23 @@ def attention_check(sample: Sample, labels: Labels, level: float = LEVEL) -> Att
 
 
 def item_score(ratings: Sequence[str], policy_side: str) -> float:
-    """Mean over the ratings given of 1 where the policy's side is preferred, a half for a tie (`both_bad` is one), 0
-    otherwise."""
+    """Return an item's mean `rating_score` over its given ratings."""
     values = [rating_score(rating, policy_side) for rating in ratings if rating]
     return sum(values) / len(values)
 
 
 def rating_scores(ratings: Sequence[str], policy_side: str) -> list[float]:
-    """Each rating's score, NaN where it is missing."""
+    """Return each rating's score; NaN if it is missing."""
     return [rating_score(rating, policy_side) if rating else math.nan for rating in ratings]
 
 
 def rating_score(rating: str, policy_side: str) -> float:
-    """1 where the policy's side is preferred, a half for a tie or `both_bad`, 0 otherwise."""
+    """Return 1 if the policy's side is preferred, 1/2 for a tie or `both_bad`, else 0."""
     return 0.5 if rating in TIES else float(rating == policy_side)
 
 
 def prompt_of(sample: Sample, item: str) -> str:
-    """An item's prompt as what intervals are clustered by."""
+    """Return an item's prompt as the key by which intervals are clustered."""
     return canonical_json(sample.responses[item]["prompt"])
 
 
@@ -126,7 +125,7 @@ def per_rater(
     seconds: Seconds = MappingProxyType({}),
     attention: AttentionCheck | None = None,
 ) -> Iterator[RaterSummary]:
-    """A summary of each rater; only position, self-agreement and time count the repeated items."""
+    """Yield a summary of each rater; only position bias, self-agreement and time use the repeated items."""
     for index, column in enumerate(rated_columns(labels)):
         own = {item: given[index] for item, given in labels.items() if given[index]}
         first = {item: rating for item, rating in own.items() if item not in sample.repeat_of}
@@ -154,7 +153,7 @@ def per_rater(
 
 
 def rater_checks(sample: Sample, labels: Labels, level: float = LEVEL) -> RaterChecks:
-    """Judge all raters together."""
+    """Compute the checks of all raters together."""
     columns = [
         {item: given[i] for item, given in labels.items() if given[i]} for i in range(len(rated_columns(labels)))
     ]
@@ -176,7 +175,7 @@ def rater_checks(sample: Sample, labels: Labels, level: float = LEVEL) -> RaterC
 
 
 def by_stratum(sample: Sample, scores: Mapping[str, float], level: float = LEVEL) -> list[StratumSummary]:
-    """The win rate of each stratum."""
+    """Return the win rate of each stratum."""
     found: dict[str, list[str]] = {}
     for item in scores:
         found.setdefault(sample.responses[item]["stratum"], []).append(item)
@@ -188,7 +187,7 @@ def by_stratum(sample: Sample, scores: Mapping[str, float], level: float = LEVEL
 
 
 def _side_a(sample: Sample, own: Mapping[str, str], level: float) -> Interval | None:
-    """A rater's share of `a` among their ratings for a side."""
+    """Return a rater's share of `a` among the ratings for a side."""
     decided = {item: float(rating == "a") for item, rating in own.items() if rating not in TIES}
     if not decided:
         return None
@@ -196,7 +195,7 @@ def _side_a(sample: Sample, own: Mapping[str, str], level: float) -> Interval | 
 
 
 def _with_themselves(sample: Sample, own: Mapping[str, str]) -> dict[str, bool]:
-    """Whether a rater answered alike, by repeated item: a side is the other one there."""
+    """Return for each repeated item whether the rater gave the same answer, given that sides are exchanged there."""
     return {
         again: own[again] == _OTHER.get(own[item], own[item])
         for again, item in sample.repeat_of.items()

@@ -1,4 +1,4 @@
-"""Answers that are kept as they come: a pair that was answered is not asked again, also after a kill."""
+"""Keep a judge's answers on disk: a pair that was answered is not asked again, even after a kill."""
 
 import json
 from collections.abc import Mapping
@@ -25,27 +25,27 @@ class BothOrders(NamedTuple):
 
     @property
     def sides(self) -> tuple[float, float] | None:
-        """Preference for `a` in either order; None where an answer can't be read."""
+        """Return the preference for `a` in either order; None if an answer cannot be read."""
         given, swapped = self.given["first"], self.swapped["first"]
         return None if given is None or swapped is None else (given, 1 - swapped)
 
 
 def pair_id(prompt: list[Message], a: str, b: str) -> str:
-    """A pair's name in `answers.jsonl`."""
+    """Return a pair's name in `answers.jsonl`."""
     return digest_json([prompt, a, b])[:32]
 
 
 class KeptAnswers:
-    """`answers.jsonl` of a folder: a line for each pair, on the disk before the next pair is asked."""
+    """The file `answers.jsonl` of a folder: a line per pair, synced to disk before the next pair is asked."""
 
     def __init__(self, folder: Path, judge: Mapping[str, Any]) -> None:
-        """Open it; a last line that a kill cut off is left out.
+        """Open the file; a last line that a kill cut off is dropped.
 
         Args:
-            judge: who answers and by what rubric, as `judge.json` keeps it.
+            judge: the judge and its rubric, as stored in `judge.json`.
 
         Raises:
-            UserError: the folder holds another judge's answers, or something else.
+            UserError: the folder has another judge's answers, or something else.
         """
         make_folder(folder)
         _check_same(folder, judge)
@@ -59,11 +59,11 @@ class KeptAnswers:
         self._lines.close()
 
     def get(self, pair: str) -> BothOrders | None:
-        """The answers to a pair, where it was asked."""
+        """Return the answers to a pair; None if it was not asked."""
         return self._known.get(pair)
 
     def add(self, pair: str, answers: BothOrders) -> None:
-        """Keep the answers to a pair; they are on the disk when this returns."""
+        """Store the answers to a pair; they are on disk when this returns."""
         self._known[pair] = answers
         self._lines.add(json_line({"pair": pair, **answers._asdict()}))
 
@@ -73,7 +73,7 @@ def _read(row: Any) -> tuple[str, BothOrders]:
 
 
 def _check_same(folder: Path, judge: Mapping[str, Any]) -> None:
-    """Write `judge.json`, or refuse a folder where it, or anything else without it, is another one's."""
+    """Write `judge.json`, or refuse a folder with another judge's file, or with other files but no `judge.json`."""
     path = folder / JUDGE
     if not path.exists():
         if any(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Models that answer: one in a folder, whose probabilities are read, and one behind an OpenAI-compatible endpoint."""
+"""Models as judges: one in a folder, whose probabilities are read, or one behind an OpenAI-compatible endpoint."""
 
 import json
 import os
@@ -17,29 +17,29 @@ TOKEN = "TETHER_JUDGE_TOKEN"
 """The environment variable with an endpoint's key."""
 ROUTE = "/chat/completions"
 _TOO_LONG = ("context length", "context_length", "maximum context", "too long", "max_model_len", "context window")
-"""What endpoints say of a request that exceeds what their model reads."""
+"""Phrases in endpoints' errors for a request that is too long for the model."""
 
 
 class JudgeAnswer(TypedDict):
     """A model's answer to one question."""
 
     first: float | None
-    """Preference for the response that is shown first, 0 to 1; None where the answer can't be read."""
+    """Preference for the response that is shown first, 0 to 1; None if the answer cannot be read."""
     mass: NotRequired[float]
-    """Of a model in a folder: the probability that it answers A or B at all."""
+    """For a model in a folder: the probability that it answers A or B at all."""
     said: NotRequired[str]
-    """Of an endpoint: the answer, cut short. Of any: why there is none."""
+    """For an endpoint: the answer, shortened. For either: why there is no answer."""
 
 
 class Judge(Protocol):
-    """Answers questions; the same one gets the same answer."""
+    """Answers questions. Equal questions must get equal answers."""
 
     def answer(self, messages: Sequence[Message]) -> JudgeAnswer:
         """Answer one question."""
         ...
 
     def close(self) -> None:
-        """Let go of its connections."""
+        """Close its connections."""
         ...
 
 
@@ -51,10 +51,10 @@ class FolderJudge:
     """
 
     def __init__(self, folder: Path, runtime: Runtime) -> None:
-        """Load it.
+        """Load the model.
 
         Raises:
-            UserError: the folder holds no language model with a chat template, or its tokenizer has no tokens A and B.
+            UserError: the folder has no language model with a chat template, or its tokenizer lacks the tokens A and B.
         """
         from components.models.folders import load_base
         from components.models.matrices.kernels import by_onednn
@@ -73,7 +73,7 @@ class FolderJudge:
         self._sides = [each[0] for each in tokens]
 
     def answer(self, messages: Sequence[Message]) -> JudgeAnswer:
-        """Its preference, from one forward pass over the question alone: a batch would round it by what is beside it.
+        """Return its preference from a forward pass over this question alone: in a batch, rounding depends on the rest.
 
         Raises:
             UserError: its chat template refuses the question.
@@ -107,7 +107,7 @@ class FolderJudge:
 
 
 class EndpointJudge:
-    """A model behind an OpenAI-compatible endpoint, whose text is read (`verdict`).
+    """A model behind an OpenAI-compatible endpoint, whose text is parsed (`verdict`).
 
     POST URL/chat/completions: {"model", "messages", "max_tokens", "temperature": 0} answers
     {"choices": [{"message": {"content": "..."}}]}. The key in `TETHER_JUDGE_TOKEN` is sent as a bearer token.
@@ -128,10 +128,10 @@ class EndpointJudge:
         self._http.close()
 
     def answer(self, messages: Sequence[Message]) -> JudgeAnswer:
-        """What it answers.
+        """Return its answer.
 
         Raises:
-            Unreachable: it does not answer for `patience` seconds. UserError: it refuses, or answers something else.
+            Unreachable: it does not answer for `patience` seconds. UserError: it refuses, or its answer is not valid.
         """
         import httpx
 
@@ -171,7 +171,7 @@ class EndpointJudge:
 
 
 def _content(body: str) -> str | None:
-    """The text of a chat completion; None where `body` is none."""
+    """Return the text of a chat completion; None if `body` is not one."""
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError):

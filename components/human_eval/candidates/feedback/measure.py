@@ -1,4 +1,4 @@
-"""How far a model's votes can be believed: its position bias, its agreement with people, its taste for length."""
+"""Measure how far a model's votes can be trusted: position bias, agreement with people, preference for length."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,18 +13,18 @@ from components.stats.intervals import Interval, clustered_proportion
 from components.stats.raters import crossed_agreement
 
 _MOST_CELLS = 20_000_000
-"""Pairs times people up to which the interval is over people too."""
+"""Largest number of pairs times people for which the interval also covers people."""
 
 
 def judge_report(pairs: Sequence[PairToJudge], answers: Mapping[str, BothOrders], rule: VoteRule) -> dict[str, Any]:
-    """What is measured of a judge; every interval is clustered by prompt.
+    """Return the measurements of a judge; every interval is clustered by prompt.
 
-    `first` is the share of answers for the response that is shown first: an impartial judge has a half, since each pair
-    is shown in both orders. `position_bias` is its distance from a half, with the upper end that human_eval's gate of
-    that name judges. `consistent` is the share of pairs whose two answers name the same response. `longer` is the share
-    of decided votes for the response with more words. `agreement` with people is of the pairs that more people gave to
-    one response than to the other, a tie of the judge a half; `longer_agreement` is what a vote for the longer response
-    throughout would have there.
+    `first` is the share of answers for the response that is shown first; an unbiased judge has 1/2, since each pair is
+    shown in both orders. `position_bias` is its distance from 1/2, with the upper end that human_eval's gate of that
+    name judges. `consistent` is the share of pairs whose two answers name the same response. `longer` is the share of
+    decided votes for the response with more words. `agreement` with people is over the pairs with a majority among
+    people; a tie of the judge counts 1/2. `longer_agreement` is the same for a judge who always votes for the longer
+    response.
     """
     read = [pair for pair in pairs if answers[pair.id].sides is not None]
     report: dict[str, Any] = {
@@ -57,7 +57,7 @@ def judge_report(pairs: Sequence[PairToJudge], answers: Mapping[str, BothOrders]
 
 
 def _with_people(read: Sequence[PairToJudge], preferred: Any, lead: Any) -> dict[str, Any]:
-    """Agreement with people's majority; empty where no pair has one."""
+    """Return the agreement with people's majority; empty if no pair has one."""
     decided = [i for i, pair in enumerate(read) if pair.majority is not None]
     if not decided:
         return {}

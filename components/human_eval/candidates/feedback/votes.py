@@ -1,4 +1,4 @@
-"""The pairs that a model judges, its vote on each, and the rows that `data.preferences` reads as votes."""
+"""The pairs that a model judges, its vote on each, and the rows of votes for `data.preferences`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,34 +12,34 @@ from components.human_eval.candidates.feedback.rubric import question
 
 VoteRule = Literal["mean", "agree"]
 LABELS = ("a", "b", "tie")
-"""A vote by its place in `Ballot`."""
+"""Names of votes, by their index in `Ballot`."""
 
 
 class PairToJudge(NamedTuple):
-    """A pair to judge, and what is known of it."""
+    """A pair to judge, with the votes that it has."""
 
     row: int
     prompt: list[Message]
     a: str
     b: str
     votes: tuple[tuple[str | None, int], ...]
-    """Votes that it has: annotator, where it is named, and place in `Ballot`."""
+    """Its votes: the annotator, if named, and the index in `Ballot`."""
     kept: Mapping[str, Any]
-    """Fields of its row that go over into the votes."""
+    """Fields of its row that are copied to the rows of votes."""
 
     @property
     def id(self) -> str:
-        """Its name in `answers.jsonl`."""
+        """Return its name in `answers.jsonl`."""
         return pair_id(self.prompt, self.a, self.b)
 
     @property
     def people(self) -> tuple[tuple[str | None, int], ...]:
-        """The votes of people."""
+        """Return the votes of people."""
         return tuple(each for each in self.votes if each[0] is None or not each[0].startswith(OF_MODEL))
 
     @property
     def majority(self) -> int | None:
-        """0 or 1 where more people prefer `a` or `b`, as human_eval counts; None where as many do, or nobody voted."""
+        """Return 0 if more people prefer `a`, 1 if more prefer `b`, None in a tie or without votes."""
         counts = Counter(side for _, side in self.people)
         return None if counts[0] == counts[1] else int(counts[1] > counts[0])
 
@@ -54,11 +54,11 @@ def ask(
     """Ask about each pair in both orders; pairs with kept answers are not asked again.
 
     Args:
-        open_judge: called once where a pair has to be asked.
-        observe: called with the pairs that are answered and those there are.
+        open_judge: called once if any pair has to be asked.
+        observe: called with the number of answered pairs and the number of all pairs.
 
     Returns:
-        The answers by the pair's id.
+        Maps a pair's id to the answers.
     """
     judge, found = None, dict[str, BothOrders]()
     try:
@@ -81,11 +81,11 @@ def ask(
 
 
 def preference(answers: BothOrders, rule: VoteRule) -> float | None:
-    """Preference for `a`, 0 to 1; None where an answer can't be read.
+    """Return the preference for `a`, 0 to 1; None if an answer cannot be read.
 
-    The mean over both orders (Lee et al. 2023, arXiv:2309.00267, section 2.1), which a preference for a position
-    cancels out of. With the rule `agree` it is a half where the two orders name different responses (Zheng et al. 2023,
-    arXiv:2306.05685, section 3.4).
+    It is the mean over both orders, in which a position bias cancels (Lee et al. 2023, arXiv:2309.00267, section 2.1).
+    With the rule `agree` it is 1/2 if the two orders name different responses (Zheng et al. 2023, arXiv:2306.05685,
+    section 3.4).
     """
     if answers.sides is None:
         return None
@@ -96,18 +96,18 @@ def preference(answers: BothOrders, rule: VoteRule) -> float | None:
 
 
 def vote(preferred: float) -> int:
-    """The place in `Ballot` of the vote for a preference for `a`."""
+    """Return the index in `Ballot` of the vote that a preference for `a` gives."""
     return 0 if preferred > 0.5 else 1 if preferred < 0.5 else 2
 
 
 def vote_rows(
     pairs: Sequence[PairToJudge], answers: Mapping[str, BothOrders], name: str, rule: VoteRule, alone: bool
 ) -> Iterator[dict[str, Any]]:
-    """A row of votes for each pair that has one.
+    """Yield a row of votes for each pair that has a vote.
 
     Args:
-        name: the model's; its annotator is called `model:NAME`.
-        alone: leave out all votes but its own.
+        name: the model's name; as annotator it is called `model:NAME`.
+        alone: leave out all votes except the model's.
     """
     own = f"{OF_MODEL}{name}"
     for pair in pairs:
