@@ -1,6 +1,7 @@
-"""A Prefect server of a test, which can be stopped and started again, and a proxy before it that can be away."""
+"""Prefect and MLflow servers of a test, which can be stopped and started again, and a proxy that can be away."""
 
 import os
+import signal
 import socket
 import socketserver
 import subprocess
@@ -68,6 +69,49 @@ class PrefectServer:
     def log(self) -> str:
         """What it has said."""
         return (self.folder / "server.log").read_text(errors="replace")
+
+
+class MlflowServer:
+    """`mlflow server` on loopback that stores the artifacts for its clients; it keeps its port over a restart.
+
+    Runs and models are in SQLite, files in `artifacts`, both in `folder`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.artifacts = folder, folder / "artifacts"
+        self.port = free_port(0)
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "MlflowServer":
+        """Start it, and return once it answers."""
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}"]
+        command += ["--serve-artifacts", "--artifacts-destination", str(self.artifacts)]
+        environment = {**clean_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=1).close()
+            except OSError:
+                time.sleep(0.2)
+            else:
+                return self
+        self.kill()
+        raise AssertionError((self.folder / "server.log").read_text())
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the server and its workers."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End it by SIGKILL; nothing where it does not run."""
+        if self._process is not None and self._process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self._process.wait(30)
 
 
 ANSWER = b"HTTP/1.1 %s\r\nContent-Length: 2\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n{}"

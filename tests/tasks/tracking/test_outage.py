@@ -1,17 +1,12 @@
 """After an outage MLflow shows what it shows without one: nothing lost, nothing doubled, nobody kept waiting."""
 
 import json
-import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +15,7 @@ from tasks.runs.journal import Sent
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 from tasks.tracking import carrier
+from tests.servers import MlflowServer
 
 RUN = "20261122-000000-cafe"
 
@@ -295,48 +291,12 @@ def test_a_dead_server_delays_a_run_by_no_more_than_seconds_and_sync_says_so(
     assert carrier.left_behind(home) == []
 
 
-class Server:
-    """An MLflow server on loopback that can be killed, stopped and started again on the same port."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.folder = folder
-        self.process: subprocess.Popen | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}"]
-        command += ["--artifacts-destination", str(self.folder / "artifacts")]
-        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        environment.pop("MLFLOW_TRACKING_URI", None)
-        with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=1):
-                    return
-            except OSError:
-                time.sleep(0.2)
-        raise AssertionError((self.folder / "server.log").read_text())
-
-    def signal(self, number: int) -> None:
-        os.killpg(self.process.pid, number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.process.wait(30)
-
-
 @pytest.fixture
 def server(tmp_path, home, start, monkeypatch):
-    server = Server(tmp_path)
+    server = MlflowServer(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     yield server
-    if server.process is not None and server.process.poll() is None:
-        server.kill()
+    server.kill()
 
 
 def during_ppo(home, action):
