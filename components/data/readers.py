@@ -52,7 +52,7 @@ def read_source(
         UserError: no such file, an empty or damaged one, a kind that isn't read, or a plug-in that can't read it.
     """
     if not path.exists():
-        raise UserError(f"There is no file {path}. Give the path of a data file ({KINDS}) or a hub name (owner/name).")
+        raise UserError(f"{path}: there is no such file. Give the path of a data file ({KINDS}).")
     if path.is_dir():
         from components.data.hub import read_saved
 

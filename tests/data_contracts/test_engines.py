@@ -43,7 +43,7 @@ def test_the_stage_is_not_imported_without_a_library_that_it_needs(library: str,
     ("library", "error", "said"),
     [
         ("great_expectations", ModuleNotFoundError, "import of great_expectations"),
-        ("no_such_library", UserError, r"There is no file none\.jsonl\."),
+        ("no_such_library", UserError, r"^none\.jsonl: there is no such file\."),
     ],
 )
 def test_the_stage_does_not_begin_without_great_expectations(

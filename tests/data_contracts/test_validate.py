@@ -183,7 +183,7 @@ def packed(tmp_path):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda d: d / "missing.jsonl", "no file .*missing.jsonl"),
+        (lambda d: d / "missing.jsonl", "missing.jsonl: there is no such file"),
         (lambda d: write(d / "empty.jsonl", []), "empty.jsonl is empty"),
         (packed, r"cut.jsonl.gz breaks off after row \d+"),
         (

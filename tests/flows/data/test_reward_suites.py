@@ -42,7 +42,7 @@ def test_a_suite_that_cannot_be_read_is_named_before_the_run(tmp_path: Path) -> 
     path.write_text(path.read_text() + '{"prompt": "4?", "chosen": "Yes."}\n')
     with pytest.raises(UserError, match=r"^reward\.suites\.mine: .*a\.jsonl, row 4: .*rejected"):
         find_sources(config(f"reward.suites.mine={path}"), tmp_path)
-    with pytest.raises(UserError, match=r"^reward\.suites\.mine: .*none\.jsonl"):
+    with pytest.raises(UserError, match=r"^reward\.suites\.mine: .*none\.jsonl: there is no such file\."):
         find_sources(config(f"reward.suites.mine={tmp_path / 'none.jsonl'}"), tmp_path)
     with pytest.raises(UserError, match=r"reward\.suites"):
         config(f"reward.suites={{'a b': {path}}}")

@@ -48,7 +48,7 @@ def test_a_folders_classifier_is_evaluated_as_json_and_as_a_table(
         and f"| all | 20 | {found['overall']['accuracy']:.3f}" in said
     )
     wrong = tether_here("eval", str(classifier), "--suite", str(tmp_path / "none.jsonl"), home=tmp_path / "home")
-    assert wrong.returncode == 2 and "There is no file" in wrong.stderr
+    assert wrong.returncode == 2 and "none.jsonl: there is no such file." in wrong.stderr
 
 
 def test_a_name_of_no_reward_model_says_what_to_name(tmp_path: Path) -> None:
