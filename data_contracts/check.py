@@ -1,6 +1,8 @@
 """`tether data check`: the contract on a file, without a run."""
 
+import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import numpy as np
 from components.base.errors import UserError
 from components.data.config import DataConfig
 from data_contracts.config import ValidateJob
-from data_contracts.examine import Examination, FileReport, Progress
+from data_contracts.examine import Examination, FileReport, KeptOut, Progress
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck
 from data_contracts.findings.agreement import pairwise_table
@@ -16,6 +18,9 @@ from data_contracts.findings.strengths import model_table
 from data_contracts.rows.frames import length_preference
 from data_contracts.rows.reading import reading_of
 from data_contracts.validate import write_quarantine
+
+SHOWN = 10
+"""Rows that are kept out, of which a report gives the reasons."""
 
 
 class NothingValid(UserError):
@@ -50,6 +55,7 @@ def check(
     folder.mkdir(parents=True, exist_ok=True)
     quarantined = write_quarantine(found, folder)
     report = _report(found, checks, quarantined)
+    report["kept_out"] = _first_kept_out(folder / "quarantine.jsonl")
     if out is not None:
         counts = {"pairs kept": str(report["pairs"]), "rows quarantined": str(quarantined)}
         write_data_docs(context, out / "data_docs", checks, {name: str(path) for name, path in inputs.items()} | counts)
@@ -89,6 +95,12 @@ def _report(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
     if languages := found.languages:
         report["languages"] = languages
     return report
+
+
+def _first_kept_out(path: Path) -> list[KeptOut]:
+    with path.open(encoding="ascii") as lines:
+        rows = [json.loads(line) for line in islice(lines, SHOWN)]
+    return [KeptOut(file=row["file"], row=row["row"], reasons=row["reasons"]) for row in rows]
 
 
 def kind_of(path: Path, data: DataConfig) -> str:

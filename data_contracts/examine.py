@@ -79,12 +79,23 @@ class LabelNoiseReport(TypedDict):
     """Share of pairs that a cross-validated model of words and lengths agrees with."""
 
 
+class KeptOut(TypedDict):
+    """A row that is kept out."""
+
+    file: str
+    """Its kind, or which of several files it stands in."""
+    row: int
+    reasons: list[str]
+
+
 class FileReport(AgreementReport):
     """What `tether data check --json` prints."""
 
     rows: int
     pairs: int
     quarantined: int
+    kept_out: NotRequired[list[KeptOut]]
+    """The first of these rows."""
     checks: Sequence[suites.JudgedCheck]
     longer_wins: float | None
     """Share of all decided rows in which the longer response (in words) wins, rows that repeat others too."""

@@ -28,7 +28,7 @@ from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
 from data_contracts.expectations.pages import write_data_docs
-from data_contracts.expectations.suites import JudgedCheck
+from data_contracts.expectations.suites import JudgedCheck, first_rows
 from data_contracts.findings.noise import LabelNoise
 from data_contracts.findings.texts import overlong
 from data_contracts.findings.whole import TRAIN
@@ -102,6 +102,10 @@ def publish(
         if (out / "artifact" / name).exists():
             shutil.copyfile(out / "artifact" / name, out / "attachments" / name)
     observe(found.read, final)
+    for check in checks:
+        if check["severity"] == "error" and not check["passed"]:
+            rows = f"{counted(check['rows'], 'row')} ({first_rows(check)})" if check["rows"] else "the data as a whole"
+            logger.warning("the contract fails: %s: %s: %s", check["name"], check["description"].rstrip("."), rows)
     logger.info("kept %d pairs; quarantined %s", final["data/pairs"], reasons or "nothing")
     return final
 
@@ -134,10 +138,13 @@ def _refuse_nothing(found: Examination) -> None:
     ]
     for examined, what, use, splits, share in needed:
         if not np.isin(examined.facts["split"], splits).any():
+            failed = ", ".join(f"{name} {rows}" for name, rows in quarantine_reasons(found).items())
             raise UserError(
                 f"After quarantine and splitting no {what} is left {use} "
                 f"({counted(len(examined.facts), f'valid {what}')} "
-                f"of {counted(examined.ledger.count(), 'row')}). Give more data, or a larger data.split.{share}."
+                f"of {counted(examined.ledger.count(), 'row')}). "
+                + (f"Rows kept out, by check: {failed}; `tether data check FILE` names them. " if failed else "")
+                + f"Give more data, or a larger data.split.{share}."
             )
 
 

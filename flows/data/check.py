@@ -193,6 +193,17 @@ def _read_as(report: "FileReport") -> Iterator[str]:
             yield read["hint"]
 
 
+def _kept_out(report: "FileReport", out: Path | None) -> Iterator[str]:
+    """The first rows that are kept out, each with its reasons, and where the reasons of all are."""
+    rows = report.get("kept_out", [])
+    several = len({row["file"] for row in rows}) > 1
+    for row in rows:
+        yield f"{row['file'] + ' ' if several else ''}row {row['row']}: {'; '.join(row['reasons'])}"
+    rest = report["quarantined"] - len(rows)
+    if rest > 0:
+        yield f"and {rest:,} more" + ("." if out else "; `--out FOLDER` writes all of them, with reasons.")
+
+
 def print_check(report: "FileReport", out: Path | None) -> None:
     """A table of the checks that found something, then the votes, then what passes."""
     from rich.console import Console
@@ -223,8 +234,10 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     say(
         f"{counted(len(report['checks']) - len(found), 'other check')} found nothing. "
         f"{counted(report['rows'], 'row')}, {counted(report['pairs'], 'pair')} kept, "
-        f"{counted(report['quarantined'], 'row')} quarantined."
+        f"{counted(report['quarantined'], 'row')} quarantined{':' if report.get('kept_out') else '.'}"
     )
+    for told in _kept_out(report, out):
+        say(f"  {line(told)}")
     if report["majority"] is not None:
         answers = ", ".join(f"{line(str(answer))} {count}" for answer, count in report["majority"].items())
         say(f"Most frequent answers: {answers}.")
@@ -261,3 +274,8 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         say(line(reason.rstrip(".") + "."))
     failed = failed or "nothing was read that a run could learn from"
     say("The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")
+    if any(c["rows"] and not c["passed"] and c["severity"] == "error" for c in report["checks"]):
+        say(
+            "Correct these rows or remove them, then check again. To allow a larger share of them: "
+            "--set data.checks.CHECK.threshold=SHARE, here and for the run."
+        )

@@ -271,3 +271,22 @@ def test_the_languages_of_a_file_are_shown(job: Any, tmp_path: Path) -> None:
     rows = [{"prompt": f"q {i}", "response": f"{german if i < 10 else english} {i}"} for i in range(40)]
     _, _, report = judged(job, tmp_path, rows)
     assert report["languages"] == {"en": 0.75, "de": 0.25}
+
+
+def test_one_row_with_a_field_of_a_public_set_does_not_decide_how_the_others_are_read(job: Any, tmp_path: Path) -> None:
+    """A single `question` in place of `prompt` made LLaMA-Factory pairs of the file, and all its good rows bad."""
+    rows: list[dict[str, Any]] = [{"prompt": f"q {i}", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(20)]
+    rows.insert(0, {"question": "Can I pay later?", "chosen": "Yes, within 30 days.", "rejected": "No."})
+    name, checks, report = judged(job, tmp_path, rows)
+    assert (name, report["pairs"]) == ("strings", 20)
+    assert checks["fields_present"]["row_numbers"] == [1]
+    assert report["kept_out"] == [{"file": "preferences", "row": 1, "reasons": ["`prompt` is missing"]}]
+
+
+def test_rows_of_a_public_set_are_read_as_such_beside_one_of_our_own(job: Any, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"question": f"q {i}", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(20)
+    ]
+    rows.insert(0, {"prompt": "Can I pay later?", "chosen": "Yes, within 30 days.", "rejected": "No."})
+    name, checks, _ = judged(job, tmp_path, rows)
+    assert name == "LLaMA-Factory pairs" and checks["fields_present"]["row_numbers"] == [1]

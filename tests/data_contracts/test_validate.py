@@ -214,6 +214,27 @@ def test_a_split_without_training_pairs_is_the_users_error(tmp_path, validate):
         validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
 
 
+def test_a_contract_that_fails_names_check_and_rows_while_the_run_is_on(tmp_path, validate, caplog):
+    """`data/contract is 0, must be >= 1` was all that the terminal said."""
+    rows = [row | {"rejected": ""} if number in (4, 9) else row for number, row in enumerate(pairs(), 1)]
+    metrics = validate(
+        tmp_path / "out",
+        {"preferences": write(tmp_path / "p.jsonl", rows)},
+        checks={"texts_filled": {"severity": "error", "threshold": 0.01}},
+    )
+    assert metrics["data/contract"] == 0
+    (told,) = [each.getMessage() for each in caplog.records if "the contract fails" in each.getMessage()]
+    assert told.startswith("the contract fails: texts_filled: No response and no prompt turn is empty")
+    assert told.endswith(": 2 rows (4, 9)")
+
+
+def test_no_row_left_is_told_with_the_checks_that_kept_them_out(tmp_path, validate):
+    rows = [row | {"rejected": ""} for row in in_splits(pairs(), "train")] + in_splits(pairs(), "test", "calibration")
+    said = rf"Rows kept out, by check: texts_filled {len(in_splits(pairs(), 'train'))}; `tether data check FILE` names"
+    with pytest.raises(UserError, match=said):
+        validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
+
+
 def in_splits(rows, *names):
     shares = DataConfig().split
     return [row for row in rows if split_of(prompt_key([{"role": "user", "content": row["prompt"]}]), shares) in names]

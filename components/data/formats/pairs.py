@@ -72,7 +72,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     Raises:
         UserError: they have none; it names the fields found and those expected.
     """
-    found, fields = most_common_format(rows, _format_of)
+    found, fields = most_common_format(rows, format_of)
     if found:
         return found
     if any(is_kto_row(row.data) for row in rows if row.problem is None):
@@ -92,7 +92,8 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     )
 
 
-def _format_of(data: Mapping[str, object]) -> str | None:
+def format_of(data: Mapping[str, object]) -> str | None:
+    """Return the name of the format of pairs that a row has by its fields, None where it has none."""
     if "chosen" in data and "rejected" in data:
         if isinstance(data["chosen"], list) or isinstance(data["rejected"], list):
             return "conversational"

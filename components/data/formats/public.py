@@ -22,7 +22,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from components.data.formats.labels import meant
-from components.data.formats.pairs import text_field
+from components.data.formats.pairs import format_of, text_field
 from components.data.formats.public_fields import (
     ANNOTATOR,
     KEPT,
@@ -65,10 +65,13 @@ class Shape(NamedTuple):
 
 
 def shape_of(rows: Sequence[RawRow], options: ReadingOptions) -> Shape | None:
-    """The public shape that most of the first rows have; None where most are in no such shape."""
+    """The public shape that most of the first rows have; None where most have none, or one of our own formats.
 
-    def named(data: Data) -> str:
-        return next((shape.name for shape in SHAPES if shape.has(data, options)), "")
+    One row with a field that only a public set has must not decide how all the others are read.
+    """
+
+    def named(data: Data) -> str | None:
+        return next((shape.name for shape in SHAPES if shape.has(data, options)), None) or format_of(data)
 
     found, _ = most_common_format(rows, named)
     return next((shape for shape in SHAPES if shape.name == found), None)

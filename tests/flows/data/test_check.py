@@ -38,6 +38,7 @@ def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tethe
     shown = check(tether_here, tmp_path, "pairs.jsonl").stdout
     line = next(line for line in shown.splitlines() if "texts_filled" in line)
     assert line.split()[-1] == "8" and "The contract holds." in shown
+    assert "1 row quarantined:\n  row 8: empty response: chosen\n" in shown
     assert not (tmp_path / "home" / "runs").exists()
 
 
@@ -45,6 +46,11 @@ def test_a_contract_that_fails_ends_with_the_code_of_a_failed_gate_and_its_name(
     write_rows(tmp_path / "pairs.jsonl", [*GOOD[:30], *({**row, "chosen": row["rejected"]} for row in GOOD[30:])])
     done = check(tether_here, tmp_path, "pairs.jsonl")
     assert done.returncode == 3 and "The contract fails: responses_differ." in done.stdout
+    assert "To allow a larger share of them: --set data.checks.CHECK.threshold=SHARE" in done.stdout
+    write_rows(tmp_path / "many.jsonl", [{**row, "chosen": row["rejected"]} for row in GOOD[:12]] + GOOD[12:])
+    shown = check(tether_here, tmp_path, "many.jsonl").stdout
+    assert "12 rows quarantined:" in shown and "row 10: " in shown and "row 11: " not in shown
+    assert "  and 2 more; `--out FOLDER` writes all of them, with reasons." in shown
     allowed = ("--set", "data.checks.responses_differ.threshold=0.5")
     assert check(tether_here, tmp_path, "pairs.jsonl", *allowed).returncode == 0
 
