@@ -53,7 +53,7 @@ def _of(op: str, ends: Range, bound: float | Range) -> Margin:
         slack = min(ends[0] - low, high - ends[1]) / width
         if not slack:
             return Margin(0.0, "at the end of the range")
-        return Margin(slack, f"{_share(abs(slack))} of the range {'inside it' if slack > 0 else 'outside it'}")
+        return Margin(slack, f"{'inside' if slack > 0 else 'outside'} the range by {_share(abs(slack))} of its width")
     value = ends[0]
     room = -abs(value - bound) if op == "==" else bound - value if op == "<=" else value - bound
     if not room:

@@ -18,16 +18,18 @@ STYLE = {
     "text.parse_math": False,  # a slice may be called "$"
     "axes.grid": True,
     "grid.alpha": 0.25,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9.0,
     "svg.fonttype": "none",  # text stays text: small, and in any script the reader has a font for
     "svg.hashsalt": "tether",
 }
-WIDTH = 4.8
-"""Of a chart, in inches."""
+WIDTH = 4.0
+"""Of a chart, in inches: on a telephone, 358 pixels wide, its labels of 9 points then have 11 pixels."""
 MOST = 400
 """Points drawn of a curve; a longer one is thinned evenly, ends kept."""
 LONGEST = 28
 """Characters of a name from the data that are shown."""
+CHARACTER, HANDLE, BESIDE = 5.2, 36.0, 50.0
+"""Widths in points: what a legend's character takes on average, what stands around an entry, an axis with its label."""
 
 
 def thin(points: Sequence[T], most: int = MOST) -> list[T]:
@@ -37,10 +39,10 @@ def thin(points: Sequence[T], most: int = MOST) -> list[T]:
     return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
 
 
-def plain(name: str) -> str:
+def plain(name: str, longest: int = LONGEST) -> str:
     """A name from the data as one short printable line; what XML cannot hold is replaced."""
     shown = "".join(each if each.isprintable() else "�" for each in name)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def new_figure(height: float, width: float = WIDTH) -> Any:
@@ -106,7 +108,23 @@ def reliability_panel(axis: Any, bins: Iterable[Mapping[str, float]], colour: st
 
 
 def legend(axis: Any, columns: int = 2) -> None:
-    """A legend above the panel, where it hides no curve; none for a single curve."""
-    handles, _ = axis.get_legend_handles_labels()
+    """A legend above the panel, where it hides no curve; none for a single curve.
+
+    It has at most `columns`, and fewer where its labels would run over the picture's edge.
+    """
+    handles, labels = axis.get_legend_handles_labels()
     if len(handles) > 1:
+        room = 72 * axis.figure.get_figwidth() - BESIDE
+        while columns > 1 and _legend_width(labels, columns) > room:
+            columns -= 1
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.1, columnspacing=1.2)
+
+
+def _legend_width(labels: Sequence[str], columns: int) -> float:
+    """About how wide a legend is, in points; matplotlib fills its columns one after the other, the first ones first."""
+    rest, width = list(labels), 0.0
+    for left in range(columns, 0, -1):
+        rows = -(-len(rest) // left)
+        width += HANDLE + CHARACTER * max(map(len, rest[:rows]), default=0)
+        rest = rest[rows:]
+    return width

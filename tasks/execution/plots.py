@@ -116,11 +116,11 @@ def reward_and_kl(computed: Computed) -> Any:
     figure = new_figure(6.0)
     reward_axis, kl_axis, beta_axis = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.5))
     line(panel(reward_axis, "reward, score units"), rewards, BLUE, "proxy reward")
-    line(reward_axis, computed.curve("ppo/gold"), ORANGE, "gold score (simulated truth)", style="--")
+    line(reward_axis, computed.curve("ppo/gold"), ORANGE, "gold (simulated)", style="--")
     line(panel(kl_axis, f"KL to SFT, nats per {config.unit}", zero=True), kl, RED, "KL of the batch")
     if math.isfinite(end := computed.metrics.get(name, math.nan)):
         above = max(0.0, computed.metrics.get(high, end) - end)
-        label = "held-out prompts, to the upper end" if above else "held-out prompts"
+        label = "held-out, upper end" if above else "held-out prompts"
         kl_axis.errorbar(
             [computed.metrics.get("ppo/published_update", kl[-1][0])],
             [end],
@@ -158,10 +158,10 @@ def frontier(computed: Computed) -> Any:
     figure = new_figure(3.2)
     axis = panel(figure.add_subplot(), "reward, score units")
     line(axis, proxy, BLUE, "proxy reward", linewidth=0.6, marker="o", markersize=3.5)
-    line(axis, gold, ORANGE, "gold score (simulated truth)", linewidth=0.6, marker="^", markersize=3.5)
+    line(axis, gold, ORANGE, "gold (simulated)", linewidth=0.6, marker="^", markersize=3.5)
     kl, reward = (computed.metrics.get(name, math.nan) for name in ("ppo/kl", "ppo/proxy_reward"))
     if math.isfinite(kl) and math.isfinite(reward):
-        line(axis, [(math.sqrt(max(kl, 0.0)), reward)], GREY, "proxy, held-out prompts", style="", marker="D")
+        line(axis, [(math.sqrt(max(kl, 0.0)), reward)], GREY, "proxy, held-out", style="", marker="D")
     axis.set_xlabel("√KL, √nats")
     legend(axis)
     return figure
@@ -220,20 +220,19 @@ def reliability_by_slice(computed: Computed) -> Any:
     """`reliability`, a panel a slice; red where the calibration error is above what chance gives any slice."""
     if not (shown := [each for each in computed.document("calibration.json").get("slices", ()) if "bins" in each]):
         return None
-    columns = min(3, len(shown))
+    columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
-    figure = new_figure(1.9 * rows + 0.4, 2.2 * columns)
+    figure = new_figure(1.9 * rows + 0.4)
     axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     for axis, each in zip(axes, shown, strict=False):
         off = each["judged"] and each["ece"] > each["ece_null_joint"]
         reliability_panel(axis, each["bins"], RED if off else BLUE if each["judged"] else GREY)
-        name = plain(f"{each['kind']}: {each['slice']}")
-        axis.set_title(f"{name}\n{each['pairs']} pairs, ECE {each['ece']:.3f}", fontsize=8)
-        axis.tick_params(labelsize=8)
+        name = plain(f"{each['kind']}: {each['slice']}", 22)
+        axis.set_title(f"{name}\n{each['pairs']} pairs, ECE {each['ece']:.3f}", fontsize=9)
     for axis in axes[len(shown) :]:
         axis.set_visible(False)
-    figure.supxlabel("confidence, max(p, 1 - p); grey: known only with the label, not judged", fontsize=8.5)
-    figure.supylabel("share of pairs ranked right", fontsize=8.5)
+    figure.supxlabel("confidence, max(p, 1 - p)\ngrey: known only with the label, not judged", fontsize=9)
+    figure.supylabel("share of pairs ranked right", fontsize=9)
     return figure
 
 
@@ -261,7 +260,7 @@ def win_rate(computed: Computed) -> Any:
     rate, low, high = (computed.metrics.get(name, math.nan) for name in names)
     if not all(map(math.isfinite, (rate, low, high))):
         return None
-    figure = new_figure(1.3)
+    figure = new_figure(1.5)
     axis = figure.add_subplot()
     axis.errorbar([rate], [0], xerr=[[max(0.0, rate - low)], [max(0.0, high - rate)]], color=BLUE, fmt="o",
                   markersize=8, linewidth=3, capsize=5, label="win rate with its interval")  # fmt: skip

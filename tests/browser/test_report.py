@@ -78,6 +78,28 @@ def test_axe_finds_nothing_and_nothing_runs_over(
     assert overflow(page) == 0
 
 
+# 358 pixels are left for a chart on a telephone.
+LABELS = """image => {
+  const svg = atob(image.src.split(",")[1]);
+  const units = Number(svg.match(/viewBox="0 0 ([0-9.]+)/)[1]);
+  const sizes = [...svg.matchAll(/(?:font: |font-size: ?)([0-9.]+)px/g)].map(each => Number(each[1]));
+  return sizes.map(size => size * image.clientWidth / units);
+}"""
+
+
+@pytest.mark.parametrize(("width", "most"), [(390, 12), (1280, 17)])
+def test_labels_of_charts_are_read_on_a_telephone_and_do_not_outgrow_the_text(
+    reports: dict[str, Path], tmp_path: Path, width: int, most: float, open_page: Callable
+) -> None:
+    """They had 9 pixels on a telephone: charts were drawn for a page of half a metre and shrunk."""
+    runs = [reports[name].parent.name for name in ("passed", "waived")]
+    write_comparison(reports["passed"].parents[2], runs, tmp_path / "diff.html")
+    for path in (reports["passed"], tmp_path / "diff.html"):
+        images = open_page(path, width=width).page.locator("figure img")
+        found = [size for image in images.all() for size in image.evaluate(LABELS)]
+        assert len(found) > 20 and min(found) >= 11 and max(found) <= most, (min(found), max(found))
+
+
 def test_the_page_asks_for_nothing_but_itself(reports: dict[str, Path], open_page: Callable) -> None:
     visit = open_page(reports["waived"])
     visit.page.wait_for_timeout(300)

@@ -65,7 +65,7 @@ def test_a_rerun_begins_at_the_first_stage_that_an_option_changes() -> None:
         (verdict("reward.ece", 0.06, 0.05, within=0.08, passed=True), 0.25, "25 % below the bound"),
         (verdict("validate.contract", 1.0, 1.0, passed=True), 0.0, "at the bound"),
         (verdict("ppo.kl", None, 6.5), None, "not measured"),
-        (verdict("ppo.length_ratio", 1.1, (0.5, 2.0)), -0.2, "20 % of the range outside it"),
+        (verdict("ppo.length_ratio", 1.1, (0.5, 2.0)), -0.2, "outside the range by 20 % of its width"),
     ],
 )
 def test_a_margin_is_the_room_left_and_reads_as_that(found: Verdict, slack: float | None, text: str) -> None:

@@ -50,7 +50,7 @@ def test_a_gate_that_no_option_helps_has_the_command_of_its_advice_for_this_run(
 def test_a_passed_run_names_its_tightest_gate_and_what_follows(tmp_path: Path) -> None:
     stored_run(tmp_path)
     found = told(tmp_path)
-    tightest = "ppo.length_ratio, 17 % of the range inside it"  # (1.0 - 0.2) / (5 - 0.2)
+    tightest = "ppo.length_ratio, inside the range by 17 % of its width"  # (1.0 - 0.2) / (5 - 0.2)
     assert found.sentence == f"Passed: all 16 gates hold. The tightest is {tightest}."
     assert commands(found)[:2] == [
         f"tether rerun human_eval --from {RUN} --set human_eval.judges=people",
